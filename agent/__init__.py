@@ -1,0 +1,1 @@
+"""Topolet: a node resource agent for Kubernetes."""

@@ -1,0 +1,195 @@
+"""An immutable set of CPU numbers (or NUMA node ids) over one int.
+
+Speaks the kernel's two text formats: lists (`0-3,8`, with groups as in `0-15:2/4`) and masks
+(`ff,ffffffff`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, final
+
+MAX_ID: Final = 65_535
+"""Highest id accepted from text: a hostile range must not cost memory (the kernel: 8,191)."""
+
+
+class CpuSetError(ValueError):
+    """A text that is no CPU list or mask; the message quotes the text and the faulty part."""
+
+
+@final
+class CpuSet:
+    """Value type: hashable, ordered iteration, subset by `<=`; `bool(s)` is "not empty"."""
+
+    __slots__ = ("mask",)
+    mask: int
+
+    def __init__(self, cpus: Iterable[int] = ()) -> None:
+        mask = 0
+        for cpu in cpus:
+            mask |= 1 << cpu
+        object.__setattr__(self, "mask", mask)
+
+    @classmethod
+    def from_int(cls, mask: int) -> CpuSet:
+        """The set whose bits are set in `mask`; a negative mask raises CpuSetError."""
+        if mask < 0:
+            raise CpuSetError(f"CPU mask {mask} is negative")
+        new = object.__new__(cls)
+        object.__setattr__(new, "mask", mask)
+        return new
+
+    @classmethod
+    def parse(cls, text: str) -> CpuSet:
+        """The kernel's list format; blank text is the empty set. Raises CpuSetError."""
+        mask = 0
+        stripped = text.strip()
+        if not stripped:
+            return EMPTY
+        for part in stripped.split(","):
+            mask |= _parse_part(part.strip(), text)
+        return cls.from_int(mask)
+
+    @classmethod
+    def parse_mask(cls, text: str) -> CpuSet:
+        """The kernel's mask format: hexadecimal 32-bit words, highest first. Raises CpuSetError."""
+        words = text.strip().split(",")
+        mask = 0
+        for index, word in enumerate(words):
+            digits = word.removeprefix("0x") if index == 0 else word
+            if not _HEX.issuperset(digits) or not 1 <= len(digits) <= 8:
+                raise CpuSetError(f"CPU mask {_quote(text)}: {_quote(word)} is no 32-bit word")
+            mask = mask << 32 | int(digits, 16)
+        if mask.bit_length() > MAX_ID + 1:
+            raise CpuSetError(f"CPU mask {_quote(text)} goes beyond CPU {MAX_ID}")
+        return cls.from_int(mask)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a CpuSet does not change")
+
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return CpuSet.from_int, (self.mask,)
+
+    def __or__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_int(self.mask | other.mask)
+
+    def __and__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_int(self.mask & other.mask)
+
+    def __sub__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_int(self.mask & ~other.mask)
+
+    def __xor__(self, other: CpuSet) -> CpuSet:
+        return CpuSet.from_int(self.mask ^ other.mask)
+
+    def __le__(self, other: CpuSet) -> bool:
+        return not self.mask & ~other.mask
+
+    def __lt__(self, other: CpuSet) -> bool:
+        return self.mask != other.mask and self <= other
+
+    def __ge__(self, other: CpuSet) -> bool:
+        return other <= self
+
+    def __gt__(self, other: CpuSet) -> bool:
+        return other < self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CpuSet) and self.mask == other.mask
+
+    def __hash__(self) -> int:
+        return hash(self.mask)
+
+    def __bool__(self) -> bool:
+        return self.mask != 0
+
+    def __len__(self) -> int:
+        return self.mask.bit_count()
+
+    def __contains__(self, cpu: int) -> bool:
+        return cpu >= 0 and self.mask >> cpu & 1 == 1
+
+    def __iter__(self) -> Iterator[int]:
+        rest = self.mask
+        while rest:
+            low = rest & -rest
+            yield low.bit_length() - 1
+            rest ^= low
+
+    def first(self) -> int | None:
+        """The lowest id, None of an empty set."""
+        return (self.mask & -self.mask).bit_length() - 1 if self.mask else None
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """Runs of neighbouring ids, both ends included, ascending."""
+        rest = self.mask
+        base = 0
+        while rest:
+            gap = (rest & -rest).bit_length() - 1
+            rest >>= gap
+            run = (~rest & (rest + 1)).bit_length() - 1
+            yield base + gap, base + gap + run - 1
+            rest >>= run
+            base += gap + run
+
+    def __str__(self) -> str:
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ranges())
+
+    def __repr__(self) -> str:
+        return f"CpuSet({str(self)!r})"
+
+    def to_mask(self) -> str:
+        """The kernel's mask format, as many words as the highest id needs (`0` for none)."""
+        words = []
+        rest = self.mask
+        while rest > 0xFFFFFFFF:
+            words.append(f"{rest & 0xFFFFFFFF:08x}")
+            rest >>= 32
+        words.append(f"{rest:x}")
+        return ",".join(reversed(words))
+
+
+EMPTY: Final = CpuSet.from_int(0)
+_DIGITS: Final = frozenset("0123456789")
+_HEX: Final = frozenset("0123456789abcdefABCDEF")
+
+
+def union(sets: Iterable[CpuSet]) -> CpuSet:
+    """All ids of all sets."""
+    mask = 0
+    for each in sets:
+        mask |= each.mask
+    return CpuSet.from_int(mask)
+
+
+def _parse_part(part: str, text: str) -> int:
+    span, _, group = part.partition(":")
+    first_text, dash, last_text = span.partition("-")
+    first = _number(first_text, part, text)
+    last = _number(last_text, part, text) if dash else first
+    if last < first:
+        raise CpuSetError(f"CPU list {_quote(text)}: range {_quote(part)} runs backwards")
+    if not group:
+        if ":" in part:
+            raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} ends in a colon")
+        return (1 << last + 1) - (1 << first)
+    used_text, slash, size_text = group.partition("/")
+    used = _number(used_text, part, text)
+    size = _number(size_text, part, text) if slash else 0
+    if not dash or not 1 <= used <= size:
+        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is no range with used/group")
+    return sum(
+        (1 << min(start + used, last + 1)) - (1 << start) for start in range(first, last + 1, size)
+    )
+
+
+def _number(digits: str, part: str, text: str) -> int:
+    if not digits or not _DIGITS.issuperset(digits):
+        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is no number or range")
+    if len(digits) > 9 or int(digits) > MAX_ID:
+        raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} goes beyond CPU {MAX_ID}")
+    return int(digits)
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")

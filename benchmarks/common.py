@@ -1,0 +1,89 @@
+"""What every benchmark shares: interleaved samples, the table, `--output json`, `--quick`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def arguments(doc: str | None) -> argparse.Namespace:
+    """`--output text|json` and `--quick` of a benchmark whose docstring is `doc`."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument("--quick", action="store_true", help="end within 30 s")
+    return parser.parse_args()
+
+
+def interleaved(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
+    """Seconds of every call in every round, the calls taking turns after one round of warm-up."""
+    samples: list[list[float]] = [[] for _ in calls]
+    for turn in range(rounds + 1):
+        for index, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            if turn:
+                samples[index].append(time.perf_counter() - start)
+    return samples
+
+
+def compared(case: str, ours: float, base: float, base_name: str, unit: str, **more: float) -> Row:
+    """A row with a base beside it; `ratio` is ours / base."""
+    return {
+        "case": case,
+        "ours": ours,
+        "base": base,
+        "base_name": base_name,
+        "ratio": ours / base,
+        "unit": unit,
+        **more,
+    }
+
+
+def alone(case: str, value: float, unit: str) -> Row:
+    """A row with nothing beside it, as for memory."""
+    return {"case": case, "value": value, "unit": unit}
+
+
+def skipped(case: str, ours: float, unit: str, reason: str) -> Row:
+    """A row whose base can't be had here."""
+    return {"case": case, "ours": ours, "unit": unit, "skipped": reason}
+
+
+def percentile(samples: Sequence[float], percent: int) -> float:
+    """The value below which `percent` of the samples lie."""
+    if len(samples) < 2:
+        return samples[0]
+    return statistics.quantiles(samples, n=100, method="inclusive")[percent - 1]
+
+
+def report(rows: Sequence[Row], output: str) -> None:
+    """Prints the rows; as JSON, stdout holds nothing else. Raises ValueError for a case met twice."""
+    names = [row["case"] for row in rows]
+    if len(set(names)) < len(names):
+        raise ValueError(f"a case occurs twice: {names}")
+    if output == "json":
+        json.dump(list(rows), sys.stdout, indent=1)
+        print()
+        return
+    columns = ("case", "ours", "base", "base_name", "ratio", "unit", "p99", "cpu_us", "note")
+    table = [columns]
+    for row in rows:
+        cells = {**row, "ours": row.get("ours", row.get("value")), "note": row.get("skipped")}
+        table.append(tuple(_cell(cells.get(column)) for column in columns))
+    used = [i for i in range(len(columns)) if any(line[i] for line in table[1:])]
+    widths = {i: max(len(line[i]) for line in table) for i in used}
+    for line in table:
+        print("  ".join(line[i].ljust(widths[i]) for i in used).rstrip())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
