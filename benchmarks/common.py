@@ -64,7 +64,7 @@ def percentile(samples: Sequence[float], percent: int) -> float:
 
 
 def report(rows: Sequence[Row], output: str) -> None:
-    """Prints the rows; as JSON, stdout holds nothing else. Raises ValueError for a case met twice."""
+    """Prints the rows, as JSON alone if asked. Raises ValueError for a case met twice."""
     names = [row["case"] for row in rows]
     if len(set(names)) < len(names):
         raise ValueError(f"a case occurs twice: {names}")
