@@ -1,0 +1,196 @@
+"""Who owns which CPUs of a node, and what the rest share.
+
+Every pod whose resource-status names CPUs claims them. A claim is a wish until checked: it is refused
+when it can't be read, names CPUs that are not there, takes CPUs that already have an owner, or would
+leave a shared pool empty while somebody runs in it. Whoever owned its CPUs before, or runs on them
+already, is heard first, then the older pod: so a restart decides as if it had not happened.
+
+Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away and
+what the kernel isolates is in neither (koordinator.md §2.3 item 4, §2.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.pods import Pod
+from agent.model.qos import KubeClass, QoS, labelled
+from agent.model.snapshot import Owner, PodWanted, Pool, pool_cpus
+from agent.model.topology import Topology
+
+
+class KubeletCpus(msgspec.Struct, frozen=True):
+    """What a kubelet with the static policy gave away, by pod uid."""
+
+    static: bool = False
+    by_uid: dict[str, CpuSet] = {}
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A claim that was not honoured; the pod shares a pool instead."""
+
+    uid: str
+    title: str
+    key: str
+    reason: str
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """All answers for one moment; `owners` and `refusals` sorted by pod uid."""
+
+    owners: tuple[Owner, ...]
+    ls_pools: tuple[Pool, ...]
+    be_pools: tuple[Pool, ...]
+    refusals: tuple[Refusal, ...]
+    pods: dict[str, PodWanted]
+
+
+def decide(
+    topology: Topology,
+    pods: tuple[Pod, ...],
+    kubelet: KubeletCpus,
+    owned_before: Mapping[str, CpuSet],
+    running_on: Mapping[str, CpuSet],
+) -> Decision:
+    """`owned_before`: the last decision's owners; `running_on`: CPUs of a pod's containers now."""
+    refusals: list[Refusal] = []
+    claims: list[tuple[Pod, CpuSet]] = []
+    for pod in sorted(pods, key=lambda pod: pod.uid):
+        try:
+            wish = resource_status(pod.annotations).cpus()
+        except AnnotationError as error:
+            refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
+            continue
+        if wish:
+            claims.append((pod, wish))
+
+    kubelet_cpus = _kubelet_owned(pods, kubelet)
+    shared = (topology.online - topology.isolated or topology.online) - union(kubelet_cpus.values())
+    ledger = _Claims(topology, shared, kubelet_cpus)
+    claimants = {pod.uid for pod, _ in claims}
+    for pod in pods:
+        if pod.uid not in claimants and pod.uid not in kubelet_cpus:
+            ledger.joins_pool(pod)
+
+    def rank(claim: tuple[Pod, CpuSet]) -> tuple[bool, bool, int, str]:
+        pod, wish = claim
+        held = bool(running_on.get(pod.uid, EMPTY)) and running_on[pod.uid] <= wish
+        return pod.uid not in owned_before, not held, pod.created_at, pod.uid
+
+    for claim in sorted(claims, key=rank):
+        pod, wish = claim
+        newcomer, elsewhere, _, _ = rank(claim)
+        reason = ledger.claim(pod, wish, keeps=not (newcomer and elsewhere))
+        if reason:
+            refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
+            ledger.joins_pool(pod)
+
+    owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
+    ls_pools = _by_node(topology, ledger.ls)
+    be_pools = _by_node(topology, ledger.be)
+    owned = {owner.uid: owner for owner in owners}
+    wanted = {}
+    for pod in sorted(pods, key=lambda pod: pod.uid):
+        if pod.uid in owned:
+            wanted[pod.uid] = PodWanted(pod.title, owned[pod.uid].cpuset)
+        elif pod.uid in kubelet_cpus:
+            wanted[pod.uid] = PodWanted(pod.title, None)
+        else:
+            cpus = shared_cpus(pod, ls_pools, be_pools)
+            blocked = "" if cpus else f"no CPU is left for it: {_whose(owners)}"
+            wanted[pod.uid] = PodWanted(pod.title, str(cpus) or None, blocked)
+    return Decision(
+        owners, ls_pools, be_pools, tuple(sorted(refusals, key=lambda each: each.uid)), wanted
+    )
+
+
+def shared_cpus(pod: Pod, ls_pools: tuple[Pool, ...], be_pools: tuple[Pool, ...]) -> CpuSet:
+    """The pool of a pod without CPUs of its own; empty only when its pools are.
+
+    A pod that is bound to NUMA nodes gets the pools of those, all of them while those have no CPU.
+    """
+    try:
+        nodes = resource_status(pod.annotations).shared_numa_nodes()
+    except AnnotationError:
+        nodes = ()
+    pools = be_pools if pod.qos is QoS.BE else ls_pools
+    bound = pool_cpus(pools, nodes) if nodes else EMPTY
+    return bound or pool_cpus(pools)
+
+
+def kubelet_may_own(labels: Mapping[str, str], kube_class: KubeClass | None) -> bool:
+    """Whether a static kubelet's CPUs are left to this pod: Guaranteed, without a class of ours."""
+    return kube_class == "guaranteed" and not labelled(labels)
+
+
+class _Claims:
+    """The pools while claims are heard one after the other."""
+
+    def __init__(
+        self, topology: Topology, shared: CpuSet, kubelet_cpus: Mapping[str, CpuSet]
+    ) -> None:
+        self.online = topology.online
+        self.ls = shared
+        self.be = shared
+        self.owners: list[Owner] = []
+        self._kubelet = union(kubelet_cpus.values())
+        self._ls_user: str | None = None
+        self._be_user: str | None = None
+
+    def joins_pool(self, pod: Pod) -> None:
+        if pod.qos is QoS.BE:
+            self._be_user = self._be_user or pod.title
+        else:
+            self._ls_user = self._ls_user or pod.title
+
+    def claim(self, pod: Pod, wish: CpuSet, *, keeps: bool) -> str:
+        """Takes the CPUs, or says why not; who `keeps` its CPUs may lose offline ones."""
+        missing = wish - self.online
+        if missing and keeps:
+            wish -= missing
+        elif missing:
+            return f"CPUs {missing} do not exist or are offline"
+        for owner in self.owners:
+            if taken := wish & owner.cpus:
+                return f"CPUs {taken} belong to pod {owner.title}"
+        if not wish:
+            return f"CPUs {missing} are offline"
+        if not keeps:
+            if taken := wish & self._kubelet:
+                return f"CPUs {taken} were given away by the kubelet"
+            if self._ls_user and not self.ls - wish:
+                return f"CPUs {wish} are all that pod {self._ls_user} and others share"
+            if pod.qos is QoS.LSE and self._be_user and not self.be - wish:
+                return f"CPUs {wish} are all that pod {self._be_user} and others share"
+        self.ls -= wish
+        if pod.qos is QoS.LSE:
+            self.be -= wish
+        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish)))
+        return ""
+
+
+def _kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+    if not kubelet.static:
+        return {}
+    foreign = {pod.uid for pod in pods if not kubelet_may_own(pod.labels, pod.kube_class)}
+    return {uid: cpus for uid, cpus in kubelet.by_uid.items() if uid not in foreign}
+
+
+def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
+    sockets = {cpu.id: cpu.socket for cpu in topology.cpus}
+    pools = []
+    for node in topology.numa_nodes:
+        part = cpus & node.cpus
+        lowest = node.cpus.first()
+        if part and lowest is not None:
+            pools.append(Pool(sockets[lowest], node.id, str(part)))
+    return tuple(sorted(pools, key=lambda pool: (pool.socket, pool.node)))
+
+
+def _whose(owners: tuple[Owner, ...]) -> str:
+    named = [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners]
+    return "; ".join(named) or "every CPU is the kubelet's"

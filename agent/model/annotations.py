@@ -1,0 +1,77 @@
+"""The pod annotations that Topolet reads, as values (keys and shapes: Koordinator's)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.model.cpuset import CpuSet, CpuSetError
+
+RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
+
+READ = frozenset({RESOURCE_STATUS})
+"""Keys that the doorbell carries to the agent."""
+
+
+class AnnotationError(ValueError):
+    """An annotation that can't be understood; `key` names it, the text says why."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"annotation {key}: {reason}")
+        self.key = key
+        self.reason = reason
+
+
+class NumaNodeResources(msgspec.Struct, frozen=True):
+    """What a pod got of one NUMA node; quantities as Kubernetes writes them."""
+
+    node: int
+    resources: dict[str, str | int | float] = {}
+
+
+class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What the scheduler decided: own CPUs (Linux list), NUMA nodes to share."""
+
+    cpuset: str = ""
+    numa_node_resources: tuple[NumaNodeResources, ...] = ()
+
+    def cpus(self) -> CpuSet:
+        """The pod's own CPUs, empty when it has none. Raises AnnotationError."""
+        try:
+            return CpuSet.parse(self.cpuset)
+        except CpuSetError as error:
+            raise AnnotationError(RESOURCE_STATUS, f"cpuset: {error}") from None
+
+    def shared_numa_nodes(self) -> tuple[int, ...]:
+        """NUMA nodes whose pools the pod is held to, in the annotation's order."""
+        return tuple(
+            each.node
+            for each in self.numa_node_resources
+            if any(_positive(each.resources.get(name)) for name in _CPU_RESOURCES)
+        )
+
+
+_CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
+_status_decoder = msgspec.json.Decoder(ResourceStatus | None)
+
+
+def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
+    """The decoded resource-status, an empty one where the pod has none. Raises AnnotationError."""
+    text = annotations.get(RESOURCE_STATUS)
+    if not text:
+        return ResourceStatus()
+    try:
+        return _status_decoder.decode(text) or ResourceStatus()
+    except msgspec.ValidationError as error:
+        raise AnnotationError(RESOURCE_STATUS, str(error)) from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise AnnotationError(RESOURCE_STATUS, f"is not JSON: {error}") from None
+
+
+def _positive(quantity: str | int | float | None) -> bool:
+    if quantity is None:
+        return False
+    if isinstance(quantity, str):
+        return not quantity.startswith("-") and any(digit in quantity for digit in "123456789")
+    return quantity > 0

@@ -1,0 +1,55 @@
+"""The datagrams by which the proxy tells the agent to look, before and after a call."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class DoorbellError(ValueError):
+    """A datagram that is none of ours."""
+
+
+class PodComes(msgspec.Struct, frozen=True, tag="pod"):
+    """A pod's sandbox or container is about to be created; only what decisions read."""
+
+    uid: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    cgroup_parent: str
+
+
+class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The sandbox of a pod that was announced did not come to be."""
+
+    uid: str
+
+
+class Created(msgspec.Struct, frozen=True, tag="created"):
+    """A container exists; `requested` is the cpuset its caller asked for before the rewrite."""
+
+    container_id: str
+    requested: str
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """Something changed, or somebody waits for a fresh snapshot."""
+
+
+Ring = PodComes | PodFailed | Created | Look
+
+_decoder: msgspec.json.Decoder[Ring] = msgspec.json.Decoder(Ring)
+
+
+def encode(ring: Ring) -> bytes:
+    """One datagram."""
+    return msgspec.json.encode(ring)
+
+
+def decode(datagram: bytes) -> Ring:
+    """Raises DoorbellError."""
+    try:
+        return _decoder.decode(datagram)
+    except msgspec.DecodeError as error:
+        raise DoorbellError(f"doorbell: {error}") from None

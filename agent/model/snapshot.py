@@ -1,0 +1,88 @@
+"""What the agent tells the proxy: one small file, replaced atomically."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.model.cpuset import CpuSet, union
+from agent.model.qos import QoS
+
+
+class SnapshotError(ValueError):
+    """A snapshot text that can't be read; the message says where."""
+
+
+class Pool(msgspec.Struct, frozen=True):
+    """The shared CPUs of one NUMA node, in the shape of Koordinator's pool annotations."""
+
+    socket: int
+    node: int
+    cpuset: str
+
+    @property
+    def cpus(self) -> CpuSet:
+        return CpuSet.parse(self.cpuset)
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """A pod and the CPUs that are its own."""
+
+    uid: str
+    title: str
+    qos: QoS
+    cpuset: str
+
+    @property
+    def cpus(self) -> CpuSet:
+        return CpuSet.parse(self.cpuset)
+
+
+class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pod's containers get: `cpuset` None means hands off.
+
+    `blocked` says why a container must not be created yet: its CPUs are not free, or it has none.
+    """
+
+    title: str
+    cpuset: str | None
+    blocked: str = ""
+
+
+class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The agent's decisions at one moment.
+
+    `looked_at` (CLOCK_MONOTONIC, nanoseconds) is when the agent began to list the runtime: every
+    container whose creation was answered before is in `containers` or gone.
+    """
+
+    generation: int
+    looked_at: int
+    boot_id: str
+    kubelet_static: bool
+    ls_pools: tuple[Pool, ...]
+    be_pools: tuple[Pool, ...]
+    owners: tuple[Owner, ...]
+    pods: dict[str, PodWanted]
+    containers: dict[str, str | None]
+    """Container id to wanted cpuset (None: hands off)."""
+
+
+def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:
+    """All CPUs of the pools, or of those on the given NUMA nodes."""
+    return union(pool.cpus for pool in pools if not nodes or pool.node in nodes)
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """JSON, one line."""
+    return msgspec.json.encode(snapshot) + b"\n"
+
+
+_decoder = msgspec.json.Decoder(Snapshot)
+
+
+def decode(text: bytes) -> Snapshot:
+    """Raises SnapshotError."""
+    try:
+        return _decoder.decode(text)
+    except msgspec.DecodeError as error:
+        raise SnapshotError(f"snapshot: {error}") from None
