@@ -1,0 +1,160 @@
+"""gRPC over HTTP/2: length-prefixed messages, statuses, and the few headers that carry them.
+
+Source of the rules: doc/PROTOCOL-HTTP2.md and doc/statuscodes.md of grpc/grpc.
+"""
+
+from __future__ import annotations
+
+import enum
+import zlib
+from typing import Final
+
+from agent.rpc import frames, metadata
+
+PREFIX_BYTES: Final = 5
+STATUS_CHARACTERS: Final = 1_000
+
+
+class Code(enum.IntEnum):
+    """The status codes."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class RpcError(Exception):
+    """A call that ended with a status other than OK; `code` may lie beyond the named codes."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code_name(code)}: {message}")
+        self.code = code
+        self.message = message
+
+
+class MessageError(ValueError):
+    """Bytes that are no whole message, or can't be unpacked within the limit."""
+
+
+def code_name(code: int) -> str:
+    """`NOT_FOUND`, or `CODE_99` for a number without a name."""
+    return Code(code).name if code in Code._value2member_map_ else f"CODE_{code}"
+
+
+def encode_message(message: bytes) -> bytes:
+    """`message` uncompressed, behind its prefix."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bool, int] | None:
+    """(compressed, length) of the message at `at`; None while the five bytes are not all there.
+
+    Raises MessageError for a flag other than 0 and 1.
+    """
+    if len(buffer) - at < PREFIX_BYTES:
+        return None
+    flag = buffer[at]
+    if flag > 1:
+        raise MessageError(f"message flag is {flag}")
+    return flag == 1, int.from_bytes(buffer[at + 1 : at + PREFIX_BYTES], "big")
+
+
+def gunzip(packed: bytes, limit_bytes: int) -> bytes:
+    """The content of one gzip member. Raises MessageError when it is none or beyond the limit."""
+    unpacker = zlib.decompressobj(wbits=31)
+    try:
+        content = unpacker.decompress(packed, limit_bytes + 1)
+    except zlib.error as error:
+        raise MessageError(f"message is no gzip: {error}") from None
+    if len(content) > limit_bytes:
+        raise MessageError(f"message unpacks to more than {limit_bytes} bytes")
+    if not unpacker.eof or unpacker.unused_data:
+        raise MessageError("message is not exactly one gzip member")
+    return content
+
+
+def percent_encode(text: str) -> bytes:
+    """`text` as `grpc-message` wants it: printable ASCII, all else (and `%`) as %XX of UTF-8."""
+    return b"".join(
+        bytes((byte,)) if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte
+        for byte in text.encode()
+    )
+
+
+def percent_decode(raw: bytes) -> str:
+    """The text of a `grpc-message`; what is no legal escape or UTF-8 stays readable."""
+    parts = raw.split(b"%")
+    out = bytearray(parts[0])
+    for part in parts[1:]:
+        digits = part[:2]
+        if len(digits) == 2 and _HEX.issuperset(digits):
+            out.append(int(digits, 16))
+            out += part[2:]
+        else:
+            out += b"%" + part
+    return out.decode(errors="replace")
+
+
+def timeout_value(seconds: float) -> bytes:
+    """`grpc-timeout`: at most eight digits, so the unit grows with the time (1 us at least)."""
+    for unit, per_second in ((b"u", 1_000_000), (b"m", 1_000), (b"S", 1)):
+        amount = max(int(seconds * per_second), 1)
+        if amount <= 99_999_999:
+            return b"%d%s" % (amount, unit)
+    return b"99999999S"
+
+
+def trailers_only(code: int, message: str) -> bytes:
+    """The header block of a reply that is nothing but a status; it leaves HPACK tables alone.
+
+    Only the first STATUS_CHARACTERS of the message go: the block must fit one frame.
+    """
+    return metadata.encode(
+        [
+            (b":status", b"200"),
+            (b"content-type", b"application/grpc"),
+            (b"grpc-status", str(code).encode()),
+            (b"grpc-message", percent_encode(message[:STATUS_CHARACTERS])),
+        ]
+    )
+
+
+def code_of_reset(error: int) -> Code:
+    """The status of a stream that ended by RST_STREAM with an HTTP/2 error code."""
+    return {
+        frames.REFUSED_STREAM: Code.UNAVAILABLE,
+        frames.CANCEL: Code.CANCELLED,
+        frames.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
+        frames.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+    }.get(error, Code.INTERNAL)
+
+
+def code_of_http(status: bytes) -> Code:
+    """The status of a reply that has an HTTP status other than 200 and no grpc-status."""
+    return {
+        b"400": Code.INTERNAL,
+        b"401": Code.UNAUTHENTICATED,
+        b"403": Code.PERMISSION_DENIED,
+        b"404": Code.UNIMPLEMENTED,
+        b"429": Code.UNAVAILABLE,
+        b"502": Code.UNAVAILABLE,
+        b"503": Code.UNAVAILABLE,
+        b"504": Code.UNAVAILABLE,
+    }.get(status, Code.UNKNOWN)
+
+
+_HEX: Final = frozenset(b"0123456789abcdefABCDEF")

@@ -1,0 +1,158 @@
+"""Unary gRPC calls over a unix socket, for the threads of the agent, without grpcio.
+
+Protobuf-free: requests and replies are message bytes. One call at a time; more threads wait
+for their turn within their own deadlines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import Final
+
+from agent.rpc import unary
+from agent.rpc.grpc import Code, RpcError
+
+_READ_BYTES: Final = 1 << 18
+
+
+class Channel:
+    """Connects when a call needs it, again after any failure. Safe for threads."""
+
+    def __init__(self, socket_path: str, max_message_bytes: int = unary.MAX_MESSAGE_BYTES) -> None:
+        self._path = socket_path
+        self._limit = max_message_bytes
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None
+
+    def call(self, method: str, request: bytes, timeout_seconds: float) -> bytes:
+        """The reply's message to `request`; `method` is like `/runtime.v1.RuntimeService/Version`.
+
+        Raises RpcError: UNAVAILABLE when nobody answers the socket or the connection breaks,
+        DEADLINE_EXCEEDED after `timeout_seconds`, else the server's status. A call that the
+        server has certainly not seen (it was going away) is made once more.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        if not self._lock.acquire(timeout=max(timeout_seconds, 0)):
+            raise _late(method)
+        try:
+            try:
+                return self._attempt(method, request, deadline)
+            except _UntouchedError:
+                return self._attempt(method, request, deadline)
+        except _UntouchedError as error:
+            raise RpcError(Code.UNAVAILABLE, f"{self._path}: {error}") from None
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Closes the connection, after the running call; a later call opens a new one."""
+        with self._lock:
+            self._drop()
+
+    def _attempt(self, method: str, request: bytes, deadline: float) -> bytes:
+        connection = self._connected(deadline)
+        try:
+            return connection.call(method, request, deadline)
+        finally:
+            if not connection.reusable:
+                self._drop()
+
+    def _connected(self, deadline: float) -> _Connection:
+        if self._connection is not None and not self._connection.still_open():
+            self._drop()
+        if self._connection is None:
+            self._connection = _Connection(self._path, self._limit, deadline)
+        return self._connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class _UntouchedError(Exception):
+    """The server did not begin the call."""
+
+
+class _Connection:
+    """A socket and the protocol on it."""
+
+    def __init__(self, path: str, max_message_bytes: int, deadline: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._protocol = unary.UnaryConnection(max_message_bytes)
+        self._poll = select.poll()
+        try:
+            self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise RpcError(Code.UNAVAILABLE, f"{path}: {error.strerror or error}") from None
+        self._socket.setblocking(False)
+        self._poll.register(self._socket, 0)
+
+    @property
+    def reusable(self) -> bool:
+        return self._protocol.reusable
+
+    def still_open(self) -> bool:
+        """Reads what came since the last call; False when the connection is of no more use."""
+        try:
+            while self._exchange(0):
+                pass
+        except (unary.ProtocolError, OSError):
+            return False
+        return self._protocol.reusable
+
+    def call(self, method: str, request: bytes, deadline: float) -> bytes:
+        protocol = self._protocol
+        protocol.start(method, request, max(deadline - time.monotonic(), 0))
+        try:
+            while protocol.outcome is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    protocol.cancel()
+                    self._exchange(0)
+                    raise _late(method)
+                self._exchange(left)
+        except unary.ProtocolError:
+            pass
+        except OSError as error:
+            protocol.lost(f"connection broke: {error.strerror or error}")
+        outcome = protocol.outcome
+        if isinstance(outcome, bytes):
+            return outcome
+        if outcome is None:
+            raise RpcError(Code.INTERNAL, "call ended without an outcome")
+        if protocol.untouched:
+            raise _UntouchedError(outcome.message)
+        raise outcome
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _exchange(self, seconds: float) -> bool:
+        """Waits at most `seconds`, then sends and reads what is possible; False if nothing was."""
+        outgoing = self._protocol.outgoing()
+        wanted = select.POLLIN | select.POLLOUT if outgoing else select.POLLIN
+        self._poll.modify(self._socket, wanted)
+        events = self._poll.poll(seconds * 1_000)
+        if not events:
+            return False
+        if events[0][1] & ~select.POLLOUT:
+            data = self._socket.recv(_READ_BYTES)
+            if not data:
+                self._protocol.lost("connection closed by the server")
+                return False
+            self._protocol.receive(data)
+        if outgoing:
+            with contextlib.suppress(BlockingIOError):
+                del outgoing[: self._socket.send(outgoing)]
+        return True
+
+
+def _late(method: str) -> RpcError:
+    return RpcError(Code.DEADLINE_EXCEEDED, f"{method} took longer than its caller waits")
