@@ -1,17 +1,17 @@
 """Who owns which CPUs of a node, and what the rest share.
 
-Every pod whose resource-status names CPUs claims them. A claim is a wish until checked: it is refused
-when it can't be read, names CPUs that are not there, takes CPUs that already have an owner, or would
-leave a shared pool empty while somebody runs in it. Whoever owned its CPUs before, or runs on them
-already, is heard first, then the older pod: so a restart decides as if it had not happened.
+Every pod whose resource-status names CPUs claims them. A claim is a wish until checked: it is
+refused when it can't be read, names CPUs that are not there, takes CPUs that already have an owner,
+or would leave a shared pool empty while somebody runs in it. Whoever owned its CPUs before, or runs
+on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
 
-Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away and
-what the kernel isolates is in neither (koordinator.md §2.3 item 4, §2.6).
+Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away
+and what the kernel isolates is in neither (koordinator.md §2.3 item 4, §2.6).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -53,13 +53,15 @@ def decide(
     topology: Topology,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    owned_before: Mapping[str, CpuSet],
+    owned_before: Collection[str],
     running_on: Mapping[str, CpuSet],
 ) -> Decision:
-    """`owned_before`: the last decision's owners; `running_on`: CPUs of a pod's containers now."""
+    """`owned_before`: uids of the last decision's owners (empty after a restart); `running_on`: by
+    pod uid, the CPUs that its running containers hold now."""
+    pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: list[Refusal] = []
     claims: list[tuple[Pod, CpuSet]] = []
-    for pod in sorted(pods, key=lambda pod: pod.uid):
+    for pod in pods:
         try:
             wish = resource_status(pod.annotations).cpus()
         except AnnotationError as error:
@@ -76,15 +78,21 @@ def decide(
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
+    def runs_on(pod: Pod, wish: CpuSet) -> bool:
+        return running_on.get(pod.uid) == wish & topology.online
+
+    def keeps(pod: Pod, wish: CpuSet) -> bool:
+        if pod.uid in owned_before:
+            return True
+        others = union(cpus for uid, cpus in running_on.items() if uid != pod.uid)
+        return runs_on(pod, wish) and not wish & others
+
     def rank(claim: tuple[Pod, CpuSet]) -> tuple[bool, bool, int, str]:
         pod, wish = claim
-        held = bool(running_on.get(pod.uid, EMPTY)) and running_on[pod.uid] <= wish
-        return pod.uid not in owned_before, not held, pod.created_at, pod.uid
+        return pod.uid not in owned_before, not runs_on(pod, wish), pod.created_at, pod.uid
 
-    for claim in sorted(claims, key=rank):
-        pod, wish = claim
-        newcomer, elsewhere, _, _ = rank(claim)
-        reason = ledger.claim(pod, wish, keeps=not (newcomer and elsewhere))
+    for pod, wish in sorted(claims, key=rank):
+        reason = ledger.claim(pod, wish, keeps=keeps(pod, wish))
         if reason:
             refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
             ledger.joins_pool(pod)
@@ -94,7 +102,7 @@ def decide(
     be_pools = _by_node(topology, ledger.be)
     owned = {owner.uid: owner for owner in owners}
     wanted = {}
-    for pod in sorted(pods, key=lambda pod: pod.uid):
+    for pod in pods:
         if pod.uid in owned:
             wanted[pod.uid] = PodWanted(pod.title, owned[pod.uid].cpuset)
         elif pod.uid in kubelet_cpus:

@@ -10,8 +10,8 @@ from agent.model.cpuset import CpuSet, CpuSetError
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 
-READ = frozenset({RESOURCE_STATUS})
-"""Keys that the doorbell carries to the agent."""
+KEYS_READ = (RESOURCE_STATUS,)
+"""What decisions read, and so what the doorbell carries to the agent."""
 
 
 class AnnotationError(ValueError):

@@ -33,3 +33,21 @@ def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
 def labelled(labels: Mapping[str, str]) -> bool:
     """Whether the pod names its own class."""
     return labels.get(QOS_LABEL, "") in _BY_LABEL
+
+
+def kube_class(cgroup_parent: str) -> KubeClass | None:
+    """The Kubernetes class that a pod's cgroup parent tells, None outside `kubepods`.
+
+    Both drivers' names: `/kubepods/burstable/pod<uid>` and `kubepods-burstable-pod<uid>.slice`,
+    also below a cgroup root of the kubelet.
+    """
+    words: list[str] = []
+    for part in cgroup_parent.split("/"):
+        bare = part.removesuffix(".slice")
+        words += [part] if bare == part else bare.split("-")
+    if "kubepods" not in words:
+        return None
+    below = words[words.index("kubepods") + 1 :]
+    if "burstable" in below[:1]:
+        return "burstable"
+    return "besteffort" if "besteffort" in below[:1] else "guaranteed"

@@ -1,0 +1,174 @@
+"""Which cpuset a container's request leaves with: pure functions of request, snapshot and grants.
+
+The agent decides, the hook obeys. What the snapshot says of a pod wins over the request; a pod that
+the snapshot does not know shares its class's pool, or waits for the agent when it claims CPUs of
+its own. A container with own CPUs also waits while a creation that the agent has not seen yet may
+hold one of them: that container could be started with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from agent.allocate.pools import kubelet_may_own, shared_cpus
+from agent.hooks import wire
+from agent.hooks.requests import (
+    CREATE_CPUSET,
+    UPDATE_CPUSET,
+    CreateContainer,
+    UpdateContainer,
+    announced,
+)
+from agent.model.annotations import AnnotationError, resource_status
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.pods import Pod
+from agent.model.qos import QoS
+from agent.model.snapshot import Snapshot
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """What a creation carried: its pod's own CPUs (`exclusive`), a pool, or None: unknown.
+
+    `answered_at` (CLOCK_MONOTONIC, nanoseconds) is None while the runtime works on it.
+    """
+
+    uid: str
+    title: str
+    cpus: CpuSet | None
+    exclusive: bool = False
+    answered_at: int | None = None
+
+    def seen_by(self, snapshot: Snapshot) -> bool:
+        """Whether the agent has looked since the container exists."""
+        return self.answered_at is not None and self.answered_at < snapshot.looked_at
+
+    def may_hold(self, cpus: CpuSet) -> bool:
+        """Whether the container may have one of the CPUs."""
+        return self.cpus is None or bool(self.cpus & cpus)
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """The request goes on as it came."""
+
+
+class Give(msgspec.Struct, frozen=True):
+    """The request goes on with this cpuset."""
+
+    cpus: CpuSet
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Nothing can be said yet; `reason` becomes the error if it stays so."""
+
+    reason: str
+
+
+Answer = Keep | Give | Wait
+
+
+def create(
+    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant]
+) -> Answer:
+    """The answer for a new container."""
+    pod = announced(request.pod, 0)
+    if snapshot is None:
+        return Wait("the agent has written no snapshot") if claims(pod) else Keep()
+    known = snapshot.pods.get(pod.uid)
+    if known is None:
+        if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod.labels, pod.kube_class)):
+            return Wait("the agent has not decided about this pod")
+        return _share(pod, snapshot, grants)
+    if known.blocked:
+        return Wait(known.blocked)
+    if known.cpuset is None:
+        return Keep()
+    cpus = CpuSet.parse(known.cpuset)
+    if owns(pod.uid, snapshot):
+        for grant in grants:
+            if grant.uid != pod.uid and not grant.seen_by(snapshot) and grant.may_hold(cpus):
+                return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
+    return Give(cpus)
+
+
+def last_resort(
+    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant], reason: str
+) -> Answer:
+    """The answer when waiting has ended: the pool without every owner known, for who may share.
+
+    LSE and LSR pods, and pods for which no CPU is left, stay with Wait: their creation fails.
+    """
+    pod = announced(request.pod, 0)
+    if pod.qos in (QoS.LSE, QoS.LSR):
+        return Wait(reason)
+    if snapshot is None:
+        return Keep()
+    return _share(pod, snapshot, grants)
+
+
+def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant | None) -> Answer:
+    """The answer for a change of a running container: snapshot, then grant, then the request
+    without other pods' CPUs.
+
+    Also a request without cpuset gets one: the runtime would write back the cpuset that it
+    remembers from the creation.
+    """
+    if snapshot is not None and request.container_id in snapshot.containers:
+        wanted = snapshot.containers[request.container_id]
+        return Keep() if wanted is None else Give(CpuSet.parse(wanted))
+    if granted is not None:
+        return Keep() if granted.cpus is None else Give(granted.cpus)
+    if snapshot is None or not request.requested:
+        return Keep()
+    return Wait("the agent does not know this container")
+
+
+def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
+    """The answer for a container nobody knows: what it asks for, less what others own."""
+    try:
+        asked = CpuSet.parse(request.requested)
+    except ValueError:
+        return Keep()
+    free = asked - union(owner.cpus for owner in snapshot.owners) if snapshot else asked
+    return Give(free) if free != asked else Keep()
+
+
+def rewrite_create(message: bytes, request: CreateContainer, cpus: CpuSet) -> bytes | None:
+    """The new request, None where nothing changes."""
+    return _rewrite(message, CREATE_CPUSET, request.requested, cpus)
+
+
+def rewrite_update(message: bytes, request: UpdateContainer, cpus: CpuSet) -> bytes | None:
+    """The new request, None where nothing changes."""
+    return _rewrite(message, UPDATE_CPUSET, request.requested, cpus)
+
+
+def owns(uid: str, snapshot: Snapshot) -> bool:
+    """Whether the pod has CPUs of its own."""
+    return any(owner.uid == uid for owner in snapshot.owners)
+
+
+def claims(pod: Pod) -> bool:
+    """Whether the pod names CPUs of its own in a way that can be read."""
+    try:
+        return bool(resource_status(pod.annotations).cpus())
+    except AnnotationError:
+        return False
+
+
+def _rewrite(message: bytes, path: tuple[int, ...], requested: str, cpus: CpuSet) -> bytes | None:
+    return None if requested == str(cpus) else message + wire.patch(path, str(cpus))
+
+
+def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
+    """The pod's pool without owned CPUs; a BE pool may hold those of owners that are not LSE."""
+    owned = union(
+        owner.cpus for owner in snapshot.owners if pod.qos is not QoS.BE or owner.qos is QoS.LSE
+    ) | union(
+        grant.cpus or EMPTY
+        for grant in grants
+        if grant.exclusive and grant.uid != pod.uid and not grant.seen_by(snapshot)
+    )
+    cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools) - owned
+    return Give(cpus) if cpus else Wait("its pool has no CPU")

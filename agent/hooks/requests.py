@@ -1,0 +1,90 @@
+"""What the hooks read of CRI requests, with the CRI's field numbers (peers.md §5.1)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.hooks import wire
+from agent.model.annotations import KEYS_READ
+from agent.model.doorbell import PodComes
+from agent.model.pods import Pod, pod_uid
+from agent.model.qos import QOS_LABEL, kube_class
+
+# PodSandboxConfig
+_METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
+# CreateContainerRequest: config.linux.resources.cpuset_cpus, sandbox_config
+_CONFIG, _SANDBOX_CONFIG = 2, 3
+CREATE_CPUSET = (_CONFIG, 15, 1, 6)
+# UpdateContainerResourcesRequest: linux.cpuset_cpus
+UPDATE_CPUSET = (2, 6)
+
+
+class CreateContainer(msgspec.Struct, frozen=True):
+    """`requested` is the cpuset the caller asks for, "" for none."""
+
+    pod: PodComes
+    container_name: str
+    requested: str
+
+
+class UpdateContainer(msgspec.Struct, frozen=True):
+    """As CreateContainer, of a container that exists."""
+
+    container_id: str
+    requested: str
+
+
+def run_pod_sandbox(message: bytes) -> PodComes:
+    """Raises WireError."""
+    return _pod(wire.merged(message, 1))
+
+
+def create_container(message: bytes) -> CreateContainer:
+    """Raises WireError."""
+    config = wire.merged(message, _CONFIG)
+    return CreateContainer(
+        _pod(wire.merged(message, _SANDBOX_CONFIG)),
+        wire.text(wire.merged(config, 1), 1),
+        wire.text(wire.merged(message, *CREATE_CPUSET[:-1]), CREATE_CPUSET[-1]),
+    )
+
+
+def update_container(message: bytes) -> UpdateContainer:
+    """Raises WireError."""
+    return UpdateContainer(
+        wire.text(message, 1),
+        wire.text(wire.merged(message, *UPDATE_CPUSET[:-1]), UPDATE_CPUSET[-1]),
+    )
+
+
+def created_id(reply: bytes) -> str:
+    """The id in a reply of RunPodSandbox or CreateContainer. Raises WireError."""
+    return wire.text(reply, 1)
+
+
+def announced(pod: PodComes, created_at: int) -> Pod:
+    """The pod as decisions see it, before the runtime knows it."""
+    return Pod(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        labels=pod.labels,
+        annotations=pod.annotations,
+        kube_class=kube_class(pod.cgroup_parent),
+        created_at=created_at,
+    )
+
+
+def _pod(sandbox_config: bytes) -> PodComes:
+    metadata = wire.merged(sandbox_config, _METADATA)
+    name, uid, namespace = (wire.text(metadata, number) for number in (1, 2, 3))
+    labels = wire.string_map(sandbox_config, _LABELS)
+    notes = wire.string_map(sandbox_config, _ANNOTATIONS)
+    return PodComes(
+        uid=pod_uid(uid, namespace, name),
+        namespace=namespace,
+        name=name,
+        labels={key: labels[key] for key in (QOS_LABEL,) if key in labels},
+        annotations={key: notes[key] for key in KEYS_READ if key in notes},
+        cgroup_parent=wire.text(wire.merged(sandbox_config, _LINUX), 1),
+    )

@@ -1,0 +1,103 @@
+"""Protobuf on the wire, as far as a hook needs it: read fields, add a patch, touch nothing else.
+
+Two properties of the encoding carry this module: occurrences of an embedded message merge, and of
+a scalar the last one wins. So the concatenated payloads of all occurrences are the merged message,
+and a patch appended to a request overrides a nested field while every byte that came stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+
+class WireError(ValueError):
+    """Bytes that are no protobuf message."""
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(field number, wire type, payload) in order; a varint's payload is its bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        key, at = _varint(message, at)
+        number, kind = key >> 3, key & 7
+        start = at
+        if kind == BYTES:
+            size, start = _varint(message, at)
+            at = start + size
+        elif kind == VARINT:
+            _, at = _varint(message, at)
+        elif kind in (FIXED64, FIXED32):
+            at += 8 if kind == FIXED64 else 4
+        else:
+            raise WireError(f"wire type {kind} of field {number} at byte {at}")
+        if at > end or not number:
+            raise WireError(f"field {number} runs past the end at byte {end}")
+        yield number, kind, message[start:at]
+
+
+def merged(message: bytes, *path: int) -> bytes:
+    """The embedded message at the path of field numbers; empty when absent. Raises WireError."""
+    for wanted in path:
+        message = b"".join(
+            payload
+            for number, kind, payload in fields(message)
+            if (number, kind) == (wanted, BYTES)
+        )
+    return message
+
+
+def text(message: bytes, wanted: int) -> str:
+    """A string field, "" when absent. Raises WireError."""
+    last = b""
+    for number, kind, payload in fields(message):
+        if (number, kind) == (wanted, BYTES):
+            last = payload
+    return _decode(last)
+
+
+def string_map(message: bytes, wanted: int) -> dict[str, str]:
+    """A map<string, string> field. Raises WireError."""
+    return {
+        text(entry, 1): text(entry, 2)
+        for number, kind, entry in fields(message)
+        if (number, kind) == (wanted, BYTES)
+    }
+
+
+def patch(path: tuple[int, ...], value: str) -> bytes:
+    """Bytes that, appended to a message, set the string field at the path of field numbers."""
+    encoded = value.encode()
+    for number in reversed(path):
+        encoded = _encode_varint(number << 3 | BYTES) + _encode_varint(len(encoded)) + encoded
+    return encoded
+
+
+def _decode(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise WireError(f"a string is not UTF-8: {error}") from None
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(message) or shift > 63:
+            raise WireError(f"a number is cut off at byte {at}")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)

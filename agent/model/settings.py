@@ -1,0 +1,81 @@
+"""Every option of every process, with unit and default; from TOML and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+
+class SettingsError(ValueError):
+    """An option that is unknown or has a wrong value; the message names it."""
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """One struct for all; each part is given the values it needs."""
+
+    state_dir: Annotated[
+        str,
+        msgspec.Meta(description="folder shared by agent and proxy: snapshot, doorbell, journal"),
+    ] = "/run/topolet"
+    runtime_endpoint: Annotated[
+        str, msgspec.Meta(description="the container runtime's CRI socket")
+    ] = "unix:///run/containerd/containerd.sock"
+    listen: Annotated[
+        str, msgspec.Meta(description="the proxy's own socket, given to the kubelet")
+    ] = "unix:///run/topolet/cri.sock"
+    node_name: Annotated[
+        str, msgspec.Meta(description="name of this node's objects; empty: the host name")
+    ] = ""
+    store_dir: Annotated[
+        str, msgspec.Meta(description="standalone: folder of the objects; empty: below state-dir")
+    ] = ""
+    root: Annotated[str, msgspec.Meta(description="where the host's /sys and /proc are")] = "/"
+    cgroup_root: Annotated[str, msgspec.Meta(description="where cgroups are mounted")] = (
+        "/sys/fs/cgroup"
+    )
+    kubelet_dir: Annotated[
+        str, msgspec.Meta(description="the kubelet's folder, read for cpu_manager_state")
+    ] = "/var/lib/kubelet"
+    http: Annotated[
+        str,
+        msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
+    ] = "0.0.0.0:9326"
+    proxy_http: Annotated[
+        str, msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics and /healthz; empty: none")
+    ] = "127.0.0.1:9327"
+    period_seconds: Annotated[
+        float, msgspec.Meta(gt=0, le=60, description="how often the agent looks unasked, seconds")
+    ] = 0.5
+    hold_seconds: Annotated[
+        float,
+        msgspec.Meta(ge=0, le=60, description="how long a creation waits for the agent, seconds"),
+    ] = 0.5
+    log_level: Annotated[
+        str,
+        msgspec.Meta(pattern="^(debug|info|warning|error)$", description="least level logged"),
+    ] = "info"
+
+
+def parse(raw: Mapping[str, Any]) -> Settings:
+    """Raises SettingsError that names the option."""
+    try:
+        return msgspec.convert(raw, Settings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"settings: {error}") from None
+
+
+def options() -> tuple[msgspec.inspect.Field, ...]:
+    """Name, type, default and description of every option, in order."""
+    kind = msgspec.inspect.type_info(Settings)
+    assert isinstance(kind, msgspec.inspect.StructType)
+    return kind.fields
+
+
+def socket_path(endpoint: str) -> str:
+    """`unix:///path` or a path, as a path. Raises SettingsError."""
+    path = endpoint.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise SettingsError(f"endpoint {endpoint!r} is no unix:///absolute/path")
+    return path

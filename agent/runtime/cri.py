@@ -1,0 +1,174 @@
+"""The CRI calls that Topolet makes itself, as values (runtime.v1, ../../protos/cri.proto)."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from agent.model.cpuset import CpuSet
+from agent.model.pods import ContainerState, pod_uid
+from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import Code, RpcError
+from agent.runtime.channel import Channel
+
+Reply = TypeVar("Reply", bound=Message)
+
+_STATES = {
+    pb.CONTAINER_CREATED: ContainerState.CREATED,
+    pb.CONTAINER_RUNNING: ContainerState.RUNNING,
+}
+
+
+class Sandbox(msgspec.Struct, frozen=True):
+    """A pod's sandbox; `created_at` in nanoseconds since 1970."""
+
+    id: str
+    uid: str
+    namespace: str
+    name: str
+    ready: bool
+    created_at: int
+    labels: dict[str, str]
+    annotations: dict[str, str]
+
+
+class RuntimeContainer(msgspec.Struct, frozen=True):
+    """A container that is created or running."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    state: ContainerState
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a container or sandbox is: what the runtime's verbose status tells, "" or 0 if nothing.
+
+    `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
+    spec that the container starts with.
+    """
+
+    pid: int = 0
+    cgroup_parent: str = ""
+    cgroups_path: str = ""
+    cpuset: str = ""
+
+
+class _Cpu(msgspec.Struct):
+    cpus: str = ""
+
+
+class _Resources(msgspec.Struct):
+    cpu: _Cpu | None = None
+
+
+class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
+    cgroups_path: str = ""
+    cgroup_parent: str = ""
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct):
+    linux: _Linux | None = None
+
+
+class _Config(msgspec.Struct):
+    linux: _Linux | None = None
+
+
+class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
+    pid: int = 0
+    config: _Config | None = None
+    spec: _Spec | None = None
+
+
+_info_decoder = msgspec.json.Decoder(_Info)
+
+
+class Cri:
+    """A runtime's CRI socket. Every method raises RpcError."""
+
+    def __init__(self, socket_path: str, timeout_seconds: float = 10.0) -> None:
+        self._channel = Channel(socket_path)
+        self._timeout_seconds = timeout_seconds
+
+    def version(self) -> str:
+        """The runtime's name and version."""
+        reply = self.call("Version", pb.VersionRequest(), pb.VersionResponse)
+        return f"{reply.runtime_name} {reply.runtime_version}"
+
+    def sandboxes(self) -> list[Sandbox]:
+        """All sandboxes, ready or not."""
+        reply = self.call("ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse)
+        return [
+            Sandbox(
+                id=each.id,
+                uid=pod_uid(each.metadata.uid, each.metadata.namespace, each.metadata.name),
+                namespace=each.metadata.namespace,
+                name=each.metadata.name,
+                ready=each.state == pb.SANDBOX_READY,
+                created_at=each.created_at,
+                labels=dict(each.labels),
+                annotations=dict(each.annotations),
+            )
+            for each in reply.items
+        ]
+
+    def containers(self) -> list[RuntimeContainer]:
+        """Created and running containers."""
+        reply = self.call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse)
+        return [
+            RuntimeContainer(each.id, each.pod_sandbox_id, each.metadata.name, _STATES[each.state])
+            for each in reply.containers
+            if each.state in _STATES
+        ]
+
+    def sandbox_placement(self, sandbox_id: str) -> Placement:
+        """Asks the runtime's verbose status; what it does not tell stays empty."""
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        return _placement(
+            dict(self.call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info)
+        )
+
+    def container_placement(self, container_id: str) -> Placement:
+        """As sandbox_placement."""
+        request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
+        return _placement(
+            dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
+        )
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
+        """Changes what a container runs on, or will start on; an empty set raises ValueError."""
+        if not cpus:
+            raise ValueError(f"container {container_id}: an empty cpuset means no change")
+        linux = pb.LinuxContainerResources(cpuset_cpus=str(cpus))
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        self.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+
+    def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        """Any method of the RuntimeService."""
+        path = f"/runtime.v1.RuntimeService/{method}"
+        raw = self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
+        try:
+            return reply.FromString(raw)
+        except DecodeError as error:
+            raise RpcError(
+                Code.INTERNAL, f"{method}: the reply is no {reply.__name__}: {error}"
+            ) from None
+
+    def close(self) -> None:
+        """Closes the connection; a later call opens it again."""
+        self._channel.close()
+
+
+def _placement(info: dict[str, str]) -> Placement:
+    try:
+        told = _info_decoder.decode(info.get("info", "{}"))
+    except msgspec.DecodeError:
+        return Placement()
+    spec = told.spec.linux if told.spec and told.spec.linux else _Linux()
+    config = told.config.linux if told.config and told.config.linux else _Linux()
+    cpu = spec.resources.cpu if spec.resources and spec.resources.cpu else _Cpu()
+    return Placement(told.pid, config.cgroup_parent, spec.cgroups_path, cpu.cpus)

@@ -1,0 +1,186 @@
+"""A private containerd in one folder: its own socket, state and image, beside any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from demo import image
+
+REQUIRED = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
+
+_CONFIG = """version = 2
+root = {root}
+state = {state}
+disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
+ "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
+ "io.containerd.snapshotter.v1.zfs"]
+[grpc]
+address = {socket}
+[ttrpc]
+address = {ttrpc}
+[plugins."io.containerd.grpc.v1.cri"]
+sandbox_image = "{sandbox_image}"
+restrict_oom_score_adj = true
+stream_server_address = "127.0.0.1"
+stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+snapshotter = "{snapshotter}"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = {cni}
+conf_dir = {cni}
+"""
+
+
+class ContainerdError(RuntimeError):
+    """containerd could not be started or used; the text ends with what it logged."""
+
+
+def missing() -> list[str]:
+    """Programs that a private containerd needs and this machine lacks."""
+    lacking = [name for name in REQUIRED if shutil.which(name, path=_path()) is None]
+    return lacking + (["busybox"] if image.busybox() is None else [])
+
+
+class Containerd:
+    """Starts on `start`, ends with all its containers on `stop`; `kill` is SIGKILL.
+
+    A folder whose containerd was killed can be started again: its containers are still there.
+    """
+
+    def __init__(self, folder: pathlib.Path, snapshotter: str = "overlayfs") -> None:
+        self.folder = folder
+        self.socket = str(folder / "containerd.sock")
+        self._snapshotter = snapshotter
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> pathlib.Path:
+        return self.folder / "containerd.log"
+
+    def start(self, deadline_seconds: float = 30.0) -> None:
+        """Returns when the runtime answers and the image is there. Raises ContainerdError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._end_leftover()
+        config = self.folder / "config.toml"
+        folders = {name: json.dumps(str(self.folder / name)) for name in ("root", "state", "cni")}
+        config.write_text(
+            _CONFIG.format(
+                **folders,
+                socket=json.dumps(self.socket),
+                ttrpc=json.dumps(self.socket + ".ttrpc"),
+                sandbox_image=image.NAME,
+                snapshotter=self._snapshotter,
+            )
+        )
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["containerd", "-c", str(config)],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "PATH": _path()},
+                start_new_session=True,
+            )
+        (self.folder / "pid").write_text(str(self._process.pid))
+        self._wait_until_it_answers(deadline_seconds)
+        self._import_image()
+
+    def kill(self) -> None:
+        """SIGKILL; shims and containers live on."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        """Removes every pod, then ends the runtime."""
+        if self._process is None:
+            return
+        remove_all_pods(self.socket)
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        (self.folder / "pid").unlink(missing_ok=True)
+
+    def ctr(self, *words: str) -> str:
+        """Runs `ctr` in the CRI's namespace. Raises ContainerdError."""
+        done = subprocess.run(
+            ["ctr", "-a", self.socket, "-n", "k8s.io", *words],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PATH": _path()},
+            check=False,
+        )
+        if done.returncode:
+            raise ContainerdError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def _wait_until_it_answers(self, deadline_seconds: float) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + deadline_seconds
+        cri = Cri(self.socket, 2.0)
+        try:
+            while True:
+                try:
+                    cri.version()
+                    return
+                except RpcError as error:
+                    if self._process.poll() is not None or time.monotonic() > deadline:
+                        tail = self.log.read_text(errors="replace")[-2000:]
+                        raise ContainerdError(
+                            f"containerd does not answer: {error}\n{tail}"
+                        ) from None
+                    time.sleep(0.05)
+        finally:
+            cri.close()
+
+    def _import_image(self) -> None:
+        if image.NAME in self.ctr("images", "ls", "-q").split():
+            return
+        binary = image.busybox()
+        if binary is None:
+            raise ContainerdError("busybox is missing (Debian: busybox-static)")
+        archive = self.folder / "image.tar"
+        image.write_archive(archive, binary)
+        self.ctr("images", "import", str(archive))
+        archive.unlink()
+
+    def _end_leftover(self) -> None:
+        """A containerd that an earlier run left in this folder would hold its database's lock."""
+        try:
+            pid = int((self.folder / "pid").read_text())
+            command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except (OSError, ValueError):
+            return
+        if str(self.folder / "config.toml").encode() not in command:
+            return
+        os.kill(pid, signal.SIGKILL)
+        while pathlib.Path(f"/proc/{pid}/stat").exists():
+            time.sleep(0.01)
+
+
+def remove_all_pods(socket: str) -> None:
+    """Stops and removes every sandbox of a runtime, with its containers."""
+    from demo.pods import remove_pod
+
+    cri = Cri(socket)
+    try:
+        for sandbox in cri.sandboxes():
+            remove_pod(cri, sandbox.id)
+    finally:
+        cri.close()
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"

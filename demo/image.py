@@ -1,0 +1,61 @@
+"""An image made on the spot from static busybox: nothing is downloaded."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import pathlib
+import platform
+import shutil
+import tarfile
+
+NAME = "topolet.local/busybox:1"
+BUSYBOX = "/bin/busybox"
+SLEEP = (BUSYBOX, "sleep", "2147483647")
+
+
+def busybox() -> str | None:
+    """The host's busybox (Debian: busybox-static), None where it is missing."""
+    return shutil.which("busybox")
+
+
+def write_archive(path: pathlib.Path, binary: str) -> None:
+    """A docker-archive of one layer whose default command sleeps: also serves as pause image."""
+    layer = io.BytesIO()
+    with tarfile.open(fileobj=layer, mode="w") as tar:
+        for name in ("bin", "proc", "sys", "tmp", "etc", "dev"):
+            folder = tarfile.TarInfo(name)
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(folder)
+        content = pathlib.Path(binary).read_bytes()
+        _add(tar, BUSYBOX.lstrip("/"), content, 0o755)
+        _add(tar, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n", 0o644)
+        shell = tarfile.TarInfo("bin/sh")
+        shell.type, shell.linkname = tarfile.SYMTYPE, BUSYBOX
+        tar.addfile(shell)
+    digest = hashlib.sha256(layer.getvalue()).hexdigest()
+    config = json.dumps(
+        {
+            "architecture": _architecture(),
+            "os": "linux",
+            "config": {"Cmd": list(SLEEP)},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        }
+    ).encode()
+    manifest = [{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]
+    with tarfile.open(path, "w") as tar:
+        _add(tar, "config.json", config, 0o644)
+        _add(tar, "layer.tar", layer.getvalue(), 0o644)
+        _add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
+    member = tarfile.TarInfo(name)
+    member.size, member.mode = len(content), mode
+    tar.addfile(member, io.BytesIO(content))
+
+
+def _architecture() -> str:
+    machine = platform.machine()
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine)
