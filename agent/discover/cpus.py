@@ -37,7 +37,7 @@ def _topology(tree: Tree) -> Topology:
     core_of = {cpu: core for core, threads in cores.items() for cpu in threads}
     socket_of: dict[int, int] = {}
     die_of: dict[int, int] = {}
-    for socket, members in sockets.sockets(tree, online).items():
+    for socket, members in sockets.sockets(tree, cores).items():
         socket_of.update(dict.fromkeys(members, socket))
         die_of.update(sockets.dies(tree, members))
     l3_of = caches.l3_groups(tree, online, cores)

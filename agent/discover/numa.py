@@ -23,8 +23,9 @@ def nodes(tree: Tree, cpus: CpuSet) -> tuple[NumaNode, ...]:
     if not folders:
         return (_machine(tree, cpus),)
     # Nodes without a directory are offline by now; a directory not in the list is on its way out.
-    online = optional(cpu_list, tree, f"{NODE}/online") or folders
-    ids = online & folders or folders
+    listed = optional(cpu_list, tree, f"{NODE}/online") or folders
+    online = tuple(listed)
+    ids = tuple(listed & folders or folders)
     machine_meminfo = tree.read("proc/meminfo") or b""
     found = []
     rest = cpus
@@ -72,13 +73,16 @@ def _pools(tree: Tree, folder: str, meminfo: bytes, machine: bytes) -> tuple[Hug
     return found or hugepages.pool_of_meminfo(meminfo, machine)
 
 
-def _distances(tree: Tree, path: str, online: CpuSet, ids: CpuSet) -> tuple[int, ...]:
+def _distances(
+    tree: Tree, path: str, online: tuple[int, ...], ids: tuple[int, ...]
+) -> tuple[int, ...]:
     """The row of a node; the kernel prints one number per online node, in order of ids."""
     words = (tree.text(path) or "").split()
     if not all(word.isdecimal() and len(word) < 10 for word in words):
         return ()
-    for columns in (online, ids):
-        if len(words) == len(columns):
-            row = dict(zip(columns, map(int, words), strict=True))
-            return tuple(row[node] for node in ids)
+    if len(words) == len(ids):
+        return tuple(map(int, words))
+    if len(words) == len(online):
+        row = dict(zip(online, words, strict=True))
+        return tuple(int(row[node]) for node in ids)
     return ()

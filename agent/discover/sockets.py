@@ -10,7 +10,7 @@ import re
 
 from agent.discover.facts import CPU, cpu_list, cpu_map, integer, optional_integer, partition
 from agent.host.files import Tree
-from agent.model.cpuset import CpuSet
+from agent.model.cpuset import CpuSet, union
 
 _CORE_NAMES = ("core_cpus", "thread_siblings")
 _SOCKET_NAMES = ("package_cpus", "core_siblings")
@@ -46,13 +46,13 @@ def cores(tree: Tree, cpus: CpuSet) -> dict[int, CpuSet]:
     return groups
 
 
-def sockets(tree: Tree, cpus: CpuSet) -> dict[int, CpuSet]:
+def sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
     """The CPUs of each socket, by the kernel's `physical_package_id`.
 
-    The sibling files decide who belongs together; the ids only name the groups. A group whose id
-    is unknown (-1 on many ARM and POWER machines) or taken already (s390 counts anew in each book)
-    gets the lowest free number. Without sibling files equal ids belong together, and a machine
-    that knows no sockets is socket 0.
+    The sibling files decide which cores belong together; the ids only name the groups. A group
+    whose id is unknown (-1 on many ARM and POWER machines) or taken already (s390 counts anew in
+    each book) gets the lowest free number. Without sibling files equal ids belong together, and a
+    machine that knows no sockets is socket 0.
     """
     siblings = Siblings(tree, _SOCKET_NAMES)
     ids: dict[int, int | None] = {}
@@ -66,21 +66,22 @@ def sockets(tree: Tree, cpus: CpuSet) -> dict[int, CpuSet]:
         found = siblings.of(cpu)
         if found is not None:
             return found
-        return CpuSet(other for other in cpus if number(other) == number(cpu))
+        return CpuSet(other for other in cores if number(other) == number(cpu))
 
     named: dict[int, CpuSet] = {}
     nameless: list[CpuSet] = []
-    for first, members in partition(cpus, sharers):
+    for first, members in partition(CpuSet(cores), sharers):
         package = number(first)
+        cpus = union(cores[core] for core in members)
         if package is None or package in named:
-            nameless.append(members)
+            nameless.append(cpus)
         else:
-            named[package] = members
+            named[package] = cpus
     free = 0
-    for members in nameless:
+    for cpus in nameless:
         while free in named:
             free += 1
-        named[free] = members
+        named[free] = cpus
     return named
 
 
