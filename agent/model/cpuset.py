@@ -6,6 +6,7 @@ Speaks the kernel's two text formats: lists (`0-3,8`, with groups as in `0-15:2/
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Final, final
 
@@ -53,13 +54,11 @@ class CpuSet:
     @classmethod
     def parse_mask(cls, text: str) -> CpuSet:
         """The kernel's mask format: hexadecimal 32-bit words, highest first. Raises CpuSetError."""
-        words = text.strip().split(",")
-        mask = 0
-        for index, word in enumerate(words):
-            digits = word.removeprefix("0x") if index == 0 else word
-            if not _HEX.issuperset(digits) or not 1 <= len(digits) <= 8:
-                raise CpuSetError(f"CPU mask {_quote(text)}: {_quote(word)} is no 32-bit word")
-            mask = mask << 32 | int(digits, 16)
+        stripped = text.strip()
+        if _WHOLE_WORDS.fullmatch(stripped):
+            mask = int(stripped.replace(",", ""), 16)
+        else:
+            mask = _short_words(stripped, text)
         if mask.bit_length() > MAX_ID + 1:
             raise CpuSetError(f"CPU mask {_quote(text)} goes beyond CPU {MAX_ID}")
         return cls.from_int(mask)
@@ -152,6 +151,7 @@ class CpuSet:
 EMPTY: Final = CpuSet.from_int(0)
 _DIGITS: Final = frozenset("0123456789")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
+_WHOLE_WORDS: Final = re.compile("(?:0x)?[0-9a-fA-F]{1,8}(?:,[0-9a-fA-F]{8})*")
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
@@ -181,6 +181,16 @@ def _parse_part(part: str, text: str) -> int:
     return sum(
         (1 << min(start + used, last + 1)) - (1 << start) for start in range(first, last + 1, size)
     )
+
+
+def _short_words(stripped: str, text: str) -> int:
+    mask = 0
+    for index, word in enumerate(stripped.split(",")):
+        digits = word.removeprefix("0x") if index == 0 else word
+        if not _HEX.issuperset(digits) or not 1 <= len(digits) <= 8:
+            raise CpuSetError(f"CPU mask {_quote(text)}: {_quote(word)} is no 32-bit word")
+        mask = mask << 32 | int(digits, 16)
+    return mask
 
 
 def _number(digits: str, part: str, text: str) -> int:

@@ -11,8 +11,10 @@ class Cpu(msgspec.Struct, frozen=True):
     """One online logical CPU.
 
     `core` and `l3` are the lowest online CPU id that shares it, so they are unique on the machine;
-    `die` (unique per socket), `socket` and `node` are the kernel's ids. `kind` names the core kind
-    of a hybrid machine.
+    `die` (unique per socket), `socket` and `node` are the kernel's ids; a socket whose id is
+    unknown or not unique has the lowest free number. `node` is in no list where the kernel has
+    taken the CPU's node offline. `kind` names the core kind of a hybrid machine: Intel's `core`,
+    `atom` and `lowpower`, else `capacity-N` relative to 1024.
     """
 
     id: int
@@ -47,13 +49,18 @@ class NumaNode(msgspec.Struct, frozen=True):
 
 
 class Topology(msgspec.Struct, frozen=True):
-    """Everything sorted by id; equal machines compare equal."""
+    """Everything sorted by id; equal machines compare equal.
+
+    `offline`: CPUs that are plugged in and do not run. `smt`: some core runs two threads or more.
+    `smt_control`: the kernel's word for what it permits (`on`, `off`, `forceoff`, ...).
+    """
 
     cpus: tuple[Cpu, ...]
     numa_nodes: tuple[NumaNode, ...]
     offline: CpuSet
     isolated: CpuSet
     smt: bool
+    smt_control: str | None = None
 
     @property
     def online(self) -> CpuSet:

@@ -1,0 +1,199 @@
+"""The cpuset hierarchy of a host, cgroup v1 or v2, as named reads and single writes.
+
+A group is named by its path below the hierarchy's root: `/`, `/kubepods/burstable/podX/ID`.
+On v1 every group that holds processes has CPUs of its own; on v2 an empty own value means that
+the group inherits its parent's, and the kernel keeps what counts in `cpuset.cpus.effective`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Final, Literal
+
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+
+CPUS: Final = "cpuset.cpus"
+MEMS: Final = "cpuset.mems"
+_EFFECTIVE: Final = {
+    (1, CPUS): "cpuset.effective_cpus",
+    (1, MEMS): "cpuset.effective_mems",
+    (2, CPUS): "cpuset.cpus.effective",
+    (2, MEMS): "cpuset.mems.effective",
+}
+_READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
+
+
+class CgroupError(Exception):
+    """The kernel or the tree said no; the message names file, value and reason."""
+
+
+class GroupGone(CgroupError):  # noqa: N818 - an event of everyday life, not a fault
+    """The group does not exist (any more)."""
+
+
+class Hierarchy:
+    """One machine's cpuset hierarchy; holds no state but where it is.
+
+    `root` is where cgroup file systems are mounted, `proc` a procfs. Where v1 and v2 are mounted
+    beside each other, the one that has the cpuset controller is taken. Raises CgroupError on a
+    machine that has it in neither.
+    """
+
+    def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc") -> None:
+        self.proc = proc
+        self.version: Literal[1, 2]
+        self.version, self.path = _detect(root)
+
+    def own_cpus(self, group: str) -> CpuSet:
+        """What stands in `cpuset.cpus`: on v2 empty for a group that inherits."""
+        return self._own(group, CPUS)
+
+    def own_mems(self, group: str) -> CpuSet:
+        """The NUMA nodes in `cpuset.mems`: on v2 empty for a group that inherits."""
+        return self._own(group, MEMS)
+
+    def effective_cpus(self, group: str) -> CpuSet:
+        """The CPUs that processes of the group may really use (online ones only)."""
+        return self._effective(group, CPUS)
+
+    def effective_mems(self, group: str) -> CpuSet:
+        """The NUMA nodes that processes of the group may really use."""
+        return self._effective(group, MEMS)
+
+    def exists(self, group: str) -> bool:
+        return os.path.isdir(self._directory(group))
+
+    def children(self, group: str) -> tuple[str, ...]:
+        """The groups right below, sorted."""
+        directory = self._directory(group)
+        base = group.rstrip("/")
+        try:
+            with os.scandir(directory) as entries:
+                names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+        except OSError as error:
+            raise self._error("list", directory, directory, error) from error
+        return tuple(f"{base}/{name}" for name in sorted(names))
+
+    def write(self, group: str, cpus: CpuSet) -> None:
+        """Set `cpuset.cpus` in one write(2); an empty set is a ValueError."""
+        if not cpus:
+            raise ValueError(f"an empty cpuset is never written ({group!r})")
+        self._write(group, str(cpus))
+
+    def inherit(self, group: str) -> None:
+        """Let a v2 group use its parent's CPUs again. v1 knows no such thing: ValueError."""
+        if self.version == 1:
+            raise ValueError(f"a cgroup v1 cpuset can't inherit ({group!r})")
+        self._write(group, "")
+
+    def group_of(self, pid: int) -> str | None:
+        """The group of a process; None when it is gone, or outside of our cgroup namespace."""
+        path = f"{self.proc}/{pid}/cgroup"
+        try:
+            with open(path, "rb") as file:
+                lines = os.fsdecode(file.read()).split("\n")  # names may hold any other byte
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        except OSError as error:
+            raise CgroupError(f"cannot read {path!r}: {error.strerror}") from error
+        for line in lines:
+            number, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            ours = "cpuset" in controllers.split(",") if self.version == 1 else number == "0"
+            if ours and group.startswith("/"):
+                hidden = group.startswith("/..") or group.endswith(" (deleted)")
+                return None if hidden else group
+        raise CgroupError(f"{path!r} names no group of the cgroup v{self.version} cpuset hierarchy")
+
+    def _own(self, group: str, name: str) -> CpuSet:
+        directory = self._directory(group)
+        text = self._read(directory, name)
+        # A v2 group without the file: its parent does not hand the controller down.
+        return EMPTY if text is None else _parsed(f"{directory}/{name}", text)
+
+    def _effective(self, group: str, name: str) -> CpuSet:
+        effective = _EFFECTIVE[self.version, name]
+        while True:
+            directory = self._directory(group)
+            text = self._read(directory, effective)
+            if text is not None:
+                return _parsed(f"{directory}/{effective}", text)
+            if self.version == 1:  # kernels before 3.17 have no such file
+                return self._own(group, name)
+            if group == "/":
+                raise CgroupError(f"{directory!r} has no {effective}")
+            group = group.rpartition("/")[0] or "/"
+
+    def _read(self, directory: str, name: str) -> str | None:
+        """None where the group is there and the file is not."""
+        path = f"{directory}/{name}"
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return os.read(handle, _READ_BYTES).decode("ascii", "replace")
+            finally:
+                os.close(handle)
+        except OSError as error:
+            if error.errno == errno.ENOENT and os.path.isdir(directory):
+                return None
+            raise self._error("read", path, directory, error) from error
+
+    def _write(self, group: str, text: str) -> None:
+        directory = self._directory(group)
+        path = f"{directory}/{CPUS}"
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+            try:
+                os.write(handle, f"{text}\n".encode("ascii"))
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise self._error(f"write {text!r} to", path, directory, error) from error
+
+    def _error(self, verb: str, path: str, directory: str, error: OSError) -> CgroupError:
+        gone = error.errno == errno.ENODEV or not os.path.isdir(directory)
+        kind = GroupGone if gone else CgroupError
+        return kind(f"cannot {verb} {path!r}: {error.strerror}")
+
+    def _directory(self, group: str) -> str:
+        if group == "/":
+            return self.path
+        head, *parts = group.split("/")
+        if head or "\0" in group or not parts or not {"", ".", ".."}.isdisjoint(parts):
+            raise CgroupError(f"{group!r} is no path of a cgroup (such as '/kubepods/podX')")
+        return self.path + group
+
+
+def _parsed(path: str, text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except CpuSetError as error:
+        raise CgroupError(f"cannot understand {path!r}: {error}") from error
+
+
+def _detect(root: str) -> tuple[Literal[1, 2], str]:
+    for path in _v1_mounts(root):
+        if os.path.exists(f"{path}/{CPUS}"):
+            return 1, path
+    for path in (root, f"{root}/unified"):
+        try:
+            with open(f"{path}/cgroup.controllers", encoding="ascii", errors="replace") as file:
+                controllers = file.read().split()
+        except OSError:
+            continue
+        if "cpuset" in controllers:
+            return 2, path
+    raise CgroupError(
+        f"no cpuset controller below {root!r}: neither 'cpuset' as a cgroup v1 mount, nor the word "
+        "cpuset in the 'cgroup.controllers' of a cgroup v2 mount"
+    )
+
+
+def _v1_mounts(root: str) -> list[str]:
+    """`cpuset`, and mounts shared with other controllers (`cpu,cpuset`)."""
+    try:
+        names = sorted(os.listdir(root))
+    except OSError as error:
+        raise CgroupError(f"cannot list {root!r}: {error.strerror}") from error
+    return [f"{root}/{name}" for name in names if "cpuset" in name.split(",")]

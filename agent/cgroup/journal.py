@@ -1,0 +1,130 @@
+"""What groups held before we changed them, on disk before the first write to each.
+
+One JSON object a line, so that a damaged file still gives up its whole lines. The file belongs on
+a file system that a reboot empties (`/run`): groups don't outlive a boot, but their names return.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from agent.host import files
+from agent.model.cpuset import CpuSet, CpuSetError
+
+
+class Original(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`cpus` is the own value as a Linux list; empty where a v2 group inherited."""
+
+    group: str
+    cpus: str
+    note: str | None = None
+
+
+class JournalError(Exception):
+    """The journal can't be written; the message names the file and the reason."""
+
+
+class Journal:
+    """The originals by group. Not for more than one thread or process at a time.
+
+    Reading never fails: what can't be understood is set aside as `NAME.broken`, said in `problems`,
+    and the rest is used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problems: tuple[str, ...] = ()
+        self._originals: dict[str, Original] = {}
+        self._load()
+
+    @property
+    def originals(self) -> Mapping[str, Original]:
+        """Sorted by group."""
+        return dict(sorted(self._originals.items()))
+
+    def __contains__(self, group: str) -> bool:
+        return group in self._originals
+
+    def update(self, remember: Iterable[Original], forget: Iterable[str] = ()) -> None:
+        """Drop some entries and add others, durably; an entry that is there is never replaced.
+
+        No change, no write. Raises JournalError, and then holds what it held before.
+        """
+        after = dict(self._originals)
+        for group in forget:
+            after.pop(group, None)
+        for each in remember:
+            after.setdefault(each.group, each)
+        if after != self._originals:
+            self._save(after)
+            self._originals = after
+
+    def forget(self, groups: Iterable[str]) -> None:
+        """Drop entries: their groups have their values back, or are no more."""
+        self.update((), groups)
+
+    def _save(self, originals: Mapping[str, Original]) -> None:
+        # Not msgspec: a group's name may hold bytes that are no UTF-8, and these must survive.
+        lines = [
+            json.dumps(msgspec.to_builtins(each)) + "\n" for _, each in sorted(originals.items())
+        ]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace(str(self.path), "".join(lines).encode("ascii"), durable=True, mode=0o600)
+        except OSError as error:
+            raise JournalError(f"cannot write {str(self.path)!r}: {error.strerror}") from error
+
+    def _load(self) -> None:
+        broken = self.path.with_name(f"{self.path.name}.broken")
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._problem(f"cannot be read ({error.strerror})")
+            try:
+                os.replace(self.path, broken)
+            except OSError as second:
+                self._problem(f"cannot be set aside ({second.strerror})")
+            return
+        bad = 0
+        for number, line in enumerate(data.split(b"\n"), 1):
+            if not line:
+                continue
+            try:
+                original = _parse(line)
+            except (ValueError, RecursionError) as error:
+                bad += 1
+                if bad == 1:
+                    self._problem(f"line {number}: {error}")
+                continue
+            self._originals.setdefault(original.group, original)
+        if not bad:
+            return
+        kept = len(self._originals)
+        self._problem(f"set aside as {broken.name!r}: {bad} lines unreadable, {kept} groups kept")
+        try:
+            files.replace(str(broken), data, durable=True, mode=0o600)
+            self._save(self._originals)
+        except (OSError, JournalError) as error:
+            self._problem(f"cannot be set aside ({error})")
+
+    def _problem(self, text: str) -> None:
+        self.problems = (*self.problems, f"journal {str(self.path)!r}: {text}")
+
+
+def _parse(line: bytes) -> Original:
+    """Raises ValueError (msgspec's, json's and CpuSet's errors all are) or RecursionError."""
+    original = msgspec.convert(json.loads(line), Original)
+    if not original.group.startswith("/"):
+        raise ValueError(f"{original.group!r} is no group")
+    try:
+        CpuSet.parse(original.cpus)
+    except CpuSetError as error:
+        raise ValueError(f"{original.group!r}: {error}") from error
+    return original

@@ -1,0 +1,226 @@
+"""Which `cpuset.cpus` to write, and in which order.
+
+The rule of cgroup v1: the kernel refuses a cpuset that is not within the parent's (EACCES) or does
+not hold every child's (EBUSY). cgroup v2 refuses nothing, but a group uses only what its parent
+gives it (`effective`), and all of the parent's CPUs where its own value has none of them.
+
+Where the values go:
+
+* a wanted group gets exactly what is wanted;
+* an ancestor that lacks some of it grows (own | wanted) and never shrinks;
+* a descendant that holds more is cut to (own & wanted), or to wanted where nothing would be left.
+  Only v1 needs that: on v2 the kernel cuts what is effective.
+
+How they get there, so that after every single write each group is a non-empty part of its parent:
+
+1. Shrink, bottom-up. A group gives up what it is to lose, as far as its children let it. One that
+   loses and gains does so only when another group is to gain what it loses; else its final value
+   is one write, later. One that keeps nothing can't shrink to nothing, and waits for step 2.
+2. Grow, top-down. The final value at once, or, where a child still holds CPUs that the group is to
+   lose, (old | new) first and the final value after the children.
+
+So a CPU that changes hands leaves the old group before it enters the new one. The groups that step
+1 had to leave as they were are put before those that wait for their CPUs; only where groups wait
+for each other in a circle does one of them go first and share a CPU for some writes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from agent.model.cpuset import EMPTY, CpuSet, union
+
+
+class Write(msgspec.Struct, frozen=True):
+    """One write of `cpuset.cpus`; never an empty set."""
+
+    group: str
+    cpus: CpuSet
+
+
+class Tree(msgspec.Struct, frozen=True):
+    """Present own values by group path: `/` (on v2: its effective CPUs), every wanted group, all
+    their ancestors, and on v1 all their descendants.
+
+    `inherits` is cgroup v2: an empty value there means the parent's.
+    """
+
+    cpus: Mapping[str, CpuSet]
+    inherits: bool
+
+
+def parent(group: str) -> str:
+    """The group above; the root is its own."""
+    return group.rpartition("/")[0] or "/"
+
+
+def ancestors(group: str) -> list[str]:
+    """From right below the root down to the group's parent; without the root."""
+    parts = group.split("/")
+    return ["/".join(parts[:end]) for end in range(2, len(parts))]
+
+
+def effective(tree: Tree, group: str) -> CpuSet:
+    """What the kernel makes of the own values: on v1 the own value itself."""
+    if not tree.inherits:
+        return tree.cpus[group]
+    cpus = tree.cpus["/"]
+    for each in (*ancestors(group), group) if group != "/" else ():
+        cpus = (tree.cpus.get(each, EMPTY) & cpus) or cpus
+    return cpus
+
+
+def plan(tree: Tree, wanted: Mapping[str, CpuSet]) -> list[Write]:
+    """The writes that bring `tree` to `wanted`, in order.
+
+    Raises ValueError for an unfulfillable wish: an empty set, the root, a group missing from the
+    tree, or CPUs beyond those of a wanted ancestor or (v1) of the root.
+    """
+    targets = _targets(tree, wanted)
+    changed = [group for group in _top_down(targets) if targets[group] != tree.cpus[group]]
+    return list(_ordered(tree, targets, changed))
+
+
+def _top_down(groups: Mapping[str, CpuSet]) -> list[str]:
+    return sorted(groups, key=lambda group: (group.count("/"), group))
+
+
+def _targets(tree: Tree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+    """The final value of each group that has one; top-down."""
+    need: dict[str, CpuSet] = {}
+    for group, cpus in wanted.items():
+        _check(tree, wanted, group)
+        for each in ancestors(group):
+            need[each] = need.get(each, EMPTY) | cpus
+    targets: dict[str, CpuSet] = {}
+    cut: set[str] = set()  # groups that must stay within a wanted one
+    for group in _top_down(tree.cpus):
+        own = tree.cpus[group]
+        if group == "/":
+            continue
+        if group in wanted:
+            cut.add(group)
+            targets[group] = wanted[group]
+        elif tree.inherits:
+            targets[group] = own | need.get(group, EMPTY) if own else own
+        else:
+            above = parent(group)
+            if above in cut:
+                cut.add(group)
+                if not own <= targets[above]:
+                    own = (own & targets[above]) or targets[above]
+            targets[group] = own | need.get(group, EMPTY)
+    return targets
+
+
+def _check(tree: Tree, wanted: Mapping[str, CpuSet], group: str) -> None:
+    cpus = wanted[group]
+    if group == "/" or not cpus:
+        raise ValueError(f"{group!r} can't be given the cpuset '{cpus}'")
+    for each in (*ancestors(group), group):
+        if each not in tree.cpus:
+            raise ValueError(f"{group!r} can't be planned: the tree lacks {each!r}")
+        if not cpus <= wanted.get(each, cpus):
+            raise ValueError(f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'")
+    if not tree.inherits and not cpus <= tree.cpus["/"]:
+        raise ValueError(f"{group!r} wants '{cpus}', the root has '{tree.cpus['/']}'")
+
+
+class _Task(msgspec.Struct):
+    """A write of step 2, and the tasks that come before it: those that must, and those that hold
+    CPUs which this one gains."""
+
+    write: Write
+    after: set[int]
+    waits: set[int] = msgspec.field(default_factory=set)
+
+
+def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
+    held = {group: effective(tree, group) for group in changed}
+    pending = set(changed)
+    above: dict[str, str] = {}  # nearest ancestor that changes
+    below: dict[str, list[str]] = {group: [] for group in changed}
+    for group in changed:
+        for each in reversed(ancestors(group)):
+            if each in pending:
+                above[group] = each
+                below[each].append(group)
+                break
+
+    gained = union(targets[group] - held[group] for group in changed)
+    for group in reversed(changed):
+        target, now = targets[group], held[group]
+        if target <= now or (now - target) & gained:
+            least = (target | union(held[each] for each in below[group])) & now
+            if least and least != tree.cpus[group]:
+                yield Write(group, least)
+                held[group] = least
+            if held[group] == target:
+                pending.discard(group)
+
+    tasks: list[_Task] = []
+    grown: dict[str, int] = {}  # group -> its task on the way down
+    final: dict[str, int] = {}  # group -> its last task
+    deferred: list[str] = []
+    for group in changed:
+        if group not in pending:
+            continue
+        target = targets[group]
+        fits = all(held[each] <= target for each in below[group])
+        if fits or not target <= held[group]:
+            over = above.get(group)
+            final[group] = grown[group] = len(tasks)
+            value = target if fits else held[group] | target
+            tasks.append(_Task(Write(group, value), {grown[over]} if over in grown else set()))
+        if not fits:
+            deferred.append(group)
+    for group in reversed(deferred):
+        after = {final[each] for each in below[group] if each in final}
+        if group in grown:
+            after.add(grown[group])
+        final[group] = len(tasks)
+        tasks.append(_Task(Write(group, targets[group]), after))
+
+    givers = [(final[each], lost) for each in final if (lost := held[each] - targets[each])]
+    for group, index in grown.items():
+        gain = targets[group] - held[group]
+        tasks[index].waits = {giver for giver, lost in givers if lost & gain and giver != index}
+    yield from _sequence(tasks)
+
+
+def _sequence(tasks: list[_Task]) -> Iterator[Write]:
+    """Each task after those it follows; circles of waiting are cut at one task that may go."""
+    followers: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for before in task.after | task.waits:
+            followers[before].append(index)
+    left = dict.fromkeys(range(len(tasks)))
+    ready = [index for index in left if not tasks[index].after | tasks[index].waits]
+    while left:
+        if not ready:
+            stuck = _in_circle(tasks, next(iter(left)))
+            tasks[stuck].waits.clear()
+            ready.append(stuck)
+        index = heapq.heappop(ready)
+        del left[index]
+        yield tasks[index].write
+        for each in followers[index]:
+            if each in left:
+                tasks[each].after.discard(index)
+                tasks[each].waits.discard(index)
+                if not tasks[each].after | tasks[each].waits:
+                    heapq.heappush(ready, each)
+
+
+def _in_circle(tasks: list[_Task], start: int) -> int:
+    """A task that waits for itself, through others, and has nothing before it that must be."""
+    trail: dict[int, int] = {}
+    at = start
+    while at not in trail:
+        trail[at] = len(trail)
+        at = min(tasks[at].after or tasks[at].waits)
+    circle = list(trail)[trail[at] :]
+    return min(index for index in circle if not tasks[index].after)

@@ -1,0 +1,49 @@
+"""Run the node agent: look at the machine and the runtime, keep pools and cgroups right, report."""
+
+from __future__ import annotations
+
+import argparse
+
+from agent.cgroup.hierarchy import CgroupError
+from agent.cli import options
+from agent.host.locks import LockedError
+from agent.model.settings import SettingsError
+from agent.node import daemon
+from agent.telemetry import logs
+from agent.telemetry.http import HttpError
+
+OPTIONS = (
+    "state_dir",
+    "runtime_endpoint",
+    "node_name",
+    "store_dir",
+    "root",
+    "cgroup_root",
+    "kubelet_dir",
+    "http",
+    "period_seconds",
+    "log_level",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--standalone",
+        action="store_true",
+        required=True,
+        help="no cluster: pods come from the runtime, objects go to files",
+    )
+    options.add_arguments(parser, OPTIONS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    logs.start(settings.log_level)
+    try:
+        daemon.run(settings)
+    except (LockedError, HttpError, CgroupError, SettingsError, OSError) as error:
+        return options.fail(error)
+    return 0

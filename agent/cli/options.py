@@ -1,0 +1,57 @@
+"""Flags made from the settings: `--config FILE` (TOML), then one flag an option wins over it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from agent.model import settings
+from agent.model.settings import Settings, SettingsError
+
+
+def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Adds `--config` and the named options (as in Settings) with their defaults in the help."""
+    parser.add_argument("--config", metavar="FILE", help="TOML file of options, flags win over it")
+    for field in settings.options():
+        if field.name not in names:
+            continue
+        kind = field.type
+        text = ""
+        if isinstance(kind, msgspec.inspect.Metadata):
+            text, kind = str((kind.extra_json_schema or {}).get("description", "")), kind.type
+        parser.add_argument(
+            f"--{field.encode_name}", metavar=_metavar(field.name), help=f"{text} ({field.default})"
+        )
+
+
+def load(arguments: argparse.Namespace) -> Settings:
+    """Raises SettingsError that names file and option."""
+    raw: dict[str, Any] = {}
+    if arguments.config:
+        try:
+            with open(arguments.config, "rb") as file:
+                raw = tomllib.load(file)
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise SettingsError(f"{arguments.config}: {error}") from error
+    for field in settings.options():
+        given = getattr(arguments, field.name, None)
+        if given is not None:
+            raw[field.encode_name] = given
+    return settings.parse(raw)
+
+
+def fail(error: Exception, code: int = 1) -> int:
+    """Says what is wrong on standard error; the exit code for it."""
+    print(f"topolet: {error}", file=sys.stderr)
+    return code
+
+
+def _metavar(name: str) -> str:
+    if name.endswith("_seconds"):
+        return "SECONDS"
+    return {"http": "ADDRESS", "proxy_http": "ADDRESS"}.get(name, name.rpartition("_")[2].upper())

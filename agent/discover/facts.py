@@ -1,0 +1,101 @@
+"""One sysfs file as one value.
+
+Where a file is absent or blank the value is None: kernels, architectures and snapshots differ in
+what they offer. Text that is there and makes no sense raises DiscoveryError, or gives None for the
+facts that the caller calls optional.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from agent.host.files import Tree
+from agent.model.cpuset import CpuSet, CpuSetError
+
+CPU = "sys/devices/system/cpu"
+NODE = "sys/devices/system/node"
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,20}")
+
+
+class DiscoveryError(Exception):
+    """The machine cannot be made out; the message names the file, and the text found in it."""
+
+
+def cpu_list(tree: Tree, path: str) -> CpuSet | None:
+    """A set in list format (`0-3,8`)."""
+    return _parsed(tree, path, CpuSet.parse)
+
+
+def cpu_map(tree: Tree, mask_path: str) -> CpuSet | None:
+    """A set in mask format (`ff,ffffffff`), which every kernel has."""
+    return _parsed(tree, mask_path, CpuSet.parse_mask)
+
+
+def integer(tree: Tree, path: str) -> int | None:
+    """A decimal number."""
+    text = tree.text(path)
+    if text is None:
+        return None
+    if not _INTEGER.fullmatch(text):
+        raise unclear(tree, path, text, "is no number")
+    return int(text)
+
+
+def optional(read: Callable[[Tree, str], CpuSet | None], tree: Tree, path: str) -> CpuSet | None:
+    """What `read` makes of the file, None where it makes no sense."""
+    try:
+        return read(tree, path)
+    except DiscoveryError:
+        return None
+
+
+def optional_integer(tree: Tree, path: str) -> int | None:
+    """A decimal number, None where the text is something else."""
+    text = tree.text(path)
+    return int(text) if text is not None and _INTEGER.fullmatch(text) else None
+
+
+def numbered(tree: Tree, path: str, prefix: str) -> CpuSet:
+    """The numbers N of a directory's entries `prefixN`."""
+    start = len(prefix)
+    return CpuSet(
+        int(name[start:])
+        for name in tree.names(path)
+        if name.startswith(prefix) and name[start:].isdecimal() and len(name) < start + 6
+    )
+
+
+def partition(
+    cpus: CpuSet, sharers: Callable[[int], CpuSet | None]
+) -> Iterator[tuple[int, CpuSet]]:
+    """Splits `cpus` into groups; asks each group's lowest CPU, once, who shares with it.
+
+    A CPU that an earlier group has claimed stays there, so the groups are disjoint even where the
+    files contradict each other. None means: nobody but itself.
+    """
+    rest = cpus.mask
+    while rest:
+        low = rest & -rest
+        cpu = low.bit_length() - 1
+        shared = sharers(cpu)
+        members = low if shared is None else shared.mask & rest | low
+        rest &= ~members
+        yield cpu, CpuSet.from_int(members)
+
+
+def unclear(tree: Tree, path: str, text: str, problem: str) -> DiscoveryError:
+    """The error for a file whose text makes no sense."""
+    quoted = repr(text if len(text) <= 80 else text[:77] + "...")
+    return DiscoveryError(f"{tree.path(path)}: {quoted} {problem}")
+
+
+def _parsed(tree: Tree, path: str, parse: Callable[[str], CpuSet]) -> CpuSet | None:
+    text = tree.text(path)
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except CpuSetError as error:
+        raise DiscoveryError(f"{tree.path(path)}: {error}") from error

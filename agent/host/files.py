@@ -1,0 +1,98 @@
+"""Small files of the host: bulk reads below a root, and atomic replacement."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import tempfile
+
+_CHUNK = 65_536
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
+"""What "there is no such file" looks like; a sysfs file gives ENODEV when its CPU just left."""
+
+
+class Tree:
+    """Reads below `root`, the way sysfs and procfs want to be read: whole, small, often.
+
+    Paths are relative to the root and plain strings. Nothing is cached. Errors other than
+    absence (a file that may not be read, say) are OSErrors that name the path.
+    """
+
+    __slots__ = ("_base", "root")
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._base = root if root.endswith("/") else root + "/"
+
+    def path(self, path: str) -> str:
+        """The full path, for messages."""
+        return self._base + path
+
+    def read(self, path: str, limit: int | None = None) -> bytes | None:
+        """The content, at most `limit` bytes of it; None where the file is absent."""
+        try:
+            fd = os.open(self._base + path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+        try:
+            data = os.read(fd, limit or _CHUNK)
+            while limit is None and (more := os.read(fd, _CHUNK)):
+                data += more
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise OSError(error.errno, error.strerror, self.path(path)) from error
+        finally:
+            os.close(fd)
+        return data
+
+    def text(self, path: str) -> str | None:
+        """The content up to the first NUL, stripped; None where it is absent or blank."""
+        data = self.read(path)
+        if data is None:
+            return None
+        return data.partition(b"\0")[0].decode("utf-8", "replace").strip() or None
+
+    def names(self, path: str) -> list[str]:
+        """The entries of a directory in no particular order; empty where it is absent."""
+        try:
+            return os.listdir(self._base + path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return []
+            raise
+
+    def exists(self, path: str) -> bool:
+        """Whether the path leads to something (a dangling link does not)."""
+        return os.path.exists(self._base + path)
+
+
+def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None:
+    """Replaces a file so that a reader sees the old content or the new, never a part.
+
+    `durable` also survives a power cut: file and folder are flushed before the return. The
+    folder must exist. Raises OSError, and then the old file is untouched and nothing is left over.
+    """
+    folder = os.path.dirname(path) or "."
+    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+    try:
+        with open(fd, "wb") as file:
+            os.fchmod(fd, mode)
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(fd)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    if durable:
+        folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder_fd)
+        finally:
+            os.close(folder_fd)

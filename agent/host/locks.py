@@ -1,0 +1,29 @@
+"""A lock on a file: one process of a kind on a node."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+
+class LockedError(RuntimeError):
+    """Somebody else holds the lock; the message names the file and the holder's pid."""
+
+
+class Lock:
+    """Held from construction until `release` or the end of the process, however it ends."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(self._descriptor, 32).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise LockedError(f"{path} is locked by process {holder or 'unknown'}") from None
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Another process may take it now. The file stays: removing it would race."""
+        os.close(self._descriptor)

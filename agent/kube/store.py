@@ -1,0 +1,66 @@
+"""The embedded store of standalone mode: what would go to the API server, as YAML files.
+
+One file an object: `<folder>/<kind in lower case>/<name>.yaml`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import yaml
+
+from agent.host import files
+
+Object = dict[str, Any]
+
+
+class StoreError(RuntimeError):
+    """An object that can't be written or read; the message names kind, name and reason."""
+
+
+class EmbeddedStore:
+    """Objects by kind and name; cluster-scoped kinds only."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """The stored object, None when there is none. Raises StoreError."""
+        path = self._path(kind, name)
+        try:
+            with open(path, "rb") as file:
+                content = yaml.load(file, _Loader)
+        except FileNotFoundError:
+            return None
+        except (OSError, yaml.YAMLError) as error:
+            raise StoreError(f"{kind} {name} in {path}: {error}") from error
+        if not isinstance(content, dict):
+            raise StoreError(f"{kind} {name} in {path} is no object")
+        return content
+
+    def apply(self, wanted: Object) -> bool:
+        """Stores the object; False when it is stored like this already. Raises StoreError."""
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
+        try:
+            if self.get(kind, name) == wanted:
+                return False
+        except StoreError:
+            pass  # what can't be read is replaced
+        text = yaml.dump(wanted, Dumper=_Dumper, sort_keys=False, width=100_000)
+        path = self._path(kind, name)
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            files.replace(path, text.encode(), durable=False, mode=0o644)
+        except OSError as error:
+            raise StoreError(f"{kind} {name} in {path}: {error}") from error
+        return True
+
+    def _path(self, kind: str, name: str) -> str:
+        if not name or name.startswith(".") or "/" in name or "\0" in name:
+            raise StoreError(f"{kind}: {name!r} is no object name")
+        return os.path.join(self._folder, kind.lower(), f"{name}.yaml")
+
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

@@ -1,0 +1,132 @@
+"""The Kubernetes objects that describe a node, as plain JSON values: NodeResourceTopology, Node.
+
+Shapes: peers.md §1.2 (v1alpha2) and Koordinator's annotations (koordinator.md §1.3, §1.5).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agent.model.cpuset import CpuSet, union
+from agent.model.snapshot import Owner, Pool
+from agent.model.topology import Cpu, NumaNode, Topology
+
+Object = dict[str, Any]
+
+CPU_TOPOLOGY = "node.koordinator.sh/cpu-topology"
+CPU_SHARED_POOLS = "node.koordinator.sh/cpu-shared-pools"
+BE_CPU_SHARED_POOLS = "node.koordinator.sh/be-cpu-shared-pools"
+POD_CPU_ALLOCS = "node.koordinator.sh/pod-cpu-allocs"
+CPU_MANAGER_POLICY = "kubelet.koordinator.sh/cpu-manager-policy"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+LABEL_PREFIX = "topology.topolet.io/"
+
+
+class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One entry of the pod-cpu-allocs annotation."""
+
+    namespace: str
+    name: str
+    uid: str
+    cpuset: str
+    managed_by_kubelet: bool = False
+
+
+def node_resource_topology(
+    name: str,
+    topology: Topology,
+    ls_pools: tuple[Pool, ...],
+    be_pools: tuple[Pool, ...],
+    owners: tuple[Owner, ...],
+    allocs: tuple[PodCpuAlloc, ...],
+    kubelet_policy: str,
+) -> Object:
+    """The NodeResourceTopology of a node; `available` is what no pod owns."""
+    owned = union(owner.cpus for owner in owners) | union(
+        CpuSet.parse(each.cpuset) for each in allocs if each.managed_by_kubelet
+    )
+    return {
+        "apiVersion": "topology.node.k8s.io/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {
+            "name": name,
+            "labels": {MANAGED_BY: "topolet"},
+            "annotations": {
+                CPU_TOPOLOGY: _json({"detail": [_cpu(each) for each in topology.cpus]}),
+                CPU_SHARED_POOLS: _json(ls_pools),
+                BE_CPU_SHARED_POOLS: _json(be_pools),
+                POD_CPU_ALLOCS: _json(allocs),
+                CPU_MANAGER_POLICY: _json({"policy": kubelet_policy}),
+            },
+        },
+        "attributes": [
+            {"name": "topologyManagerPolicy", "value": "none"},
+            {"name": "topologyManagerScope", "value": "container"},
+        ],
+        "zones": [_zone(node, topology, owned) for node in topology.numa_nodes],
+    }
+
+
+def node_labels(name: str, topology: Topology) -> Object:
+    """The Node, as far as we write it: labels that tell what kind of machine it is."""
+    kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
+    facts = {
+        "cpus": str(len(topology.cpus)),
+        "cores": str(len({cpu.core for cpu in topology.cpus})),
+        "sockets": str(len({cpu.socket for cpu in topology.cpus})),
+        "numa-nodes": str(len(topology.numa_nodes)),
+        "l3-caches": str(len({cpu.l3 for cpu in topology.cpus if cpu.l3 is not None})),
+        "smt": "true" if topology.smt else "false",
+        **({"core-kinds": "_".join(kinds)} if kinds else {}),
+    }
+    labels = {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def _cpu(cpu: Cpu) -> dict[str, int]:
+    return {"id": cpu.id, "core": cpu.core, "socket": cpu.socket, "node": cpu.node}
+
+
+def _zone(node: NumaNode, topology: Topology, owned: CpuSet) -> Object:
+    costs = [
+        {"name": f"node-{other.id}", "value": distance}
+        for other, distance in zip(topology.numa_nodes, node.distances, strict=False)
+    ]
+    pages = {each.size_bytes: each for each in node.hugepages}
+    memory = node.memory_bytes - sum(size * each.total for size, each in pages.items())
+    return {
+        "name": f"node-{node.id}",
+        "type": "Node",
+        **({"costs": costs} if costs else {}),
+        "resources": [
+            _resource("cpu", len(node.cpus), len(node.cpus - owned)),
+            *(
+                _resource(f"hugepages-{_binary(size)}", each.total * size, each.free * size)
+                for size, each in sorted(pages.items())
+                if each.total
+            ),
+            _resource("memory", memory, memory),
+        ],
+    }
+
+
+def _resource(name: str, capacity: int, available: int) -> dict[str, str]:
+    return {
+        "name": name,
+        "capacity": str(capacity),
+        "allocatable": str(capacity),
+        "available": str(available),
+    }
+
+
+def _binary(size_bytes: int) -> str:
+    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{unit}"
+    return str(size_bytes)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

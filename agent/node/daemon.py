@@ -1,0 +1,154 @@
+"""The agent's process: wires the parts, rounds on rings and by the clock, one HTTP port."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from agent.cgroup import names
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal, JournalError
+from agent.discover.facts import DiscoveryError
+from agent.host.locks import Lock
+from agent.kube.store import EmbeddedStore, StoreError
+from agent.model import settings as options
+from agent.model.settings import Settings
+from agent.node.doorbell import Doorbell
+from agent.node.kubelet import KubeletView
+from agent.node.look import Node
+from agent.node.machine import Machine
+from agent.node.observed import Observer
+from agent.node.publisher import Publisher, boot_id
+from agent.node.report import Reporter
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri, Placement
+from agent.telemetry.http import Answer, HttpServer
+from agent.telemetry.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+STALE_SECONDS = 5.0
+
+
+class Health:
+    """What /healthz and /readyz answer from."""
+
+    def __init__(self, period_seconds: float) -> None:
+        self._patience_seconds = max(STALE_SECONDS, 4 * period_seconds)
+        self._begun = time.monotonic()
+        self._succeeded: float | None = None
+        self._error = "has not looked yet"
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._begun = time.monotonic()
+
+    def end(self, error: str) -> None:
+        """The round ended, with "" for success."""
+        self._error = error
+        if not error:
+            self._succeeded = time.monotonic()
+
+    def alive(self) -> Answer:
+        """503 when rounds have stopped."""
+        silent = time.monotonic() - self._begun
+        if silent > 4 * self._patience_seconds:
+            return Answer(503, f"no round for {silent:.0f} s\n")
+        return Answer(200, "ok\n")
+
+    def ready(self) -> Answer:
+        """503 unless the last round succeeded (so the runtime answers) and is not long ago."""
+        if self._error:
+            return Answer(503, f"{self._error}\n")
+        age = time.monotonic() - (self._succeeded or 0)
+        if age > self._patience_seconds:
+            return Answer(503, f"the snapshot is {age:.0f} s old\n")
+        return Answer(200, "ok\n")
+
+
+def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT; leaves every cpuset as it is. Raises LockedError, HttpError,
+    CgroupError or OSError when it can't start."""
+    os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
+    state = Path(settings.state_dir)
+    lock = Lock(str(state / "agent.lock"))
+    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    journal = Journal(state / "journal")
+    for problem in journal.problems:
+        log.error("%s", problem)
+    cri = Cri(options.socket_path(settings.runtime_endpoint))
+    metrics = AgentMetrics()
+    node = Node(
+        machine=Machine(settings.root),
+        cri=cri,
+        observer=Observer(cri, lambda placement: group_of(hierarchy, placement)),
+        hierarchy=hierarchy,
+        journal=journal,
+        kubelet=KubeletView(settings.kubelet_dir),
+        publisher=Publisher(str(state / "snapshot.json"), boot_id(settings.root)),
+        reporter=Reporter(
+            EmbeddedStore(settings.store_dir or str(state / "objects")),
+            settings.node_name or os.uname().nodename,
+        ),
+        metrics=metrics,
+    )
+    health = Health(settings.period_seconds)
+    pages = {
+        "/metrics": lambda: Answer(200, metrics.render(), "text/plain; version=0.0.4"),
+        "/healthz": health.alive,
+        "/readyz": health.ready,
+    }
+    server = HttpServer(settings.http, pages) if settings.http else None
+    doorbell = Doorbell(str(state / "doorbell.sock"))
+    stopping = False
+
+    def stop(_signal: int, _frame: object) -> None:
+        nonlocal stopping
+        stopping = True
+        doorbell.wake()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    log.info("agent looks at %s every %g s", settings.runtime_endpoint, settings.period_seconds)
+    next_round = 0.0
+    while not stopping:
+        node.heard(doorbell.wait(next_round - time.monotonic()))
+        next_round = time.monotonic() + settings.period_seconds
+        _round(node, health, metrics)
+    doorbell.close()
+    if server:
+        server.close()
+    cri.close()
+    lock.release()
+
+
+def group_of(hierarchy: Hierarchy, placement: Placement) -> str | None:
+    """The cpuset cgroup of a running container: where its spec says, else where its process is."""
+    named = names.from_cgroups_path(placement.cgroups_path)
+    if named is not None and hierarchy.exists(named):
+        return named
+    return hierarchy.group_of(placement.pid) if placement.pid else None
+
+
+def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
+    health.begin()
+    start = time.monotonic()
+    error = ""
+    try:
+        node.look()
+    except RpcError as failure:
+        error = f"the runtime does not answer: {failure}"
+    except (DiscoveryError, StoreError, JournalError) as failure:
+        error = str(failure)
+    except Exception as failure:  # noqa: BLE001 - supervisor: a bad round must not be the last
+        error = f"round failed: {failure!r}"
+        log.exception("round failed")
+    else:
+        metrics.look_seconds.observe(time.monotonic() - start)
+    metrics.looks.labels("failed" if error else "ok").inc()
+    if error:
+        log.error("%s", error)
+    health.end(error)

@@ -1,0 +1,61 @@
+"""The agent's end of the doorbell: a datagram socket that the proxy rings."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import socket
+
+from agent.model import doorbell
+from agent.model.doorbell import Ring
+
+LARGEST_BYTES = 1 << 18
+
+log = logging.getLogger(__name__)
+
+
+class Doorbell:
+    """Replaces a socket that an earlier agent left. `wake` may be called from a signal handler."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._socket.bind(path)
+        os.chmod(path, 0o600)
+        self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+
+    def wait(self, timeout_seconds: float) -> list[Ring]:
+        """Every ring that has come, after at least one came, `wake` was called or time is up."""
+        self._poll.poll(max(timeout_seconds, 0) * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._woken, 4096)
+        rings: list[Ring] = []
+        while True:
+            try:
+                datagram = self._socket.recv(LARGEST_BYTES)
+            except BlockingIOError:
+                return rings
+            try:
+                rings.append(doorbell.decode(datagram))
+            except doorbell.DoorbellError as error:
+                log.warning("%s", error)
+
+    def wake(self) -> None:
+        """Ends a wait."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._waker, b".")
+
+    def close(self) -> None:
+        """Removes the socket: a ring then fails at once."""
+        self._socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        os.close(self._woken)
+        os.close(self._waker)

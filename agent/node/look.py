@@ -1,0 +1,226 @@
+"""One round of the agent: list the runtime, decide, set the cgroups right, publish, report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+
+from agent.allocate import pools
+from agent.allocate.pools import Decision, Refusal
+from agent.cgroup import writer
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cgroup.journal import Journal, Original
+from agent.cgroup.writer import State
+from agent.model.cpuset import CpuSet, CpuSetError, union
+from agent.model.doorbell import Created, PodComes, PodFailed, Ring
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.topology import Topology
+from agent.node import overlaps
+from agent.node.announced import Announced
+from agent.node.kubelet import KubeletView
+from agent.node.machine import Machine
+from agent.node.observed import Observed, Observer
+from agent.node.publisher import Publisher
+from agent.node.report import Reporter
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from agent.telemetry.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """The agent's state between rounds is only what makes answers steady; a restart loses nothing
+    that the runtime and the cgroups do not tell again."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        cri: Cri,
+        observer: Observer,
+        hierarchy: Hierarchy,
+        journal: Journal,
+        kubelet: KubeletView,
+        publisher: Publisher,
+        reporter: Reporter,
+        metrics: AgentMetrics,
+    ) -> None:
+        self._machine = machine
+        self._cri = cri
+        self._observer = observer
+        self._hierarchy = hierarchy
+        self._journal = journal
+        self._kubelet = kubelet
+        self._publisher = publisher
+        self._reporter = reporter
+        self._metrics = metrics
+        self._announced = Announced()
+        self._requested: dict[str, str] = {}
+        self._owned: frozenset[str] = frozenset()
+        self._overlapping: frozenset[tuple[str, str]] = frozenset()
+        self._refused: frozenset[Refusal] = frozenset()
+        self._failures: dict[str, str] = {}
+        self._rung = True
+
+    def heard(self, rings: list[Ring]) -> None:
+        """Takes note of what the proxy told; the next look answers it."""
+        for ring in rings:
+            self._rung = True
+            self._metrics.rings.labels(type(ring).__struct_config__.tag).inc()
+            if isinstance(ring, PodComes):
+                self._announced.add(ring, time.monotonic(), time.time_ns())
+            elif isinstance(ring, PodFailed):
+                self._announced.drop(ring.uid)
+            elif isinstance(ring, Created):
+                self._requested[ring.container_id] = ring.requested
+
+    def look(self) -> None:
+        """Raises RpcError, DiscoveryError, StoreError or OSError: then the snapshot stays."""
+        looked_at = time.monotonic_ns()
+        observed = self._observer.look()
+        topology = self._machine.topology()
+        kubelet = self._kubelet.cpus()
+        listed = {pod.uid for pod in observed.pods}
+        pods = observed.pods + self._announced.missing_from(listed, time.monotonic())
+        holds = self._holds(observed, topology)
+        decision = pools.decide(topology, pods, kubelet, self._owned, _running_on(pods, holds))
+        self._owned = frozenset(owner.uid for owner in decision.owners)
+        self._tell_refusals(decision)
+        self._count_overlaps(pods, decision, holds)
+        self._remember_requests(observed)
+        if self._set_right(observed, decision):
+            holds = self._holds(observed, topology)
+        self._prepare_created(observed, decision, holds)
+        blocked = _blocked(overlaps.find(pods, decision.owners, holds))
+        self._publisher.publish(
+            decision, pods, blocked, kubelet.static, looked_at, fresh=self._rung
+        )
+        self._rung = False
+        self._metrics.snapshot_generation.set(self._publisher.generation)
+        self._metrics.decided(decision)
+        self._reporter.report(topology, decision, pods, kubelet)
+
+    def _holds(self, observed: Observed, topology: Topology) -> dict[str, CpuSet]:
+        """By container id, what it runs on, or will start on."""
+        holds = {}
+        for pod in observed.pods:
+            for container in pod.containers:
+                if container.state is ContainerState.CREATED:
+                    holds[container.id] = _starting(observed.starts_with, container, topology)
+                elif container.group is not None:
+                    try:
+                        holds[container.id] = self._hierarchy.effective_cpus(container.group)
+                    except CgroupError as error:
+                        log.debug("%s: %s", pod.title, error)
+        return holds
+
+    def _set_right(self, observed: Observed, decision: Decision) -> bool:
+        """Writes the cpusets of running containers and sandboxes; whether anything was written."""
+        wanted: dict[str, CpuSet] = {}
+        titles: dict[str, str] = {}
+        for pod in observed.pods:
+            cpuset = decision.pods[pod.uid].cpuset
+            for container in (*pod.containers, *pod.sandboxes):
+                if cpuset is not None and container.group is not None:
+                    wanted[container.group] = CpuSet.parse(cpuset)
+                    titles[container.group] = f"{pod.title} {container.name or 'sandbox'}"
+        outcome = writer.apply(self._hierarchy, self._journal, wanted)
+        for change in outcome.having(State.WRITTEN):
+            self._metrics.cgroup_writes.labels("written").inc()
+            log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
+        failures = {
+            change.group: f"{titles[change.group]}: {change.note}"
+            for change in outcome.having(State.FAILED)
+        }
+        if outcome.journal_error:
+            failures["journal"] = outcome.journal_error
+        for key in failures.keys() - self._failures.keys():
+            self._metrics.cgroup_writes.labels("failed").inc()
+            log.error("cpuset not set: %s", failures[key])
+        self._failures = failures
+        return bool(outcome.having(State.WRITTEN))
+
+    def _prepare_created(
+        self, observed: Observed, decision: Decision, holds: dict[str, CpuSet]
+    ) -> None:
+        """A container that is not started yet has no cgroup: the runtime changes what it starts
+        with, and `holds` follows."""
+        for pod in observed.pods:
+            cpuset = decision.pods[pod.uid].cpuset
+            if cpuset is None:
+                continue
+            cpus = CpuSet.parse(cpuset)
+            for container in pod.containers:
+                if container.state is not ContainerState.CREATED or holds[container.id] == cpus:
+                    continue
+                try:
+                    self._cri.update_cpuset(container.id, cpus)
+                except RpcError as error:
+                    log.warning("%s %s: not prepared: %s", pod.title, container.name, error)
+                    continue
+                log.info("%s %s: will start on %s", pod.title, container.name, cpus)
+                holds[container.id] = cpus
+
+    def _remember_requests(self, observed: Observed) -> None:
+        """What the proxy replaced at creation is what a restore gives back."""
+        groups = {
+            each.id: each.group for pod in observed.pods for each in pod.containers if each.group
+        }
+        for container_id in self._requested.keys() & groups.keys():
+            group, requested = groups[container_id], self._requested.pop(container_id)
+            try:
+                original = CpuSet.parse(requested) or self._hierarchy.effective_cpus(
+                    group.rpartition("/")[0] or "/"
+                )
+            except (CpuSetError, CgroupError):
+                continue
+            self._journal.update([Original(group, str(original))])
+
+    def _tell_refusals(self, decision: Decision) -> None:
+        refused = frozenset(decision.refusals)
+        for each in sorted(refused - self._refused, key=lambda each: each.uid):
+            self._metrics.refusals.inc()
+            log.error("pod %s keeps the pool: annotation %s: %s", each.title, each.key, each.reason)
+        self._refused = refused
+
+    def _count_overlaps(
+        self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
+    ) -> None:
+        running = overlaps.started(pods)
+        found = {
+            (each.container_id, each.owner_uid): each
+            for each in overlaps.find(pods, decision.owners, holds)
+            if each.owner_uid in running
+        }
+        for key in sorted(found.keys() - self._overlapping):
+            each = found[key]
+            self._metrics.overlaps.inc()
+            log.error("pod %s runs on CPUs %s of pod %s", each.title, each.cpus, each.owner)
+        self._overlapping = frozenset(found)
+
+
+def _starting(starts_with: Mapping[str, str], container: Container, topology: Topology) -> CpuSet:
+    try:
+        return CpuSet.parse(starts_with.get(container.id, "")) or topology.online
+    except CpuSetError:
+        return topology.online
+
+
+def _running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+    running = {
+        pod.uid: union(
+            holds[each.id]
+            for each in pod.containers
+            if each.state is ContainerState.RUNNING and each.id in holds
+        )
+        for pod in pods
+    }
+    return {uid: cpus for uid, cpus in running.items() if cpus}
+
+
+def _blocked(found: tuple[overlaps.Overlap, ...]) -> dict[str, str]:
+    return {
+        each.owner_uid: f"a container of pod {each.title} still holds CPUs {each.cpus}"
+        for each in reversed(found)
+    }

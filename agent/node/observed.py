@@ -1,0 +1,115 @@
+"""The pods of this node as the runtime lists them, with the cgroup of every container."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.qos import kube_class
+from agent.rpc.grpc import Code, RpcError
+from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """`pods` sorted by uid, living ones only: with a ready sandbox or a container.
+
+    `starts_with`: for containers that are created and not running, the cpuset they will start with
+    ("": every CPU of the parent).
+    """
+
+    pods: tuple[Pod, ...]
+    starts_with: dict[str, str]
+
+
+class Observer:
+    """Asks the runtime; what can't change of a container is asked once."""
+
+    def __init__(self, cri: Cri, group_of: Callable[[Placement], str | None]) -> None:
+        self._cri = cri
+        self._group_of = group_of
+        self._sandboxes: dict[str, Placement] = {}
+        self._groups: dict[str, str] = {}
+
+    def look(self) -> Observed:
+        """Raises RpcError when the runtime does not answer."""
+        sandboxes = self._cri.sandboxes()
+        containers = self._cri.containers()
+        self._forget({each.id for each in sandboxes}, {each.id for each in containers})
+        by_sandbox: dict[str, list[Container]] = {}
+        starts_with: dict[str, str] = {}
+        for each in containers:
+            try:
+                seen = self._container(each, starts_with)
+            except RpcError as error:
+                if error.code != Code.NOT_FOUND:
+                    raise
+                continue
+            by_sandbox.setdefault(each.sandbox_id, []).append(seen)
+
+        by_uid: dict[str, list[Sandbox]] = {}
+        for sandbox in sandboxes:
+            if sandbox.ready or sandbox.id in by_sandbox:
+                by_uid.setdefault(sandbox.uid, []).append(sandbox)
+        pods = [self._pod(of_pod, by_sandbox) for _, of_pod in sorted(by_uid.items())]
+        return Observed(tuple(pods), starts_with)
+
+    def _container(self, each: RuntimeContainer, starts_with: dict[str, str]) -> Container:
+        group = self._groups.get(each.id)
+        if each.state is ContainerState.CREATED or group is None:
+            placement = self._cri.container_placement(each.id)
+            if each.state is ContainerState.CREATED:
+                starts_with[each.id] = placement.cpuset
+                return Container(each.id, each.name, each.state)
+            group = self._group_of(placement)
+            if group is not None:
+                self._groups[each.id] = group
+        return Container(each.id, each.name, each.state, group)
+
+    def _pod(self, sandboxes: list[Sandbox], by_sandbox: dict[str, list[Container]]) -> Pod:
+        sandboxes = sorted(sandboxes, key=lambda each: (each.created_at, each.id))
+        newest = sandboxes[-1]
+        return Pod(
+            uid=newest.uid,
+            namespace=newest.namespace,
+            name=newest.name,
+            labels=newest.labels,
+            annotations=newest.annotations,
+            kube_class=kube_class(self._placement(newest.id).cgroup_parent),
+            created_at=sandboxes[0].created_at,
+            containers=tuple(
+                sorted(
+                    (one for each in sandboxes for one in by_sandbox.get(each.id, ())),
+                    key=lambda one: (one.name, one.id),
+                )
+            ),
+            sandboxes=tuple(
+                Container(
+                    each.id,
+                    "",
+                    ContainerState.RUNNING,
+                    self._group_of(self._placement(each.id)),
+                )
+                for each in sandboxes
+                if each.ready
+            ),
+        )
+
+    def _placement(self, sandbox_id: str) -> Placement:
+        placement = self._sandboxes.get(sandbox_id)
+        if placement is None:
+            try:
+                placement = self._cri.sandbox_placement(sandbox_id)
+            except RpcError as error:
+                if error.code != Code.NOT_FOUND:
+                    raise
+                return Placement()
+            self._sandboxes[sandbox_id] = placement
+        return placement
+
+    def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
+        for gone in self._sandboxes.keys() - sandboxes:
+            del self._sandboxes[gone]
+        for gone in self._groups.keys() - containers:
+            del self._groups[gone]

@@ -1,0 +1,84 @@
+"""The snapshot file: written when its content changes, or when somebody rang for a fresh one."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from agent.allocate.pools import Decision
+from agent.host import files
+from agent.model import snapshot as snapshots
+from agent.model.pods import Pod
+from agent.model.snapshot import PodWanted, Snapshot
+
+
+class Publisher:
+    """Numbers continue across restarts, so that a generation never comes twice in one boot."""
+
+    def __init__(self, path: str, boot_id: str) -> None:
+        self._path = path
+        self._boot_id = boot_id
+        self._last = self._stored()
+
+    @property
+    def generation(self) -> int:
+        return self._last.generation if self._last else 0
+
+    def publish(
+        self,
+        decision: Decision,
+        pods: tuple[Pod, ...],
+        blocked: dict[str, str],
+        kubelet_static: bool,
+        looked_at: int,
+        *,
+        fresh: bool,
+    ) -> None:
+        """Writes if something changed or `fresh` asks for it. Raises OSError.
+
+        `blocked`: by pod uid, why its containers must not be created yet.
+        """
+        wanted = {
+            uid: msgspec.structs.replace(each, blocked=blocked[uid]) if uid in blocked else each
+            for uid, each in decision.pods.items()
+        }
+        new = Snapshot(
+            generation=self.generation + 1,
+            looked_at=looked_at,
+            boot_id=self._boot_id,
+            kubelet_static=kubelet_static,
+            ls_pools=decision.ls_pools,
+            be_pools=decision.be_pools,
+            owners=decision.owners,
+            pods=wanted,
+            containers=_by_container(pods, wanted),
+        )
+        if not fresh and self._last is not None and _same(self._last, new):
+            return
+        files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
+        self._last = new
+
+    def _stored(self) -> Snapshot | None:
+        try:
+            with open(self._path, "rb") as file:
+                return snapshots.decode(file.read())
+        except (FileNotFoundError, snapshots.SnapshotError):
+            return None
+
+
+def boot_id(root: str) -> str:
+    """The kernel's name for this boot, "" where it has none."""
+    try:
+        with open(os.path.join(root, "proc/sys/kernel/random/boot_id")) as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, str | None]:
+    return {each.id: wanted[pod.uid].cpuset for pod in pods for each in pod.containers}
+
+
+def _same(one: Snapshot, other: Snapshot) -> bool:
+    return one == msgspec.structs.replace(other, generation=one.generation, looked_at=one.looked_at)

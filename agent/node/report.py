@@ -1,0 +1,67 @@
+"""The objects that tell the cluster about this node, applied when they differ."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from agent.allocate.pools import Decision, KubeletCpus
+from agent.model import resources
+from agent.model.pods import Pod
+from agent.model.resources import PodCpuAlloc
+from agent.model.topology import Topology
+
+
+class Store(Protocol):
+    """Where objects go: the embedded store, or an API server."""
+
+    def apply(self, wanted: dict[str, Any]) -> bool:
+        """Makes the object so; False when it was so already."""
+        ...
+
+
+class Reporter:
+    """Builds again only when what the objects are made of has changed."""
+
+    def __init__(self, store: Store, node_name: str) -> None:
+        self._store = store
+        self._name = node_name
+        self._reported: object = None
+
+    def report(
+        self,
+        topology: Topology,
+        decision: Decision,
+        pods: tuple[Pod, ...],
+        kubelet: KubeletCpus,
+    ) -> bool:
+        """Whether anything was written; raises what the store raises."""
+        allocs = _allocs(decision, pods, kubelet)
+        source = topology, decision.ls_pools, decision.be_pools, decision.owners, allocs
+        if source == self._reported:
+            return False
+        body = resources.node_resource_topology(
+            self._name, *source, "static" if kubelet.static else "none"
+        )
+        written = [
+            self._store.apply(each) for each in (body, resources.node_labels(self._name, topology))
+        ]
+        self._reported = source
+        return any(written)
+
+
+def _allocs(
+    decision: Decision, pods: tuple[Pod, ...], kubelet: KubeletCpus
+) -> tuple[PodCpuAlloc, ...]:
+    """Koordinator lists what the kubelet gave away here; our owners it knows by annotation."""
+    by_uid = {pod.uid: pod for pod in pods}
+    return tuple(
+        PodCpuAlloc(
+            by_uid[uid].namespace if uid in by_uid else "",
+            by_uid[uid].name if uid in by_uid else "",
+            uid,
+            str(cpus),
+            managed_by_kubelet=True,
+        )
+        for uid, cpus in sorted(kubelet.by_uid.items())
+        if uid not in decision.pods or decision.pods[uid].cpuset is None
+    )

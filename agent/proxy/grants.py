@@ -1,0 +1,64 @@
+"""What the proxy handed out that the agent may not have seen yet."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from agent.hooks.cpuset import Grant
+from agent.model.snapshot import Snapshot
+
+
+class Grants:
+    """Every creation since the last look of the agent, by an own number and by container id.
+
+    A proxy that starts does not know what its predecessor let through: until the agent has looked
+    once, a grant without CPUs stands for that.
+    """
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._open: dict[int, Grant] = {}
+        self._ids: dict[str, int] = {}
+        start = Grant("", "an earlier proxy", None, answered_at=time.monotonic_ns())
+        self._open[self._number()] = start
+
+    def all(self) -> tuple[Grant, ...]:
+        return tuple(self._open.values())
+
+    def of(self, container_id: str) -> Grant | None:
+        """The grant of a container that was created through this proxy and not seen yet."""
+        number = self._ids.get(container_id)
+        return None if number is None else self._open.get(number)
+
+    def open(self, grant: Grant) -> int:
+        """A creation goes to the runtime; the number names it in `answered` and `failed`."""
+        number = self._number()
+        self._open[number] = grant
+        return number
+
+    def answered(self, number: int, container_id: str) -> None:
+        """The runtime made the container."""
+        grant = self._open.get(number)
+        if grant is not None:
+            self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+            self._ids[container_id] = number
+
+    def failed(self, number: int) -> None:
+        """No answer, or an error: the container may exist all the same, until the agent looked."""
+        grant = self._open.get(number)
+        if grant is not None:
+            self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+
+    def seen(self, snapshot: Snapshot) -> None:
+        """Forgets what the agent has looked at since."""
+        if any(grant.seen_by(snapshot) for grant in self._open.values()):
+            self._open = {
+                number: grant for number, grant in self._open.items() if not grant.seen_by(snapshot)
+            }
+            self._ids = {each: number for each, number in self._ids.items() if number in self._open}
+
+    def _number(self) -> int:
+        self._next += 1
+        return self._next

@@ -1,0 +1,27 @@
+"""One line an event, logfmt, on standard error."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+
+
+class Logfmt(logging.Formatter):
+    """`time=... level=... msg="..."`; quotes and line ends in messages are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = time.gmtime(record.created)
+        stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', moment)}.{int(record.msecs):03d}Z"
+        text = record.getMessage()
+        if record.exc_info:
+            text += " " + self.formatException(record.exc_info)
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        return f'time={stamp} level={record.levelname.lower()} msg="{escaped}"'
+
+
+def start(level: str) -> None:
+    """Sends everything of this process to standard error, from the level up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Logfmt())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,0 +1,99 @@
+"""Every metric of the agent, declared in one place (base units)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from agent.allocate.pools import Decision
+from agent.model.cpuset import CpuSet
+
+
+class AgentMetrics:
+    """`render` gives the text format."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self.looks = Counter(
+            "topolet_looks",
+            "Rounds of listing the runtime and setting cgroups right, by result.",
+            ["result"],
+            registry=registry,
+        )
+        self.look_seconds = Histogram(
+            "topolet_look_seconds",
+            "Time of one round.",
+            registry=registry,
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
+        )
+        self.rings = Counter(
+            "topolet_doorbell_rings", "Datagrams of the proxy.", ["kind"], registry=registry
+        )
+        self.overlaps = Counter(
+            "topolet_cpu_overlaps",
+            "Times a container was found on CPUs of another pod whose containers run.",
+            registry=registry,
+        )
+        self.refusals = Counter(
+            "topolet_claim_refusals",
+            "Claims that were refused, each counted once.",
+            registry=registry,
+        )
+        self.cgroup_writes = Counter(
+            "topolet_cgroup_writes", "Cpusets written, by result.", ["result"], registry=registry
+        )
+        self.snapshot_generation = Gauge(
+            "topolet_snapshot_generation", "Number of the last snapshot.", registry=registry
+        )
+        self._decision: Decision | None = None
+        registry.register(_Decided(lambda: self._decision))
+
+    def decided(self, decision: Decision) -> None:
+        """Pools, owners and refusals are reported from this decision until the next."""
+        self._decision = decision
+
+    def render(self) -> str:
+        return generate_latest(self._registry).decode()
+
+
+class _Decided(Collector):
+    """Series that exist as long as what they speak of."""
+
+    def __init__(self, decision: Callable[[], Decision | None]) -> None:
+        self._decision = decision
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        pools = GaugeMetricFamily(
+            "topolet_pool_cpus", "CPUs in a shared pool.", labels=["pool", "node"]
+        )
+        owned = GaugeMetricFamily(
+            "topolet_exclusive_cpus", "CPUs that a pod owns.", labels=["pod", "qos"]
+        )
+        refused = GaugeMetricFamily(
+            "topolet_refused_claims",
+            "Pods whose claim is refused now, and why.",
+            labels=["pod", "annotation", "reason"],
+        )
+        decision = self._decision()
+        if decision is not None:
+            for name, of_kind in (("ls", decision.ls_pools), ("be", decision.be_pools)):
+                for pool in of_kind:
+                    pools.add_metric([name, str(pool.node)], len(pool.cpus))
+            for owner in decision.owners:
+                owned.add_metric([owner.title, owner.qos], len(CpuSet.parse(owner.cpuset)))
+            for each in decision.refusals:
+                refused.add_metric([each.title, each.key, each.reason], 1)
+        return [pools, owned, refused]

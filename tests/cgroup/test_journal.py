@@ -1,0 +1,106 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup.journal import Journal, JournalError, Original
+
+A = Original("/a", "0-3")
+B = Original("/b", "", "inherited")
+
+
+def test_what_is_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "run/topolet/journal"
+    journal = Journal(path)
+    assert journal.originals == {}
+    assert not path.exists()
+    journal.update([B, A])
+    again = Journal(path)
+    assert list(again.originals.items()) == [("/a", A), ("/b", B)]
+    assert again.problems == ()
+    assert "/a" in again
+    assert "/c" not in again
+    assert os.listdir(path.parent) == ["journal"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_first_value_is_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.update([A])
+    journal.update([Original("/a", "1"), B])
+    assert Journal(tmp_path / "j").originals == {"/a": A, "/b": B}
+
+
+def test_a_group_that_returns_is_remembered_anew(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.update([A])
+    journal.update([Original("/a", "1")], forget=["/a", "/never"])
+    assert Journal(tmp_path / "j").originals == {"/a": Original("/a", "1")}
+    journal.forget(["/a"])
+    assert Journal(tmp_path / "j").originals == {}
+
+
+def test_nothing_new_is_not_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.update([A])
+    (tmp_path / "j").unlink()
+    journal.update([A], forget=["/x"])
+    assert not (tmp_path / "j").exists()
+
+
+def test_names_that_are_no_utf8_survive(tmp_path: Path) -> None:
+    odd = Original(os.fsdecode(b"/a/\xff\x00 \"'\x85"), "1")
+    Journal(tmp_path / "j").update([odd])
+    assert Journal(tmp_path / "j").originals == {odd.group: odd}
+
+
+def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text('{"group":"/a","cpus":"0-3","later":[1]}\n')
+    journal = Journal(tmp_path / "j")
+    assert (journal.originals, journal.problems) == ({"/a": A}, ())
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (b'{"group":"/b","cpus":"', "line 2"),
+        (b"\xff\xfe\x00", "line 2"),
+        (b"[" * 100_000, "line 2"),
+        (b'{"group":"/b","cpus":"x"}', "'/b': CPU list 'x'"),
+        (b'{"group":"b","cpus":"1"}', "'b' is no group"),
+        (b'{"group":"/b"}', "`cpus`"),
+        (b'["/b"]', "line 2"),
+        (b"null\n\n7", "2 lines unreadable, 1 groups kept"),
+    ],
+)
+def test_damage_is_set_aside_and_the_rest_used(tmp_path: Path, damage: bytes, reason: str) -> None:
+    path = tmp_path / "j"
+    data = b'{"group":"/a","cpus":"0-3"}\n' + damage
+    path.write_bytes(data)
+    journal = Journal(path)
+    assert journal.originals == {"/a": A}
+    said = "; ".join(journal.problems)
+    assert str(path) in said
+    assert "'j.broken'" in said
+    assert reason in said
+    assert (tmp_path / "j.broken").read_bytes() == data
+    again = Journal(path)
+    assert (again.originals, again.problems) == ({"/a": A}, ())
+
+
+def test_a_folder_in_its_place_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "j").mkdir()
+    journal = Journal(tmp_path / "j")
+    assert "cannot be read (Is a directory)" in journal.problems[0]
+    journal.update([A])
+    assert Journal(tmp_path / "j").originals == {"/a": A}
+    assert (tmp_path / "j.broken").is_dir()
+
+
+def test_a_journal_that_cannot_be_written_says_so_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    journal = Journal(tmp_path / "file/j")
+    assert "Not a directory" in journal.problems[0]
+    with pytest.raises(JournalError, match=r"cannot write '.*file/j'"):
+        journal.update([A])
+    assert journal.originals == {}

@@ -1,0 +1,114 @@
+import pytest
+
+from agent.cgroup.names import container_groups, from_cgroups_path, kube_class, slice_group
+
+UID = "0a1b2c3d-1111-2222-3333-444455556666"
+UID_ = UID.replace("-", "_")
+BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
+
+
+@pytest.mark.parametrize(
+    ("parent", "found"),
+    [
+        (f"/kubepods/pod{UID}", "guaranteed"),
+        (f"/kubepods/burstable/pod{UID}", "burstable"),
+        (f"/kubepods/besteffort/pod{UID}", "besteffort"),
+        (f"kubepods/besteffort/pod{UID}/", "besteffort"),
+        (f"/foo/kubepods/besteffort/pod{UID}", "besteffort"),
+        (f"/foo/bar/kubepods/pod{UID}/container", "guaranteed"),
+        (f"kubepods-pod{UID_}.slice", "guaranteed"),
+        (f"kubepods-burstable-pod{UID_}.slice", "burstable"),
+        (f"foo-kubepods-besteffort-pod{UID_}.slice", "besteffort"),
+        (BURSTABLE, "burstable"),
+        (f"{BURSTABLE}/cri-containerd-abc.scope", "burstable"),
+        (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID_}.slice", "guaranteed"),
+        # A slice whose name spells no path above it is still read by its own name.
+        (f"/system.slice/kubepods-besteffort-pod{UID_}.slice", "besteffort"),
+        ("/kubepods", None),
+        ("kubepods.slice", None),
+        ("", None),
+        ("/", None),
+        (f"/docker/pod{UID}", None),
+        (f"/besteffort/pod{UID}", None),
+        (f"/mykubepods/besteffort/pod{UID}", None),
+        ("/system.slice/containerd.service", None),
+        ("/kubepods/other", None),
+    ],
+)
+def test_class_by_place(parent: str, found: str | None) -> None:
+    assert kube_class(parent) == found
+
+
+@pytest.mark.parametrize(
+    ("unit", "group"),
+    [
+        ("a.slice", "/a.slice"),
+        ("a-b-c.slice", "/a.slice/a-b.slice/a-b-c.slice"),
+        ("-.slice", "/"),
+        (BURSTABLE.rpartition("/")[2], BURSTABLE),
+        ("a--b.slice", None),
+        ("-a.slice", None),
+        ("a-.slice", None),
+        (".slice", None),
+        ("a.scope", None),
+        ("a/b.slice", None),
+        ("", None),
+    ],
+)
+def test_slice_expansion(unit: str, group: str | None) -> None:
+    assert slice_group(unit) == group
+
+
+@pytest.mark.parametrize(
+    ("parent", "prefixes", "groups"),
+    [
+        (f"/kubepods/pod{UID}", ("cri-containerd",), (f"/kubepods/pod{UID}/ID",)),
+        (f"/kubepods/pod{UID}", ("crio",), (f"/kubepods/pod{UID}/crio-ID",)),
+        (
+            f"kubepods/pod{UID}/",
+            ("cri-containerd", "crio", "docker"),
+            (f"/kubepods/pod{UID}/ID", f"/kubepods/pod{UID}/crio-ID"),
+        ),
+        (
+            f"kubepods-burstable-pod{UID_}.slice",
+            ("cri-containerd", "docker"),
+            (f"{BURSTABLE}/cri-containerd-ID.scope", f"{BURSTABLE}/docker-ID.scope"),
+        ),
+        (BURSTABLE, ("crio",), (f"{BURSTABLE}/crio-ID.scope",)),
+        (BURSTABLE, ("nerd",), (f"{BURSTABLE}/nerd-ID.scope",)),
+        ("-.slice", ("crio",), ("/crio-ID.scope",)),
+        ("a--b.slice", ("crio",), ()),
+        ("/", ("cri-containerd",), ("/ID",)),
+        ("", ("cri-containerd",), ("/k8s.io/ID", "/system.slice/cri-containerd-ID.scope")),
+        ("", ("crio",), ("/crio/crio-ID", "/system.slice/crio-ID.scope")),
+    ],
+)
+def test_candidates(parent: str, prefixes: tuple[str, ...], groups: tuple[str, ...]) -> None:
+    assert container_groups(parent, "ID", prefixes) == groups
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        (f"/kubepods/besteffort/pod{UID}/ID", f"/kubepods/besteffort/pod{UID}/ID"),
+        ("//k8s.io//ID/", "/k8s.io/ID"),
+        (
+            f"kubepods-burstable-pod{UID_}.slice:cri-containerd:ID",
+            f"{BURSTABLE}/cri-containerd-ID.scope",
+        ),
+        (f"{BURSTABLE}:crio:ID", f"{BURSTABLE}/crio-ID.scope"),
+        (":cri-containerd:ID", "/system.slice/cri-containerd-ID.scope"),
+        ("-.slice:docker:ID", "/docker-ID.scope"),
+        ("-:docker:ID", "/docker-ID.scope"),
+        ("a.slice::a-b.slice", "/a.slice/a-b.slice"),
+        ("a.slice::ID", "/a.slice/ID.scope"),
+        ("a.slice:x:", None),
+        ("a:x:ID", None),
+        ("a--b.slice:x:ID", None),
+        ("kubepods/relative/ID", None),
+        ("/kubepods/../ID", None),
+        ("", None),
+    ],
+)
+def test_oci_cgroups_path(path: str, group: str | None) -> None:
+    assert from_cgroups_path(path) == group

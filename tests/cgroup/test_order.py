@@ -1,0 +1,251 @@
+import posixpath
+
+import pytest
+from hypothesis import assume, event, given, settings
+from hypothesis import strategies as st
+
+from agent.cgroup.order import Tree, Write, effective, parent, plan
+from agent.model.cpuset import EMPTY, CpuSet
+
+ROOT = CpuSet(range(6))
+Values = dict[str, CpuSet]
+
+
+def values(**texts: str) -> Values:
+    """`a_b="0-1"` is group /a/b with CPUs 0 and 1; the root has 0-5."""
+    groups = {"/" + name.replace("_", "/"): CpuSet.parse(text) for name, text in texts.items()}
+    return {"/": ROOT} | groups
+
+
+def writes(**texts: str) -> list[str]:
+    return [f"{'/' + name.replace('_', '/')}={text}" for name, text in texts.items()]
+
+
+def planned(tree: Values, wanted: Values, inherits: bool = False) -> list[str]:
+    wanted.pop("/", None)
+    return [f"{each.group}={each.cpus}" for each in plan(Tree(tree, inherits), wanted)]
+
+
+class Kernel:
+    """The kernel's rules, stated from its side: what it refuses, what is effective."""
+
+    def __init__(self, start: Values, inherits: bool) -> None:
+        self.own = dict(start)
+        self.inherits = inherits
+
+    def write(self, write: Write) -> None:
+        group, cpus = write.group, write.cpus
+        assert cpus, "an empty cpuset is never written"
+        assert group != "/"
+        assert self.own[group] != cpus, "a write that changes nothing"
+        if not self.inherits:
+            assert cpus <= self.own[posixpath.dirname(group)], f"{write}: EACCES"
+            for each, held in self.own.items():
+                if each != "/" and posixpath.dirname(each) == group:
+                    assert held <= cpus, f"{write}: EBUSY, {each} holds {held}"
+        self.own[group] = cpus
+
+    def effective(self, group: str) -> CpuSet:
+        if group == "/" or not self.inherits:
+            return self.own[group]
+        above = self.effective(posixpath.dirname(group))
+        return (self.own[group] & above) or above
+
+
+@st.composite
+def cases(draw: st.DrawFn, inherits: bool, disjoint: bool = True) -> tuple[Values, Values]:
+    """A tree that the kernel could hold, and a fulfillable wish."""
+
+    def some(of: CpuSet, may_be_empty: bool = False) -> CpuSet:
+        least = 0 if may_be_empty else 1
+        return CpuSet(draw(st.sets(st.sampled_from(list(of)), min_size=least)))
+
+    tree: Values = {"/": ROOT}
+    wanted: Values = {}
+    limit: Values = {"/": ROOT}
+    for name in "abcdefgh"[: draw(st.integers(1, 8))]:
+        above = draw(st.sampled_from(list(tree)))
+        group = posixpath.join(above, name)
+        tree[group] = some(ROOT, True) if inherits else some(tree[above])
+        limit[group] = limit[above]
+        if draw(st.booleans()):
+            cpus = some(limit[above])
+            if disjoint or cpus & tree[group]:
+                wanted[group] = limit[group] = cpus
+    return tree, wanted
+
+
+def run(tree: Values, wanted: Values, inherits: bool) -> tuple[Kernel, list[Write]]:
+    kernel = Kernel(tree, inherits)
+    order = plan(Tree(tree, inherits), wanted)
+    for each in order:
+        kernel.write(each)
+    for group, cpus in wanted.items():
+        assert kernel.own[group] == cpus
+        assert kernel.effective(group) == cpus
+    return kernel, order
+
+
+def related(a: str, b: str) -> bool:
+    return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")
+
+
+@settings(max_examples=300)
+@given(cases(inherits=False))
+def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, Values]) -> None:
+    tree, wanted = case
+    kernel, order = run(tree, wanted, inherits=False)
+    event(f"{len(order)} writes")
+    for group, own in tree.items():
+        end = kernel.own[group]
+        over = [each for each in wanted if group.startswith(f"{each}/")]
+        if group in wanted or group == "/":
+            continue
+        if not over:
+            assert own <= end, "an ancestor never shrinks"
+        below = [cpus for each, cpus in wanted.items() if each.startswith(f"{group}/")]
+        grown = {cpu for cpus in below for cpu in cpus}
+        limit = wanted[max(over, key=len)] if over else ROOT
+        if own & limit:  # nobody is given what he neither had nor needs
+            assert end == (own & kernel.own[posixpath.dirname(group)]) | CpuSet(grown)
+
+
+@settings(max_examples=200)
+@given(cases(inherits=True))
+def test_v2_every_group_ends_right(case: tuple[Values, Values]) -> None:
+    tree, wanted = case
+    kernel, _ = run(tree, wanted, inherits=True)
+    for group, own in tree.items():
+        if group not in wanted:
+            assert own <= kernel.own[group]
+            assert bool(own) == bool(kernel.own[group]), "who inherits goes on inheriting"
+
+
+@settings(max_examples=200)
+@given(cases(inherits=False, disjoint=False))
+def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values, Values]) -> None:
+    """Strictly, where every changed group keeps some CPU."""
+    tree, wanted = case
+    end, order = run(tree, wanted, inherits=False)
+    assume(all(end.own[group] & own for group, own in tree.items()))  # no descendant had to move
+    kernel = Kernel(tree, inherits=False)
+    for each in order:
+        gain = each.cpus - kernel.own[each.group]
+        for other, held in kernel.own.items():
+            if not related(each.group, other):
+                still = (held - end.own[other]) & gain
+                assert not still, f"{each} while {other} still has {still}"
+        kernel.write(each)
+
+
+@given(cases(inherits=False))
+def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> None:
+    tree, wanted = case
+    backwards = Tree(dict(reversed(tree.items())), False)
+    order = plan(Tree(tree, False), wanted)
+    assert plan(backwards, dict(reversed(wanted.items()))) == order
+    kernel, _ = run(tree, wanted, inherits=False)
+    assert plan(Tree(kernel.own, False), wanted) == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "wanted", "order"),
+    [
+        # Nothing to do.
+        (values(a="0-3", a_b="1"), values(a="0-3"), []),
+        # Shrink bottom-up: the child is cut to what is left of it, one without any gets all.
+        (
+            values(a="0-3", a_b="0-1", a_c="3", a_c_d="3"),
+            values(a="1-2"),
+            ["/a/b=1", "/a=1-3", "/a/c=1-3", "/a/c/d=1-2", "/a/c=1-2", "/a=1-2"],
+        ),
+        # Grow top-down: ancestors get what is missing and keep what they have.
+        (
+            values(a="0", a_b="0", a_b_c="0"),
+            values(a_b_c="2"),
+            ["/a=0,2", "/a/b=0,2", "/a/b/c=2"],
+        ),
+        # One CPU goes from sibling to sibling: it leaves first.
+        (values(a="0", b="1-2"), values(a="0-1", b="2"), ["/b=2", "/a=0-1"]),
+        (values(a="1-2", b="0"), values(b="0-1", a="2"), ["/a=2", "/b=0-1"]),
+        # ... between cousins, with what is above them.
+        (
+            values(a="0-1", a_x="0-1", b="2", b_x="2"),
+            values(a="0", a_x="0", b="1-2", b_x="1-2"),
+            ["/a/x=0", "/a=0", "/b=1-2", "/b/x=1-2"],
+        ),
+        # Losing and gaining is one write where nobody waits for the CPU ...
+        (values(a="0-1"), values(a="1-2"), ["/a=1-2"]),
+        # ... else two.
+        (values(a="0-1", b="3"), values(a="1-2", b="0,3"), ["/a=1", "/a=1-2", "/b=0,3"]),
+        # Disjoint: at once, and before the one that waits for it, whatever their names.
+        (values(b="0", a="2"), values(b="1", a="0,2"), ["/b=1", "/a=0,2"]),
+        # Disjoint with children: the old and the new until they have moved.
+        (
+            values(b="0", b_x="0", a="2"),
+            values(b="1", b_x="1", a="0,2"),
+            ["/b=0-1", "/b/x=1", "/b=1", "/a=0,2"],
+        ),
+        # A chain of moves is walked from its free end.
+        (values(a="0", b="1", c="2"), values(a="1", b="2", c="3"), ["/c=3", "/b=2", "/a=1"]),
+        # A circle: one shares for a moment; who only waits for the circle (d) still comes after.
+        (
+            values(a="0", b="1", d="3"),
+            values(a="1", b="0,4", d="1,3"),
+            ["/a=1", "/b=0,4", "/d=1,3"],
+        ),
+        # An empty v1 group runs nobody: it stays so, or gets what its child needs.
+        (values(a="0-1", a_b=""), values(a="0"), ["/a=0"]),
+        (values(a="", a_b=""), values(a_b="4"), ["/a=4", "/a/b=4"]),
+    ],
+)
+def test_v1_orders(tree: Values, wanted: Values, order: list[str]) -> None:
+    assert planned(tree, wanted) == order
+
+
+@pytest.mark.parametrize(
+    ("tree", "wanted", "order"),
+    [
+        # Who inherits gets a value; who is above and inherits keeps inheriting.
+        (values(a="", a_b=""), values(a_b="1"), ["/a/b=1"]),
+        # The same CPUs, but his own: the parent's may change.
+        (values(a="1", a_b=""), values(a_b="1"), ["/a/b=1"]),
+        # An ancestor with a value of its own lacks one CPU.
+        (values(a="0-1", a_b=""), values(a_b="1-2"), ["/a=0-2", "/a/b=1-2"]),
+        # The right value, but not effective.
+        (values(a="0", a_b="0-1"), values(a_b="0-1"), ["/a=0-1"]),
+        # Descendants need no cutting.
+        (values(a="0-3", a_b="2-3"), values(a="0-1"), ["/a=0-1"]),
+        # Somebody who inherited everything lets go before another gains.
+        (values(a="1", b=""), values(a="1-2", b="0"), ["/b=0", "/a=1-2"]),
+    ],
+)
+def test_v2_orders(tree: Values, wanted: Values, order: list[str]) -> None:
+    assert planned(tree, wanted, inherits=True) == order
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"/": CpuSet([0])}, "'/' can't be given the cpuset '0'"),
+        ({"/a": EMPTY}, "'/a' can't be given the cpuset ''"),
+        ({"/a/x": CpuSet([0])}, "the tree lacks '/a/x'"),
+        ({"/x/y": CpuSet([0])}, "the tree lacks '/x'"),
+        ({"/a": CpuSet([0]), "/a/b": CpuSet([0, 1])}, "'/a/b' wants '0-1', '/a' above it only '0'"),
+        ({"/a": CpuSet([6])}, "'/a' wants '6', the root has '0-5'"),
+    ],
+)
+def test_an_unfulfillable_wish_is_refused(wanted: Values, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(Tree(values(a="0-1", a_b="1"), False), wanted)
+
+
+@given(cases(inherits=True))
+def test_effective_follows_the_kernel(case: tuple[Values, Values]) -> None:
+    tree, _ = case
+    for group in tree:
+        assert effective(Tree(tree, True), group) == Kernel(tree, True).effective(group)
+
+
+def test_parent() -> None:
+    assert [parent(group) for group in ("/a/b", "/a", "/")] == ["/a", "/", "/"]
