@@ -143,7 +143,7 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
         error = f"the runtime does not answer: {failure}"
     except (DiscoveryError, StoreError, JournalError) as failure:
         error = str(failure)
-    except Exception as failure:  # noqa: BLE001 - supervisor: a bad round must not be the last
+    except Exception as failure:  # the supervisor: a bad round must not be the last
         error = f"round failed: {failure!r}"
         log.exception("round failed")
     else:

@@ -1,0 +1,266 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.model.cpuset import CpuSet, union
+from agent.model.pods import Pod
+from agent.model.qos import QoS
+from agent.model.snapshot import pool_cpus
+from agent.model.topology import Topology
+from tests.builders import machine, pod
+
+
+def decided(
+    topology: Topology,
+    *pods: Pod,
+    kubelet: KubeletCpus | None = None,
+    owned_before: tuple[str, ...] = (),
+    running_on: dict[str, str] | None = None,
+) -> Decision:
+    running = {uid: CpuSet.parse(text) for uid, text in (running_on or {}).items()}
+    return decide(topology, pods, kubelet or KubeletCpus(), owned_before, running)
+
+
+def wanted(decision: Decision) -> dict[str, str | None]:
+    return {uid: each.cpuset for uid, each in decision.pods.items()}
+
+
+@pytest.mark.parametrize(
+    ("pods", "expected", "ls", "be"),
+    [
+        pytest.param([pod("a", "LS")], {"a": "0-3"}, "0-3", "0-3", id="LS shares all"),
+        pytest.param(
+            [pod("a", "LSE", "1"), pod("b", "LS"), pod("c", "BE")],
+            {"a": "1", "b": "0,2-3", "c": "0,2-3"},
+            "0,2-3",
+            "0,2-3",
+            id="LSE leaves both pools",
+        ),
+        pytest.param(
+            [pod("a", "LSR", "1"), pod("b", "LS"), pod("c", "BE")],
+            {"a": "1", "b": "0,2-3", "c": "0-3"},
+            "0,2-3",
+            "0-3",
+            id="LSR leaves the LS pool alone",
+        ),
+        pytest.param(
+            [
+                pod("a", kube_class="besteffort"),
+                pod("b", kube_class="guaranteed"),
+                pod("c", "LSR", "0"),
+            ],
+            {"a": "0-3", "b": "1-3", "c": "0"},
+            "1-3",
+            "0-3",
+            id="classes of Kubernetes where there is no label",
+        ),
+        pytest.param(
+            [pod("a", "nonsense"), pod("b", "LSE")],
+            {"a": "0-3", "b": "0-3"},
+            "0-3",
+            "0-3",
+            id="an unknown class and an LSE pod without CPUs share",
+        ),
+        pytest.param(
+            [pod("a", "LS", "2-3")],
+            {"a": "2-3"},
+            "0-1",
+            "0-3",
+            id="resource-status gives CPUs to any class",
+        ),
+    ],
+)
+def test_pools_and_owners(pods: list[Pod], expected: dict[str, str], ls: str, be: str) -> None:
+    for order in itertools.permutations(pods):
+        decision = decided(machine(), *order)
+        assert wanted(decision) == expected
+        assert str(pool_cpus(decision.ls_pools)) == ls
+        assert str(pool_cpus(decision.be_pools)) == be
+        assert not decision.refusals
+
+
+def test_pools_are_given_by_numa_node_and_empty_ones_left_out() -> None:
+    decision = decided(machine(2, 2), pod("a", "LSE", "0-1"))
+    assert [(pool.socket, pool.node, pool.cpuset) for pool in decision.ls_pools] == [(1, 1, "2-3")]
+
+
+def test_pod_bound_to_numa_nodes_gets_their_pools() -> None:
+    topology = machine(3, 2)
+    bound, best = pod("a", "LS", numa_nodes=(0, 2)), pod("b", "BE", numa_nodes=(1,))
+    assert wanted(decided(topology, bound, best, pod("c", "LSE", "4"))) == {
+        "a": "0-1,5",
+        "b": "2-3",
+        "c": "4",
+    }
+
+
+def test_pod_bound_to_a_numa_node_without_shared_cpus_gets_the_whole_pool() -> None:
+    decision = decided(machine(2, 2), pod("a", "LS", numa_nodes=(0,)), pod("b", "LSE", "0-1"))
+    assert wanted(decision) == {"a": "2-3", "b": "0-1"}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "Expected `object"),
+        ('{"cpuset": 3}', "$.cpuset"),
+        ('{"cpuset": "1-"}', "'1-' is no number or range"),
+        ('{"cpuset": "3-1"}', "runs backwards"),
+        ('{"cpuset": "2,9"}', "CPUs 9 do not exist"),
+        ('{"cpuset": "0-99999999999"}', "beyond CPU"),
+        ('{"cpuset": "3"}', "CPUs 3 belong to pod ns/first"),
+        ('{"numaNodeResources": [{"node": "x"}]}', "$.numaNodeResources[0].node"),
+    ],
+)
+def test_bad_claim_is_refused_by_name_and_shares(status: str, reason: str) -> None:
+    first = pod("first", "LSE", "3")
+    decision = decided(machine(), first, pod("bad", "LSE", status=status, created_at=1))
+    (refusal,) = decision.refusals
+    assert (refusal.title, refusal.key) == ("ns/bad", "scheduling.koordinator.sh/resource-status")
+    assert reason in refusal.reason
+    assert wanted(decision) == {"first": "3", "bad": "0-2"}
+
+
+@pytest.mark.parametrize("status", ["", "{}", "null", '{"cpuset": ""}', '{"other": 1}'])
+def test_resource_status_without_cpus_is_no_claim(status: str) -> None:
+    decision = decided(machine(), pod("a", "LSE", status=status))
+    assert not decision.refusals
+    assert wanted(decision) == {"a": "0-3"}
+
+
+def test_the_older_pod_wins_and_an_owner_keeps() -> None:
+    old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
+    assert [o.uid for o in decided(machine(), old, young).owners] == ["z"]
+    assert [o.uid for o in decided(machine(), old, young, owned_before=("a",)).owners] == ["a"]
+
+
+def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
+    old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
+    decision = decided(machine(), old, young, running_on={"a": "1", "z": "0,2-3"})
+    assert [owner.uid for owner in decision.owners] == ["a"]
+
+
+@pytest.mark.parametrize(("sharer", "refused"), [("LS", True), ("BE", True), (None, False)])
+def test_claim_that_empties_a_pool_in_use_is_refused(sharer: str | None, refused: bool) -> None:
+    sharers = [pod("s", sharer)] if sharer else []
+    decision = decided(machine(), pod("a", "LSE", "0-3"), *sharers)
+    assert bool(decision.refusals) == refused
+    if refused:
+        assert "all that pod ns/s and others share" in decision.refusals[0].reason
+
+
+def test_lsr_may_take_the_last_cpu_of_a_be_pod_since_they_share() -> None:
+    decision = decided(machine(), pod("a", "LSR", "0-3"), pod("b", "BE"))
+    assert wanted(decision) == {"a": "0-3", "b": "0-3"}
+
+
+def test_late_sharer_without_a_cpu_is_blocked_and_the_owner_keeps() -> None:
+    decision = decided(machine(), pod("a", "LSE", "0-3"), pod("b", "LS"), owned_before=("a",))
+    assert wanted(decision) == {"a": "0-3", "b": None}
+    assert decision.pods["b"].blocked == "no CPU is left for it: 0-3 belong to pod ns/a"
+
+
+def test_refused_pod_whose_pool_equals_its_wish_is_still_refused_after_a_restart() -> None:
+    topology = machine(1, 2)
+    pods = [pod("a", "LSE", "0"), pod("b", "LSE", "1", created_at=1), pod("c", "LS")]
+    before = decided(topology, *pods)
+    assert wanted(before) == {"a": "0", "b": "1", "c": "1"}
+    after = decided(topology, *pods, running_on={"a": "0", "b": "1", "c": "1"})
+    assert after == before
+
+
+def test_isolated_cpus_are_shared_by_nobody_and_owned_on_request() -> None:
+    decision = decided(machine(isolated="2-3"), pod("a", "LS"), pod("b", "LSE", "2"))
+    assert wanted(decision) == {"a": "0-1", "b": "2"}
+
+
+def test_owner_keeps_what_is_left_when_a_cpu_goes_offline() -> None:
+    decision = decided(machine(), pod("a", "LSE", "3-4"), owned_before=("a",))
+    assert wanted(decision) == {"a": "3"}
+
+
+def test_static_kubelet_owns_its_guaranteed_pods_and_only_those() -> None:
+    kubelet = KubeletCpus(True, {"g": CpuSet([0]), "l": CpuSet([1]), "gone": CpuSet([2])})
+    guaranteed = pod("g", kube_class="guaranteed")
+    labelled = pod("l", "LS", kube_class="guaranteed")
+    decision = decided(machine(), guaranteed, labelled, pod("x", "LSE", "0"), kubelet=kubelet)
+    assert wanted(decision) == {"g": None, "l": "1,3", "x": "1,3"}
+    assert "given away by the kubelet" in decision.refusals[0].reason
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus]:
+    topology = machine(draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    count = len(topology.cpus)
+    cpus = st.frozensets(st.integers(0, count), max_size=3).map(lambda ids: str(CpuSet(ids)))
+    pods = [
+        pod(
+            f"p{i}",
+            draw(st.sampled_from(["", *QoS])),
+            draw(cpus),
+            kube_class=draw(st.sampled_from(["guaranteed", "burstable", "besteffort", None])),
+            created_at=draw(st.integers(0, 3)),
+        )
+        for i in range(draw(st.integers(0, 7)))
+    ]
+    given_away = draw(
+        st.dictionaries(st.sampled_from([f"p{i}" for i in range(8)]), cpus, max_size=2)
+    )
+    by_uid = {uid: CpuSet.parse(text) & topology.online for uid, text in given_away.items()}
+    return topology, pods, KubeletCpus(draw(st.booleans()), by_uid)
+
+
+def check_invariants(topology: Topology, decision: Decision, pods: list[Pod]) -> None:
+    owned = [owner.cpus for owner in decision.owners]
+    assert sum(map(len, owned)) == len(union(owned)), "a CPU has two owners"
+    assert not union(owned) & pool_cpus(decision.ls_pools)
+    lse = union(owner.cpus for owner in decision.owners if owner.qos is QoS.LSE)
+    assert not lse & pool_cpus(decision.be_pools)
+    assert all(pool.cpus for pool in (*decision.ls_pools, *decision.be_pools))
+    for each in decision.pods.values():
+        assert each.cpuset != ""
+        assert each.cpuset is None or CpuSet.parse(each.cpuset) <= topology.online
+    assert decision.pods.keys() == {each.uid for each in pods}
+
+
+@given(nodes())
+def test_invariants_hold_and_order_does_not_matter(
+    case: tuple[Topology, list[Pod], KubeletCpus],
+) -> None:
+    topology, pods, kubelet = case
+    decision = decided(topology, *pods, kubelet=kubelet)
+    check_invariants(topology, decision, pods)
+    assert decided(topology, *reversed(pods), kubelet=kubelet) == decision
+
+
+@settings(max_examples=200)
+@given(nodes(), st.data())
+def test_a_restart_decides_as_if_it_had_not_happened(
+    case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
+) -> None:
+    """Pods come one by one, each running where it was told; then the agent forgets everything."""
+    topology, pods, _ = case
+    here: list[Pod] = []
+    owned: tuple[str, ...] = ()
+    running: dict[str, str] = {}
+    for moment, each in enumerate(pods):
+        here.append(each)
+        decision = decided(topology, *here, owned_before=owned, running_on=running)
+        check_invariants(topology, decision, here)
+        owned = tuple(owner.uid for owner in decision.owners)
+        running = {uid: cpuset for uid, cpuset in wanted(decision).items() if cpuset}
+        if moment and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(here))
+            here.remove(gone)
+            running.pop(gone.uid, None)
+            owned = tuple(uid for uid in owned if uid != gone.uid)
+    steady = decided(topology, *here, owned_before=owned, running_on=running)
+    running = {uid: cpuset for uid, cpuset in wanted(steady).items() if cpuset}
+    if any(each.blocked for each in steady.pods.values()):
+        return
+    restarted = decided(topology, *here, running_on=running)
+    assert {o.uid for o in restarted.owners} == {o.uid for o in steady.owners}

@@ -1,0 +1,64 @@
+"""Values that many tests need, small and readable."""
+
+from __future__ import annotations
+
+import json
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.qos import QOS_LABEL, KubeClass
+from agent.model.topology import Cpu, NumaNode, Topology
+
+
+def machine(nodes: int = 1, cpus_per_node: int = 4, isolated: str = "") -> Topology:
+    """One socket a NUMA node, no SMT, CPUs numbered node by node."""
+    cpus = [
+        Cpu(
+            id=cpu,
+            core=cpu,
+            l3=None,
+            die=None,
+            socket=cpu // cpus_per_node,
+            node=cpu // cpus_per_node,
+        )
+        for cpu in range(nodes * cpus_per_node)
+    ]
+    numa_nodes = [
+        NumaNode(node, CpuSet(cpu.id for cpu in cpus if cpu.node == node), 1 << 30)
+        for node in range(nodes)
+    ]
+    return Topology(tuple(cpus), tuple(numa_nodes), EMPTY, CpuSet.parse(isolated), False)
+
+
+def pod(
+    name: str,
+    qos: str = "",
+    cpuset: str = "",
+    *,
+    kube_class: KubeClass | None = "burstable",
+    created_at: int = 0,
+    status: str | None = None,
+    numa_nodes: tuple[int, ...] = (),
+    containers: tuple[Container, ...] = (),
+) -> Pod:
+    """A pod whose uid is its name; `status` is the raw resource-status."""
+    body: dict[str, object] = {"cpuset": cpuset} if cpuset else {}
+    if numa_nodes:
+        body["numaNodeResources"] = [{"node": n, "resources": {"cpu": "2"}} for n in numa_nodes]
+    text = status if status is not None else json.dumps(body) if body else None
+    return Pod(
+        uid=name,
+        namespace="ns",
+        name=name,
+        labels={QOS_LABEL: qos} if qos else {},
+        annotations={} if text is None else {RESOURCE_STATUS: text},
+        kube_class=kube_class,
+        created_at=created_at,
+        containers=containers,
+    )
+
+
+def running(container_id: str, group: str | None = None) -> Container:
+    """A running container named main."""
+    return Container(container_id, "main", ContainerState.RUNNING, group)

@@ -1,0 +1,216 @@
+"""Tables of the hook's answers: request, snapshot, grants -> cpuset."""
+
+import pytest
+
+from agent.hooks import cpuset
+from agent.hooks.cpuset import Give, Grant, Keep, Wait
+from agent.hooks.requests import CreateContainer, UpdateContainer, create_container
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet
+from agent.model.doorbell import PodComes
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot
+from agent.proto import cri_pb2 as pb
+
+
+def request(
+    uid: str = "p", qos: str = "", claim: str = "", parent: str = "/kubepods/burstable/podp"
+) -> CreateContainer:
+    labels = {QOS_LABEL: qos} if qos else {}
+    notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+    return CreateContainer(PodComes(uid, "ns", uid, labels, notes, parent), "main", "")
+
+
+def snapshot(**changes: object) -> Snapshot:
+    values: dict[str, object] = {
+        "generation": 1,
+        "looked_at": 100,
+        "boot_id": "b",
+        "kubelet_static": False,
+        "ls_pools": (Pool(0, 0, "0,2-3"),),
+        "be_pools": (Pool(0, 0, "0,2-3"),),
+        "owners": (Owner("own", "ns/own", QoS.LSE, "1"),),
+        "pods": {"own": PodWanted("ns/own", "1"), "ls": PodWanted("ns/ls", "0,2-3")},
+        "containers": {"c1": "1", "kubelets": None},
+        **changes,
+    }
+    return Snapshot(**values)  # type: ignore[arg-type]
+
+
+UNSEEN = Grant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
+IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("asks", "snap", "grants", "answer"),
+    [
+        pytest.param(request("own", "LSE", "1"), snapshot(), [], Give(CpuSet([1])), id="owner"),
+        pytest.param(request("ls", "LS"), snapshot(), [], Give(CpuSet([0, 2, 3])), id="sharer"),
+        pytest.param(
+            request("new", "LS"), snapshot(), [], Give(CpuSet([0, 2, 3])), id="unknown sharer"
+        ),
+        pytest.param(
+            request("new", "BE"),
+            snapshot(be_pools=(Pool(0, 0, "0-3"),)),
+            [],
+            Give(CpuSet([0, 2, 3])),
+            id="a stale pool is used without owned CPUs",
+        ),
+        pytest.param(
+            request("new", "BE"),
+            snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
+            [],
+            Give(CpuSet(range(4))),
+            id="BE shares with LSR",
+        ),
+        pytest.param(request("new", "LS"), None, [], Keep(), id="no snapshot, no claim"),
+        pytest.param(
+            request("own", "LSE", "1"),
+            snapshot(),
+            [Grant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
+            Give(CpuSet([1])),
+            id="owner, the other creation was seen",
+        ),
+        pytest.param(
+            request("own", "LSE", "1"),
+            snapshot(),
+            [Grant("other", "pod ns/other", CpuSet([0, 2]))],
+            Give(CpuSet([1])),
+            id="owner, the other creation is elsewhere",
+        ),
+        pytest.param(
+            request("own", "LSE", "1"),
+            snapshot(),
+            [Grant("own", "pod ns/own", CpuSet([1]), exclusive=True)],
+            Give(CpuSet([1])),
+            id="owner's second container",
+        ),
+        pytest.param(
+            request("new", "LS"),
+            snapshot(),
+            [Grant("x", "pod ns/x", CpuSet([0]), exclusive=True)],
+            Give(CpuSet([2, 3])),
+            id="not what was granted as own",
+        ),
+        pytest.param(
+            request("own", parent="/kubepods/podown"),
+            snapshot(pods={"own": PodWanted("ns/own", None)}),
+            [],
+            Keep(),
+            id="the kubelet's pod",
+        ),
+    ],
+)
+def test_creation_goes_on(
+    asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], answer: cpuset.Answer
+) -> None:
+    assert cpuset.create(asks, snap, grants) == answer
+
+
+@pytest.mark.parametrize(
+    ("asks", "snap", "grants", "reason"),
+    [
+        pytest.param(request("new", "LSE", "1"), None, [], "no snapshot", id="claim, no snapshot"),
+        pytest.param(
+            request("new", "LSE", "2"), snapshot(), [], "has not decided", id="claim, unknown"
+        ),
+        pytest.param(
+            request("new", parent="/kubepods/podnew"),
+            snapshot(kubelet_static=True),
+            [],
+            "has not decided",
+            id="may be the static kubelet's",
+        ),
+        pytest.param(request("own", "LSE", "1"), snapshot(), [IN_FLIGHT], "ns/other", id="flight"),
+        pytest.param(request("own", "LSE", "1"), snapshot(), [UNSEEN], "ns/other", id="unseen"),
+        pytest.param(
+            request("own", "LSE", "1"),
+            snapshot(),
+            [Grant("", "an earlier proxy", None, answered_at=101)],
+            "earlier proxy",
+            id="just started",
+        ),
+        pytest.param(
+            request("own", "LSE", "1"),
+            snapshot(pods={"own": PodWanted("ns/own", "1", "held by ns/x")}),
+            [],
+            "held by ns/x",
+            id="blocked",
+        ),
+    ],
+)
+def test_creation_waits(
+    asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], reason: str
+) -> None:
+    answer = cpuset.create(asks, snap, grants)
+    assert isinstance(answer, Wait)
+    assert reason in answer.reason
+
+
+@pytest.mark.parametrize(
+    ("asks", "snap", "grants", "answer"),
+    [
+        pytest.param(request("x", "LSE", "2"), snapshot(), [], Wait("r"), id="LSE fails"),
+        pytest.param(request("x", "LSR", "2"), None, [], Wait("r"), id="LSR fails"),
+        pytest.param(
+            request("x", "LS", "2"), snapshot(), [], Give(CpuSet([0, 2, 3])), id="LS shares"
+        ),
+        pytest.param(
+            request("x", "LS", "2"),
+            snapshot(),
+            [Grant("y", "y", CpuSet([3]), exclusive=True)],
+            Give(CpuSet([0, 2])),
+            id="without what the proxy granted",
+        ),
+        pytest.param(request("x", "LS", "2"), None, [], Keep(), id="nothing known"),
+        pytest.param(
+            request("x", "LS"), snapshot(ls_pools=()), [], Wait("its pool has no CPU"), id="empty"
+        ),
+    ],
+)
+def test_when_waiting_ends_the_class_speaks(
+    asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], answer: cpuset.Answer
+) -> None:
+    assert cpuset.last_resort(asks, snap, grants, "r") == answer
+
+
+@pytest.mark.parametrize(
+    ("container", "asked", "snap", "grant", "answer"),
+    [
+        ("c1", "0-3", snapshot(), None, Give(CpuSet([1]))),
+        ("c1", "", snapshot(), None, Give(CpuSet([1]))),
+        ("kubelets", "0", snapshot(), None, Keep()),
+        ("new", "0-3", snapshot(), Grant("p", "p", CpuSet([2])), Give(CpuSet([2]))),
+        ("new", "0-3", None, Grant("p", "p", None), Keep()),
+        ("new", "", snapshot(), None, Keep()),
+        ("new", "0-3", None, None, Keep()),
+    ],
+)
+def test_update(
+    container: str, asked: str, snap: Snapshot | None, grant: Grant | None, answer: cpuset.Answer
+) -> None:
+    assert cpuset.update(UpdateContainer(container, asked), snap, grant) == answer
+
+
+def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:
+    asked = UpdateContainer("new", "0-1")
+    assert isinstance(cpuset.update(asked, snapshot(), None), Wait)
+    assert cpuset.without_owners(asked, snapshot()) == Give(CpuSet([0]))
+    assert cpuset.without_owners(UpdateContainer("new", "2"), snapshot()) == Keep()
+    assert cpuset.without_owners(UpdateContainer("new", "what"), snapshot()) == Keep()
+
+
+def test_update_that_asks_for_nothing_but_owned_cpus_keeps_what_it_has() -> None:
+    assert cpuset.without_owners(UpdateContainer("new", "1"), snapshot()) == Give(CpuSet())
+
+
+def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
+    message = pb.CreateContainerRequest()
+    message.config.linux.resources.cpuset_cpus = "1"
+    raw = message.SerializeToString()
+    parsed = create_container(raw)
+    assert cpuset.rewrite_create(raw, parsed, CpuSet([1])) is None
+    assert (
+        cpuset.rewrite_create(raw, parsed, CpuSet([2]))
+        == raw + bytes.fromhex("12077a050a033201") + b"2"
+    )

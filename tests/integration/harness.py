@@ -1,0 +1,214 @@
+"""A real node for tests: a private containerd, our processes in front and beside, real cgroups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from demo.containerd import Containerd
+from demo.pods import PodSpec, remove_pod
+
+DEADLINE_SECONDS = 10.0
+
+
+def eventually(what: str, check: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
+    """Returns when the check holds; fails, naming `what`, when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not check():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.01)
+
+
+def kernel_cpus(pid: int) -> str:
+    """What the kernel's cpuset file says of the process's cgroup."""
+    for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, group = line.split(":", 2)
+        if "cpuset" in controllers.split(","):
+            return pathlib.Path(f"/sys/fs/cgroup/cpuset{group}/cpuset.cpus").read_text().strip()
+        if not controllers:
+            file = pathlib.Path(f"/sys/fs/cgroup{group}/cpuset.cpus.effective")
+            if file.exists():
+                return file.read_text().strip()
+    raise AssertionError(f"process {pid} has no cpuset cgroup")
+
+
+class TestNode:
+    """Starts and ends the processes of one node; `proxied` and `direct` are CRI clients."""
+
+    __test__ = False
+
+    def __init__(self, folder: pathlib.Path, containerd: Containerd) -> None:
+        self.folder = folder
+        self.containerd = containerd
+        self.state = folder / "state"
+        self.cgroup_root = f"/topolet-test-{uuid.uuid4().hex[:8]}"
+        self.cri_socket = str(folder / "cri.sock")
+        self.direct = Cri(containerd.socket)
+        self.proxied = Cri(self.cri_socket)
+        self.http_port = 0
+        self._agent: subprocess.Popen[bytes] | None = None
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    # processes
+    def start_agent(self, *flags: str) -> None:
+        """Returns when /readyz says yes."""
+        self.http_port = _free_port()
+        self._agent = self._start(
+            "agent",
+            "--standalone",
+            f"--runtime-endpoint=unix://{self.containerd.socket}",
+            f"--http=127.0.0.1:{self.http_port}",
+            f"--kubelet-dir={self.folder / 'kubelet'}",
+            "--node-name=node-a",
+            *flags,
+        )
+        agent = self._agent
+        eventually("agent ready", lambda: agent.poll() is not None or self.get("/readyz")[0] == 200)
+        assert agent.poll() is None, self.log("agent")
+
+    def start_proxy(self, *flags: str) -> None:
+        """Returns when it accepts."""
+        self._proxy = self._start(
+            "proxy",
+            f"--listen={self.cri_socket}",
+            f"--runtime-endpoint=unix://{self.containerd.socket}",
+            "--proxy-http=",
+            *flags,
+        )
+        eventually("proxy accepts", self._proxy_accepts)
+
+    def kill_agent(self) -> None:
+        """SIGKILL."""
+        _kill(self._agent)
+        self._agent = None
+
+    def kill_proxy(self) -> None:
+        """SIGKILL."""
+        _kill(self._proxy)
+        self._proxy = None
+        self.proxied.close()
+
+    def stop_agent(self) -> None:
+        """SIGTERM."""
+        assert self._agent is not None
+        self._agent.terminate()
+        assert self._agent.wait(DEADLINE_SECONDS) == 0, self.log("agent")
+        self._agent = None
+
+    @property
+    def agent_pid(self) -> int:
+        assert self._agent is not None
+        return self._agent.pid
+
+    def log(self, name: str) -> str:
+        """What a process wrote on standard error so far."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def get(self, page: str) -> tuple[int, str]:
+        """Status and text of a page of the agent; status 0 when nobody answers."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.http_port}{page}", timeout=5
+            ) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except OSError:
+            return 0, ""
+
+    def metric(self, name: str) -> float:
+        """The sum of the series that begin with the name (labels may follow)."""
+        lines = [
+            line.rpartition(" ")
+            for line in self.get("/metrics")[1].splitlines()
+            if line.startswith((f"{name} ", f"{name}{{"))
+        ]
+        return sum(float(value) for _, _, value in lines)
+
+    # pods
+    def spec(self, name: str, qos: str = "", cpuset: str = "", **more: object) -> PodSpec:
+        """A pod below this test's own cgroup."""
+        return PodSpec(name, qos, cpuset, cgroup_root=self.cgroup_root, **more)  # type: ignore[arg-type]
+
+    def cpus(self, container_id: str) -> str:
+        """The cpuset in the kernel's files of a running container."""
+        return kernel_cpus(self.direct.container_placement(container_id).pid)
+
+    def sandbox_cpus(self, sandbox_id: str) -> str:
+        """The same of a pause container."""
+        return kernel_cpus(self.direct.sandbox_placement(sandbox_id).pid)
+
+    def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """`topolet WORDS` to its end."""
+        command = [sys.executable, "-m", "agent.cli.main", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def close(self) -> None:
+        """Ends everything that this test began."""
+        _kill(self._agent)
+        _kill(self._proxy)
+        with contextlib.suppress(RpcError):
+            for sandbox in self.direct.sandboxes():
+                remove_pod(self.direct, sandbox.id)
+        self.direct.close()
+        self.proxied.close()
+        remove_cgroups(self.cgroup_root)
+
+    def _start(self, command: str, *flags: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{command}.log").open("ab") as log:
+            return subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "agent.cli.main",
+                    command,
+                    f"--state-dir={self.state}",
+                    *flags,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+
+    def _proxy_accepts(self) -> bool:
+        assert self._proxy is not None
+        assert self._proxy.poll() is None, self.log("proxy")
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self.cri_socket) == 0
+
+
+def remove_cgroups(group: str) -> None:
+    """Removes a cgroup and all below it, in every hierarchy."""
+    for mount in ("", *os.listdir("/sys/fs/cgroup")):
+        top = pathlib.Path("/sys/fs/cgroup", mount, group.lstrip("/"))
+        if not top.is_dir():
+            continue
+        for path, _, _ in os.walk(top, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
+
+
+def _kill(process: subprocess.Popen[bytes] | None) -> None:
+    if process is not None:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,154 @@
+"""The agent alone, on real containers: nothing in front of the runtime."""
+
+import pathlib
+
+import pytest
+import yaml
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.proto import cri_pb2 as pb
+from demo.pods import (
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.integration.harness import TestNode, eventually
+
+
+def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
+    node.start_agent()
+    sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    be_sandbox, be = run_pod(node.direct, node.spec("be", "BE", kube_class="besteffort"))
+    eventually("LSE on 1", lambda: node.cpus(lse) == "1")
+    eventually("LS on 0", lambda: node.cpus(ls) == "0")
+    eventually("BE on 0", lambda: node.cpus(be) == "0")
+    eventually("pause of LSE on 1", lambda: node.sandbox_cpus(sandbox) == "1")
+    eventually("pause of BE on 0", lambda: node.sandbox_cpus(be_sandbox) == "0")
+
+    remove_pod(node.direct, sandbox)
+    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1", 1.0)
+    eventually("BE has CPU 1 back", lambda: node.cpus(be) == "0-1", 1.0)
+
+
+def test_container_created_before_the_agent_came_is_corrected_and_counted(node: TestNode) -> None:
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    assert node.cpus(lse) == node.cpus(ls) == "0-1"
+    node.start_agent()
+    eventually("no overlap", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"), 1.0)
+    assert node.metric("topolet_cpu_overlaps_total") == 1
+    assert "pod default/ls runs on CPUs 1 of pod default/lse" in node.log("agent")
+
+
+def test_container_that_waits_for_its_start_starts_on_the_pool_of_then(node: TestNode) -> None:
+    node.start_agent()
+    spec = node.spec("ls", "LS")
+    ls = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("prepared", lambda: node.direct.container_placement(ls).cpuset == "0")
+    start_container(node.direct, ls)
+    assert node.cpus(ls) == "0"
+    assert node.cpus(lse) == "1"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ('{"cpuset": ', "is not JSON"),
+        ('{"cpuset": "77"}', "CPUs 77 do not exist"),
+        ('{"cpuset": "1"}', "CPUs 1 belong to pod default/first"),
+    ],
+)
+def test_bad_claim_keeps_the_pool_and_is_named(node: TestNode, status: str, reason: str) -> None:
+    node.start_agent()
+    _, first = run_pod(node.direct, node.spec("first", "LSE", "1"))
+    eventually("first on 1", lambda: node.cpus(first) == "1")
+    _, bad = run_pod(node.direct, node.spec("bad", "LSE", annotations={RESOURCE_STATUS: status}))
+    eventually("bad on the pool", lambda: node.cpus(bad) == "0")
+    assert node.cpus(first) == "1"
+    line = next(line for line in node.log("agent").splitlines() if "pod default/bad" in line)
+    assert RESOURCE_STATUS in line
+    assert reason in line
+    metric = next(
+        line
+        for line in node.get("/metrics")[1].splitlines()
+        if line.startswith("topolet_refused_claims{")
+    )
+    assert 'pod="default/bad"' in metric
+    assert RESOURCE_STATUS in metric
+    assert reason in metric
+
+
+def test_kill_and_restart_of_the_agent_changes_nothing(node: TestNode) -> None:
+    node.start_agent()
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    node.kill_agent()
+    assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
+    node.start_agent()
+    assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
+    assert node.metric("topolet_cgroup_writes_total") == 0
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_second_agent_is_refused(node: TestNode) -> None:
+    node.start_agent()
+    second = node.run_cli(
+        "agent", "--standalone", f"--state-dir={node.state}", "--http=", "--runtime-endpoint=/x"
+    )
+    assert second.returncode == 1
+    assert f"locked by process {node.agent_pid}" in second.stderr
+
+
+def test_objects_are_yaml_files_that_a_person_can_read(node: TestNode) -> None:
+    node.start_agent()
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("LSE on 1", lambda: node.cpus(lse) == "1")
+    folder = pathlib.Path(node.state, "objects")
+    topology = yaml.safe_load((folder / "noderesourcetopology/node-a.yaml").read_text())
+    assert topology["apiVersion"] == "topology.node.k8s.io/v1alpha2"
+    pools = topology["metadata"]["annotations"]["node.koordinator.sh/cpu-shared-pools"]
+    assert pools == '[{"socket":0,"node":0,"cpuset":"0"}]'
+    cpu = next(each for each in topology["zones"][0]["resources"] if each["name"] == "cpu")
+    assert cpu == {"name": "cpu", "capacity": "2", "allocatable": "2", "available": "1"}
+    labels = yaml.safe_load((folder / "node/node-a.yaml").read_text())["metadata"]["labels"]
+    assert labels["topology.topolet.io/cpus"] == "2"
+
+
+def test_runtime_that_stops_answering_makes_the_agent_unready_and_loses_nothing(
+    node: TestNode,
+) -> None:
+    node.start_agent()
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("LSE on 1", lambda: node.cpus(lse) == "1")
+    pid = node.direct.container_placement(lse).pid
+    node.containerd.kill()
+    try:
+        eventually("not ready", lambda: node.get("/readyz")[0] == 503)
+        assert "the runtime does not answer" in node.get("/readyz")[1]
+        assert node.get("/healthz")[0] == 200
+    finally:
+        node.containerd.start()
+    eventually("ready again", lambda: node.get("/readyz")[0] == 200)
+    assert node.direct.container_placement(lse).pid == pid
+    assert node.cpus(lse) == "1"
+
+
+def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
+    node: TestNode,
+) -> None:
+    """containerd writes the cpuset of its record back with every update."""
+    node.start_agent()
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
+    request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
+    node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    eventually("corrected", lambda: node.cpus(ls) == "0", 1.0)
+    eventually("counted", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
