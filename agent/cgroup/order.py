@@ -42,7 +42,7 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Present own values by group path: `/` (on v2: its effective CPUs), every wanted group, all
+    """Present own values by group path: `/` (its effective CPUs), every wanted group, all
     their ancestors, and on v1 all their descendants.
 
     `inherits` is cgroup v2: an empty value there means the parent's.
@@ -77,7 +77,8 @@ def plan(tree: Tree, wanted: Mapping[str, CpuSet]) -> list[Write]:
     """The writes that bring `tree` to `wanted`, in order.
 
     Raises ValueError for an unfulfillable wish: an empty set, the root, a group missing from the
-    tree, or CPUs beyond those of a wanted ancestor or (v1) of the root.
+    tree, or CPUs beyond those of a wanted ancestor. CPUs that the root lacks are not looked for:
+    the kernel refuses them.
     """
     targets = _targets(tree, wanted)
     changed = [group for group in _top_down(targets) if targets[group] != tree.cpus[group]]
@@ -125,8 +126,6 @@ def _check(tree: Tree, wanted: Mapping[str, CpuSet], group: str) -> None:
             raise ValueError(f"{group!r} can't be planned: the tree lacks {each!r}")
         if not cpus <= wanted.get(each, cpus):
             raise ValueError(f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'")
-    if not tree.inherits and not cpus <= tree.cpus["/"]:
-        raise ValueError(f"{group!r} wants '{cpus}', the root has '{tree.cpus['/']}'")
 
 
 class _Task(msgspec.Struct):

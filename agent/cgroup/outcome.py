@@ -1,0 +1,54 @@
+"""What became of the groups that somebody wanted changed."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from agent.model.cpuset import CpuSet
+
+
+class State(Enum):
+    """How one group ended."""
+
+    RIGHT = "right"
+    WRITTEN = "written"
+    GONE = "gone"
+    FAILED = "failed"
+
+
+class Change(msgspec.Struct, frozen=True):
+    """`old` and `new` are own values as far as known; empty is a v2 group that inherits.
+
+    `note` is the reason of a failure, or why `new` is not what was asked for.
+    """
+
+    group: str
+    state: State
+    old: CpuSet | None = None
+    new: CpuSet | None = None
+    note: str | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A change for each group asked for, and `others`: ancestors and descendants that had to give
+    or make room. Both sorted by group.
+
+    `journal_error`: the values are right, but the journal does not say so.
+    """
+
+    changes: tuple[Change, ...] = ()
+    others: tuple[Change, ...] = ()
+    journal_error: str | None = None
+
+    def having(self, state: State) -> tuple[Change, ...]:
+        """The groups asked for that ended so."""
+        return tuple(each for each in self.changes if each.state is state)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; groups that are gone count as served."""
+        return self.journal_error is None and all(
+            each.state is not State.FAILED for each in (*self.changes, *self.others)
+        )
