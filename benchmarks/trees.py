@@ -6,7 +6,7 @@ A test changes the dict before it writes the tree, so an oddity is one line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from agent.model.cpuset import CpuSet
 
@@ -26,14 +26,17 @@ def machine(
     memory_kb: int = 8 << 20,
     masks: bool = False,
     hugepages: int = 0,
+    numbers: Sequence[int] = (),
 ) -> Files:
     """A regular machine: `nodes` per socket, L3 `caches` per node, `cores` per L3.
 
-    CPU numbers as Linux gives them on x86: first threads of all cores, then second threads.
+    CPU numbers as Linux gives them on x86: first threads of all cores, then second threads; or,
+    in that order, `numbers`.
     `masks` makes the files of a kernel near 2.6.20: no lists, no `online`, no cache or die ids.
     `hugepages` is the number of 2 MiB pages per node.
     """
     per_thread = sockets * nodes * caches * cores
+    numbered = numbers or range(per_thread * threads)
     files: Files = {}
 
     def shared(path: str, name: str, mask_name: str, cpus: CpuSet) -> None:
@@ -43,13 +46,13 @@ def machine(
 
     def span(index: int, width: int) -> CpuSet:
         return CpuSet(
-            thread * per_thread + core
+            numbered[thread * per_thread + core]
             for thread in range(threads)
             for core in range(index * width, (index + 1) * width)
         )
 
-    for cpu in range(per_thread * threads):
-        core = cpu % per_thread
+    for position, cpu in enumerate(numbered):
+        core = position % per_thread
         topology = f"{CPU}/cpu{cpu}/topology"
         package = span(core // (nodes * caches * cores), nodes * caches * cores)
         files[f"{topology}/physical_package_id"] = str(core // (nodes * caches * cores))
@@ -70,7 +73,7 @@ def machine(
             files[f"{cache}/size"] = "32768K" if level == "3" else "512K"
             shared(cache, "shared_cpu_list", "shared_cpu_map", sharers)
 
-    everyone = f"0-{per_thread * threads - 1}"
+    everyone = str(CpuSet(numbered))
     if not masks:
         files |= {f"{CPU}/{name}": everyone for name in ("online", "possible", "present")}
         files[f"{CPU}/offline"] = files[f"{CPU}/isolated"] = ""
@@ -100,6 +103,20 @@ def meminfo(node: int, memory_kb: int) -> str:
 def without(files: Mapping[str, str], *parts: str) -> Files:
     """The files whose path holds none of `parts`."""
     return {path: text for path, text in files.items() if not any(part in path for part in parts)}
+
+
+def offline(files: Mapping[str, str], cpus: CpuSet) -> Files:
+    """The machine after `cpus` were taken offline: they keep folder and node, and lose the rest."""
+    gone = without(files, *(f"/cpu{cpu}/{part}/" for cpu in cpus for part in ("topology", "cache")))
+    for path, text in gone.items():
+        if path.endswith("_list"):
+            gone[path] = str(CpuSet.parse(text) - cpus)
+        elif "/topology/" in path and not path.endswith("_id") or path.endswith("_map"):
+            gone[path] = (CpuSet.parse_mask(text) - cpus).to_mask()
+    if f"{CPU}/online" in gone:
+        gone[f"{CPU}/online"] = str(CpuSet.parse(gone[f"{CPU}/online"]) - cpus)
+        gone[f"{CPU}/offline"] = str(cpus)
+    return gone | {f"{CPU}/cpu{cpu}/online": "0" for cpu in cpus}
 
 
 def write(root: str, files: Mapping[str, str], links: Iterable[tuple[str, str]] = ()) -> str:

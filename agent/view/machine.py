@@ -1,0 +1,164 @@
+"""A picture of the machine: boxes for what CPUs share, a cell for each core.
+
+A picture that would be too tall folds: first cells into CPU lists, then boxes into lines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from agent.model.cpuset import CpuSet
+from agent.model.topology import NumaNode, Topology
+from agent.view import boxes, distances, nesting
+from agent.view.boxes import Box, Lines
+from agent.view.cells import Cells
+from agent.view.nesting import Part
+from agent.view.units import count, size
+
+_TALL_LINES = 56
+_FRAME = re.compile("[╭╮╰╯│─]+")
+_DIM, _RESET = "\x1b[2m", "\x1b[0m"
+
+
+def draw(
+    topology: Topology,
+    width: int = 100,
+    owners: Mapping[int, str] | None = None,
+    *,
+    colour: bool = False,
+) -> str:
+    """The picture in at most `width` columns (a box too wide for that stays whole).
+
+    `owners` names who holds a CPU (a pod, say): each name gets a letter, which stands behind the
+    CPU's number, and a line in the legend. Lines end without blanks, the text with a line end.
+    """
+    cells = Cells(topology, owners or {})
+    outermost = nesting.parts(topology)
+    picture: Lines = []
+    for attempt in (_with_cells, _with_lists, _rows):
+        picture = attempt(outermost, cells, width)
+        if len(picture) <= _TALL_LINES:
+            break
+    blocks = [
+        [_summary(topology)],
+        picture + _memory_only(topology.numa_nodes, width),
+        list(_notes(topology, cells)),
+        distances.draw(topology.numa_nodes, width),
+        ["Owners", *cells.legend()] if cells.marks else [],
+    ]
+    lines = "\n\n".join("\n".join(block) for block in blocks if block).split("\n")
+    if colour:
+        lines = [_FRAME.sub(_dimmed, cells.coloured(line)) for line in lines]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _with_cells(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
+    def box(part: Part, width: int) -> Box:
+        if part.parts:
+            inner = boxes.arranged([partial(box, each) for each in part.parts], width - 4)
+        else:
+            inner = boxes.flow(cells.of(part.cpus), width - 4)
+        return Box(part.title, (*part.notes, *inner))
+
+    return boxes.arranged([partial(box, part) for part in parts], width)
+
+
+def _with_lists(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
+    def box(part: Part, width: int) -> Box:
+        if not part.parts:
+            inner = _wrapped("", cells.listed(part.cpus), width - 4)
+        elif any(each.parts for each in part.parts):
+            inner = boxes.arranged([partial(box, each) for each in part.parts], width - 4)
+        else:
+            inner = [
+                line
+                for each in part.parts
+                for line in _wrapped(f"{each.title}  ", cells.listed(each.cpus), width - 4)
+            ]
+        return Box(part.title, (*part.notes, *inner))
+
+    return boxes.arranged([partial(box, part) for part in parts], width)
+
+
+def _rows(parts: Sequence[Part], cells: Cells, width: int) -> Lines:
+    rows = []
+    for part in parts:
+        inner = f" · {count(len(part.parts), part.parts[0].noun)}" if part.parts else ""
+        rows.append(f"{part.title}{inner}  {cells.listed(part.cpus)}")
+    longest = max(map(len, rows))
+    if longest <= width:
+        return boxes.flow([row.ljust(longest + 2) for row in rows], width + 2)
+    return [line for row in rows for line in _wrapped("", row, width)]
+
+
+def _wrapped(label: str, listed: str, width: int) -> Lines:
+    """A list broken after commas, its lines below each other."""
+    room = max(width - len(label), 12)
+    lines = [""]
+    for word in re.findall(r"[^,]*,|[^,]+$", listed):
+        if lines[-1] and len(lines[-1]) + len(word) > room:
+            lines.append("")
+        lines[-1] += word
+    return [(" " * len(label) if index else label) + line for index, line in enumerate(lines)]
+
+
+def _memory_only(nodes: Sequence[NumaNode], width: int) -> Lines:
+    """The nodes without CPUs, each with the nodes nearest to it."""
+    shown = [
+        ", ".join(
+            text
+            for text in (
+                f"node {node.id}  {nesting.memory(node)}",
+                nesting.pages(node),
+                _nearest(node, nodes),
+            )
+            if text
+        )
+        for node in nodes
+        if not node.cpus
+    ]
+    longest = max(map(len, shown), default=0)
+    rows = boxes.flow([text.ljust(longest + 1) for text in shown], width - 4)
+    return boxes.beside([Box("NUMA nodes without CPUs", tuple(rows))], width) if shown else []
+
+
+def _nearest(node: NumaNode, nodes: Sequence[NumaNode]) -> str:
+    """The nodes with CPUs that are nearest, unless all are equally near."""
+    near = {
+        other.id: distance
+        for other, distance in zip(nodes, node.distances, strict=False)
+        if other.cpus
+    }
+    nearest = CpuSet(other for other in near if near[other] == min(near.values()))
+    return f"near {nearest}" if len(nearest) < len(near) else ""
+
+
+def _summary(topology: Topology) -> str:
+    memory_bytes = sum(node.memory_bytes for node in topology.numa_nodes)
+    return " · ".join(
+        (
+            count(len(topology.cpus), "CPU"),
+            count(len({cpu.core for cpu in topology.cpus}), "core"),
+            count(len({cpu.socket for cpu in topology.cpus}), "socket"),
+            count(len(topology.numa_nodes), "NUMA node"),
+            size(memory_bytes) if memory_bytes else "memory unknown",
+        )
+    )
+
+
+def _notes(topology: Topology, cells: Cells) -> Iterator[str]:
+    yield from cells.kinds()
+    if nesting.has_private_l3(topology):
+        yield "Every core has its own L3"
+    if topology.smt_control in ("off", "forceoff"):
+        yield f"SMT is {topology.smt_control}"
+    if topology.isolated:
+        yield f"Isolated CPUs: {topology.isolated}"
+    if topology.offline:
+        yield f"Offline CPUs: {topology.offline}"
+
+
+def _dimmed(frame: re.Match[str]) -> str:
+    return f"{_DIM}{frame[0]}{_RESET}"

@@ -1,0 +1,21 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def size(size_bytes: int) -> str:
+    """Three digits or so: `7.7 GiB`, `125 GiB`, `2 MiB`."""
+    value = float(size_bytes)
+    unit = 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value /= 1024
+        unit += 1
+    digits = f"{value:.1f}".removesuffix(".0") if value < 100 else f"{value:.0f}"
+    return f"{digits} {_UNITS[unit]}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 core`, `2 cores`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,34 @@
+"""What several suites share: the snapshots of real machines beside the checkout."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SHARED = Path(
+    os.environ.get("TOPOLET_SHARED") or Path(__file__).resolve().parents[1].parent / "shared"
+)
+
+
+@pytest.fixture(scope="session")
+def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The root of a snapshot, by the name of its tarball; unpacked once a session."""
+    folders: dict[str, str] = {}
+
+    def unpacked(name: str) -> str:
+        tarball = SHARED / "sysfs" / f"{name}.tar.bz2"
+        if not tarball.exists():
+            pytest.skip(f"no {tarball}")
+        if name not in folders:
+            folder = tmp_path_factory.mktemp("snapshot")
+            with tarfile.open(tarball) as archive:
+                archive.extractall(folder, filter="tar")
+            (root,) = folder.iterdir()
+            folders[name] = str(root)
+        return folders[name]
+
+    return unpacked

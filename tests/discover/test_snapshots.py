@@ -1,0 +1,113 @@
+"""Real machines: what we read below each snapshot is what hwloc 2.9 answers for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.discover import cpus
+from agent.model.cpuset import CpuSet
+from agent.model.topology import Topology
+from tests.conftest import SHARED
+
+_FILE = SHARED / "sysfs" / "expected.json"
+EXPECTED: dict[str, Any] = json.loads(_FILE.read_text()) if _FILE.exists() else {}
+
+pytestmark = pytest.mark.skipif(not EXPECTED, reason=f"no {_FILE}")
+
+NO_CORES = {"4fake-4gr1nu1pu": "no thread_siblings files: hwloc has no cores, we one per CPU"}
+NO_SOCKETS = {"2ps3-2t": "no core_siblings and no package id: hwloc has no package, we socket 0"}
+HIDDEN_NODES = {
+    "nvidiagpunumanodes": ("250-255", "memory of GPUs, which hwloc hides on POWER"),
+}
+PLACED_NODES = {
+    "fakeheteromemtiers": ("4,6,8-9", "hwloc gives CPU-less nodes the CPUs of their initiators"),
+    "fakememinitiators-1np2c+1npp+gi": ("4-10", "the same, with generic initiators"),
+}
+
+
+@pytest.fixture(params=list(EXPECTED) or ["none"])
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+@pytest.fixture
+def topology(name: str, snapshot: Callable[[str], str]) -> Topology:
+    return cpus.read(snapshot(name))
+
+
+def test_online_cpus(name: str, topology: Topology) -> None:
+    assert str(topology.online) == EXPECTED[name]["cpus"]
+
+
+def test_cores(name: str, topology: Topology) -> None:
+    cores: dict[int, list[int]] = {}
+    for cpu in topology.cpus:
+        cores.setdefault(cpu.core, []).append(cpu.id)
+    ours = {str(CpuSet(threads)) for threads in cores.values()}
+    if name in NO_CORES:
+        assert EXPECTED[name]["cores"] == []
+        assert ours == {str(cpu.id) for cpu in topology.cpus}
+    else:
+        assert ours == set(EXPECTED[name]["cores"])
+
+
+def test_sockets(name: str, topology: Topology) -> None:
+    ours = {
+        cpu.socket: str(CpuSet(each.id for each in topology.cpus if each.socket == cpu.socket))
+        for cpu in topology.cpus
+    }
+    if name in NO_SOCKETS:
+        assert EXPECTED[name]["packages"] == []
+        assert ours == {0: str(topology.online)}
+    else:
+        assert ours == {each["id"]: each["cpus"] for each in EXPECTED[name]["packages"]}
+
+
+def test_numa_nodes(name: str, topology: Topology) -> None:
+    placed = CpuSet.parse(PLACED_NODES.get(name, ("",))[0])
+    theirs = {
+        each["id"]: ("" if each["id"] in placed else each["cpus"], each["memory_bytes"])
+        for each in EXPECTED[name]["numa_nodes"]
+    }
+    hidden = CpuSet.parse(HIDDEN_NODES.get(name, ("",))[0])
+    ours = {node.id: (str(node.cpus), node.memory_bytes) for node in topology.numa_nodes}
+    assert {node: ours[node] for node in ours if node not in hidden} == theirs
+    assert all(ours[node][0] == "" for node in hidden)
+
+
+@pytest.mark.parametrize(
+    ("machine", "node", "row"),
+    [
+        ("48amd64-4pa2n6c-sparse", 33, (22, 16, 16, 10, 16, 16, 22, 22)),
+        ("nvidiagpunumanodes", 8, (40, 10, 80, 80, 80, 80, 80, 80)),
+        ("8ia64-2n2s2c", 1, (15, 10)),
+        ("2arm-2c", 0, ()),
+    ],
+)
+def test_distances(
+    machine: str, node: int, row: tuple[int, ...], snapshot: Callable[[str], str]
+) -> None:
+    nodes = {each.id: each for each in cpus.read(snapshot(machine)).numa_nodes}
+    assert nodes[node].distances == row
+
+
+def test_hugepages_are_part_of_the_memory(snapshot: Callable[[str], str]) -> None:
+    """As for hwloc, `memory_bytes` is MemTotal: the pools are in it and not taken from it."""
+    (first, _) = cpus.read(snapshot("32intel64-2p8co2t+8ve")).numa_nodes
+    assert [(pool.size_bytes, pool.total, pool.free) for pool in first.hugepages] == [
+        (2 << 20, 2048, 2048),
+        (1 << 30, 0, 0),
+    ]
+    assert first.memory_bytes == 47_925_628 << 10
+
+
+def test_cpu_of_an_offline_node_keeps_its_number(snapshot: Callable[[str], str]) -> None:
+    topology = cpus.read(snapshot("offline-cpu0-node0"))
+    assert {cpu.id: cpu.node for cpu in topology.cpus}[4] == 0
+    assert [node.id for node in topology.numa_nodes] == [1]
+    assert str(topology.offline) == "0-3,21-23"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.host.files import Tree, replace
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "one").write_text(" 1 \n")
+    (tmp_path / "a" / "nul").write_bytes(b"0-3\n\0rest")
+    (tmp_path / "a" / "blank").write_text("\n")
+    (tmp_path / "a" / "long").write_bytes(b"x" * 200_000)
+    (tmp_path / "a" / "dangling").symlink_to("nowhere")
+    return Tree(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("a/one", "1"),
+        ("a/nul", "0-3"),
+        ("a/blank", None),
+        ("a/none", None),
+        ("a/one/below-a-file", None),
+        ("none/none", None),
+    ],
+)
+def test_text(tree: Tree, path: str, text: str | None) -> None:
+    assert tree.text(path) == text
+
+
+def test_long_file_is_read_whole_or_to_the_limit(tree: Tree) -> None:
+    whole = tree.read("a/long")
+    assert whole is not None
+    assert len(whole) == 200_000
+    assert tree.read("a/long", limit=10) == b"x" * 10
+
+
+def test_what_cannot_be_read_names_the_path(tree: Tree) -> None:
+    with pytest.raises(OSError, match="/a'"):
+        tree.read("a")
+
+
+def test_names_and_existence(tree: Tree) -> None:
+    assert sorted(tree.names("a")) == ["blank", "dangling", "long", "nul", "one"]
+    assert tree.names("none") == []
+    assert tree.exists("a/one")
+    assert not tree.exists("a/dangling")
+
+
+def test_root_folder_gives_plain_paths() -> None:
+    assert Tree("/").path("sys") == "/sys"
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_replace(tmp_path: Path, durable: bool) -> None:
+    path = tmp_path / "file"
+    replace(str(path), b"old", durable=durable)
+    replace(str(path), b"new", durable=durable, mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replace_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    replace("file", b"new", durable=True)
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
+def test_failed_replace_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "full").touch()
+    with pytest.raises(OSError, match="folder"):
+        replace(str(tmp_path / "folder"), b"new", durable=False)
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_reader_never_sees_a_part(tmp_path: Path) -> None:
+    path = str(tmp_path / "file")
+    versions = [bytes([65 + turn]) * 50_000 for turn in range(26)]
+    replace(path, versions[0], durable=False)
+
+    def write() -> None:
+        for version in versions * 4:
+            replace(path, version, durable=False)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen = []
+    while writer.is_alive():
+        with open(path, "rb") as file:
+            seen.append(file.read())
+    writer.join()
+    assert seen
+    assert set(seen) <= set(versions)
