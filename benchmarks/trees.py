@@ -111,7 +111,7 @@ def offline(files: Mapping[str, str], cpus: CpuSet) -> Files:
     for path, text in gone.items():
         if path.endswith("_list"):
             gone[path] = str(CpuSet.parse(text) - cpus)
-        elif "/topology/" in path and not path.endswith("_id") or path.endswith("_map"):
+        elif ("/topology/" in path and not path.endswith("_id")) or path.endswith("_map"):
             gone[path] = (CpuSet.parse_mask(text) - cpus).to_mask()
     if f"{CPU}/online" in gone:
         gone[f"{CPU}/online"] = str(CpuSet.parse(gone[f"{CPU}/online"]) - cpus)

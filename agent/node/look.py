@@ -11,7 +11,7 @@ from agent.allocate.pools import Decision, Refusal
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal, Original
-from agent.cgroup.writer import State
+from agent.cgroup.outcome import State
 from agent.model.cpuset import CpuSet, CpuSetError, union
 from agent.model.doorbell import Created, PodComes, PodFailed, Ring
 from agent.model.pods import Container, ContainerState, Pod

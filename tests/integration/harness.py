@@ -154,7 +154,7 @@ class TestNode:
 
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`topolet WORDS` to its end."""
-        command = [sys.executable, "-m", "agent.cli.main", *words]
+        command = [sys.executable, "-m", "agent", *words]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class TestNode:
                 [
                     sys.executable,
                     "-m",
-                    "agent.cli.main",
+                    "agent",
                     command,
                     f"--state-dir={self.state}",
                     *flags,
