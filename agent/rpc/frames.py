@@ -63,8 +63,12 @@ def head(length: int, kind: int, flags: int, stream: int) -> bytes:
 def read_head(buffer: bytes | bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
     """(payload length, kind, flags, stream) of the frame whose nine bytes begin at `at`."""
     length = int.from_bytes(buffer[at : at + 3], "big")
-    stream = int.from_bytes(buffer[at + 5 : at + 9], "big") & STREAM_MASK
-    return length, buffer[at + 3], buffer[at + 4], stream
+    return length, buffer[at + 3], buffer[at + 4], read_stream(buffer, at)
+
+
+def read_stream(buffer: bytes | bytearray | memoryview, at: int = 0) -> int:
+    """The stream of the frame whose head begins at `at`."""
+    return int.from_bytes(buffer[at + 5 : at + 9], "big") & STREAM_MASK
 
 
 def content(kind: int, flags: int, payload: memoryview) -> memoryview:

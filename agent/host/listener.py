@@ -1,0 +1,82 @@
+"""A unix socket that appears whole, replaces a dead one, and has one owner at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+from typing import Final
+
+_BACKLOG: Final = 128
+_MAX_PATH_BYTES: Final = 107
+
+
+class ListenError(Exception):
+    """The socket can't be had; the message names its path and why."""
+
+
+class Listener:
+    """Listens at `path`: bound under another name in its folder and renamed, so that clients find
+    the old socket or the new one and never none that refuses. `PATH.lock` is held meanwhile; a
+    process that is killed leaves both files behind, and the next one takes them over.
+    """
+
+    def __init__(self, path: str, mode: int = 0o600) -> None:
+        """Raises ListenError."""
+        self.path = path
+        self._lock_path = f"{path}.lock"
+        temporary = os.path.join(os.path.dirname(path), f".{os.getpid()}.sock")
+        for each in (path, temporary):
+            if len(os.fsencode(each)) > _MAX_PATH_BYTES:
+                raise ListenError(f"{path}: a socket's path has at most {_MAX_PATH_BYTES} bytes")
+        try:
+            self._lock = self._locked()
+        except OSError as error:
+            raise ListenError(f"{self._lock_path}: {error.strerror}") from None
+        try:
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                os.close(self._lock)
+                raise ListenError(f"{path}: exists and is no socket")
+        except FileNotFoundError:
+            pass
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            self.socket.bind(temporary)
+            os.chmod(temporary, mode)
+            self.socket.listen(_BACKLOG)
+            self._inode = os.lstat(temporary).st_ino
+            os.rename(temporary, path)
+        except OSError as error:
+            self.socket.close()
+            os.close(self._lock)
+            raise ListenError(f"{path}: {error.strerror}") from None
+        self.socket.setblocking(False)
+
+    def close(self) -> None:
+        """Stops listening; removes the socket, if it is still ours, and the lock."""
+        self.socket.close()
+        with contextlib.suppress(FileNotFoundError):
+            if os.lstat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._lock_path)
+        os.close(self._lock)
+
+    def _locked(self) -> int:
+        while True:
+            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # An owner that closed just now has removed the file that we opened.
+                if os.fstat(fd).st_ino == os.stat(self._lock_path).st_ino:
+                    return fd
+            except BlockingIOError:
+                os.close(fd)
+                raise ListenError(f"{self.path}: another process serves it") from None
+            except FileNotFoundError:
+                pass
+            os.close(fd)

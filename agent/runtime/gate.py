@@ -1,0 +1,108 @@
+"""What the relay asks the hooks, and what they answer: the one interface between the two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Forward(NamedTuple):
+    """Let the message pass as it is."""
+
+
+class Replace(NamedTuple):
+    """Send this message in its place."""
+
+    message: bytes
+
+
+class Hold(NamedTuple):
+    """Not yet: keep the message and ask again soon."""
+
+
+class Refuse(NamedTuple):
+    """Answer the caller with a gRPC status; the runtime never sees the message."""
+
+    code: int
+    message: str
+
+
+Verdict = Forward | Replace | Hold | Refuse
+FORWARD = Forward()
+HOLD = Hold()
+
+
+class Call:
+    """One hooked call, from its first question to its reply.
+
+    `path` is the gRPC method (`b"/runtime.v1.RuntimeService/CreateContainer"`), `started` the
+    `time.monotonic()` of the first question, `state` the gate's own, None at first.
+    """
+
+    __slots__ = ("path", "started", "state")
+
+    def __init__(self, path: bytes, started: float) -> None:
+        self.path = path
+        self.started = started
+        self.state: object = None
+
+
+class Gate(Protocol):
+    """The hooks of one relay. Messages are protobuf bytes, never compressed.
+
+    A method that raises lets its call pass unchanged; the fault is counted and reported. Nothing
+    here may block: every connection of the relay waits meanwhile.
+    """
+
+    methods: frozenset[bytes]
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        """Asked when the whole message has arrived, and again while the answer is Hold."""
+        ...
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        """Told once for each call that was forwarded or replaced, before the caller sees the end.
+
+        The message is the reply's first when the stream ended in order (a server sends one only
+        with status OK); None when it has none, is larger than the tap's limit, the call was
+        cancelled or the connection broke.
+        """
+        ...
+
+    def gone(self, call: Call) -> None:
+        """The caller gave up, or the connection broke, while the call was held."""
+        ...
+
+
+class Stats:
+    """Counters of all relays that share it; `held_now` is a gauge."""
+
+    __slots__ = (
+        "held_now",
+        "hook_errors",
+        "hooked",
+        "malformed",
+        "passed_compressed",
+        "passed_irregular",
+        "passed_oversize",
+        "refused",
+        "replaced",
+        "replies_unread",
+    )
+
+    def __init__(self) -> None:
+        self.hooked = 0
+        """Calls that the gate was asked about."""
+        self.replaced = 0
+        self.refused = 0
+        self.held_now = 0
+        self.hook_errors = 0
+        self.passed_oversize = 0
+        """Passed unhooked: the message, or all that the connection holds, is beyond its limit."""
+        self.passed_compressed = 0
+        """Passed unhooked: compressed, and not to be unpacked within the limit."""
+        self.passed_irregular = 0
+        """Passed unhooked: none or several messages, a broken prefix, or trailers behind it."""
+        self.replies_unread = 0
+        """Replies larger than the tap's limit, or not to be unpacked."""
+        self.malformed = 0
+        """Connections whose bytes could not be followed."""

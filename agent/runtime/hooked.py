@@ -1,0 +1,284 @@
+"""The hooked calls of one connection: collected, decided, held, sent on, their replies watched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.rpc import frames, grpc
+from agent.runtime.credit import Credit
+from agent.runtime.gate import Call, Forward, Gate, Hold, Refuse, Replace, Stats, Verdict
+from agent.runtime.held import HeldStream, Limits, Stage
+from agent.runtime.lane import Lane
+from agent.runtime.tap import ReplyTap
+from agent.runtime.uplink import Uplink
+
+OnHookError = Callable[[bytes, Exception], None]
+"""Told the method's path and what its hook raised."""
+
+_Answer = TypeVar("_Answer")
+
+
+class HookedCalls:
+    """`streams` holds every stream that needs more than passing by; empty most of the time."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        stats: Stats,
+        limits: Limits,
+        credit: Credit,
+        up: Lane,
+        down: Lane,
+        on_hook_error: OnHookError,
+    ) -> None:
+        self.streams: dict[int, HeldStream] = {}
+        self.uplink = Uplink(up, credit, self.streams, self._sent)
+        self._gate = gate
+        self._stats = stats
+        self._limits = limits
+        self._credit = credit
+        self._down = down
+        self._on_hook_error = on_hook_error
+        self._taken = 0
+
+    def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
+        """HEADERS of a hooked method; `ended`: no message will follow."""
+        if ended:
+            self._stats.passed_irregular += 1
+        elif len(self.streams) >= self._limits.streams:
+            self._stats.passed_oversize += 1
+        else:
+            window = self._credit.initial
+            self.streams[number] = HeldStream(number, path, window, announced)
+
+    def data(self, stream: HeldStream, flags: int, payload: memoryview) -> None:
+        """A DATA frame of the client. Raises FrameError."""
+        content = frames.content(frames.DATA, flags, payload)
+        ends = bool(flags & frames.END_STREAM)
+        size = len(payload)
+        if stream.stage is Stage.COLLECTING:
+            self._credit.excess -= size
+            stream.body += content
+            stream.taken += len(content)
+            self._taken += len(content)
+            stream.ends = stream.done = ends
+            if ends:
+                self._complete(stream)
+                return
+            self._give(stream, size)
+            if stream.taken > self._limits.body_bytes + grpc.PREFIX_BYTES or (
+                self._taken > self._limits.held_bytes
+            ):
+                self._stats.passed_oversize += 1
+                self._loosen(stream)
+        elif stream.stage is Stage.LOOSE and not stream.done:
+            self._credit.excess -= size
+            stream.debt -= size - len(content)
+            self._settle(stream)
+            stream.body += content
+            stream.ends = stream.done = ends
+            self.uplink.send(stream, len(content))
+        elif stream.stage is Stage.ENDED:
+            self._credit.excess -= size
+            if ends:
+                self._remove(stream)
+        else:
+            raise frames.FrameError(f"DATA on stream {stream.id} after its end")
+
+    def trailers(self, stream: HeldStream) -> None:
+        """The client ends its side by HEADERS: no gRPC call does, so it passes unhooked."""
+        if stream.stage is Stage.COLLECTING:
+            self._stats.passed_irregular += 1
+            self._loosen(stream)
+        elif stream.stage is Stage.ENDED:
+            self._remove(stream)
+        elif stream.stage is not Stage.LOOSE or stream.done:
+            raise frames.FrameError(f"HEADERS on stream {stream.id} after its end")
+        stream.debt = 0
+        stream.done = True
+        if not stream.body:
+            self._remove(stream)
+
+    def reset_by_client(self, stream: HeldStream) -> None:
+        """The caller gave up."""
+        self._finish(stream, None)
+
+    def ended_by_upstream(self, stream: HeldStream, reset: bool) -> None:
+        """The upstream ended its side, in order or by RST_STREAM."""
+        unsent = stream.stage not in (Stage.SENT, Stage.ENDED)
+        client_is_done = stream.done
+        message = None
+        if not reset and stream.tap is not None:
+            message = stream.tap.message()
+            self._stats.replies_unread += stream.tap.given_up
+        self._finish(stream, message)
+        if unsent and not reset:
+            self.uplink.reset(stream.id)
+            if not client_is_done:
+                stream.stage = Stage.ENDED
+                self.streams[stream.id] = stream
+
+    def granted(self, stream: HeldStream, credit: int) -> int:
+        """The upstream gave the stream credit; returns how much of it the client is to have."""
+        stream.window += credit
+        if stream.stage is not Stage.LOOSE:
+            stream.kept += credit
+            return 0
+        kept = min(credit, stream.debt)
+        stream.debt -= kept
+        self._drained(stream)
+        return credit - kept
+
+    def ask_again(self) -> None:
+        """Asks the gate about every held call."""
+        for stream in [each for each in self.streams.values() if each.stage is Stage.HELD]:
+            self._decide(stream)
+
+    def custody(self) -> bool:
+        """Bytes of the client are here, or windows differ: the connection can't be left alone."""
+        return any(each.stage is not Stage.SENT for each in self.streams.values())
+
+    def close(self) -> None:
+        """The connection broke, or is followed no longer."""
+        for stream in list(self.streams.values()):
+            self._finish(stream, None)
+
+    def _complete(self, stream: HeldStream) -> None:
+        packed = stream.packed_message()
+        if packed is None:
+            self._stats.passed_irregular += 1
+            self._commit(stream)
+            return
+        compressed, content = packed
+        if len(content) > self._limits.body_bytes:
+            self._stats.passed_oversize += 1
+            self._commit(stream)
+            return
+        message = bytes(content)
+        if compressed:
+            try:
+                message = grpc.gunzip(message, self._limits.body_bytes)
+            except grpc.MessageError:
+                self._stats.passed_compressed += 1
+                self._commit(stream)
+                return
+        stream.message = message
+        stream.call = Call(stream.path, time.monotonic())
+        self._stats.hooked += 1
+        self._decide(stream)
+
+    def _decide(self, stream: HeldStream) -> None:
+        call = stream.call
+        if call is None:
+            return
+        verdict, encoded = self._guard(stream.path, lambda: self._asked(call, stream.message)) or (
+            None,
+            b"",
+        )
+        if isinstance(verdict, Hold):
+            if stream.stage is not Stage.HELD:
+                stream.stage = Stage.HELD
+                self._stats.held_now += 1
+            return
+        self._unhold(stream)
+        if isinstance(verdict, Refuse):
+            self._stats.refused += 1
+            self._remove(stream)
+            # What the upstream sends before it sees the reset passes: clients ignore it, and its
+            # header blocks belong to the connection's compression state.
+            flags = frames.END_STREAM | frames.END_HEADERS
+            self._down.insert(frames.frame(frames.HEADERS, flags, stream.id, encoded))
+            self.uplink.reset(stream.id)
+            return
+        if verdict is not None:
+            stream.tap = ReplyTap(self._limits.reply_bytes)
+        if isinstance(verdict, Replace):
+            self._stats.replaced += 1
+            stream.body = bytearray(encoded)
+        self._commit(stream)
+
+    def _asked(self, call: Call, message: bytes) -> tuple[Verdict, bytes]:
+        """The gate's verdict and, where it has content, that content ready to send."""
+        verdict = self._gate.request(call, message)
+        if isinstance(verdict, Replace):
+            return verdict, grpc.encode_message(verdict.message)
+        if isinstance(verdict, Refuse):
+            return verdict, grpc.trailers_only(verdict.code, verdict.message)
+        if isinstance(verdict, Forward | Hold):
+            return verdict, b""
+        raise TypeError(f"no verdict: {verdict!r}")
+
+    def _guard(self, path: bytes, ask: Callable[[], _Answer]) -> _Answer | None:
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001  the one guard around a hook
+            self._stats.hook_errors += 1
+            self._on_hook_error(path, error)
+            return None
+
+    def _commit(self, stream: HeldStream) -> None:
+        stream.stage = Stage.SENDING
+        stream.message = b""
+        self.uplink.send(stream, len(stream.body))
+
+    def _loosen(self, stream: HeldStream) -> None:
+        stream.stage = Stage.LOOSE
+        stream.debt = len(stream.body) - stream.kept
+        self._settle(stream)
+        self.uplink.send(stream, len(stream.body))
+
+    def _settle(self, stream: HeldStream) -> None:
+        if stream.debt < 0:
+            self._give(stream, -stream.debt)
+            stream.debt = 0
+
+    def _give(self, stream: HeldStream, credit: int) -> None:
+        if credit:
+            self._down.insert(frames.window_update(stream.id, credit))
+
+    def _sent(self, stream: HeldStream) -> None:
+        self._release(stream)
+        if stream.stage is Stage.LOOSE:
+            self._drained(stream)
+        elif stream.tap is None:
+            self._remove(stream)
+        else:
+            stream.stage = Stage.SENT
+
+    def _drained(self, stream: HeldStream) -> None:
+        if (
+            not stream.body
+            and stream.id not in self.uplink.sending
+            and (stream.done or not stream.debt)
+        ):
+            self._remove(stream)
+
+    def _finish(self, stream: HeldStream, message: bytes | None) -> None:
+        """The call is over, whatever its stage."""
+        call, tap, held = stream.call, stream.tap, stream.stage is Stage.HELD
+        self._unhold(stream)
+        stream.tap = None
+        self._remove(stream)
+        if call is None:
+            return
+        if held:
+            self._guard(stream.path, lambda: self._gate.gone(call))
+        elif tap is not None:
+            self._guard(stream.path, lambda: self._gate.reply(call, message))
+
+    def _unhold(self, stream: HeldStream) -> None:
+        if stream.stage is Stage.HELD:
+            stream.stage = Stage.SENDING
+            self._stats.held_now -= 1
+
+    def _remove(self, stream: HeldStream) -> None:
+        self.streams.pop(stream.id, None)
+        self.uplink.drop(stream.id)
+        stream.body.clear()
+        self._release(stream)
+
+    def _release(self, stream: HeldStream) -> None:
+        self._taken -= stream.taken
+        stream.taken = 0

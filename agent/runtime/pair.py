@@ -1,0 +1,221 @@
+"""Two sockets and the relay between them: cut-through sends, backpressure, orderly ends."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from agent.runtime.lane import Sink
+from agent.runtime.loop import HANG_UP, READ, WRITE, Loop, OnReady
+from agent.runtime.relay import Relay, RelayError
+
+HIGH_WATER_BYTES: Final = 1 << 19
+"""Unsent bytes for one end that stop reading from the other."""
+DEAF_CLIENT_BYTES: Final = 4 * HIGH_WATER_BYTES
+"""Unsent bytes for a client that stop reading from it: what it does not read are our answers."""
+_CONNECT_RETRY_SECONDS: Final = 0.01
+_CONNECT_ATTEMPTS: Final = 200
+
+
+class Port:
+    """One socket of a pair; what can't be sent at once waits in `backlog`."""
+
+    __slots__ = ("_loop", "_mask", "_on_ready", "backlog", "broken", "eof", "socket")
+
+    def __init__(self, loop: Loop, end: socket.socket) -> None:
+        self.socket = end
+        self.backlog = bytearray()
+        self.eof = False
+        self.broken = False
+        self._loop = loop
+        self._mask: int | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self.broken:
+            return
+        if self.backlog:
+            self.backlog += data
+            return
+        try:
+            sent = self.socket.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.broken = True
+            return
+        if sent < len(data):
+            self.backlog += memoryview(data)[sent:]
+
+    def drain(self) -> None:
+        """Sends of the backlog what the socket takes."""
+        if not self.backlog:
+            return
+        try:
+            del self.backlog[: self.socket.send(self.backlog)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken = True
+            self.backlog.clear()
+
+    def read(self, buffer: memoryview) -> memoryview | None:
+        """What arrived; None for nothing now. Sets `eof`."""
+        try:
+            size = self.socket.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        except OSError:
+            size = 0
+        self.eof = not size
+        return buffer[:size] if size else None
+
+    def watch(self, reading: bool, on_ready: OnReady) -> None:
+        """Waits for what matters now. Once ended, a hang-up still does; while paused, it does not:
+        epoll would report it without end.
+        """
+        mask: int | None = (READ if reading else 0) | (WRITE if self.backlog else 0)
+        if not mask and not self.eof:
+            mask = None
+        if mask == self._mask:
+            return
+        fd = self.socket.fileno()
+        if mask is None:
+            self._loop.unregister(fd)
+        elif self._mask is None:
+            self._loop.register(fd, mask, on_ready)
+        else:
+            self._loop.modify(fd, mask)
+        self._mask = mask
+
+    def close(self) -> None:
+        if self._mask is not None:
+            self._loop.unregister(self.socket.fileno())
+            self._mask = None
+        self.socket.close()
+
+
+class Pair:
+    """One client's connection and its upstream's; `ended` is called once, with the pair.
+
+    `ended` learns whether the upstream was reached; `heard` is called after bytes were relayed.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        client: socket.socket,
+        upstream_path: str,
+        buffer: memoryview,
+        make_relay: Callable[[Sink, Sink], Relay],
+        heard: Callable[[], None],
+        ended: Callable[[Pair, bool], None],
+    ) -> None:
+        self._loop = loop
+        self._path = upstream_path
+        self._buffer = buffer
+        self._heard = heard
+        self._ended = ended
+        self._client = Port(loop, client)
+        self._upstream = Port(loop, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        for port in (self._client, self._upstream):
+            port.socket.setblocking(False)
+        self._relay = make_relay(self._client.write, self._upstream.write)
+        self._half_closed = False
+        self._closed = False
+
+    def connect(self, attempts: int = _CONNECT_ATTEMPTS) -> None:
+        """Reaches for the upstream; while its queue of connections is full, again later."""
+        if self._closed:
+            return
+        try:
+            self._upstream.socket.connect(self._path)
+        except BlockingIOError:
+            if not attempts:
+                self._end(reached=False)
+                return
+            self._loop.after(_CONNECT_RETRY_SECONDS, lambda: self.connect(attempts - 1))
+        except OSError:
+            self._end(reached=False)
+        else:
+            self._watch()
+
+    def ask_again(self) -> None:
+        """Asks the gate about the held calls of this connection."""
+        self._relay.ask_again()
+        self._settle(0)
+
+    def close(self) -> None:
+        self._end(reached=True)
+
+    def _client_ready(self, events: int) -> None:
+        self._client.drain()
+        if events & ~WRITE and not self._client.eof:
+            data = self._client.read(self._buffer)
+            if data is not None:
+                try:
+                    self._relay.from_client(data)
+                except RelayError:
+                    self._end(reached=True)
+                self._heard()
+        self._settle(events)
+
+    def _upstream_ready(self, events: int) -> None:
+        self._upstream.drain()
+        if events & ~WRITE:
+            self._read_upstream()
+        self._settle(0)
+
+    def _read_upstream(self) -> bool:
+        data = self._upstream.read(self._buffer)
+        if data is None:
+            return False
+        try:
+            self._relay.from_upstream(data)
+        except RelayError:
+            self._end(reached=True)
+        self._heard()
+        return True
+
+    def _settle(self, client_events: int) -> None:
+        """Draws the consequences of what happened."""
+        client, upstream = self._client, self._upstream
+        if self._closed:
+            return
+        if upstream.broken and not upstream.eof:
+            while not client.broken and self._read_upstream():
+                pass
+            upstream.eof = True
+        hung_up = client.eof and client_events & HANG_UP and not upstream.backlog
+        if client.broken or hung_up or (upstream.eof and not client.backlog):
+            self._end(reached=True)
+            return
+        if client.eof and not upstream.backlog and not self._half_closed:
+            self._half_closed = True
+            with contextlib.suppress(OSError):
+                upstream.socket.shutdown(socket.SHUT_WR)
+        self._watch()
+
+    def _watch(self) -> None:
+        client, upstream = self._client, self._upstream
+        hears_client = (
+            not client.eof
+            and not upstream.eof
+            and len(upstream.backlog) < HIGH_WATER_BYTES
+            and len(client.backlog) < DEAF_CLIENT_BYTES
+            and self._relay.queued_bytes < HIGH_WATER_BYTES
+        )
+        client.watch(hears_client, self._client_ready)
+        upstream.watch(
+            not upstream.eof and len(client.backlog) < HIGH_WATER_BYTES, self._upstream_ready
+        )
+
+    def _end(self, reached: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._client.close()
+        self._upstream.close()
+        self._relay.close()
+        self._ended(self, reached)

@@ -1,0 +1,108 @@
+"""The relay of one client connection: frames pass as they came, hooked requests are asked about.
+
+No I/O: the owner gives what it received to `from_client` and `from_upstream`, and two sinks take
+what is to be sent. One walk over the frames serves both conditions:
+
+- While nothing is taken over and no credit is owed, all that arrives leaves as one slice of the
+  receive buffer; heads are looked at, DATA is not waited for.
+- HEADERS of a hooked method pass at once (the compression state of the connection goes through
+  us untouched); its DATA stays here until the gate has spoken. Then the slice is cut where frames
+  of ours go in or the client's stay out. Other streams keep passing. See `upward` and `downward`
+  for the walks, `hooked` for the calls, `uplink` for the order upwards, `credit` for windows.
+
+Bytes that are no HTTP/2, header blocks that can't be followed or are beyond the limit: if nothing
+is in our custody the connection becomes opaque (every further byte passes verbatim, unhooked, and
+the endpoints decide, as without us), else RelayError says that it must be closed.
+
+A connection keeps in memory, beside Limits: one unfinished frame that must be seen whole (header
+blocks to their limit, DATA that does not pass by to HTTP/2's 16 MiB, 16 KiB in practice), and what
+waits for the upstream's credit, which is never more than what was held before.
+"""
+
+from __future__ import annotations
+
+from agent.rpc import frames
+from agent.runtime.credit import Credit
+from agent.runtime.downward import Downward
+from agent.runtime.gate import Gate, Stats
+from agent.runtime.held import Limits
+from agent.runtime.hooked import HookedCalls, OnHookError
+from agent.runtime.lane import Lane, Sink
+from agent.runtime.upward import Upward
+
+
+class RelayError(Exception):
+    """The connection can't be followed and can't be left alone: both ends must be closed."""
+
+
+class Relay:
+    """Sinks must not keep what they are given. Call `close` once when the connection is over."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        to_client: Sink,
+        to_upstream: Sink,
+        stats: Stats,
+        on_hook_error: OnHookError,
+        limits: Limits,
+    ) -> None:
+        self._stats = stats
+        self._up, self._down = Lane(to_upstream), Lane(to_client)
+        self._credit = Credit()
+        self._calls = HookedCalls(
+            gate, stats, limits, self._credit, self._up, self._down, on_hook_error
+        )
+        self._upward = Upward(
+            self._calls,
+            self._up,
+            self._credit,
+            gate.methods,
+            limits.block_bytes,
+            self._lose_track,
+        )
+        self._downward = Downward(
+            self._calls, self._down, self._credit, self._upward.paths, self._lose_track
+        )
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of the client, waiting for the upstream's credit: read no more while it is high."""
+        return self._calls.uplink.queued_bytes
+
+    def from_client(self, data: memoryview) -> None:
+        """Raises RelayError."""
+        self._upward.feed(data)
+        self._flush()
+
+    def from_upstream(self, data: memoryview) -> None:
+        """Raises RelayError."""
+        self._downward.feed(data)
+        self._flush()
+
+    def ask_again(self) -> None:
+        """Asks the gate about every held call."""
+        self._calls.ask_again()
+        self._flush()
+
+    def close(self) -> None:
+        """Tells the gate the end of every call under way."""
+        self._calls.close()
+
+    def _lose_track(self, error: Exception) -> None:
+        self._stats.malformed += 1
+        uplink = self._calls.uplink
+        waits = uplink.queue or self._up.is_waited_for or self._down.is_waited_for
+        if waits or self._calls.custody() or self._credit.excess:
+            raise RelayError(str(error)) from None
+        self._up.opaque = self._down.opaque = True
+        self._calls.close()
+
+    def _flush(self) -> None:
+        uplink = self._calls.uplink
+        if uplink.queue or uplink.sending:
+            uplink.pump()
+        if due := self._credit.settle():
+            self._down.insert(frames.window_update(0, due))
+        self._up.flush()
+        self._down.flush()

@@ -1,0 +1,143 @@
+"""The relay on sockets: one upstream connection for each client connection, in one epoll loop.
+
+An embedding makes a Loop, a RelayServer with its Gate, and runs the loop; `stats`, `connections`
+and `unreachable` are there to be shown as metrics. Everything happens in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import Final
+
+from agent.host.listener import Listener
+from agent.runtime.gate import Gate, Stats
+from agent.runtime.held import Limits
+from agent.runtime.hooked import OnHookError
+from agent.runtime.lane import Sink
+from agent.runtime.loop import READ, Loop, Timer
+from agent.runtime.pair import Pair
+from agent.runtime.relay import Relay
+
+RETRY_SECONDS: Final = 0.004
+"""How often the gate is asked again while a call is held."""
+_READ_BYTES: Final = 1 << 18
+_OUT_OF_DESCRIPTORS_SECONDS: Final = 0.1
+
+
+class RelayServer:
+    """Listens from construction on; `close` ends it and every connection.
+
+    `listen` is a path, served under a lock (ListenError where another relay has it), or a socket
+    that listens already and stays its giver's. While the upstream does not answer, a client's
+    connection is accepted and closed, so that its calls end Unavailable.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        gate: Gate,
+        listen: str | socket.socket,
+        upstream: str,
+        *,
+        mode: int = 0o600,
+        stats: Stats | None = None,
+        on_hook_error: OnHookError | None = None,
+        retry_seconds: float = RETRY_SECONDS,
+        limits: Limits | None = None,
+    ) -> None:
+        self.stats = stats or Stats()
+        self.unreachable = 0
+        """Connections closed because the upstream could not be reached."""
+        self._loop = loop
+        self._upstream = upstream
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._gate = gate
+        self._limits = limits or Limits()
+        self._on_hook_error = on_hook_error or _ignore
+        self._retry_seconds = retry_seconds
+        self._retry: Timer | None = None
+        self._pairs: set[Pair] = set()
+        self._listener = None
+        if isinstance(listen, str):
+            self._listener = Listener(listen, mode)
+            listen = self._listener.socket
+        self._socket = listen
+        self._socket.setblocking(False)
+        self._listening = True
+        loop.register(self._socket.fileno(), READ, self._accept)
+
+    @property
+    def connections(self) -> int:
+        return len(self._pairs)
+
+    def poke(self) -> None:
+        """The gate may have another answer for held calls: they are asked about at once."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.after(0, self._ask_again)
+
+    def close(self) -> None:
+        """Closes every connection and stops listening; removes the socket if it was made here."""
+        if self._listening:
+            self._loop.unregister(self._socket.fileno())
+            self._listening = False
+        for pair in list(self._pairs):
+            pair.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _new_relay(self, to_client: Sink, to_upstream: Sink) -> Relay:
+        return Relay(
+            self._gate, to_client, to_upstream, self.stats, self._on_hook_error, self._limits
+        )
+
+    def _ended(self, pair: Pair, reached: bool) -> None:
+        self._pairs.discard(pair)
+        self.unreachable += not reached
+
+    def _watch_held(self) -> None:
+        """Arms the next question if a call is held."""
+        if self._retry is None and self.stats.held_now:
+            self._retry = self._loop.after(self._retry_seconds, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._retry = None
+        for pair in list(self._pairs):
+            pair.ask_again()
+        self._watch_held()
+
+    def _accept(self, events: int) -> None:
+        try:
+            client, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            self._loop.unregister(self._socket.fileno())
+            self._listening = False
+            self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._listen_again)
+            return
+        pair = Pair(
+            self._loop,
+            client,
+            self._upstream,
+            self._buffer,
+            self._new_relay,
+            self._watch_held,
+            self._ended,
+        )
+        self._pairs.add(pair)
+        pair.connect()
+
+    def _listen_again(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.register(self._socket.fileno(), READ, self._accept)
+            self._listening = True
+
+
+def _ignore(path: bytes, error: Exception) -> None:
+    pass

@@ -1,0 +1,186 @@
+"""Client to upstream: the walk over the frames of one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from agent.rpc import frames
+from agent.rpc.frames import CONTINUATION, DATA, HEADERS, RST_STREAM, SETTINGS, read_stream
+from agent.rpc.headers import PathReader
+from agent.rpc.metadata import HeaderError
+from agent.runtime.credit import Credit
+from agent.runtime.hooked import HookedCalls
+from agent.runtime.lane import Lane
+
+_HEAD: Final = frames.HEAD_BYTES
+_BLOCKS: Final = (HEADERS, CONTINUATION)
+
+
+class Upward:
+    """Puts what passes into the lane, and gives the rest to the hooked calls and their uplink."""
+
+    def __init__(
+        self,
+        calls: HookedCalls,
+        lane: Lane,
+        credit: Credit,
+        methods: frozenset[bytes],
+        block_bytes: int,
+        lose_track: Callable[[Exception], None],
+    ) -> None:
+        self.paths = PathReader()
+        self._calls = calls
+        self._uplink = calls.uplink
+        self._lane = lane
+        self._credit = credit
+        self._methods = methods
+        self._block_bytes = block_bytes
+        self._lose_track = lose_track
+        self._preface = True  # the client still has to say it
+        self._kept = b""  # an unfinished frame that has not passed
+
+    def feed(self, data: memoryview) -> None:
+        """Takes what the client sent; `lose_track` is called once for what can't be followed."""
+        if self._kept:
+            data, self._kept = memoryview(self._kept + data), b""
+        lane, credit, uplink = self._lane, self._credit, self._uplink
+        streams, queue = self._calls.streams, uplink.queue
+        size = len(data)
+        at = size if lane.opaque else min(lane.rest, size)
+        start = 0
+        if lane.rest:
+            lane.rest -= at
+            if not lane.rest and (lane.is_waited_for or queue or uplink.sending):
+                lane.chunks.append(data[:at])
+                start = at
+                lane.reached_boundary()
+                uplink.pump()
+        try:
+            if self._preface and not lane.opaque:
+                at = self._read_preface(data)
+                if not at:
+                    self._kept = bytes(data)
+                    return
+            while size - at >= _HEAD:
+                kind = data[at + 3]
+                length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+                end = at + _HEAD + length
+                if kind == DATA:
+                    if (streams or queue or credit.excess > 0) and self._is_taken(data, at, length):
+                        if end > size:
+                            break
+                        if start < at:
+                            lane.chunks.append(data[start:at])
+                        self._take(data[at:end])
+                        start = at = end
+                        continue
+                    credit.window -= length
+                elif kind in _BLOCKS:
+                    found = self._block(data, at, size)
+                    if found is None:
+                        break
+                    end, block = found
+                    if self._opens_behind_others(data, at, end, block):
+                        if start < at:
+                            lane.chunks.append(data[start:at])
+                        start = end
+                elif kind == RST_STREAM or (kind == SETTINGS and data[at + 4] & frames.ACK):
+                    if end > size:
+                        break
+                    if self._must_wait(kind, data[at:end]):
+                        if start < at:
+                            lane.chunks.append(data[start:at])
+                        start = end
+                if end > size:
+                    lane.rest = end - size
+                    at = size
+                    break
+                at = end
+        except (frames.FrameError, HeaderError) as error:
+            self._lose_track(error)
+            at = size
+        if start < at:
+            lane.chunks.append(data[start:at] if start or at < size else data)
+        if at < size:
+            self._kept = bytes(data[at:])
+
+    def _read_preface(self, data: memoryview) -> int:
+        """Where the frames begin, behind the client's preface; 0 while it is not all there."""
+        part = bytes(data[: len(frames.PREFACE)])
+        if not frames.PREFACE.startswith(part):
+            raise frames.FrameError("client does not speak HTTP/2")
+        if len(part) < len(frames.PREFACE):
+            return 0
+        self._preface = False
+        return len(part)
+
+    def _is_taken(self, data: memoryview, at: int, length: int) -> bool:
+        """This DATA frame of the client does not pass by."""
+        if self._uplink.queue or read_stream(data, at) in self._calls.streams:
+            return True
+        # Beyond the client's own window too: the upstream is the one to complain.
+        window = self._credit.window
+        return window < length <= window + self._credit.excess
+
+    def _take(self, frame: memoryview) -> None:
+        number = read_stream(frame)
+        stream = self._calls.streams.get(number)
+        if stream is None:
+            self._uplink.put(DATA, number, bytes(frame))
+        else:
+            self._calls.data(stream, frame[4], frame[_HEAD:])
+
+    def _block(self, data: memoryview, at: int, size: int) -> tuple[int, bytes] | None:
+        """(end, header block) of HEADERS and its CONTINUATIONs; None while not all is there."""
+        length, kind, flags, number = frames.read_head(data, at)
+        if kind != HEADERS:
+            raise frames.FrameError("CONTINUATION without HEADERS")
+        begin, block = at, b""
+        while True:
+            end = at + _HEAD + length
+            if end - begin > self._block_bytes:
+                raise frames.FrameError(f"header block of more than {end - begin} bytes")
+            if end > size:
+                return None
+            block += frames.content(kind, flags, data[at + _HEAD : end])
+            if flags & frames.END_HEADERS:
+                return end, block
+            if size - end < _HEAD:
+                return None
+            at = end
+            length, kind, flags, following = frames.read_head(data, at)
+            if kind != CONTINUATION or following != number:
+                raise frames.FrameError("a header block is interrupted")
+
+    def _opens_behind_others(self, data: memoryview, at: int, end: int, block: bytes) -> bool:
+        """Notes a header block of the client; True when it was queued."""
+        path = self.paths.read(block)
+        calls, uplink = self._calls, self._uplink
+        number = read_stream(data, at)
+        if number in calls.streams:
+            calls.trailers(calls.streams[number])
+        waits = (uplink.queue or uplink.sending) and uplink.delays_block(number)
+        if path in self._methods and number not in calls.streams:
+            ended = bool(data[at + 4] & frames.END_STREAM)
+            calls.begin(number, path or b"", announced=not waits, ended=ended)
+        if waits:
+            uplink.put(HEADERS, number, bytes(data[at:end]))
+        return bool(waits)
+
+    def _must_wait(self, kind: int, frame: memoryview) -> bool:
+        """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
+        calls, uplink, number = self._calls, self._uplink, read_stream(frame)
+        if kind == RST_STREAM:
+            if number in calls.streams:
+                calls.reset_by_client(calls.streams[number])
+            elif uplink.queue:
+                uplink.drop(number)
+            waits = uplink.delays_reset(number)
+        else:
+            waits = bool(uplink.queue)
+            if not waits:
+                uplink.acknowledge()
+        if waits:
+            uplink.put(kind, number, bytes(frame))
+        return waits

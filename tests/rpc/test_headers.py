@@ -1,0 +1,99 @@
+import contextlib
+
+import hpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.rpc import metadata
+from agent.rpc.headers import MAX_TABLE_BYTES, HeaderError, PathReader
+
+NAMES = [":path", ":method", "grpc-timeout", "user-agent", "x-a", "x-b", "x-c"]
+texts = st.one_of(
+    st.sampled_from(["", "/", "/index.html", "POST", "/runtime.v1.RuntimeService/CreateContainer"]),
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=200),
+)
+fields = st.tuples(st.sampled_from(NAMES), texts, st.sampled_from(["index", "never"]))
+blocks = st.tuples(
+    st.lists(fields, max_size=12),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 5_000)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(blocks, max_size=12))
+def test_the_path_is_what_a_full_decoder_reads(
+    sequence: list[tuple[list[tuple[str, str, str]], bool, int | None]],
+) -> None:
+    encoder, decoder, reader = hpack.Encoder(), hpack.Decoder(), PathReader()
+    decoder.max_allowed_table_size = 5_000
+    reader.offer(5_000)
+    for header, huffman, table in sequence:
+        if table is not None:
+            encoder.header_table_size = table
+        block = encoder.encode(
+            [
+                (hpack.HeaderTuple if how == "index" else hpack.NeverIndexedHeaderTuple)(key, value)
+                for key, value, how in header
+            ],
+            huffman=huffman,
+        )
+        paths = [bytes(v) for k, v in decoder.decode(block, raw=True) if bytes(k) == b":path"]
+        assert reader.read(block) == (paths[-1] if paths else None)
+        table_of_hpack = [(bytes(k), bytes(v)) for k, v in decoder.header_table.dynamic_entries]
+        assert [entry[:2] for entry in reversed(reader._entries)] == table_of_hpack
+
+
+@given(st.lists(st.binary(max_size=60), max_size=30))
+def test_noise_is_refused_or_read_but_never_costs_memory(noise: list[bytes]) -> None:
+    reader = PathReader()
+    for block in noise:
+        with contextlib.suppress(HeaderError):
+            reader.read(block)
+        assert sum(len(k) + len(v) + 32 for k, v, _ in reader._entries) <= 4_096
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"\x80",  # index 0
+        b"\xbe",  # index 62 of an empty table
+        b"\x7e\x01a",  # its name
+        b"\xff",
+        b"\xff\x80\x80\x80\x80\x80\x80",
+        b"\x44",
+        b"\x44\x05/abc",
+        b"\x04\x05/abc",
+        b"\x0f\x10\x05ab",
+        b"\x44\x81\x00",  # wrong Huffman padding
+        b"\x3f\xe2\x1f",  # a table of 4,097 bytes
+    ],
+)
+def test_a_crooked_block_is_refused(block: bytes) -> None:
+    with pytest.raises(HeaderError):
+        PathReader().read(block)
+
+
+def test_the_table_never_outgrows_our_own_limit() -> None:
+    reader = PathReader()
+    reader.offer(1 << 32)
+    encoder = hpack.Encoder()
+    encoder.header_table_size = MAX_TABLE_BYTES
+    reader.read(encoder.encode([("a", "b")]))
+    encoder.header_table_size = MAX_TABLE_BYTES + 1
+    with pytest.raises(HeaderError, match="not offered"):
+        reader.read(encoder.encode([("a", "b")]))
+
+
+def test_the_memo_is_bounded() -> None:
+    encoder, reader = hpack.Encoder(), PathReader()
+    for number in range(1_000):
+        reader.read(encoder.encode([("x-long", "a" * 4_000), ("x-number", str(number))]))
+    assert len(reader._memo) <= 256
+    assert max(map(len, reader._memo)) <= 256
+
+
+def test_a_literal_path_outside_the_table_is_read() -> None:
+    pairs = [(b"x", b"y"), (b":path", b"/s/M"), (b"te", b"trailers")]
+    assert PathReader().read(metadata.encode(pairs)) == b"/s/M"
