@@ -85,7 +85,7 @@ class Round:
 
     def plan(self) -> list[Write]:
         """Read what the groups asked for depend on, and put the writes in order."""
-        for group in list(self._asked):
+        for group in sorted(self._asked):  # what is above comes first, and reads all below it
             try:
                 for each in (*ancestors(group), group):
                     self._values[each] = self.own(each)
