@@ -138,6 +138,7 @@ class _Task(msgspec.Struct):
 
 
 def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
+    own = dict(tree.cpus)
     held = {group: effective(tree, group) for group in changed}
     pending = set(changed)
     above: dict[str, str] = {}  # nearest ancestor that changes
@@ -154,9 +155,9 @@ def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> I
         target, now = targets[group], held[group]
         if target <= now or (now - target) & gained:
             least = (target | union(held[each] for each in below[group])) & now
-            if least and least != tree.cpus[group]:
+            if least and least != own[group]:
                 yield Write(group, least)
-                held[group] = least
+                own[group] = held[group] = least
             if held[group] == target:
                 pending.discard(group)
 
@@ -169,10 +170,10 @@ def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> I
             continue
         target = targets[group]
         fits = all(held[each] <= target for each in below[group])
-        if fits or not target <= held[group]:
+        value = target if fits else held[group] | target
+        if fits or (not target <= held[group] and value != own[group]):
             over = above.get(group)
             final[group] = grown[group] = len(tasks)
-            value = target if fits else held[group] | target
             tasks.append(_Task(Write(group, value), {grown[over]} if over in grown else set()))
         if not fits:
             deferred.append(group)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
 from agent.cgroup.order import Tree, Write, ancestors, effective, parent, plan
 from agent.cgroup.outcome import Change, Outcome, State
@@ -83,7 +85,7 @@ class Round:
 
     def plan(self) -> list[Write]:
         """Read what the groups asked for depend on, and put the writes in order."""
-        for group in list(self._asked):
+        for group in sorted(self._asked):  # what is above comes first, and reads all below it
             try:
                 for each in (*ancestors(group), group):
                     self._values[each] = self.own(each)
@@ -120,7 +122,11 @@ class Round:
         for group, goal in goals.items():
             if group in self._asked:
                 continue
-            if group in errors:
+            if group in self._changes:  # failed before, and cut with what is above it
+                if group not in errors:
+                    failed = self._changes[group]
+                    self._changes[group] = msgspec.structs.replace(failed, new=goal)
+            elif group in errors:
                 self._others[group] = self._failure(group, errors[group])
             else:
                 self._others[group] = Change(group, State.WRITTEN, self._own[group], goal)
@@ -164,6 +170,8 @@ class Round:
         """
         now = Tree(self._values, self._inherits)
         group, cpus = write.group, write.cpus
+        if group not in self._values:
+            raise GroupGone(f"{group!r} ended with a group above it")
         gain = cpus - effective(now, group)
         for other, goal in failed.items():
             if other in self._values and (stuck := (effective(now, other) - goal) & gain):

@@ -90,7 +90,7 @@ def related(a: str, b: str) -> bool:
     return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(cases(inherits=False))
 def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, Values]) -> None:
     tree, wanted = case
@@ -110,7 +110,7 @@ def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, 
             assert end == (own & kernel.own[posixpath.dirname(group)]) | CpuSet(grown)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(cases(inherits=True))
 def test_v2_every_group_ends_right(case: tuple[Values, Values]) -> None:
     tree, wanted = case
@@ -121,7 +121,7 @@ def test_v2_every_group_ends_right(case: tuple[Values, Values]) -> None:
             assert bool(own) == bool(kernel.own[group]), "who inherits goes on inheriting"
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(cases(inherits=False, disjoint=False))
 def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values, Values]) -> None:
     """Strictly, where every changed group keeps some CPU."""
@@ -138,6 +138,7 @@ def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values,
         kernel.write(each)
 
 
+@settings(deadline=None)
 @given(cases(inherits=False))
 def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> None:
     tree, wanted = case
@@ -216,6 +217,12 @@ def test_v1_orders(tree: Values, wanted: Values, order: list[str]) -> None:
         (values(a="0", a_b="0-1"), values(a_b="0-1"), ["/a=0-1"]),
         # Descendants need no cutting.
         (values(a="0-3", a_b="2-3"), values(a="0-1"), ["/a=0-1"]),
+        # The old and the new stand there already, though not effective.
+        (
+            values(a="1-2", a_b="0-4", a_b_c=""),
+            values(a="0,3-4", a_b="0,3-4", a_b_c="0"),
+            ["/a=0-4", "/a/b/c=0", "/a/b=0,3-4", "/a=0,3-4"],
+        ),
         # Somebody who inherited everything lets go before another gains.
         (values(a="1", b=""), values(a="1-2", b="0"), ["/b=0", "/a=1-2"]),
     ],
@@ -239,6 +246,7 @@ def test_an_unfulfillable_wish_is_refused(wanted: Values, message: str) -> None:
         plan(Tree(values(a="0-1", a_b="1"), False), wanted)
 
 
+@settings(deadline=None)
 @given(cases(inherits=True))
 def test_effective_follows_the_kernel(case: tuple[Values, Values]) -> None:
     tree, _ = case

@@ -1,0 +1,308 @@
+import posixpath
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
+from agent.cgroup.journal import Journal, Original
+from agent.cgroup.outcome import Outcome, State
+from agent.cgroup.writer import apply, restore
+from agent.model.cpuset import EMPTY, CpuSet
+
+ROOT = CpuSet(range(4))
+
+
+class Machine(Hierarchy):
+    """A hierarchy in memory that obeys the kernel's rule, counts what it is asked, and fails where
+    a test says so: the faults can't be had from a real kernel at will."""
+
+    def __init__(self, version: int, groups: Mapping[str, str | CpuSet]) -> None:
+        self.version = 1 if version == 1 else 2
+        self.path = self.proc = "/nowhere"
+        self.groups = {"/": ROOT}
+        for group, cpus in groups.items():
+            self.groups[group] = CpuSet.parse(cpus) if isinstance(cpus, str) else cpus
+        self.refusing: set[str] = set()
+        self.vanishing: set[str] = set()
+        self.log: list[str] = []
+        self.reads: list[str] = []
+
+    def own_cpus(self, group: str) -> CpuSet:
+        self.reads.append(group)
+        return self.look(group)
+
+    def look(self, group: str) -> CpuSet:
+        if group not in self.groups:
+            raise GroupGone(f"cannot read {group!r}: No such file or directory")
+        return self.groups[group]
+
+    def effective_cpus(self, group: str) -> CpuSet:
+        self.reads.append(group)
+        own = self.look(group)
+        if self.version == 1 or group == "/":
+            return own
+        above = self.effective_cpus(posixpath.dirname(group))
+        return (own & above) or above
+
+    def children(self, group: str) -> tuple[str, ...]:
+        self.look(group)
+        return tuple(
+            sorted(each for each in self.groups if each != "/" and posixpath.dirname(each) == group)
+        )
+
+    def exists(self, group: str) -> bool:
+        return group in self.groups
+
+    def _write(self, group: str, text: str) -> None:
+        if group in self.vanishing:
+            for each in [one for one in self.groups if f"{one}/".startswith(f"{group}/")]:
+                del self.groups[each]
+        self.look(group)
+        cpus = CpuSet.parse(text)
+        if self.version == 1:
+            assert cpus <= self.groups[posixpath.dirname(group)], f"EACCES {group} {cpus}"
+            for each in self.children(group):
+                assert self.groups[each] <= cpus, f"EBUSY {group} {cpus}: {each}"
+        if group in self.refusing:
+            raise CgroupError(f"cannot write {text!r} to {group!r}: Device or resource busy")
+        self.log.append(f"{group}={text}")
+        self.groups[group] = cpus
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "j")
+
+
+def cpusets(**texts: str) -> dict[str, CpuSet]:
+    return {"/" + name.replace("_", "/"): CpuSet.parse(text) for name, text in texts.items()}
+
+
+def said(outcome: Outcome) -> dict[str, tuple[State, str | None]]:
+    return {each.group: (each.state, each.note) for each in (*outcome.changes, *outcome.others)}
+
+
+@pytest.mark.parametrize(("version", "reads"), [(1, 1), (2, 2)])
+def test_nothing_to_do_is_cheap(journal: Journal, version: int, reads: int) -> None:
+    machine = Machine(version, {"/a": "0-1", "/a/b": "0", "/c": "2"})
+    machine.effective_cpus = lambda group: machine.own_cpus(group)  # type: ignore[method-assign]
+    outcome = apply(machine, journal, cpusets(a="0-1", c="2"))
+    assert {each.state for each in outcome.changes} == {State.RIGHT}
+    assert sorted(machine.reads) == sorted(["/a", "/c"] * reads)
+    assert machine.log == []
+    assert not journal.path.exists()
+
+
+def test_originals_are_on_disk_before_the_first_write(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0", "/c/d": "0"})
+    seen: list[Mapping[str, Original]] = []
+    write = machine._write
+
+    def watching(group: str, text: str) -> None:
+        seen.append(Journal(journal.path).originals)
+        write(group, text)
+
+    machine._write = watching  # type: ignore[method-assign]
+    outcome = apply(machine, journal, cpusets(a="0-1", c_d="2"))
+    assert outcome.ok
+    originals = {"/a": "0-3", "/a/b": "0-3", "/c": "0", "/c/d": "0"}
+    assert {group: each.cpus for group, each in seen[0].items()} == originals
+    apply(machine, journal, cpusets(a="0", c_d="3"))
+    assert {group: each.cpus for group, each in journal.originals.items()} == originals
+
+
+def test_vanished_groups_leave_the_journal_when_others_enter(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-3", "/b": "0-3"})
+    apply(machine, journal, cpusets(a="0"))
+    del machine.groups["/a"]
+    apply(machine, journal, cpusets(b="0"))
+    assert list(journal.originals) == ["/b"]
+
+
+def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    journal = Journal(tmp_path / "file/j")
+    machine = Machine(1, {"/a": "0-3", "/b": "1"})
+    outcome = apply(machine, journal, cpusets(a="0", b="1"))
+    assert machine.log == []
+    state, note = said(outcome)["/a"]
+    assert state is State.FAILED
+    assert "file/j" in (note or "")
+    assert said(outcome)["/b"] == (State.RIGHT, None)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "group", "reason"),
+    [
+        ({"/a": EMPTY}, "/a", "'/a' can't be given the cpuset ''"),
+        ({"/": CpuSet([0])}, "/", "'/' can't be given the cpuset '0'"),
+        ({"/a": CpuSet([3, 7])}, "/a", "CPUs '7' are not among the machine's '0-3'"),
+        ({"/a": CpuSet([0]), "/a/b": CpuSet([1])}, "/a/b", "'1' is beyond '0', which '/a' is to g"),
+    ],
+)
+def test_a_wish_that_cannot_be_is_said(
+    journal: Journal, wanted: dict[str, CpuSet], group: str, reason: str
+) -> None:
+    machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0-3"})
+    outcome = apply(machine, journal, wanted | cpusets(c="2"))
+    assert said(outcome)["/c"] == (State.WRITTEN, None)
+    state, note = said(outcome)[group]
+    assert state is State.FAILED
+    assert reason in (note or "")
+
+
+def test_a_cpu_that_a_failed_group_keeps_is_not_handed_on(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-1", "/b": "2", "/c": "1-2"})
+    machine.refusing = {"/a"}
+    outcome = apply(machine, journal, cpusets(a="0", b="1-2", c="1-3"))
+    assert said(outcome) == {
+        "/a": (State.FAILED, "cannot write '0' to '/a': Device or resource busy"),
+        "/b": (State.FAILED, "not written: '/a' failed to give up CPUs '1'"),
+        "/c": (State.WRITTEN, None),
+    }
+    assert machine.log == ["/c=1-3"]
+
+
+def test_what_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> None:
+    for version in (1, 2):
+        machine = Machine(version, {"/a": "0", "/a/b": "0", "/c": "0-1"})
+        machine.refusing = {"/a"}
+        outcome = apply(machine, journal, cpusets(a_b="1", c="0"))
+        assert said(outcome)["/a"][0] is State.FAILED
+        assert said(outcome)["/a/b"] == (State.FAILED, "not written: '/a' has only CPUs '0'")
+        assert said(outcome)["/c"][0] is State.WRITTEN
+
+
+def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-1", "/a/b": "0-1"})
+    machine.refusing = {"/a/b"}
+    outcome = apply(machine, journal, cpusets(a="0"))
+    assert said(outcome)["/a"] == (State.FAILED, "not written: '/a/b' still holds CPUs '0-1'")
+
+
+def test_a_group_that_ends_in_between_frees_its_cpus(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-1", "/a/x": "0-1", "/b": "2"})
+    machine.vanishing = {"/a/x"}
+    outcome = apply(machine, journal, cpusets(a="0", a_x="0", b="1-2"))
+    assert {group: state for group, (state, _) in said(outcome).items()} == {
+        "/a": State.WRITTEN,
+        "/a/x": State.GONE,
+        "/b": State.WRITTEN,
+    }
+
+
+def test_a_value_that_did_not_stay_is_said(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "0-1"})
+    machine._write = lambda group, text: None  # type: ignore[method-assign]
+    outcome = apply(machine, journal, cpusets(a="0"))
+    note = "'0' was written, '0-1' read back ('0-1' effective)"
+    assert said(outcome) == {"/a": (State.FAILED, note)}
+
+
+def test_v2_restore(journal: Journal) -> None:
+    start = {"/a": "", "/a/b": "", "/c": "0-1", "/d": "3"}
+    machine = Machine(2, start)
+    assert apply(machine, journal, cpusets(a_b="1", c="2")).ok
+    machine.log.clear()
+    outcome = restore(machine, journal, cpusets(d=""))
+    assert outcome.ok
+    assert machine.log == ["/c=0-1", "/d=", "/a/b="]
+    assert (machine.groups["/d"], machine.groups["/a/b"]) == (EMPTY, EMPTY)
+    assert journal.originals == {}
+
+
+def test_what_could_not_be_given_back_stays_in_the_journal(journal: Journal) -> None:
+    for version in (1, 2):
+        machine = Machine(version, {"/a": "0-1", "/b": "0-1"})
+        assert apply(machine, journal, cpusets(a="0", b="1")).ok
+        machine.refusing = {"/a"}
+        outcome = restore(machine, journal)
+        assert not outcome.ok
+        assert list(journal.originals) == ["/a"]
+        machine.refusing = set()
+        assert restore(machine, journal).ok
+        assert machine.groups["/a"] == machine.groups["/b"] == CpuSet([0, 1])
+
+
+def test_v1_restore_keeps_a_group_that_was_empty(journal: Journal) -> None:
+    machine = Machine(1, {"/a": "", "/a/b": ""})
+    assert apply(machine, journal, cpusets(a_b="1")).ok
+    outcome = restore(machine, journal)
+    assert said(outcome)["/a"] == (State.RIGHT, "was empty, keeps what it has")
+    assert machine.groups["/a"] == machine.groups["/a/b"] == CpuSet([1])
+    assert journal.originals == {}
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[Machine, list[dict[str, CpuSet]]]:
+    def some(of: CpuSet, least: int = 1) -> CpuSet:
+        return CpuSet(draw(st.sets(st.sampled_from(list(of)), min_size=least)))
+
+    version = draw(st.sampled_from([1, 2]))
+    groups = {"/": ROOT}
+    for name in "abcdefg"[: draw(st.integers(1, 7))]:
+        above = draw(st.sampled_from(list(groups)))
+        cpus = some(groups[above]) if version == 1 else some(ROOT, least=0)
+        groups[posixpath.join(above, name)] = cpus
+    names = [group for group in groups if group != "/"]
+    wishes = []
+    for _ in range(2):
+        limits = {"/": ROOT}
+        wish = {}
+        for group in names:
+            limits[group] = limits[posixpath.dirname(group)]
+            if draw(st.booleans()):
+                wish[group] = limits[group] = some(limits[group])
+        wishes.append(wish)
+    machine = Machine(version, groups)
+    machine.refusing = draw(st.sets(st.sampled_from(names), max_size=2))
+    machine.vanishing = draw(st.sets(st.sampled_from(names), max_size=1))
+    return machine, wishes
+
+
+def related(a: str, b: str) -> bool:
+    return f"{a}/".startswith(f"{b}/") or f"{b}/".startswith(f"{a}/")
+
+
+def nobody_moves(before: Mapping[str, CpuSet], wish: Mapping[str, CpuSet]) -> bool:
+    """Every group keeps some CPU, so none has to share one for a moment."""
+    return all(
+        cpus & limit
+        for group, cpus in before.items()
+        for above, limit in wish.items()
+        if f"{group}/".startswith(f"{above}/")
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(machines())
+def test_faults_never_break_order_or_exclusivity(
+    case: tuple[Machine, list[dict[str, CpuSet]]],
+) -> None:
+    machine, wishes = case
+    start = dict(machine.groups)
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(Path(folder) / "j")
+        for wish in wishes:
+            before = dict(machine.groups)
+            outcome = apply(machine, journal, wish)  # the machine asserts the kernel's rule
+            assert {each.group for each in outcome.changes} == wish.keys()
+            for each in outcome.changes:
+                if each.state in (State.RIGHT, State.WRITTEN) and machine.exists(each.group):
+                    assert machine.groups[each.group] == wish[each.group]
+            strict = machine.version == 1 and nobody_moves(before, wish)
+            for failed in outcome.having(State.FAILED) if strict else ():
+                kept = machine.groups[failed.group] - wish[failed.group]
+                for group, cpus in machine.groups.items():
+                    if not related(group, failed.group):
+                        assert not (cpus - before[group]) & kept, f"{group} and {failed.group}"
+        machine.refusing = set()
+        machine.vanishing = set()
+        assert restore(machine, journal).ok
+        for group, cpus in machine.groups.items():
+            assert cpus == start[group], f"{group} has its value back"
+        assert journal.originals == {}
