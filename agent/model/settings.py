@@ -79,3 +79,11 @@ def socket_path(endpoint: str) -> str:
     if not path.startswith("/"):
         raise SettingsError(f"endpoint {endpoint!r} is no unix:///absolute/path")
     return path
+
+
+def host_port(address: str) -> tuple[str, int]:
+    """`HOST:PORT` as a pair, an empty host meaning all. Raises SettingsError."""
+    host, _, port = address.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise SettingsError(f"address {address!r} is no HOST:PORT")
+    return host.strip("[]") or "0.0.0.0", int(port)

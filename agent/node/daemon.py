@@ -12,6 +12,7 @@ from agent.cgroup import names
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal, JournalError
 from agent.discover.facts import DiscoveryError
+from agent.host.boot import boot_id
 from agent.host.locks import Lock
 from agent.kube.store import EmbeddedStore, StoreError
 from agent.model import settings as options
@@ -21,7 +22,7 @@ from agent.node.kubelet import KubeletView
 from agent.node.look import Node
 from agent.node.machine import Machine
 from agent.node.observed import Observer
-from agent.node.publisher import Publisher, boot_id
+from agent.node.publisher import Publisher
 from agent.node.report import Reporter
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri, Placement
@@ -47,7 +48,9 @@ class Health:
         self._begun = time.monotonic()
 
     def end(self, error: str) -> None:
-        """The round ended, with "" for success."""
+        """The round ended, with "" for success; logs what is new."""
+        if error and error != self._error:
+            log.error("%s", error)
         self._error = error
         if not error:
             self._succeeded = time.monotonic()
@@ -149,6 +152,4 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
     else:
         metrics.look_seconds.observe(time.monotonic() - start)
     metrics.looks.labels("failed" if error else "ok").inc()
-    if error:
-        log.error("%s", error)
     health.end(error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
 from agent.allocate.pools import Decision
@@ -65,15 +63,6 @@ class Publisher:
                 return snapshots.decode(file.read())
         except (FileNotFoundError, snapshots.SnapshotError):
             return None
-
-
-def boot_id(root: str) -> str:
-    """The kernel's name for this boot, "" where it has none."""
-    try:
-        with open(os.path.join(root, "proc/sys/kernel/random/boot_id")) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, str | None]:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from agent.model.settings import host_port
+
 
 class Answer(msgspec.Struct, frozen=True):
     """A page: status, text, content type."""
@@ -25,18 +27,13 @@ class HttpError(RuntimeError):
     """The address can't be listened on."""
 
 
-def listening(address: str) -> tuple[str, int]:
-    """`HOST:PORT` as a pair. Raises HttpError."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
-        raise HttpError(f"address {address!r} is no HOST:PORT")
-    return host.strip("[]") or "0.0.0.0", int(port)
-
-
 class HttpServer:
     """Serves until `close`; `port` is the one taken when 0 was asked for."""
 
     def __init__(self, address: str, pages: Pages) -> None:
+        """Raises SettingsError for an address that is none, HttpError for one that is taken."""
+        host, port = host_port(address)
+
         class Handler(http.server.BaseHTTPRequestHandler):
             timeout = 10
 
@@ -55,10 +52,10 @@ class HttpServer:
 
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True
-            address_family = socket.AF_INET6 if ":" in listening(address)[0] else socket.AF_INET
+            address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
         try:
-            self._server = Server(listening(address), Handler)
+            self._server = Server((host, port), Handler)
         except OSError as error:
             raise HttpError(f"cannot listen on {address}: {error.strerror}") from error
         self.port: int = self._server.server_address[1]

@@ -73,6 +73,7 @@ def test_bad_claim_keeps_the_pool_and_is_named(node: TestNode, status: str, reas
     line = next(line for line in node.log("agent").splitlines() if "pod default/bad" in line)
     assert RESOURCE_STATUS in line
     assert reason in line
+    eventually("counted", lambda: node.metric("topolet_refused_claims") == 1)
     metric = next(
         line
         for line in node.get("/metrics")[1].splitlines()

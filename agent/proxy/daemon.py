@@ -1,0 +1,70 @@
+"""The proxy's process: one epoll loop that relays, hooks, rings and shows its metrics."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+
+from agent.host.boot import boot_id
+from agent.model import settings as options
+from agent.model.settings import Settings, SettingsError
+from agent.proxy import metrics
+from agent.proxy.bell import Bell
+from agent.proxy.gate import CpusetGate
+from agent.proxy.grants import Grants
+from agent.proxy.page import PageServer
+from agent.proxy.snapshots import SnapshotFile
+from agent.runtime.loop import Loop
+from agent.runtime.relayserver import RelayServer
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises SettingsError, ListenError or OSError when it can't start."""
+    listen = options.socket_path(settings.listen)
+    runtime = options.socket_path(settings.runtime_endpoint)
+    if os.path.realpath(listen) == os.path.realpath(runtime):
+        raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
+    os.makedirs(os.path.dirname(listen), mode=0o755, exist_ok=True)
+    loop = Loop()
+    snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
+    bell = Bell(f"{settings.state_dir}/doorbell.sock")
+    gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds)
+    server = RelayServer(loop, gate, listen, runtime, on_hook_error=_log_hook_error)
+    signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
+    signal.signal(signal.SIGINT, lambda number, frame: loop.stop())
+    log.info("proxy listens on %s for %s", listen, runtime)
+    pages = _serve_pages(loop, settings.proxy_http, server, gate, bell, snapshots)
+    loop.run()
+    if pages is not None:
+        pages.close()
+    server.close()
+    loop.close()
+
+
+def _serve_pages(
+    loop: Loop,
+    address: str,
+    server: RelayServer,
+    gate: CpusetGate,
+    bell: Bell,
+    snapshots: SnapshotFile,
+) -> PageServer | None:
+    """A port that is taken costs the metrics, never the pods."""
+    if not address:
+        return None
+    pages = {
+        b"/metrics": lambda: metrics.page(server, gate, bell, snapshots),
+        b"/healthz": lambda: "ok\n",
+    }
+    try:
+        return PageServer(loop, *options.host_port(address), pages)
+    except OSError as error:
+        log.warning("no metrics on %s: %s", address, error)
+        return None
+
+
+def _log_hook_error(path: bytes, error: Exception) -> None:
+    log.error("%s passes unchanged: %r", path.decode(errors="replace"), error)

@@ -1,0 +1,111 @@
+"""The proxy's HTTP port, in its one loop: a whole request in, a whole page out, closed."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable, Mapping
+
+from agent.runtime.loop import READ, WRITE, Loop
+
+Pages = Mapping[bytes, Callable[[], str]]
+
+_LARGEST_REQUEST_BYTES = 8192
+_PATIENCE_SECONDS = 10.0
+_MOST_CONNECTIONS = 16
+
+
+class PageServer:
+    """Serves GET of the given paths; `port` is the one taken when 0 was asked for."""
+
+    def __init__(self, loop: Loop, host: str, port: int, pages: Pages) -> None:
+        """Raises OSError when the address can't be listened on."""
+        self._loop = loop
+        self._pages = pages
+        self._open = 0
+        self._socket = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        loop.register(self._socket.fileno(), READ, self._accept)
+
+    def close(self) -> None:
+        """Stops listening."""
+        self._loop.unregister(self._socket.fileno())
+        self._socket.close()
+
+    def _accept(self, events: int) -> None:
+        try:
+            client, _ = self._socket.accept()
+        except OSError:
+            return
+        if self._open >= _MOST_CONNECTIONS:
+            client.close()
+            return
+        self._open += 1
+        _Visit(self._loop, client, self._pages, self._left)
+
+    def _left(self) -> None:
+        self._open -= 1
+
+
+class _Visit:
+    """One connection."""
+
+    def __init__(
+        self, loop: Loop, client: socket.socket, pages: Pages, left: Callable[[], None]
+    ) -> None:
+        client.setblocking(False)
+        self._loop = loop
+        self._client = client
+        self._pages = pages
+        self._left = left
+        self._request = b""
+        self._answer = b""
+        self._late = loop.after(_PATIENCE_SECONDS, self._close)
+        loop.register(client.fileno(), READ, self._ready)
+
+    def _ready(self, events: int) -> None:
+        try:
+            if self._answer:
+                self._send()
+            else:
+                self._read()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close()
+
+    def _read(self) -> None:
+        piece = self._client.recv(_LARGEST_REQUEST_BYTES)
+        self._request += piece
+        if not piece or len(self._request) > _LARGEST_REQUEST_BYTES:
+            self._close()
+        elif b"\r\n\r\n" in self._request:
+            self._answer = self._respond()
+            self._loop.modify(self._client.fileno(), WRITE)
+
+    def _send(self) -> None:
+        sent = self._client.send(self._answer)
+        self._answer = self._answer[sent:]
+        if not self._answer:
+            self._close()
+
+    def _respond(self) -> bytes:
+        words = self._request.split(b"\r\n", 1)[0].split(b" ")
+        path = words[1].partition(b"?")[0] if len(words) == 3 and words[0] == b"GET" else b""
+        page = self._pages.get(path)
+        status, body = ("200 OK", page().encode()) if page else ("404 Not Found", b"no such page\n")
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _close(self) -> None:
+        self._late.cancel()
+        with contextlib.suppress(KeyError, FileNotFoundError):
+            self._loop.unregister(self._client.fileno())
+        self._client.close()
+        self._left()
