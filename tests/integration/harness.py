@@ -152,6 +152,11 @@ class TestNode:
         """The same of a pause container."""
         return kernel_cpus(self.direct.sandbox_placement(sandbox_id).pid)
 
+    def kernel_value(self, container_id: str, controller: str, file: str) -> str:
+        """A file of the container's cgroup, v1."""
+        group = self.direct.container_placement(container_id).cgroups_path
+        return pathlib.Path(f"/sys/fs/cgroup/{controller}{group}/{file}").read_text().strip()
+
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`topolet WORDS` to its end."""
         command = [sys.executable, "-m", "agent", *words]

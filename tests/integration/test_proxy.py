@@ -1,0 +1,257 @@
+"""Proxy and agent together on real containers."""
+
+import contextlib
+import threading
+
+import pytest
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import Code, RpcError
+from agent.runtime.cri import Cri
+from demo.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.integration.harness import TestNode, eventually
+
+
+@pytest.fixture
+def both(node: TestNode) -> TestNode:
+    """A node whose agent and proxy run."""
+    node.start_agent()
+    node.start_proxy()
+    return node
+
+
+def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
+    """As a kubelet would: again after every failure, with a new connection."""
+    done: list[tuple[str, str]] = []
+
+    def attempt() -> bool:
+        sandbox = ""
+        try:
+            sandbox = run_sandbox(node.proxied, spec)
+            container = create_container(node.proxied, create_request(spec, sandbox))
+            start_container(node.proxied, container)
+        except RpcError:
+            if sandbox:
+                remove_pod(node.direct, sandbox)
+            return False
+        done.append((sandbox, container))
+        return True
+
+    eventually(f"pod {spec.name} runs", attempt)
+    return done[0]
+
+
+def test_created_on_the_right_cpus_from_their_first_moment(both: TestNode) -> None:
+    sandbox, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    assert both.cpus(lse) == "1"
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0"
+    _, be = run_pod(both.proxied, both.spec("be", "BE", kube_class="besteffort"))
+    assert both.cpus(be) == "0"
+    assert both.metric("topolet_cgroup_writes_total") <= 3, "only pause containers are written"
+    assert both.metric("topolet_cpu_overlaps_total") == 0
+
+    remove_pod(both.proxied, sandbox)
+    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1", 1.0)
+    eventually("BE has CPU 1 back", lambda: both.cpus(be) == "0-1", 1.0)
+
+
+def test_pools_shrink_before_an_owner_is_created(both: TestNode) -> None:
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0-1"
+    spec = both.spec("lse", "LSE", "1")
+    sandbox = run_sandbox(both.proxied, spec)
+    lse = create_container(both.proxied, create_request(spec, sandbox))
+    assert both.cpus(ls) == "0", "before the owner is started"
+    start_container(both.proxied, lse)
+    assert both.cpus(lse) == "1"
+    assert both.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_update_does_not_take_the_cpu_away_and_its_other_fields_arrive(both: TestNode) -> None:
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    linux = pb.LinuxContainerResources(
+        cpuset_cpus="0",
+        cpu_shares=512,
+        cpu_period=100_000,
+        cpu_quota=150_000,
+        memory_limit_in_bytes=64 << 20,
+    )
+    request = pb.UpdateContainerResourcesRequest(container_id=lse, linux=linux)
+    both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    assert both.cpus(lse) == "1"
+    assert both.kernel_value(lse, "cpu", "cpu.shares") == "512"
+    assert both.kernel_value(lse, "cpu", "cpu.cfs_quota_us") == "150000"
+    assert both.kernel_value(lse, "memory", "memory.limit_in_bytes") == str(64 << 20)
+
+
+def test_update_without_a_cpuset_does_not_bring_the_old_one_back(both: TestNode) -> None:
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    eventually("LS on 0", lambda: both.cpus(ls) == "0")
+    linux = pb.LinuxContainerResources(cpu_shares=512)
+    request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
+    both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    assert both.cpus(ls) == "0"
+    assert both.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_container_made_behind_the_proxy_is_corrected(both: TestNode) -> None:
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    _, ls = run_pod(both.direct, both.spec("ls", "LS"))
+    eventually("corrected", lambda: both.cpus(ls) == "0", 1.0)
+    assert both.cpus(lse) == "1"
+
+
+@pytest.mark.parametrize("status", ["{", '{"cpuset": "9"}', '{"cpuset": "1"}'])
+def test_bad_claim_is_created_on_the_pool(both: TestNode, status: str) -> None:
+    run_pod(both.proxied, both.spec("first", "LSE", "1"))
+    spec = both.spec("bad", "LSE", annotations={RESOURCE_STATUS: status})
+    _, bad = run_pod(both.proxied, spec)
+    assert both.cpus(bad) == "0"
+
+
+def test_without_an_agent_an_owner_is_refused_by_name_and_others_run(node: TestNode) -> None:
+    node.start_proxy("--hold-seconds=0.2")
+    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    assert node.cpus(ls) == "0-1"
+    spec = node.spec("lse", "LSE", "1")
+    sandbox = run_sandbox(node.proxied, spec)
+    with pytest.raises(RpcError) as error:
+        create_container(node.proxied, create_request(spec, sandbox))
+    assert error.value.code == Code.UNAVAILABLE
+    assert "pod default/lse" in error.value.message
+
+
+def test_with_the_agent_gone_no_known_cpu_is_handed_out_again(both: TestNode) -> None:
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    both.kill_agent()
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0"
+    thief = both.spec("thief", "LSE", "1")
+    sandbox = run_sandbox(both.proxied, thief)
+    with pytest.raises(RpcError):
+        create_container(both.proxied, create_request(thief, sandbox))
+    both.kill_proxy()
+    both.start_proxy()
+    _, late = run_pod(both.proxied, both.spec("late", "LS"))
+    assert both.cpus(late) == "0"
+    assert both.cpus(lse) == "1"
+
+
+def test_overlap_made_while_the_agent_was_away_ends_at_its_return(both: TestNode) -> None:
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    both.kill_agent()
+    _, ls = run_pod(both.direct, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0-1"
+    both.start_agent()
+    eventually("no overlap", lambda: both.cpus(ls) == "0", 1.0)
+    assert both.cpus(lse) == "1"
+    assert both.metric("topolet_cpu_overlaps_total") == 1
+
+
+POINTS = ("sandbox", "create", "start", "end")
+
+
+@pytest.mark.parametrize("victim", ["agent", "proxy", "both"])
+@pytest.mark.parametrize("point", POINTS)
+def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, point: str) -> None:
+    """One life of an LSE pod, with a SIGKILL and a restart before one of its steps."""
+
+    def kill_and_restart() -> None:
+        if victim in ("agent", "both"):
+            both.kill_agent()
+        if victim in ("proxy", "both"):
+            both.kill_proxy()
+            both.start_proxy()
+        if victim in ("agent", "both"):
+            both.start_agent()
+
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    spec = both.spec("lse", "LSE", "1")
+    if point == "sandbox":
+        kill_and_restart()
+    sandbox = run_sandbox(both.proxied, spec)
+    if point == "create":
+        kill_and_restart()
+    lse = create_container(both.proxied, create_request(spec, sandbox))
+    if point == "start":
+        kill_and_restart()
+    assert both.cpus(ls) == "0"
+    start_container(both.proxied, lse)
+    assert (both.cpus(lse), both.cpus(ls)) == ("1", "0")
+    if point == "end":
+        kill_and_restart()
+    assert both.metric("topolet_cpu_overlaps_total") == 0
+    remove_pod(both.proxied, sandbox)
+    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1", 1.0)
+
+
+def test_agent_killed_while_pods_come_and_go_leaves_no_trace(both: TestNode) -> None:
+    """Kills at arbitrary moments of running creations; a kubelet-like caller tries again."""
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    stop = threading.Event()
+
+    def trouble() -> None:
+        while not stop.wait(0.15):
+            both.kill_agent()
+            both.start_agent()
+
+    thread = threading.Thread(target=trouble)
+    thread.start()
+    try:
+        for turn in range(4):
+            sandbox, lse = run_retrying(both, both.spec(f"lse-{turn}", "LSE", "1"))
+            assert both.cpus(lse) == "1"
+            remove_pod(both.proxied, sandbox)
+    finally:
+        stop.set()
+        thread.join()
+    eventually("LS has all", lambda: both.cpus(ls) == "0-1")
+
+
+def test_no_owner_starts_beside_a_container_on_its_cpu(both: TestNode) -> None:
+    """Owners and sharers are created at the same time, from several connections."""
+    seen: list[str] = []
+    failures: list[str] = []
+    creating = threading.Event()
+
+    def sharers(number: int) -> None:
+        cri = Cri(both.cri_socket)
+        with contextlib.closing(cri):
+            turn = 0
+            while not creating.is_set():
+                turn += 1
+                spec = both.spec(f"ls-{number}-{turn}", "LS")
+                try:
+                    sandbox, _ = run_pod(cri, spec)
+                except RpcError as error:
+                    failures.append(str(error))
+                    return
+                remove_pod(cri, sandbox)
+
+    threads = [threading.Thread(target=sharers, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for turn in range(5):
+            spec = both.spec(f"lse-{turn}", "LSE", "1")
+            sandbox, lse = run_retrying(both, spec)
+            seen.append(both.cpus(lse))
+            remove_pod(both.proxied, sandbox)
+    finally:
+        creating.set()
+        for thread in threads:
+            thread.join()
+    assert seen == ["1"] * 5
+    assert not failures
+    assert both.metric("topolet_cpu_overlaps_total") == 0
