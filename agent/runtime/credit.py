@@ -47,9 +47,6 @@ class Credit:
         return change
 
     def settle(self) -> int:
-        """Credit to give the client now; 0 for none."""
-        due = -self.excess
-        if due <= 0:
-            return 0
-        self.excess = 0
+        """The credit that the client is to have now that `excess` is below zero."""
+        due, self.excess = -self.excess, 0
         return due

@@ -65,13 +65,14 @@ class Downward:
                 elif kind == WINDOW_UPDATE:
                     if end > size:
                         break
-                    number, given = (
-                        read_stream(data, at),
-                        frames.read_uint(data[at + 9 : end], kind),
-                    )
+                    given = frames.read_uint(data[at + 9 : end], kind)
+                    number = read_stream(data, at)
                     passed = given
                     if not number:
-                        passed = credit.granted(given)
+                        if credit.excess > 0:
+                            passed = credit.granted(given)
+                        else:
+                            credit.window += given
                     elif number in streams:
                         passed = self._calls.granted(streams[number], given)
                     if passed != given:

@@ -47,7 +47,7 @@ class Lane:
 
     def flush(self) -> None:
         """Sends everything put here, in one piece."""
-        if self.at_boundary:
+        if self._waiting and self.at_boundary:
             self.reached_boundary()
         chunks = self.chunks
         if chunks:

@@ -20,15 +20,19 @@ _CONNECT_ATTEMPTS: Final = 200
 
 
 class Port:
-    """One socket of a pair; what can't be sent at once waits in `backlog`."""
+    """One socket of a pair; what can't be sent at once waits in `backlog`.
 
-    __slots__ = ("_loop", "_mask", "_on_ready", "backlog", "broken", "eof", "socket")
+    `strained`: it does not simply wait for bytes to read.
+    """
+
+    __slots__ = ("_loop", "_mask", "backlog", "broken", "eof", "socket", "strained")
 
     def __init__(self, loop: Loop, end: socket.socket) -> None:
         self.socket = end
         self.backlog = bytearray()
         self.eof = False
         self.broken = False
+        self.strained = True
         self._loop = loop
         self._mask: int | None = None
 
@@ -43,15 +47,14 @@ class Port:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self.broken = True
+            self.broken = self.strained = True
             return
         if sent < len(data):
             self.backlog += memoryview(data)[sent:]
+            self.strained = True
 
     def drain(self) -> None:
         """Sends of the backlog what the socket takes."""
-        if not self.backlog:
-            return
         try:
             del self.backlog[: self.socket.send(self.backlog)]
         except BlockingIOError:
@@ -68,8 +71,10 @@ class Port:
             return None
         except OSError:
             size = 0
-        self.eof = not size
-        return buffer[:size] if size else None
+        if not size:
+            self.eof = self.strained = True
+            return None
+        return buffer[:size]
 
     def watch(self, reading: bool, on_ready: OnReady) -> None:
         """Waits for what matters now. Once ended, a hang-up still does; while paused, it does not:
@@ -78,6 +83,7 @@ class Port:
         mask: int | None = (READ if reading else 0) | (WRITE if self.backlog else 0)
         if not mask and not self.eof:
             mask = None
+        self.strained = mask != READ
         if mask == self._mask:
             return
         fd = self.socket.fileno()
@@ -150,7 +156,8 @@ class Pair:
         self._end(reached=True)
 
     def _client_ready(self, events: int) -> None:
-        self._client.drain()
+        if events & WRITE:
+            self._client.drain()
         if events & ~WRITE and not self._client.eof:
             data = self._client.read(self._buffer)
             if data is not None:
@@ -159,13 +166,16 @@ class Pair:
                 except RelayError:
                     self._end(reached=True)
                 self._heard()
-        self._settle(events)
+        if self._client.strained or self._upstream.strained or self._relay.queued_bytes:
+            self._settle(events)
 
     def _upstream_ready(self, events: int) -> None:
-        self._upstream.drain()
+        if events & WRITE:
+            self._upstream.drain()
         if events & ~WRITE:
             self._read_upstream()
-        self._settle(0)
+        if self._client.strained or self._upstream.strained or self._relay.queued_bytes:
+            self._settle(0)
 
     def _read_upstream(self) -> bool:
         data = self._upstream.read(self._buffer)

@@ -53,6 +53,7 @@ class Relay:
         self._calls = HookedCalls(
             gate, stats, limits, self._credit, self._up, self._down, on_hook_error
         )
+        self._uplink = self._calls.uplink
         self._upward = Upward(
             self._calls,
             self._up,
@@ -68,7 +69,7 @@ class Relay:
     @property
     def queued_bytes(self) -> int:
         """Of the client, waiting for the upstream's credit: read no more while it is high."""
-        return self._calls.uplink.queued_bytes
+        return self._uplink.queued_bytes
 
     def from_client(self, data: memoryview) -> None:
         """Raises RelayError."""
@@ -91,18 +92,17 @@ class Relay:
 
     def _lose_track(self, error: Exception) -> None:
         self._stats.malformed += 1
-        uplink = self._calls.uplink
-        waits = uplink.queue or self._up.is_waited_for or self._down.is_waited_for
+        waits = self._uplink.queue or self._up.is_waited_for or self._down.is_waited_for
         if waits or self._calls.custody() or self._credit.excess:
             raise RelayError(str(error)) from None
         self._up.opaque = self._down.opaque = True
         self._calls.close()
 
     def _flush(self) -> None:
-        uplink = self._calls.uplink
+        uplink = self._uplink
         if uplink.queue or uplink.sending:
             uplink.pump()
-        if due := self._credit.settle():
-            self._down.insert(frames.window_update(0, due))
+        if self._credit.excess < 0:
+            self._down.insert(frames.window_update(0, self._credit.settle()))
         self._up.flush()
         self._down.flush()

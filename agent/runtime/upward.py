@@ -15,6 +15,7 @@ from agent.runtime.lane import Lane
 
 _HEAD: Final = frames.HEAD_BYTES
 _BLOCKS: Final = (HEADERS, CONTINUATION)
+_UNUSUAL: Final = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
 
 
 class Upward:
@@ -77,10 +78,15 @@ class Upward:
                         continue
                     credit.window -= length
                 elif kind in _BLOCKS:
-                    found = self._block(data, at, size)
-                    if found is None:
-                        break
-                    end, block = found
+                    if data[at + 4] & _UNUSUAL == frames.END_HEADERS and kind == HEADERS:
+                        if end > size and length <= self._block_bytes:
+                            break
+                        block = bytes(data[at + _HEAD : end])
+                    else:
+                        found = self._block(data, at, size)
+                        if found is None:
+                            break
+                        end, block = found
                     if self._opens_behind_others(data, at, end, block):
                         if start < at:
                             lane.chunks.append(data[start:at])
@@ -157,6 +163,8 @@ class Upward:
         """Notes a header block of the client; True when it was queued."""
         path = self.paths.read(block)
         calls, uplink = self._calls, self._uplink
+        if not (calls.streams or uplink.queue or path in self._methods):
+            return False
         number = read_stream(data, at)
         if number in calls.streams:
             calls.trailers(calls.streams[number])
