@@ -106,12 +106,12 @@ def without(files: Mapping[str, str], *parts: str) -> Files:
 
 
 def offline(files: Mapping[str, str], cpus: CpuSet) -> Files:
-    """The machine after `cpus` were taken offline: they keep folder and node, and lose the rest."""
+    """The machine after `cpus` were taken offline: they keep their folder alone."""
     gone = without(files, *(f"/cpu{cpu}/{part}/" for cpu in cpus for part in ("topology", "cache")))
     for path, text in gone.items():
-        if path.endswith("_list"):
+        if path.endswith(("_list", "/cpulist")):
             gone[path] = str(CpuSet.parse(text) - cpus)
-        elif "/topology/" in path and not path.endswith("_id") or path.endswith("_map"):
+        elif path.endswith(("_cpus", "_siblings", "_map", "/cpumap")):
             gone[path] = (CpuSet.parse_mask(text) - cpus).to_mask()
     if f"{CPU}/online" in gone:
         gone[f"{CPU}/online"] = str(CpuSet.parse(gone[f"{CPU}/online"]) - cpus)
