@@ -33,10 +33,10 @@ def test_equals_share_a_row_where_it_is_too_wide() -> None:
     assert distances.draw(pairs(6), 20) == [
         "Distances between NUMA nodes",
         "  nodes that are alike share a row; 10 within a node",
-        "        0  2  4",
-        "  0-1  12 20 20",
-        "  2-3  20 12 20",
-        "  4-5  20 20 12",
+        "       0  2  4",
+        "  0-1 12 20 20",
+        "  2-3 20 12 20",
+        "  4-5 20 20 12",
     ]
 
 
