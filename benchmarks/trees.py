@@ -6,7 +6,7 @@ A test changes the dict before it writes the tree, so an oddity is one line.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from agent.model.cpuset import CpuSet
 
@@ -106,12 +106,12 @@ def without(files: Mapping[str, str], *parts: str) -> Files:
 
 
 def offline(files: Mapping[str, str], cpus: CpuSet) -> Files:
-    """The machine after `cpus` were taken offline: they keep folder and node, and lose the rest."""
+    """The machine after `cpus` were taken offline: they keep their folder alone."""
     gone = without(files, *(f"/cpu{cpu}/{part}/" for cpu in cpus for part in ("topology", "cache")))
     for path, text in gone.items():
-        if path.endswith("_list"):
+        if path.endswith(("_list", "/cpulist")):
             gone[path] = str(CpuSet.parse(text) - cpus)
-        elif ("/topology/" in path and not path.endswith("_id")) or path.endswith("_map"):
+        elif path.endswith(("_cpus", "_siblings", "_map", "/cpumap")):
             gone[path] = (CpuSet.parse_mask(text) - cpus).to_mask()
     if f"{CPU}/online" in gone:
         gone[f"{CPU}/online"] = str(CpuSet.parse(gone[f"{CPU}/online"]) - cpus)
@@ -119,14 +119,16 @@ def offline(files: Mapping[str, str], cpus: CpuSet) -> Files:
     return gone | {f"{CPU}/cpu{cpu}/online": "0" for cpu in cpus}
 
 
-def write(root: str, files: Mapping[str, str], links: Iterable[tuple[str, str]] = ()) -> str:
+def write(root: str, files: Mapping[str, str], links: Sequence[tuple[str, str]] = ()) -> str:
     """Writes the tree below `root`, a line end after every text; returns `root`."""
+    folders = {os.path.dirname(path) for path in files} | {
+        os.path.dirname(path) for path, _ in links
+    }
+    for folder in folders:
+        os.makedirs(os.path.join(root, folder), exist_ok=True)
     for path, text in files.items():
-        full = os.path.join(root, path)
-        os.makedirs(os.path.dirname(full), exist_ok=True)
-        with open(full, "w") as file:
+        with open(os.path.join(root, path), "w") as file:
             file.write(text + "\n")
     for path, target in links:
-        os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
         os.symlink(target, os.path.join(root, path))
     return root

@@ -13,22 +13,22 @@ from agent.model.cpuset import CpuSet
 def l3_groups(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, int]:
     """The lowest CPU that shares the L3, for each CPU that has one."""
     first: dict[int, int] = {}
-    rest = cpus.mask
+    unclaimed = rest = cpus.mask
     index = "index3"
     while rest:
         low = rest & -rest
         cpu = low.bit_length() - 1
-        core = cores.get(cpu)
-        threads = low if core is None else core.mask
+        threads = cores[cpu].mask if cpu in cores else low
         found = _l3(tree, cpu, index)
         if found is None:
             rest &= ~(threads | low)
             continue
         index, sharers = found
         # Some ia64 kernels give empty maps: then the cache is the core's.
-        members = ((sharers.mask if sharers else threads) | low) & rest
-        rest &= ~members
-        first.update(dict.fromkeys(CpuSet.from_int(members), cpu))
+        members = CpuSet.from_int((sharers.mask if sharers else threads) & unclaimed | low)
+        unclaimed &= ~members.mask
+        rest &= unclaimed
+        first.update(dict.fromkeys(members, members.first() or 0))
     return first
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 
@@ -14,16 +15,31 @@ class Lock:
     """Held from construction until `release` or the end of the process, however it ends."""
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._descriptor, 32).decode(errors="replace").strip()
+        """Raises LockedError, or OSError when the file can't be opened."""
+        self._path = path
+        while True:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = os.read(self._descriptor, 32).decode(errors="replace").strip()
+                os.close(self._descriptor)
+                raise LockedError(f"{path} is locked by process {holder or 'unknown'}") from None
+            if self._still_there():
+                break
             os.close(self._descriptor)
-            raise LockedError(f"{path} is locked by process {holder or 'unknown'}") from None
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
-        """Another process may take it now. The file stays: removing it would race."""
+        """Removes the file and lets another process have it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
         os.close(self._descriptor)
+
+    def _still_there(self) -> bool:
+        """A holder that released just now has removed the file that we opened."""
+        try:
+            return os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
+        except FileNotFoundError:
+            return False

@@ -8,7 +8,6 @@ import signal
 import time
 from pathlib import Path
 
-from agent.cgroup import names
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal, JournalError
 from agent.discover.facts import DiscoveryError
@@ -22,10 +21,11 @@ from agent.node.kubelet import KubeletView
 from agent.node.look import Node
 from agent.node.machine import Machine
 from agent.node.observed import Observer
+from agent.node.placement import group_of
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri, Placement
+from agent.runtime.cri import Cri
 from agent.telemetry.http import Answer, HttpServer
 from agent.telemetry.metrics import AgentMetrics
 
@@ -126,14 +126,6 @@ def run(settings: Settings) -> None:
         server.close()
     cri.close()
     lock.release()
-
-
-def group_of(hierarchy: Hierarchy, placement: Placement) -> str | None:
-    """The cpuset cgroup of a running container: where its spec says, else where its process is."""
-    named = names.from_cgroups_path(placement.cgroups_path)
-    if named is not None and hierarchy.exists(named):
-        return named
-    return hierarchy.group_of(placement.pid) if placement.pid else None
 
 
 def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:

@@ -12,7 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class SnapshotFile:
-    """Keeps the last good snapshot while the file is torn; one of another boot counts as none."""
+    """Keeps the last good snapshot while the file is torn; one of another boot counts as none.
+
+    The agent replaces the file and never removes it: a file that went was given up on purpose.
+    """
 
     def __init__(self, path: str, boot_id: str) -> None:
         self._path = path
@@ -25,6 +28,9 @@ class SnapshotFile:
         """None when there is none. Costs one stat(2) while nothing changes."""
         try:
             found = os.stat(self._path)
+        except FileNotFoundError:
+            self._stamp = self._current = None
+            return None
         except OSError:
             return self._current
         stamp = found.st_mtime_ns, found.st_ino, found.st_size

@@ -24,7 +24,7 @@ def draw(nodes: Sequence[NumaNode], width: int) -> list[str]:
         return []
     for groups in ([[node] for node in ids], _alike(matrix)):
         lines = _table(matrix, groups)
-        if max(map(len, lines)) <= width:
+        if len(lines[-1]) <= width:
             return lines
     counts = Counter(value for row in matrix.values() for value in row.values())
     return ["Distances between NUMA nodes, and how often each occurs"] + [
@@ -71,10 +71,10 @@ def _table(matrix: Matrix, groups: Sequence[Sequence[int]]) -> list[str]:
     label = max(len(name) for name in names)
     cell = max(len(text) for line in (heads, *rows) for text in line) + 1
     own = CpuSet(row[node] for node, row in matrix.items())
-    note = f", by groups of equals ({own} within a node)" if folded else ""
+    note = [f"  nodes that are alike share a row; {own} within a node"] if folded else []
     head = " " * (label + 2) + "".join(name.rjust(cell) for name in heads)
     body = [
         f"  {name.rjust(label)}" + "".join(text.rjust(cell) for text in row)
         for name, row in zip(names, rows, strict=True)
     ]
-    return ["Distances between NUMA nodes" + note, head, *body]
+    return ["Distances between NUMA nodes", *note, head, *body]

@@ -115,7 +115,7 @@ class _Nesting:
             members = rest
             names = []
             for die, name in self.dies.items():
-                if first <= die and not rest <= die:
+                if first <= die and not cpus <= die:
                     members &= die
                     names.append(name)
             cache = next((each for each in self.caches if first <= each), None)

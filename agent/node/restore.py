@@ -1,0 +1,83 @@
+"""Gives back what the agent took: the way out, with the agent stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from agent.cgroup import writer
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import Outcome
+from agent.host.locks import Lock
+from agent.model import settings as options
+from agent.model import snapshot as snapshots
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.pods import Container, ContainerState
+from agent.model.settings import Settings
+from agent.node.observed import Observer
+from agent.node.placement import group_of
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+
+
+class Restored(msgspec.Struct, frozen=True):
+    """`unasked`: why containers that were created on our CPUs could not be looked up, "" if so."""
+
+    outcome: Outcome
+    unasked: str
+
+
+def restore(settings: Settings) -> Restored:
+    """Every journalled group gets its value back; a container that the proxy created on CPUs of
+    ours, which no journal knows, gets its parent's. Then the snapshot goes, so that the proxy
+    rewrites nothing more. Raises LockedError while an agent runs, CgroupError, OSError.
+    """
+    state = Path(settings.state_dir)
+    lock = Lock(str(state / "agent.lock"))
+    hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    journal = Journal(state / "journal")
+    path = state / "snapshot.json"
+    unasked = ""
+    chosen: dict[str, CpuSet] = {}
+    cri = Cri(options.socket_path(settings.runtime_endpoint))
+    try:
+        for container in _managed(path, cri, hierarchy):
+            if container.state is ContainerState.CREATED:
+                cri.update_cpuset(container.id, hierarchy.effective_cpus("/"))
+            elif container.group is not None and container.group not in journal:
+                chosen[container.group] = _of_parent(hierarchy, container.group)
+    except (RpcError, CgroupError) as error:
+        unasked = str(error)
+    finally:
+        cri.close()
+    outcome = writer.restore(hierarchy, journal, chosen)
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    lock.release()
+    return Restored(outcome, unasked)
+
+
+def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
+    """The containers for which the last snapshot has a cpuset."""
+    try:
+        last = snapshots.decode(path.read_bytes())
+    except (FileNotFoundError, snapshots.SnapshotError):
+        return []
+    observed = Observer(cri, lambda placement: group_of(hierarchy, placement)).look()
+    return [
+        container
+        for pod in observed.pods
+        for container in pod.containers
+        if last.containers.get(container.id) is not None
+    ]
+
+
+def _of_parent(hierarchy: Hierarchy, group: str) -> CpuSet:
+    """On v2 empty: the group inherits."""
+    if hierarchy.version == 2:
+        return EMPTY
+    return hierarchy.own_cpus(group.rpartition("/")[0] or "/")

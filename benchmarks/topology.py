@@ -1,0 +1,104 @@
+"""One discovery of the CPU topology in a running interpreter, beside whole tools on the same tree.
+
+The trees are machines of 128, 256 and 512 CPUs built for the purpose, and the largest snapshots of
+real ones where `../shared` is there (or TOPOLET_SHARED names it).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import common
+import trees
+
+from agent.discover import cpus
+
+SHAPES = {"": (2, 2, 2, 8, 2), "_256": (2, 4, 2, 8, 2), "_512": (2, 4, 4, 8, 2)}
+"""128 CPUs is the case without a suffix."""
+
+SNAPSHOTS = ("128arm-2pa2n8cluster4co", "256ia64-64n2s2c")
+
+
+def main() -> None:
+    options = common.arguments(__doc__)
+    rounds = 10 if options.quick else 50
+    rows: list[common.Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix, root in roots(folder, options.quick):
+            rows += compare(suffix, root, rounds)
+    common.report(rows, options.output)
+
+
+def roots(folder: str, quick: bool) -> Iterator[tuple[str, str]]:
+    """Suffix of the case and root of the tree, for every tree that can be had.
+
+    `quick` leaves out those that take seconds to write.
+    """
+    for suffix, shape in SHAPES.items():
+        if not quick or suffix != "_512":
+            root = os.path.join(folder, f"machine{suffix}")
+            yield suffix, trees.write(root, trees.machine(*shape))
+    if quick:
+        return
+    shared = os.environ.get("TOPOLET_SHARED") or Path(__file__).resolve().parents[2] / "shared"
+    for name in SNAPSHOTS:
+        tarball = Path(shared) / "sysfs" / f"{name}.tar.bz2"
+        if tarball.exists():
+            with tarfile.open(tarball) as archive:
+                archive.extractall(os.path.join(folder, name), filter="tar")
+            (root,) = Path(folder, name).iterdir()
+            yield "_" + re.sub("[^a-z0-9]+", "_", name), str(root)
+
+
+def compare(suffix: str, root: str, rounds: int) -> Iterator[common.Row]:
+    """A row for each tool."""
+    ours = partial(cpus.read, root)
+    tools = {
+        "lscpu": ["lscpu", "-e", "--sysroot", root],
+        "lstopo": ["lstopo-no-graphics", "--if", "fsroot", "--input", root, "--disallowed"],
+    }
+    for tool, command in tools.items():
+        case = f"discover_vs_{tool}{suffix}"
+        reason = unusable(command)
+        calls = [ours] if reason else [ours, partial(silently, command)]
+        samples = common.interleaved(calls, rounds)
+        mine = statistics.median(samples[0]) * 1e3
+        if reason:
+            yield common.skipped(case, mine, "ms", reason)
+            continue
+        yield common.compared(
+            case,
+            mine,
+            statistics.median(samples[1]) * 1e3,
+            tool,
+            "ms",
+            p99=common.percentile(samples[0], 99) * 1e3,
+        )
+
+
+def unusable(command: list[str]) -> str | None:
+    """Why the tool has no answer for the tree, None if it has one."""
+    if shutil.which(command[0]) is None:
+        return f"no {command[0]} here"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    return (done.stderr.strip().splitlines() or [f"{command[0]} fails"])[0]
+
+
+def silently(command: list[str]) -> None:
+    """Runs a tool to its end; its output goes nowhere."""
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+
+
+if __name__ == "__main__":
+    main()

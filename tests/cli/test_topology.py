@@ -1,0 +1,120 @@
+"""The command `topolet topology`, run as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.cpuset import CpuSet
+from benchmarks.trees import CPU, machine, offline, write
+
+MAIN = "import sys; from agent.cli.main import main; sys.exit(main())"
+
+
+def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, "topology", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "100", **environment},
+    )
+
+
+def test_json(tmp_path: Path) -> None:
+    files = offline(machine(2, 1, 1, 1, 2, hugepages=4), CpuSet((3,))) | {f"{CPU}/isolated": "1"}
+    done = run("--root", write(str(tmp_path), files), "--output", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+
+    def node(number: int, cpu_list: str, distances: list[int]) -> dict[str, Any]:
+        pools = [{"size_bytes": 2 << 20, "total": 4, "free": 4}]
+        return {
+            "id": number,
+            "cpus": cpu_list,
+            "memory_bytes": 8 << 30,
+            "distances": distances,
+            "hugepages": pools,
+        }
+
+    def cpu(number: int, core: int, socket: int) -> dict[str, Any]:
+        return {
+            "id": number,
+            "core": core,
+            "l3": core,
+            "die": 0,
+            "socket": socket,
+            "node": socket,
+            "kind": None,
+        }
+
+    assert json.loads(done.stdout) == {
+        "cpus": [cpu(0, 0, 0), cpu(1, 1, 1), cpu(2, 0, 0)],
+        "numa_nodes": [node(0, "0,2", [10, 21]), node(1, "1", [21, 10])],
+        "online": "0-2",
+        "offline": "3",
+        "isolated": "1",
+        "smt": True,
+        "smt_control": "on",
+    }
+
+
+def test_unknown_is_null(tmp_path: Path) -> None:
+    files = {f"{CPU}/cpu0/topology/core_id": "0", "proc/meminfo": "MemTotal: 4 kB"}
+    done = run("--root", write(str(tmp_path), files), "--output", "json")
+    found = json.loads(done.stdout)
+    assert found["cpus"] == [
+        {"id": 0, "core": 0, "l3": None, "die": None, "socket": 0, "node": 0, "kind": None}
+    ]
+    assert found["numa_nodes"] == [
+        {"id": 0, "cpus": "0", "memory_bytes": 4096, "distances": [], "hugepages": []}
+    ]
+
+
+def test_same_input_same_output(snapshot: Callable[[str], str]) -> None:
+    root = snapshot("fakeheteromemtiers")
+    first, second = (run("--root", root, "--output", "json").stdout for _ in range(2))
+    assert first == second
+    assert [node["id"] for node in json.loads(first)["numa_nodes"]] == [0, 1, 2, 4, 6, 8, 9]
+
+
+def test_text_is_plain_in_a_pipe(tmp_path: Path) -> None:
+    done = run("--root", write(str(tmp_path), machine()))
+    assert done.returncode == 0
+    assert done.stdout.startswith(
+        "2 CPUs · 2 cores · 1 socket · 1 NUMA node · 8 GiB\n\n╭─ Socket 0"
+    )
+    assert "\x1b" not in done.stdout
+
+
+def test_terminal_without_box_characters(tmp_path: Path) -> None:
+    done = run("--root", write(str(tmp_path), machine()), PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "+- Socket 0 - NUMA node 0 - 8 GiB - L3 -+\n| [0] [1]" in done.stdout
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_root_that_is_no_folder(tmp_path: Path, output: str) -> None:
+    done = run("--root", str(tmp_path / "none"), "--output", output)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
+
+
+def test_root_without_a_machine(tmp_path: Path) -> None:
+    done = run("--root", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"topolet topology: {tmp_path}/{CPU}: no online CPU here\n"
+
+
+def test_garbage(tmp_path: Path) -> None:
+    done = run("--root", write(str(tmp_path), machine() | {f"{CPU}/online": "0-"}))
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"topolet topology: {tmp_path}/{CPU}/online: CPU list '0-'")
+    assert "Traceback" not in done.stderr

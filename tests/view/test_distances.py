@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.model.cpuset import EMPTY
+from agent.model.topology import NumaNode
+from agent.view import distances
+
+
+def nodes(*rows: tuple[int, ...]) -> list[NumaNode]:
+    return [NumaNode(index, EMPTY, 0, row) for index, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("rows", [[(10,)], [(), ()], [(10, 20), ()]])
+def test_nothing_to_compare(rows: list[tuple[int, ...]]) -> None:
+    assert distances.draw(nodes(*rows), 80) == []
+
+
+def pairs(count: int) -> list[NumaNode]:
+    """Nodes in pairs: 12 within a pair, 20 between pairs."""
+    return nodes(
+        *(
+            tuple(
+                10 if one == other else 12 if one // 2 == other // 2 else 20
+                for other in range(count)
+            )
+            for one in range(count)
+        )
+    )
+
+
+def test_equals_share_a_row_where_it_is_too_wide() -> None:
+    assert distances.draw(pairs(6), 20) == [
+        "Distances between NUMA nodes",
+        "  nodes that are alike share a row; 10 within a node",
+        "       0  2  4",
+        "  0-1 12 20 20",
+        "  2-3 20 12 20",
+        "  4-5 20 20 12",
+    ]
+
+
+def test_counts_where_even_that_is_too_wide() -> None:
+    assert distances.draw(pairs(6), 10) == [
+        "Distances between NUMA nodes, and how often each occurs",
+        "    10  6x",
+        "    12  6x",
+        "    20  24x",
+    ]

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.discover import cpus
+from agent.model.cpuset import CpuSet
+from agent.model.topology import Topology
+from agent.view import machine as picture
+from benchmarks.trees import CPU, NODE, Files, machine, meminfo, write
+
+Read = Callable[[Files], Topology]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    return lambda files: cpus.read(write(str(tmp_path), files))
+
+
+def drawn_cpus(text: str) -> CpuSet:
+    """The CPUs in the cells."""
+    return CpuSet(
+        int(number)
+        for cell in re.findall(r"[\[({]([ 0-9a-zA-Z]+)[\])}]", text)
+        for number in re.findall("[0-9]+", cell)
+    )
+
+
+def test_two_sockets(read: Read) -> None:
+    assert picture.draw(read(machine(2, 1, 1, 4, 2, hugepages=512))) == (
+        "16 CPUs · 8 cores · 2 sockets · 2 NUMA nodes · 16 GiB\n"
+        "\n"
+        "╭─ Socket 0 · NUMA node 0 · 8 GiB · L3 ─╮ ╭─ Socket 1 · NUMA node 1 · 8 GiB · L3 ─╮\n"
+        "│ 512 pages of 2 MiB (512 free)         │ │ 512 pages of 2 MiB (512 free)         │\n"
+        "│ [ 0  8] [ 1  9] [ 2 10] [ 3 11]       │ │ [ 4 12] [ 5 13] [ 6 14] [ 7 15]       │\n"
+        "╰───────────────────────────────────────╯ ╰───────────────────────────────────────╯\n"
+        "\n"
+        "Distances between NUMA nodes\n"
+        "     0  1\n"
+        "  0 10 21\n"
+        "  1 21 10\n"
+    )
+
+
+def test_one_node_over_two_sockets_and_memory_alone(read: Read) -> None:
+    files = machine(2, 1, 1, 2) | {
+        f"{NODE}/node0/cpumap": "f",
+        f"{NODE}/node1/cpumap": "0",
+        f"{NODE}/node1/meminfo": meminfo(1, 512 << 10),
+        f"{CPU}/isolated": "1",
+    }
+    assert picture.draw(read(files)) == (
+        "4 CPUs · 4 cores · 2 sockets · 2 NUMA nodes · 8.5 GiB\n"
+        "\n"
+        "╭─ NUMA node 0 · 8 GiB ───────────────────╮\n"
+        "│ ╭─ Socket 0 · L3 ─╮ ╭─ Socket 1 · L3 ─╮ │\n"
+        "│ │ [0] [1]         │ │ [2] [3]         │ │\n"
+        "│ ╰─────────────────╯ ╰─────────────────╯ │\n"
+        "╰─────────────────────────────────────────╯\n"
+        "╭─ NUMA nodes without CPUs ─╮\n"
+        "│ node 1  512 MiB           │\n"
+        "╰───────────────────────────╯\n"
+        "\n"
+        "Isolated CPUs: 1\n"
+        "\n"
+        "Distances between NUMA nodes\n"
+        "     0  1\n"
+        "  0 10 21\n"
+        "  1 21 10\n"
+    )
+
+
+def test_owners_and_core_kinds(read: Read) -> None:
+    files = machine(1, 1, 1, 4) | {
+        "sys/devices/cpu_core/cpus": "0-1",
+        "sys/devices/cpu_atom/cpus": "2-3",
+    }
+    owners = {2: "LSE shop/db", 1: "LS web/api", 3: "LSE shop/db", 99: "nobody"}
+    assert picture.draw(read(files), owners=owners) == (
+        "4 CPUs · 4 cores · 1 socket · 1 NUMA node · 8 GiB\n"
+        "\n"
+        "╭─ Socket 0 · NUMA node 0 · 8 GiB · L3 ─╮\n"
+        "│ (0 ) (1a) [2b] [3b]                   │\n"
+        "╰───────────────────────────────────────╯\n"
+        "\n"
+        "[] core kind atom: 2-3\n"
+        "() core kind core: 0-1\n"
+        "\n"
+        "Owners\n"
+        "  a  LS web/api  1\n"
+        "  b  LSE shop/db  2-3\n"
+    )
+
+
+def test_node_across_sockets_is_drawn_in_parts(read: Read) -> None:
+    files = machine(2, 1, 1, 2) | {f"{NODE}/node0/cpumap": "7", f"{NODE}/node1/cpumap": "8"}
+    text = picture.draw(read(files))
+    assert text.count("NUMA node 0 · 8 GiB (part)") == 2
+    assert str(drawn_cpus(text)) == "0-3"
+
+
+def test_several_caches_and_dies(read: Read) -> None:
+    files = machine(1, 1, 4, 2)
+    for cpu in range(8):
+        files[f"{CPU}/cpu{cpu}/topology/die_id"] = str(cpu // 4)
+        files[f"{CPU}/cpu{cpu}/topology/die_cpus"] = "f" if cpu < 4 else "f0"
+    text = picture.draw(read(files))
+    assert text.count("die 0 · L3") == text.count("die 1 · L3") == 2
+    assert str(drawn_cpus(text)) == "0-7"
+
+
+def test_private_l3_needs_no_boxes(read: Read) -> None:
+    text = picture.draw(read(machine(1, 1, 4, 1)))
+    assert "[0] [1] [2] [3]" in text
+    assert "Every core has its own L3" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 1), (2, 4, 2, 8, 2), (8, 1, 1, 14, 2), (4, 2, 1, 6, 1), (1, 1, 12, 2, 8)]
+)
+def test_every_cpu_once_within_the_width(
+    read: Read, shape: tuple[int, int, int, int, int], width: int
+) -> None:
+    topology = read(machine(*shape))
+    text = picture.draw(topology, width)
+    assert max(len(line) for line in text.splitlines()) <= width
+    cells = re.findall(r"[\[(][ 0-9]+[\])]", text)
+    if cells:
+        assert drawn_cpus(text) == topology.online
+        assert len(re.findall("[0-9]+", " ".join(cells))) == len(topology.cpus)
+    else:
+        assert len(topology.cpus) > 100
+
+
+def test_wide_machine_folds(read: Read) -> None:
+    """64 NUMA nodes of two sockets each: a line a node, and distances by groups of equals."""
+    topology = read(machine(64, 1, 2, 2))
+    lines = picture.draw(topology, 100).splitlines()
+    assert len(lines) < 80
+    assert max(map(len, lines)) <= 100
+    nodes = "\n".join(lines)
+    listed = re.findall(r"NUMA node [0-9]+ · 8 GiB · 2 cache groups  ([0-9-]+)", nodes)
+    assert CpuSet(cpu for part in listed for cpu in CpuSet.parse(part)) == topology.online
+
+
+def test_folded_lists_keep_owners_apart(read: Read) -> None:
+    topology = read(machine(64, 1, 2, 2))
+    text = picture.draw(topology, 100, {1: "x", 2: "x", 3: "y"})
+    assert "0,1-2a,3b" in text
+
+
+def test_many_owners_get_two_letters(read: Read) -> None:
+    topology = read(machine(1, 1, 1, 60))
+    text = picture.draw(topology, 100, {cpu: f"pod-{cpu:02}" for cpu in range(60)})
+    marks = re.findall(r"^  ([a-zA-Z]+)  pod-", text, re.MULTILINE)
+    assert len(set(marks)) == 60
+    assert f"[59{marks[59]}]" in text
+
+
+def test_colour_is_only_added(read: Read) -> None:
+    topology = read(machine(2, 1, 1, 4))
+    owners = {0: "LSE a/b", 5: "BE c/d"}
+    plain = picture.draw(topology, 100, owners)
+    coloured = picture.draw(topology, 100, owners, colour=True)
+    assert re.sub("\x1b\\[[0-9]*m", "", coloured) == plain
+    assert re.findall("\x1b\\[3[0-9]m([^\x1b]*)", coloured) == ["0a", "5b", "  a", "  b"]
+    assert "\x1b" not in plain
+
+
+GOLDEN = {
+    "nvidiagpunumanodes": """\
+32 CPUs · 8 cores · 2 sockets · 8 NUMA nodes · 342 GiB
+
+╭─ Socket 0 · NUMA node 0 · 124 GiB ──────────╮ ╭─ Socket 8 · NUMA node 8 · 128 GiB ──────────╮
+│ ╭─ L3 ──────────────╮ ╭─ L3 ──────────────╮ │ │ ╭─ L3 ──────────────╮ ╭─ L3 ──────────────╮ │
+│ │ [  0   1   2   3] │ │ [  8   9  10  11] │ │ │ │ [ 88  89  90  91] │ │ [ 96  97  98  99] │ │
+│ │ [  4   5   6   7] │ │ [ 12  13  14  15] │ │ │ │ [ 92  93  94  95] │ │ [100 101 102 103] │ │
+│ ╰───────────────────╯ ╰───────────────────╯ │ │ ╰───────────────────╯ ╰───────────────────╯ │
+╰─────────────────────────────────────────────╯ ╰─────────────────────────────────────────────╯
+╭─ NUMA nodes without CPUs ─────────────────────────────╮
+│ node 250  15 GiB  node 251  15 GiB  node 252  15 GiB  │
+│ node 253  15 GiB  node 254  15 GiB  node 255  15 GiB  │
+╰───────────────────────────────────────────────────────╯
+""",
+    "offline-cpu0-node0": """\
+17 CPUs · 17 cores · 2 sockets · 1 NUMA node · 64 GiB
+
+╭─ Socket 0 · NUMA node 0, offline · L3 ───────╮ ╭─ Socket 1 · NUMA node 1 · 64 GiB · L3 ───────╮
+│ [ 4] [ 6] [ 8] [10] [12] [14] [16] [18] [20] │ │ [ 5] [ 7] [ 9] [11] [13] [15] [17] [19]      │
+╰──────────────────────────────────────────────╯ ╰──────────────────────────────────────────────╯
+
+Offline CPUs: 0-3,21-23
+""",
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_real_machines(name: str, snapshot: Callable[[str], str]) -> None:
+    assert picture.draw(cpus.read(snapshot(name))).startswith(GOLDEN[name])
