@@ -8,10 +8,7 @@ pod's uid there.
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Final, Literal
-
-KubeClass = Literal["guaranteed", "burstable", "besteffort"]
+from typing import Final
 
 SCOPE_PREFIXES: Final = ("cri-containerd", "crio", "docker")
 """What containerd, CRI-O and Docker put before a container's id in a scope's name."""
@@ -20,29 +17,6 @@ _SLICE: Final = ".slice"
 # Where a container goes whose pod names no parent; containerd's is its namespace.
 _DEFAULT_PARENTS: Final = {"cri-containerd": "/k8s.io", "crio": "/crio", "docker": "/docker"}
 _DEFAULT_SLICE: Final = "system.slice"
-
-
-def kube_class(cgroup_parent: str) -> KubeClass | None:
-    """The QoS class that the kubelet expressed by the place of a pod's (or a container's) group.
-
-    None for a place that is not the kubelet's, and for the kubelet's root itself. The kubelet's
-    own root (`cgroupRoot`) may stand before `kubepods`.
-    """
-    words: list[str] = []
-    for part in cgroup_parent.split("/"):
-        if part.endswith(_SLICE):
-            words = part.removesuffix(_SLICE).split("-")
-        elif part:
-            words.append(part)
-    for word, below in pairwise(words):
-        if word == "kubepods":
-            if below == "burstable":
-                return "burstable"
-            if below == "besteffort":
-                return "besteffort"
-            if below.startswith("pod"):
-                return "guaranteed"
-    return None
 
 
 def slice_group(unit: str) -> str | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import stat
 from typing import Final
+
+from agent.host.locks import Lock, LockedError
 
 _BACKLOG: Final = 128
 _MAX_PATH_BYTES: Final = 107
@@ -26,18 +27,19 @@ class Listener:
     def __init__(self, path: str, mode: int = 0o600) -> None:
         """Raises ListenError."""
         self.path = path
-        self._lock_path = f"{path}.lock"
         temporary = os.path.join(os.path.dirname(path), f".{os.getpid()}.sock")
         for each in (path, temporary):
             if len(os.fsencode(each)) > _MAX_PATH_BYTES:
                 raise ListenError(f"{path}: a socket's path has at most {_MAX_PATH_BYTES} bytes")
         try:
-            self._lock = self._locked()
+            self._lock = Lock(f"{path}.lock")
+        except LockedError as error:
+            raise ListenError(f"{path}: another process serves it: {error}") from None
         except OSError as error:
-            raise ListenError(f"{self._lock_path}: {error.strerror}") from None
+            raise ListenError(f"{path}.lock: {error.strerror}") from None
         try:
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                os.close(self._lock)
+                self._lock.release()
                 raise ListenError(f"{path}: exists and is no socket")
         except FileNotFoundError:
             pass
@@ -52,7 +54,7 @@ class Listener:
             os.rename(temporary, path)
         except OSError as error:
             self.socket.close()
-            os.close(self._lock)
+            self._lock.release()
             raise ListenError(f"{path}: {error.strerror}") from None
         self.socket.setblocking(False)
 
@@ -62,21 +64,4 @@ class Listener:
         with contextlib.suppress(FileNotFoundError):
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._lock_path)
-        os.close(self._lock)
-
-    def _locked(self) -> int:
-        while True:
-            fd = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # An owner that closed just now has removed the file that we opened.
-                if os.fstat(fd).st_ino == os.stat(self._lock_path).st_ino:
-                    return fd
-            except BlockingIOError:
-                os.close(fd)
-                raise ListenError(f"{self.path}: another process serves it") from None
-            except FileNotFoundError:
-                pass
-            os.close(fd)
+        self._lock.release()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Literal
+from itertools import pairwise
+from typing import Final, Literal
 
 QOS_LABEL = "koordinator.sh/qosClass"
 
@@ -21,6 +22,7 @@ class QoS(enum.StrEnum):
     SYSTEM = "SYSTEM"
 
 
+_SLICE: Final = ".slice"
 _BY_LABEL = {each.value: each for each in QoS}
 
 
@@ -36,18 +38,23 @@ def labelled(labels: Mapping[str, str]) -> bool:
 
 
 def kube_class(cgroup_parent: str) -> KubeClass | None:
-    """The Kubernetes class that a pod's cgroup parent tells, None outside `kubepods`.
+    """The QoS class that the kubelet expressed by the place of a pod's (or a container's) group.
 
-    Both drivers' names: `/kubepods/burstable/pod<uid>` and `kubepods-burstable-pod<uid>.slice`,
-    also below a cgroup root of the kubelet.
+    None for a place that is not the kubelet's, and for the kubelet's root itself. The kubelet's
+    own root (`cgroupRoot`) may stand before `kubepods`.
     """
     words: list[str] = []
     for part in cgroup_parent.split("/"):
-        bare = part.removesuffix(".slice")
-        words += [part] if bare == part else bare.split("-")
-    if "kubepods" not in words:
-        return None
-    below = words[words.index("kubepods") + 1 :]
-    if "burstable" in below[:1]:
-        return "burstable"
-    return "besteffort" if "besteffort" in below[:1] else "guaranteed"
+        if part.endswith(_SLICE):
+            words = part.removesuffix(_SLICE).split("-")
+        elif part:
+            words.append(part)
+    for word, below in pairwise(words):
+        if word == "kubepods":
+            if below == "burstable":
+                return "burstable"
+            if below == "besteffort":
+                return "besteffort"
+            if below.startswith("pod"):
+                return "guaranteed"
+    return None

@@ -21,7 +21,7 @@ from agent.node.kubelet import KubeletView
 from agent.node.look import Node
 from agent.node.machine import Machine
 from agent.node.observed import Observer
-from agent.node.placement import group_of
+from agent.node.placement import Locator
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter
 from agent.rpc.grpc import RpcError
@@ -87,7 +87,7 @@ def run(settings: Settings) -> None:
     node = Node(
         machine=Machine(settings.root),
         cri=cri,
-        observer=Observer(cri, lambda placement: group_of(hierarchy, placement)),
+        observer=Observer(cri, Locator(hierarchy)),
         hierarchy=hierarchy,
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),

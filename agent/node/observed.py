@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.qos import kube_class
+from agent.node.placement import Locator
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
 
@@ -26,9 +25,9 @@ class Observed(msgspec.Struct, frozen=True):
 class Observer:
     """Asks the runtime; what can't change of a container is asked once."""
 
-    def __init__(self, cri: Cri, group_of: Callable[[Placement], str | None]) -> None:
+    def __init__(self, cri: Cri, locator: Locator) -> None:
         self._cri = cri
-        self._group_of = group_of
+        self._locator = locator
         self._sandboxes: dict[str, Placement] = {}
         self._groups: dict[str, str] = {}
 
@@ -62,7 +61,8 @@ class Observer:
             if each.state is ContainerState.CREATED:
                 starts_with[each.id] = placement.cpuset
                 return Container(each.id, each.name, each.state)
-            group = self._group_of(placement)
+            parent = self._placement(each.sandbox_id).cgroup_parent
+            group = self._locator.group_of(each.id, placement, parent)
             if group is not None:
                 self._groups[each.id] = group
         return Container(each.id, each.name, each.state, group)
@@ -89,12 +89,16 @@ class Observer:
                     each.id,
                     "",
                     ContainerState.RUNNING,
-                    self._group_of(self._placement(each.id)),
+                    self._sandbox_group(each.id),
                 )
                 for each in sandboxes
                 if each.ready
             ),
         )
+
+    def _sandbox_group(self, sandbox_id: str) -> str | None:
+        placement = self._placement(sandbox_id)
+        return self._locator.group_of(sandbox_id, placement, placement.cgroup_parent)
 
     def _placement(self, sandbox_id: str) -> Placement:
         placement = self._sandboxes.get(sandbox_id)

@@ -7,12 +7,17 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.runtime.cri import Placement
 
 
-def group_of(hierarchy: Hierarchy, placement: Placement) -> str | None:
-    """Where its spec says, else where its process is; None while there is neither.
+class Locator:
+    """Where its spec says, else by the names that runtimes give, else where its process is."""
 
-    Raises CgroupError for a process whose groups can't be read.
-    """
-    named = names.from_cgroups_path(placement.cgroups_path)
-    if named is not None and hierarchy.exists(named):
-        return named
-    return hierarchy.group_of(placement.pid) if placement.pid else None
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+
+    def group_of(self, container_id: str, placement: Placement, cgroup_parent: str) -> str | None:
+        """None while it has no group. Raises CgroupError for a process that can't be read."""
+        named = names.from_cgroups_path(placement.cgroups_path)
+        candidates = names.container_groups(cgroup_parent, container_id)
+        for group in (*((named,) if named else ()), *candidates):
+            if self._hierarchy.exists(group):
+                return group
+        return self._hierarchy.group_of(placement.pid) if placement.pid else None

@@ -19,7 +19,7 @@ from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings
 from agent.node.observed import Observer
-from agent.node.placement import group_of
+from agent.node.placement import Locator
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 
@@ -67,7 +67,7 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
         last = snapshots.decode(path.read_bytes())
     except (FileNotFoundError, snapshots.SnapshotError):
         return []
-    observed = Observer(cri, lambda placement: group_of(hierarchy, placement)).look()
+    observed = Observer(cri, Locator(hierarchy)).look()
     return [
         container
         for pod in observed.pods

@@ -1,42 +1,10 @@
 import pytest
 
-from agent.cgroup.names import container_groups, from_cgroups_path, kube_class, slice_group
+from agent.cgroup.names import container_groups, from_cgroups_path, slice_group
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UID_ = UID.replace("-", "_")
 BURSTABLE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
-
-
-@pytest.mark.parametrize(
-    ("parent", "found"),
-    [
-        (f"/kubepods/pod{UID}", "guaranteed"),
-        (f"/kubepods/burstable/pod{UID}", "burstable"),
-        (f"/kubepods/besteffort/pod{UID}", "besteffort"),
-        (f"kubepods/besteffort/pod{UID}/", "besteffort"),
-        (f"/foo/kubepods/besteffort/pod{UID}", "besteffort"),
-        (f"/foo/bar/kubepods/pod{UID}/container", "guaranteed"),
-        (f"kubepods-pod{UID_}.slice", "guaranteed"),
-        (f"kubepods-burstable-pod{UID_}.slice", "burstable"),
-        (f"foo-kubepods-besteffort-pod{UID_}.slice", "besteffort"),
-        (BURSTABLE, "burstable"),
-        (f"{BURSTABLE}/cri-containerd-abc.scope", "burstable"),
-        (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{UID_}.slice", "guaranteed"),
-        # A slice whose name spells no path above it is still read by its own name.
-        (f"/system.slice/kubepods-besteffort-pod{UID_}.slice", "besteffort"),
-        ("/kubepods", None),
-        ("kubepods.slice", None),
-        ("", None),
-        ("/", None),
-        (f"/docker/pod{UID}", None),
-        (f"/besteffort/pod{UID}", None),
-        (f"/mykubepods/besteffort/pod{UID}", None),
-        ("/system.slice/containerd.service", None),
-        ("/kubepods/other", None),
-    ],
-)
-def test_class_by_place(parent: str, found: str | None) -> None:
-    assert kube_class(parent) == found
 
 
 @pytest.mark.parametrize(

@@ -255,3 +255,34 @@ def test_no_owner_starts_beside_a_container_on_its_cpu(both: TestNode) -> None:
     assert seen == ["1"] * 5
     assert not failures
     assert both.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_restore_gives_every_value_back(both: TestNode) -> None:
+    first, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    _, be = run_pod(both.direct, both.spec("be", "BE"))
+    waiting = both.spec("waiting", "LS")
+    created = create_container(
+        both.proxied, create_request(waiting, run_sandbox(both.proxied, waiting))
+    )
+    eventually("settled", lambda: (both.cpus(ls), both.cpus(be)) == ("0", "0"))
+    words = [
+        "restore",
+        f"--state-dir={both.state}",
+        f"--runtime-endpoint=unix://{both.containerd.socket}",
+    ]
+    refused = both.run_cli(*words)
+    assert refused.returncode == 1
+    assert "agent.lock is locked by process" in refused.stderr
+
+    both.stop_agent()
+    assert (both.cpus(lse), both.cpus(ls)) == ("1", "0"), "an agent that stops leaves them"
+    done = both.run_cli(*words)
+    assert done.returncode == 0, done.stderr
+    assert {both.cpus(each) for each in (lse, ls, be)} == {"0-1"}
+    assert both.sandbox_cpus(first) == "0-1"
+    start_container(both.direct, created)
+    assert both.cpus(created) == "0-1"
+    assert "0 cpusets given back" in both.run_cli(*words).stdout
+    _, later = run_pod(both.proxied, both.spec("later", "LS"))
+    assert both.cpus(later) == "0-1", "the proxy rewrites nothing more"
