@@ -100,17 +100,16 @@ def decide(
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
     be_pools = _by_node(topology, ledger.be)
-    owned = {owner.uid: owner for owner in owners}
+    owned = {owner.uid: owner.cpuset for owner in owners}
+    reasons = {each.uid: each.reason for each in refusals}
     wanted = {}
     for pod in pods:
-        if pod.uid in owned:
-            wanted[pod.uid] = PodWanted(pod.title, owned[pod.uid].cpuset)
-        elif pod.uid in kubelet_cpus:
-            wanted[pod.uid] = PodWanted(pod.title, None)
-        else:
-            cpus = shared_cpus(pod, ls_pools, be_pools)
-            blocked = "" if cpus else f"no CPU is left for it: {_whose(owners)}"
-            wanted[pod.uid] = PodWanted(pod.title, str(cpus) or None, blocked)
+        cpuset, blocked = owned.get(pod.uid), ""
+        if cpuset is None and pod.uid not in kubelet_cpus:
+            cpuset = str(shared_cpus(pod, ls_pools, be_pools)) or None
+            blocked = "" if cpuset else f"no CPU is left for it: {_whose(owners)}"
+        refused = reasons.get(pod.uid, "")
+        wanted[pod.uid] = PodWanted(pod.title, pod.qos, cpuset, blocked, refused)
     return Decision(
         owners, ls_pools, be_pools, tuple(sorted(refusals, key=lambda each: each.uid)), wanted
     )

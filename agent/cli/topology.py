@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
 import sys
+import time
 from typing import Any
 
+from agent.cli import options
 from agent.discover import cpus
 from agent.discover.facts import DiscoveryError
+from agent.model import snapshot as snapshots
+from agent.model.settings import SettingsError
+from agent.model.snapshot import SnapshotError
 from agent.model.topology import Cpu, NumaNode, Topology
-from agent.view import machine
+from agent.view import machine, node
+from agent.view.screen import Screen
 
 _NARROWEST = 40
+_WATCH_SECONDS = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder that holds the machine's sys and proc (default: /)",
     )
     parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--owners",
+        action="store_true",
+        help="show who owns which CPUs, and the pods, as the agent decided",
+    )
+    parser.add_argument("--watch", action="store_true", help="--owners, live, until Ctrl-C")
+    options.add_arguments(parser, ("state_dir",))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,15 +51,30 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     try:
         topology = cpus.read(root)
-    except DiscoveryError as error:
+        if arguments.output == "json":
+            json.dump(body(topology), sys.stdout, indent=1)
+            print()
+        elif arguments.watch:
+            _watch(topology, _snapshot_path(arguments))
+        elif arguments.owners:
+            print(_encodable(owned(topology, _snapshot_path(arguments))), end="")
+        else:
+            print(_encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
+    except (DiscoveryError, SettingsError) as error:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
-    if arguments.output == "json":
-        json.dump(body(topology), sys.stdout, indent=1)
-        print()
-    else:
-        print(_encodable(_picture(topology)), end="")
     return 0
+
+
+def owned(topology: Topology, snapshot_path: str) -> str:
+    """The picture with owners and pods, or without where no agent has written a snapshot."""
+    try:
+        with open(snapshot_path, "rb") as file:
+            snapshot = snapshots.decode(file.read())
+    except (OSError, SnapshotError) as error:
+        note = f"No decisions to show: {error}\n"
+        return f"{machine.draw(topology, _width(), colour=_coloured())}\n{note}"
+    return node.draw(topology, snapshot, _width(), colour=_coloured())
 
 
 def body(topology: Topology) -> dict[str, Any]:
@@ -85,10 +115,24 @@ def _node(node: NumaNode) -> dict[str, Any]:
     }
 
 
-def _picture(topology: Topology) -> str:
-    width = max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns)
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    return machine.draw(topology, width, colour=colour)
+def _watch(topology: Topology, snapshot_path: str) -> None:
+    with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
+        while True:
+            lines = shutil.get_terminal_size((100, 24)).lines
+            screen.show(_encodable(owned(topology, snapshot_path)), lines)
+            time.sleep(_WATCH_SECONDS)
+
+
+def _snapshot_path(arguments: argparse.Namespace) -> str:
+    return os.path.join(options.load(arguments).state_dir, "snapshot.json")
+
+
+def _width() -> int:
+    return max(_NARROWEST, shutil.get_terminal_size((100, 24)).columns)
+
+
+def _coloured() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
 def _encodable(text: str) -> str:

@@ -40,12 +40,15 @@ class Owner(msgspec.Struct, frozen=True):
 class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pod's containers get: `cpuset` None means hands off.
 
-    `blocked` says why a container must not be created yet: its CPUs are not free, or it has none.
+    `blocked` says why a container must not be created yet: its CPUs are not free, or it has none;
+    `refused` why the CPUs that the pod claims are not its own.
     """
 
     title: str
+    qos: QoS
     cpuset: str | None
     blocked: str = ""
+    refused: str = ""
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from agent.cgroup import names
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.runtime.cri import Placement
+
+log = logging.getLogger(__name__)
 
 
 class Locator:
@@ -14,10 +18,17 @@ class Locator:
         self._hierarchy = hierarchy
 
     def group_of(self, container_id: str, placement: Placement, cgroup_parent: str) -> str | None:
-        """None while it has no group. Raises CgroupError for a process that can't be read."""
+        """None while it has no group, or one that can't be found out."""
         named = names.from_cgroups_path(placement.cgroups_path)
-        candidates = names.container_groups(cgroup_parent, container_id)
-        for group in (*((named,) if named else ()), *candidates):
+        groups = [named] if named else []
+        groups += names.container_groups(cgroup_parent, container_id)
+        for group in groups:
             if self._hierarchy.exists(group):
                 return group
-        return self._hierarchy.group_of(placement.pid) if placement.pid else None
+        if not placement.pid:
+            return None
+        try:
+            return self._hierarchy.group_of(placement.pid)
+        except CgroupError as error:
+            log.warning("container %s: %s", container_id, error)
+            return None

@@ -30,7 +30,10 @@ def snapshot(**changes: object) -> Snapshot:
         "ls_pools": (Pool(0, 0, "0,2-3"),),
         "be_pools": (Pool(0, 0, "0,2-3"),),
         "owners": (Owner("own", "ns/own", QoS.LSE, "1"),),
-        "pods": {"own": PodWanted("ns/own", "1"), "ls": PodWanted("ns/ls", "0,2-3")},
+        "pods": {
+            "own": PodWanted("ns/own", QoS.LSE, "1"),
+            "ls": PodWanted("ns/ls", QoS.LS, "0,2-3"),
+        },
         "containers": {"c1": "1", "kubelets": None},
         **changes,
     }
@@ -94,7 +97,7 @@ IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
         ),
         pytest.param(
             request("own", parent="/kubepods/podown"),
-            snapshot(pods={"own": PodWanted("ns/own", None)}),
+            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, None)}),
             [],
             Keep(),
             id="the kubelet's pod",
@@ -132,7 +135,7 @@ def test_creation_goes_on(
         ),
         pytest.param(
             request("own", "LSE", "1"),
-            snapshot(pods={"own": PodWanted("ns/own", "1", "held by ns/x")}),
+            snapshot(pods={"own": PodWanted("ns/own", QoS.LSE, "1", "held by ns/x")}),
             [],
             "held by ns/x",
             id="blocked",

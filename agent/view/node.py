@@ -1,0 +1,56 @@
+"""The node at one moment: the machine with the owners of its CPUs, and the pods."""
+
+from __future__ import annotations
+
+from agent.model.cpuset import CpuSet
+from agent.model.qos import QoS
+from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
+from agent.model.topology import Topology
+from agent.view import machine
+
+_COLUMNS = ("POD", "QOS", "CPUS", "")
+
+
+def draw(topology: Topology, snapshot: Snapshot, width: int = 100, *, colour: bool = False) -> str:
+    """The machine's picture with each CPU's owner or pools, then a line for each pod."""
+    picture = machine.draw(topology, width, holders(topology, snapshot), colour=colour)
+    rows = [_COLUMNS, *(_row(each, snapshot) for each in _sorted(snapshot))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = [
+        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    if len(rows) == 1:
+        lines = ["No pods."]
+    return picture + "\n" + "\n".join(line[:width] for line in lines) + "\n"
+
+
+def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
+    """By CPU: the pod that owns it, or the pools that it is in; CPUs in neither are left out."""
+    ls, be = pool_cpus(snapshot.ls_pools), pool_cpus(snapshot.be_pools)
+    named: dict[int, str] = {}
+    for pools, text in ((ls & be, "LS and BE pool"), (ls - be, "LS pool"), (be - ls, "BE pool")):
+        named |= dict.fromkeys(pools, text)
+    for owner in snapshot.owners:
+        shared = owner.cpus & be
+        named |= dict.fromkeys(owner.cpus - shared, f"{owner.qos} {owner.title}")
+        named |= dict.fromkeys(shared, f"{owner.qos} {owner.title}, and the BE pool")
+    return {cpu: named[cpu] for cpu in topology.online if cpu in named}
+
+
+def _sorted(snapshot: Snapshot) -> list[tuple[str, PodWanted]]:
+    order = list(QoS)
+    return sorted(
+        snapshot.pods.items(), key=lambda each: (order.index(each[1].qos), each[1].title, each[0])
+    )
+
+
+def _row(each: tuple[str, PodWanted], snapshot: Snapshot) -> tuple[str, str, str, str]:
+    uid, pod = each
+    own = any(owner.uid == uid for owner in snapshot.owners)
+    note = "own" if own else "shared"
+    if pod.cpuset is None:
+        note = pod.blocked or "the kubelet's"
+    elif pod.blocked or pod.refused:
+        note += f"; {pod.blocked or 'claim refused: ' + pod.refused}"
+    return pod.title, pod.qos.value, str(CpuSet.parse(pod.cpuset or "")) or "-", note
