@@ -28,10 +28,13 @@ class Siblings:
         ]
 
     def of(self, cpu: int) -> CpuSet | None:
-        """The CPUs that share with `cpu`, offline ones possibly among them; None if unknown."""
+        """The CPUs that share with `cpu`, offline ones possibly among them; None if unknown.
+
+        An empty mask tells nothing: a CPU shares with itself at least.
+        """
         for index, (name, read) in enumerate(self._order):
             found = read(self._tree, f"{CPU}/cpu{cpu}/topology/{name}")
-            if found is not None:
+            if found:
                 if index:
                     self._order.insert(0, self._order.pop(index))
                 return found

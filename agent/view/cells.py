@@ -20,7 +20,7 @@ class Cells:
 
     def __init__(self, topology: Topology, owners: Mapping[int, str]) -> None:
         self._cpus = {cpu.id: cpu for cpu in topology.cpus}
-        self._kinds = sorted({cpu.kind or "" for cpu in topology.cpus})
+        self._kinds = list(dict.fromkeys(cpu.kind or "" for cpu in topology.cpus))
         self._digits = len(str(topology.cpus[-1].id))
         self._held = {cpu: owners[cpu] for cpu in self._cpus if cpu in owners}
         names = dict.fromkeys(self._held.values())

@@ -184,6 +184,12 @@ SOCKETS: dict[str, tuple[Files, dict[str, int]]] = {
         without(machine(2, 1, 1, 2), "/core_siblings", "/package_cpus", "/physical_package_id"),
         {"0-3": 0},
     ),
+    "empty siblings": (
+        without(machine(2, 1, 1, 2), "package_cpus")
+        | every_cpu("core_siblings", ["0"] * 4)
+        | every_cpu("core_siblings_list", [""] * 4),
+        {"0-1": 0, "2-3": 1},
+    ),
     "siblings without ids": (without(machine(2), "/physical_package_id"), {"0-1": 0, "2-3": 1}),
     "siblings contradict each other": (
         without(machine(2, 1, 1, 2), "package_cpus")

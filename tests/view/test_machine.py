@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,23 @@ from agent.view import machine as picture
 from benchmarks.trees import CPU, NODE, Files, machine, meminfo, write
 
 Read = Callable[[Files], Topology]
+Regular = Callable[..., Topology]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
     return lambda files: cpus.read(write(str(tmp_path), files))
+
+
+@pytest.fixture(scope="session")
+def regular(tmp_path_factory: pytest.TempPathFactory) -> Regular:
+    """A machine by its shape; the wide ones are written once."""
+
+    @cache
+    def shaped(*shape: int) -> Topology:
+        return cpus.read(write(str(tmp_path_factory.mktemp("machine")), machine(*shape)))
+
+    return shaped
 
 
 def drawn_cpus(text: str) -> CpuSet:
@@ -83,11 +96,11 @@ def test_owners_and_core_kinds(read: Read) -> None:
         "4 CPUs · 4 cores · 1 socket · 1 NUMA node · 8 GiB\n"
         "\n"
         "╭─ Socket 0 · NUMA node 0 · 8 GiB · L3 ─╮\n"
-        "│ (0 ) (1a) [2b] [3b]                   │\n"
+        "│ [0 ] [1a] (2b) (3b)                   │\n"
         "╰───────────────────────────────────────╯\n"
         "\n"
-        "[] core kind atom: 2-3\n"
-        "() core kind core: 0-1\n"
+        "[] core kind core: 0-1\n"
+        "() core kind atom: 2-3\n"
         "\n"
         "Owners\n"
         "  a  LS web/api  1\n"
@@ -123,9 +136,9 @@ def test_private_l3_needs_no_boxes(read: Read) -> None:
     "shape", [(1, 1, 1, 1, 1), (2, 4, 2, 8, 2), (8, 1, 1, 14, 2), (4, 2, 1, 6, 1), (1, 1, 12, 2, 8)]
 )
 def test_every_cpu_once_within_the_width(
-    read: Read, shape: tuple[int, int, int, int, int], width: int
+    regular: Regular, shape: tuple[int, int, int, int, int], width: int
 ) -> None:
-    topology = read(machine(*shape))
+    topology = regular(*shape)
     text = picture.draw(topology, width)
     assert max(len(line) for line in text.splitlines()) <= width
     cells = re.findall(r"[\[(][ 0-9]+[\])]", text)
@@ -136,9 +149,9 @@ def test_every_cpu_once_within_the_width(
         assert len(topology.cpus) > 100
 
 
-def test_wide_machine_folds(read: Read) -> None:
+def test_wide_machine_folds(regular: Regular) -> None:
     """64 NUMA nodes of two sockets each: a line a node, and distances by groups of equals."""
-    topology = read(machine(64, 1, 2, 2))
+    topology = regular(64, 1, 2, 2)
     lines = picture.draw(topology, 100).splitlines()
     assert len(lines) < 80
     assert max(map(len, lines)) <= 100
@@ -147,8 +160,8 @@ def test_wide_machine_folds(read: Read) -> None:
     assert CpuSet(cpu for part in listed for cpu in CpuSet.parse(part)) == topology.online
 
 
-def test_folded_lists_keep_owners_apart(read: Read) -> None:
-    topology = read(machine(64, 1, 2, 2))
+def test_folded_lists_keep_owners_apart(regular: Regular) -> None:
+    topology = regular(64, 1, 2, 2)
     text = picture.draw(topology, 100, {1: "x", 2: "x", 3: "y"})
     assert "0,1-2a,3b" in text
 

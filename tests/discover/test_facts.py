@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.discover.facts import partition
+from agent.model.cpuset import CpuSet, union
+
+cpu_sets = st.sets(st.integers(0, 40)).map(CpuSet)
+
+
+@given(cpu_sets, st.dictionaries(st.integers(0, 40), st.none() | cpu_sets))
+def test_partition_covers_once_whatever_the_files_say(
+    cpus: CpuSet, files: dict[int, CpuSet | None]
+) -> None:
+    groups = list(partition(cpus, files.get))
+    assert union(members for _, members in groups) == cpus
+    assert sum(len(members) for _, members in groups) == len(cpus)
+    assert all(members.first() == first for first, members in groups)
+
+
+def test_partition_asks_once_a_group() -> None:
+    asked = []
+
+    def sharers(cpu: int) -> CpuSet:
+        asked.append(cpu)
+        return CpuSet((cpu, cpu ^ 8, 99))
+
+    assert dict(partition(CpuSet(range(16)), sharers)) == {
+        cpu: CpuSet((cpu, cpu + 8)) for cpu in range(8)
+    }
+    assert asked == list(range(8))
