@@ -188,13 +188,15 @@ def _kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, Cpu
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
-    sockets = {cpu.id: cpu.socket for cpu in topology.cpus}
-    pools = []
-    for node in topology.numa_nodes:
-        part = cpus & node.cpus
-        lowest = node.cpus.first()
-        if part and lowest is not None:
-            pools.append(Pool(sockets[lowest], node.id, str(part)))
+    """By the CPUs' own word: the node of a CPU may be offline, and so in no list. A node that spans
+    sockets has the socket of its lowest CPU, whichever CPUs are left in the pool."""
+    sockets: dict[int, int] = {}
+    parts: dict[int, list[int]] = {}
+    for cpu in topology.cpus:
+        sockets.setdefault(cpu.node, cpu.socket)
+        if cpu.id in cpus:
+            parts.setdefault(cpu.node, []).append(cpu.id)
+    pools = [Pool(sockets[node], node, str(CpuSet(part))) for node, part in parts.items()]
     return tuple(sorted(pools, key=lambda pool: (pool.socket, pool.node)))
 
 

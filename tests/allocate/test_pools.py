@@ -1,5 +1,6 @@
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -85,6 +86,12 @@ def test_pools_and_owners(pods: list[Pod], expected: dict[str, str], ls: str, be
 def test_pools_are_given_by_numa_node_and_empty_ones_left_out() -> None:
     decision = decided(machine(2, 2), pod("a", "LSE", "0-1"))
     assert [(pool.socket, pool.node, pool.cpuset) for pool in decision.ls_pools] == [(1, 1, "2-3")]
+
+
+def test_cpus_of_a_numa_node_that_is_in_no_list_are_shared_too() -> None:
+    topology = machine(2, 2)
+    listed = msgspec.structs.replace(topology, numa_nodes=topology.numa_nodes[1:])
+    assert str(pool_cpus(decided(listed).ls_pools)) == "0-3"
 
 
 def test_pod_bound_to_numa_nodes_gets_their_pools() -> None:
