@@ -8,11 +8,13 @@ import pathlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 from demo import image
+from demo.pods import remove_pod
 
 REQUIRED = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
 
@@ -90,7 +92,7 @@ class Containerd:
             )
         (self.folder / "pid").write_text(str(self._process.pid))
         self._wait_until_it_answers(deadline_seconds)
-        self._import_image()
+        import_image(self.socket)
 
     def kill(self) -> None:
         """SIGKILL; shims and containers live on."""
@@ -113,18 +115,14 @@ class Containerd:
         self._process = None
         (self.folder / "pid").unlink(missing_ok=True)
 
+    def death(self) -> str:
+        """How it ended, "" while it runs."""
+        code = self._process.poll() if self._process else None
+        return "" if code is None else f"exit code {code}"
+
     def ctr(self, *words: str) -> str:
         """Runs `ctr` in the CRI's namespace. Raises ContainerdError."""
-        done = subprocess.run(
-            ["ctr", "-a", self.socket, "-n", "k8s.io", *words],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PATH": _path()},
-            check=False,
-        )
-        if done.returncode:
-            raise ContainerdError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
-        return done.stdout
+        return ctr(self.socket, *words)
 
     def _wait_until_it_answers(self, deadline_seconds: float) -> None:
         assert self._process is not None
@@ -145,17 +143,6 @@ class Containerd:
         finally:
             cri.close()
 
-    def _import_image(self) -> None:
-        if image.NAME in self.ctr("images", "ls", "-q").split():
-            return
-        binary = image.busybox()
-        if binary is None:
-            raise ContainerdError("busybox is missing (Debian: busybox-static)")
-        archive = self.folder / "image.tar"
-        image.write_archive(archive, binary)
-        self.ctr("images", "import", str(archive))
-        archive.unlink()
-
     def _end_leftover(self) -> None:
         """A containerd that an earlier run left in this folder would hold its database's lock."""
         try:
@@ -170,10 +157,37 @@ class Containerd:
             time.sleep(0.01)
 
 
+def ctr(socket: str, *words: str) -> str:
+    """Runs `ctr` in the CRI's namespace of a containerd. Raises ContainerdError."""
+    if shutil.which("ctr", path=_path()) is None:
+        raise ContainerdError("ctr is missing (Debian: containerd)")
+    done = subprocess.run(
+        ["ctr", "-a", socket, "-n", "k8s.io", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": _path()},
+        check=False,
+    )
+    if done.returncode:
+        raise ContainerdError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def import_image(socket: str) -> None:
+    """Makes the image known to a containerd that has it not. Raises ContainerdError."""
+    if image.NAME in ctr(socket, "images", "ls", "-q").split():
+        return
+    binary = image.busybox()
+    if binary is None:
+        raise ContainerdError("busybox is missing (Debian: busybox-static)")
+    with tempfile.TemporaryDirectory() as folder:
+        archive = pathlib.Path(folder, "image.tar")
+        image.write_archive(archive, binary)
+        ctr(socket, "images", "import", str(archive))
+
+
 def remove_all_pods(socket: str) -> None:
     """Stops and removes every sandbox of a runtime, with its containers."""
-    from demo.pods import remove_pod
-
     cri = Cri(socket)
     try:
         for sandbox in cri.sandboxes():

@@ -8,6 +8,7 @@ import json
 import pathlib
 import platform
 import shutil
+import struct
 import tarfile
 
 NAME = "topolet.local/busybox:1"
@@ -16,8 +17,9 @@ SLEEP = (BUSYBOX, "sleep", "2147483647")
 
 
 def busybox() -> str | None:
-    """The host's busybox (Debian: busybox-static), None where it is missing."""
-    return shutil.which("busybox")
+    """The host's busybox if it is static (Debian: busybox-static), else None."""
+    found = shutil.which("busybox")
+    return found if found and _is_static(pathlib.Path(found)) else None
 
 
 def write_archive(path: pathlib.Path, binary: str) -> None:
@@ -54,6 +56,17 @@ def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:
     member = tarfile.TarInfo(name)
     member.size, member.mode = len(content), mode
     tar.addfile(member, io.BytesIO(content))
+
+
+def _is_static(path: pathlib.Path) -> bool:
+    """An ELF file without a program header of type 3, which names an interpreter."""
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head[:4] != b"\x7fELF" or head[4] != 2:
+        return False
+    start, size, count = struct.unpack_from("<Q", head, 32)[0], *struct.unpack_from("<HH", head, 54)
+    kinds = (struct.unpack_from("<I", head, start + index * size)[0] for index in range(count))
+    return 3 not in kinds
 
 
 def _architecture() -> str:

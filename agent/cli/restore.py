@@ -27,6 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     except (LockedError, CgroupError, OSError) as error:
         return options.fail(error)
     for change in restored.outcome.changes:
+        if change.state is State.GONE:
+            continue
         print(_line(change), file=sys.stderr if change.state is State.FAILED else sys.stdout)
     if restored.unasked:
         print(f"topolet: only journalled values: {restored.unasked}", file=sys.stderr)

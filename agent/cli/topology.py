@@ -21,6 +21,8 @@ from agent.model.topology import Cpu, NumaNode, Topology
 from agent.view import machine, node
 from agent.view.screen import Screen
 
+OPTIONS = ("state_dir",)
+
 _NARROWEST = 40
 _WATCH_SECONDS = 0.25
 
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="show who owns which CPUs, and the pods, as the agent decided",
     )
     parser.add_argument("--watch", action="store_true", help="--owners, live, until Ctrl-C")
-    options.add_arguments(parser, ("state_dir",))
+    options.add_arguments(parser, OPTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import signal
 import socket
@@ -17,8 +16,10 @@ from collections.abc import Callable
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
+from demo.cgroups import remove_cgroups
 from demo.containerd import Containerd
 from demo.pods import PodSpec, remove_pod
+from demo.stage import free_port
 
 DEADLINE_SECONDS = 10.0
 
@@ -65,7 +66,7 @@ class TestNode:
     # processes
     def start_agent(self, *flags: str) -> None:
         """Returns when /readyz says yes."""
-        self.http_port = _free_port()
+        self.http_port = free_port()
         self._agent = self._start(
             "agent",
             "--standalone",
@@ -195,25 +196,7 @@ class TestNode:
             return probe.connect_ex(self.cri_socket) == 0
 
 
-def remove_cgroups(group: str) -> None:
-    """Removes a cgroup and all below it, in every hierarchy."""
-    for mount in ("", *os.listdir("/sys/fs/cgroup")):
-        top = pathlib.Path("/sys/fs/cgroup", mount, group.lstrip("/"))
-        if not top.is_dir():
-            continue
-        for path, _, _ in os.walk(top, topdown=False):
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-
-
 def _kill(process: subprocess.Popen[bytes] | None) -> None:
     if process is not None:
         process.send_signal(signal.SIGKILL)
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

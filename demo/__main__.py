@@ -1,0 +1,167 @@
+"""The whole thing on this machine: a real runtime, our proxy and agent, pods that come and go.
+
+Shows the machine with the owners of its CPUs, live; Ctrl-C ends what was started and gives every
+cpuset back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import time
+from collections import deque
+
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.discover import cpus
+from agent.model import snapshot as snapshots
+from agent.model.snapshot import Snapshot
+from agent.model.topology import Topology
+from agent.node.observed import Observer
+from agent.node.placement import Locator
+from agent.rpc.grpc import RpcError
+from agent.view import node
+from agent.view.screen import Screen
+from demo.containerd import ContainerdError
+from demo.pods import PodSpec, remove_pod, run_pod
+from demo.stage import CGROUP_ROOT, NAMESPACE, Stage, StageError
+
+FRAME_SECONDS = 0.2
+TURN_SECONDS = 6.0
+EVENTS = 8
+
+
+class Show:
+    """The screen's content and the little play: an LSE pod comes and goes beside LS and BE."""
+
+    def __init__(self, stage: Stage, topology: Topology) -> None:
+        self._stage = stage
+        self._topology = topology
+        self._events: deque[str] = deque(maxlen=EVENTS)
+        self._hierarchy = Hierarchy()
+        self._observer = Observer(stage.direct, Locator(self._hierarchy))
+        self._runtime = stage.direct.version()
+        own = str(max(topology.online))
+        self._lse = PodSpec(
+            "lse", "LSE", own, "guaranteed", namespace=NAMESPACE, cgroup_root=CGROUP_ROOT
+        )
+        self._lse_sandbox = ""
+        self._next_turn = 0.0
+
+    def tell(self, text: str) -> None:
+        """One line among the events."""
+        self._events.append(f"{time.strftime('%H:%M:%S')}  {text}")
+
+    def begin(self) -> None:
+        """The LS and the BE pod."""
+        for name, kube_class in (("ls", "burstable"), ("be", "besteffort")):
+            spec = PodSpec(
+                name,
+                name.upper(),
+                "",
+                kube_class,
+                namespace=NAMESPACE,
+                cgroup_root=CGROUP_ROOT,
+            )
+            run_pod(self._stage.cri, spec)
+            self.tell(f"{name.upper()} pod {NAMESPACE}/{name} came, asking for no CPUs")
+        self._next_turn = time.monotonic() + 2
+
+    def turn(self) -> None:
+        """What the moment asks for: the LSE pod comes or goes; the dead are raised."""
+        for told in self._stage.revive():
+            self.tell(told)
+        if time.monotonic() < self._next_turn:
+            return
+        self._next_turn = time.monotonic() + TURN_SECONDS
+        try:
+            if self._lse_sandbox:
+                remove_pod(self._stage.cri, self._lse_sandbox)
+                self._lse_sandbox = ""
+                self.tell(f"LSE pod {NAMESPACE}/lse went; its CPU goes back to the pools")
+            else:
+                self._lse_sandbox, _ = run_pod(self._stage.cri, self._lse)
+                self.tell(f"LSE pod {NAMESPACE}/lse came; CPU {self._lse.cpuset} is its own")
+        except RpcError as error:
+            self.tell(f"LSE pod: {error}")
+
+    def picture(self, width: int, *, colour: bool) -> str:
+        """The whole screen as text."""
+        head = [
+            f"Topolet on {self._runtime} · pods created through {self._stage.listen}",
+            f"metrics and health: http://{self._stage.http}/metrics /healthz /readyz"
+            f" · logs: {self._stage.folder}/*.log · Ctrl-C ends",
+        ]
+        snapshot = self._snapshot()
+        body = node.draw(self._topology, snapshot, width, colour=colour) if snapshot else ""
+        feet = [self._kernel(), "", *self._events]
+        lines = [*(line[:width] for line in head), "", body, *(line[:width] for line in feet)]
+        return "\n".join(lines) + "\n"
+
+    def _snapshot(self) -> Snapshot | None:
+        try:
+            return snapshots.decode(self._stage.snapshot.read_bytes())
+        except (OSError, snapshots.SnapshotError):
+            return None
+
+    def _kernel(self) -> str:
+        """What cgroupfs says, whatever we believe."""
+        found = []
+        with contextlib.suppress(RpcError):
+            for pod in self._observer.look().pods:
+                for each in pod.containers:
+                    with contextlib.suppress(CgroupError):
+                        if each.group is not None:
+                            cpuset = self._hierarchy.effective_cpus(each.group)
+                            found.append(f"{pod.title} {cpuset}")
+        return "In the kernel's cpuset files: " + (" · ".join(found) or "no containers")
+
+
+def play(stage: Stage, seconds: float | None) -> None:
+    """Until `seconds` are over or Ctrl-C."""
+    show = Show(stage, cpus.read("/"))
+    end = time.monotonic() + seconds if seconds is not None else None
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    with Screen(sys.stdout) as screen:
+        show.begin()
+        while end is None or time.monotonic() < end:
+            show.turn()
+            size = shutil.get_terminal_size((100, 50))
+            screen.show(show.picture(size.columns, colour=colour), size.lines)
+            time.sleep(FRAME_SECONDS)
+
+
+def main() -> int:
+    """Exit code 1 when something did not start."""
+    parser = argparse.ArgumentParser(prog="make run", description=__doc__)
+    parser.add_argument("--dir", default="var", help="folder for all that the demo writes")
+    parser.add_argument("--runtime", default="", help="unix:///... of a containerd that runs")
+    parser.add_argument("--seconds", type=float, help="end by itself after so many seconds")
+    arguments = parser.parse_args()
+    if os.geteuid():
+        print("make run: needs root: containers and cgroups are real", file=sys.stderr)
+        return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    stage = Stage(pathlib.Path(arguments.dir).resolve(), arguments.runtime or None)
+    code = 0
+    try:
+        stage.start(lambda text: print(f"{text} ...", flush=True))
+        play(stage, arguments.seconds)
+    except KeyboardInterrupt:
+        pass
+    except (StageError, ContainerdError, RpcError, CgroupError) as error:
+        print(f"make run: {error}", file=sys.stderr)
+        code = 1
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("ending the agent, giving every cpuset back, ending pods and runtime", flush=True)
+        print(stage.stop())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

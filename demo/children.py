@@ -1,0 +1,84 @@
+"""The processes of a demo: started again when they die, found again when the demo itself died."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+
+class Child:
+    """One process with its own log file; `command` is what runs."""
+
+    def __init__(self, name: str, command: list[str], folder: pathlib.Path) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._command = command
+        self._mark = folder / f"{name}.pid"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Begins a new log."""
+        self.end_leftover()
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, start_new_session=True
+            )
+        pid = self._process.pid
+        self._mark.write_text(json.dumps([pid, started_at(pid)]))
+
+    def death(self) -> str:
+        """How it ended, "" while it runs."""
+        code = self._process.poll() if self._process else None
+        if code is None:
+            return ""
+        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def stop(self, patience_seconds: float = 10.0) -> None:
+        """SIGTERM, then SIGKILL."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(patience_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        self._mark.unlink(missing_ok=True)
+
+    def end_leftover(self) -> None:
+        """Kills what a demo that was killed left running under this name."""
+        try:
+            pid, start = json.loads(self._mark.read_text())
+        except (OSError, ValueError):
+            return
+        if start and started_at(pid) == start:
+            os.kill(pid, signal.SIGKILL)
+            deadline = time.monotonic() + 10
+            while started_at(pid) == start and time.monotonic() < deadline:
+                time.sleep(0.01)
+        self._mark.unlink(missing_ok=True)
+
+    def tail(self, lines: int = 5) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def topolet(*words: str) -> list[str]:
+    """The command line of `topolet WORDS` with this interpreter."""
+    return [sys.executable, "-m", "agent", *words]
+
+
+def started_at(pid: int) -> str:
+    """When the process began, in the kernel's ticks; "" for one that is gone or a zombie."""
+    try:
+        stat = pathlib.Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] == "Z" else fields[19]

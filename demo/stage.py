@@ -1,0 +1,161 @@
+"""Everything a demo runs, below one folder: containerd, proxy, agent; and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable
+
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from demo.cgroups import remove_cgroups
+from demo.children import Child, topolet
+from demo.containerd import Containerd, ContainerdError, import_image, missing
+from demo.pods import remove_pod
+
+NAMESPACE = "topolet-demo"
+CGROUP_ROOT = "/topolet-demo"
+START_SECONDS = 20.0
+
+
+class StageError(RuntimeError):
+    """Something did not start; the message names it and shows the end of its log."""
+
+
+class Stage:
+    """`runtime` names a containerd that runs already; without it a private one is started."""
+
+    def __init__(self, folder: pathlib.Path, runtime: str | None) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.snapshot = self.state / "snapshot.json"
+        self.private = None if runtime else Containerd(folder / "containerd")
+        self.runtime_socket = self.private.socket if self.private else _path(runtime or "")
+        self.listen = str(folder / "cri.sock")
+        self.http = f"127.0.0.1:{free_port()}"
+        common = [f"--state-dir={self.state}", f"--runtime-endpoint=unix://{self.runtime_socket}"]
+        self._restore = topolet("restore", *common)
+        proxy = [f"--listen=unix://{self.listen}", f"--proxy-http=127.0.0.1:{free_port()}"]
+        self.proxy = Child("proxy", topolet("proxy", *common, *proxy), folder)
+        agent = ["--standalone", f"--http={self.http}"]
+        self.agent = Child("agent", topolet("agent", *common, *agent), folder)
+        self.cri = Cri(self.listen)
+        self.direct = Cri(self.runtime_socket)
+
+    def start(self, tell: Callable[[str], None]) -> None:
+        """Cleans up after a demo that was killed, then starts everything. Raises StageError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.agent.end_leftover()
+        self.proxy.end_leftover()
+        if self.private:
+            if lacking := missing():
+                raise StageError(f"not on this machine: {', '.join(lacking)}")
+            tell("starting a private containerd")
+        try:
+            if self.private:
+                self.private.start()
+            else:
+                import_image(self.runtime_socket)
+        except ContainerdError as error:
+            raise StageError(str(error)) from error
+        self._clear()
+        tell("starting proxy and agent")
+        self.start_proxy()
+        self.start_agent()
+
+    def start_proxy(self) -> None:
+        """Returns when it accepts."""
+        self.proxy.start()
+        self._wait_for(self.proxy, lambda: _accepts(self.listen))
+
+    def start_agent(self) -> None:
+        """Returns when it is ready."""
+        self.agent.start()
+        self._wait_for(self.agent, self._ready)
+
+    def revive(self) -> list[str]:
+        """Starts again what died; what happened, as texts."""
+        told = []
+        if self.private and (how := self.private.death()):
+            self.private.start()
+            told.append(f"containerd ended ({how}); started again, its containers live on")
+        if how := self.proxy.death():
+            self.start_proxy()
+            told.append(f"the proxy ended ({how}); started again")
+        if how := self.agent.death():
+            self.start_agent()
+            told.append(f"the agent ended ({how}); started again")
+        return told
+
+    def stop(self) -> str:
+        """Ends what was started and gives every value back; what `topolet restore` said."""
+        self.agent.stop()
+        said = self._give_back()
+        for sandbox in self._own_sandboxes():
+            remove_pod(self.direct, sandbox)
+        self.proxy.stop()
+        self.cri.close()
+        self.direct.close()
+        if self.private:
+            self.private.stop()
+        remove_cgroups(CGROUP_ROOT)
+        return said
+
+    def _clear(self) -> None:
+        """What a demo that was killed left: pods, changed values, cgroups."""
+        for sandbox in self._own_sandboxes():
+            remove_pod(self.direct, sandbox)
+        if self.state.exists():
+            self._give_back()
+        remove_cgroups(CGROUP_ROOT)
+
+    def _give_back(self) -> str:
+        done = subprocess.run(self._restore, capture_output=True, text=True, check=False)
+        return (done.stdout + done.stderr).strip()
+
+    def _own_sandboxes(self) -> list[str]:
+        try:
+            found = self.direct.sandboxes()
+        except RpcError:
+            return []
+        return [each.id for each in found if self.private or each.namespace == NAMESPACE]
+
+    def _ready(self) -> bool:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"http://{self.http}/readyz", timeout=1) as reply,
+        ):
+            return bool(reply.status == 200)
+        return False
+
+    def _wait_for(self, child: Child, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while not condition():
+            if child.death() or time.monotonic() > deadline:
+                how = child.death() or f"not ready within {START_SECONDS:g} s"
+                raise StageError(f"the {child.name} did not start: {how}\n{child.tail()}")
+            time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _accepts(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def _path(endpoint: str) -> str:
+    path = endpoint.removeprefix("unix://")
+    if not path.startswith("/"):
+        raise StageError(f"RUNTIME={endpoint}: no unix:///absolute/path")
+    return path
