@@ -127,7 +127,7 @@ def trailers_only(code: int, message: str) -> bytes:
         [
             (b":status", b"200"),
             (b"content-type", b"application/grpc"),
-            (b"grpc-status", str(code).encode()),
+            (b"grpc-status", b"%d" % code),
             (b"grpc-message", percent_encode(message[:STATUS_CHARACTERS])),
         ]
     )

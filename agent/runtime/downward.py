@@ -41,7 +41,7 @@ class Downward:
     def feed(self, data: memoryview) -> None:
         """Takes what the upstream sent; `lose_track` is called for what can't be followed."""
         if self._kept:
-            data, self._kept = memoryview(self._kept + data), b""
+            data, self._kept = memoryview(self._kept + data), b""  # small: SETTINGS at most
         lane, credit, streams = self._lane, self._credit, self._calls.streams
         size = len(data)
         at = size if lane.opaque else min(lane.rest, size)

@@ -76,12 +76,10 @@ class Port:
             return None
         return buffer[:size]
 
-    def watch(self, reading: bool, on_ready: OnReady) -> None:
-        """Waits for what matters now. Once ended, a hang-up still does; while paused, it does not:
-        epoll would report it without end.
-        """
+    def watch(self, reading: bool, hang_up: bool, on_ready: OnReady) -> None:
+        """Waits for what matters now; a hang-up left alone would be reported without end."""
         mask: int | None = (READ if reading else 0) | (WRITE if self.backlog else 0)
-        if not mask and not self.eof:
+        if not mask and not hang_up:
             mask = None
         self.strained = mask != READ
         if mask == self._mask:
@@ -112,36 +110,35 @@ class Pair:
         self,
         loop: Loop,
         client: socket.socket,
-        upstream_path: str,
+        upstream: socket.socket,
         buffer: memoryview,
         make_relay: Callable[[Sink, Sink], Relay],
         heard: Callable[[], None],
         ended: Callable[[Pair, bool], None],
     ) -> None:
         self._loop = loop
-        self._path = upstream_path
         self._buffer = buffer
         self._heard = heard
         self._ended = ended
         self._client = Port(loop, client)
-        self._upstream = Port(loop, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self._upstream = Port(loop, upstream)
         for port in (self._client, self._upstream):
             port.socket.setblocking(False)
         self._relay = make_relay(self._client.write, self._upstream.write)
         self._half_closed = False
         self._closed = False
 
-    def connect(self, attempts: int = _CONNECT_ATTEMPTS) -> None:
+    def connect(self, path: str, attempts: int = _CONNECT_ATTEMPTS) -> None:
         """Reaches for the upstream; while its queue of connections is full, again later."""
         if self._closed:
             return
         try:
-            self._upstream.socket.connect(self._path)
+            self._upstream.socket.connect(path)
         except BlockingIOError:
             if not attempts:
                 self._end(reached=False)
                 return
-            self._loop.after(_CONNECT_RETRY_SECONDS, lambda: self.connect(attempts - 1))
+            self._loop.after(_CONNECT_RETRY_SECONDS, lambda: self.connect(path, attempts - 1))
         except OSError:
             self._end(reached=False)
         else:
@@ -194,11 +191,11 @@ class Pair:
         if self._closed:
             return
         if upstream.broken and not upstream.eof:
-            while not client.broken and self._read_upstream():
+            while len(client.backlog) < DEAF_CLIENT_BYTES and self._read_upstream():
                 pass
             upstream.eof = True
-        hung_up = client.eof and client_events & HANG_UP and not upstream.backlog
-        if client.broken or hung_up or (upstream.eof and not client.backlog):
+        hung_up = client.eof and client_events & HANG_UP
+        if self._closed or client.broken or hung_up or (upstream.eof and not client.backlog):
             self._end(reached=True)
             return
         if client.eof and not upstream.backlog and not self._half_closed:
@@ -216,10 +213,9 @@ class Pair:
             and len(client.backlog) < DEAF_CLIENT_BYTES
             and self._relay.queued_bytes < HIGH_WATER_BYTES
         )
-        client.watch(hears_client, self._client_ready)
-        upstream.watch(
-            not upstream.eof and len(client.backlog) < HIGH_WATER_BYTES, self._upstream_ready
-        )
+        hears_upstream = not upstream.eof and len(client.backlog) < HIGH_WATER_BYTES
+        client.watch(hears_client, client.eof, self._client_ready)
+        upstream.watch(hears_upstream, False, self._upstream_ready)
 
     def _end(self, reached: bool) -> None:
         if self._closed:

@@ -57,6 +57,7 @@ class RelayServer:
         self._on_hook_error = on_hook_error or _ignore
         self._retry_seconds = retry_seconds
         self._retry: Timer | None = None
+        self._resume: Timer | None = None
         self._pairs: set[Pair] = set()
         self._listener = None
         if isinstance(listen, str):
@@ -84,8 +85,9 @@ class RelayServer:
             self._listening = False
         for pair in list(self._pairs):
             pair.close()
-        if self._retry is not None:
-            self._retry.cancel()
+        for timer in (self._retry, self._resume):
+            if timer is not None:
+                timer.cancel()
         if self._listener is not None:
             self._listener.close()
 
@@ -98,7 +100,7 @@ class RelayServer:
         self._pairs.discard(pair)
         self.unreachable += not reached
 
-    def _watch_held(self) -> None:
+    def _relayed(self) -> None:
         """Arms the next question if a call is held."""
         if self._retry is None and self.stats.held_now:
             self._retry = self._loop.after(self._retry_seconds, self._ask_again)
@@ -107,36 +109,33 @@ class RelayServer:
         self._retry = None
         for pair in list(self._pairs):
             pair.ask_again()
-        self._watch_held()
+        self._relayed()
 
     def _accept(self, events: int) -> None:
+        client = None
         try:
             client, _ = self._socket.accept()
+            upstream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
+            if client is not None:
+                client.close()
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
             self._loop.unregister(self._socket.fileno())
             self._listening = False
-            self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._listen_again)
+            self._resume = self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._listen_again)
             return
         pair = Pair(
-            self._loop,
-            client,
-            self._upstream,
-            self._buffer,
-            self._new_relay,
-            self._watch_held,
-            self._ended,
+            self._loop, client, upstream, self._buffer, self._new_relay, self._relayed, self._ended
         )
         self._pairs.add(pair)
-        pair.connect()
+        pair.connect(self._upstream)
 
     def _listen_again(self) -> None:
-        if self._socket.fileno() >= 0:
-            self._loop.register(self._socket.fileno(), READ, self._accept)
-            self._listening = True
+        self._loop.register(self._socket.fileno(), READ, self._accept)
+        self._listening = True
 
 
 def _ignore(path: bytes, error: Exception) -> None:

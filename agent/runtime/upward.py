@@ -15,6 +15,7 @@ from agent.runtime.lane import Lane
 
 _HEAD: Final = frames.HEAD_BYTES
 _BLOCKS: Final = (HEADERS, CONTINUATION)
+_MAX_BLOCK_FRAMES: Final = 64
 _UNUSUAL: Final = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
 
 
@@ -39,15 +40,19 @@ class Upward:
         self._block_bytes = block_bytes
         self._lose_track = lose_track
         self._preface = True  # the client still has to say it
-        self._kept = b""  # an unfinished frame that has not passed
+        self._kept = bytearray()  # an unfinished frame that has not passed
+        self._needed = 0
 
     def feed(self, data: memoryview) -> None:
         """Takes what the client sent; `lose_track` is called once for what can't be followed."""
         if self._kept:
-            data, self._kept = memoryview(self._kept + data), b""
+            self._kept += data
+            if len(self._kept) < self._needed and not self._lane.opaque:
+                return
+            data, self._kept = memoryview(self._kept), bytearray()
         lane, credit, uplink = self._lane, self._credit, self._uplink
         streams, queue = self._calls.streams, uplink.queue
-        size = len(data)
+        size = end = len(data)
         at = size if lane.opaque else min(lane.rest, size)
         start = 0
         if lane.rest:
@@ -61,7 +66,7 @@ class Upward:
             if self._preface and not lane.opaque:
                 at = self._read_preface(data)
                 if not at:
-                    self._kept = bytes(data)
+                    self._keep(data, len(frames.PREFACE))
                     return
             while size - at >= _HEAD:
                 kind = data[at + 3]
@@ -83,10 +88,10 @@ class Upward:
                             break
                         block = bytes(data[at + _HEAD : end])
                     else:
-                        found = self._block(data, at, size)
-                        if found is None:
+                        end, whole = self._block(data, at, size)
+                        if whole is None:
                             break
-                        end, block = found
+                        block = whole
                     if self._opens_behind_others(data, at, end, block):
                         if start < at:
                             lane.chunks.append(data[start:at])
@@ -109,7 +114,12 @@ class Upward:
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)
         if at < size:
-            self._kept = bytes(data[at:])
+            self._keep(data[at:], end - at if size - at >= _HEAD else _HEAD)
+
+    def _keep(self, rest: memoryview, needed: int) -> None:
+        """Looks no further before `needed` bytes are there, however small the pieces."""
+        self._kept = bytearray(rest)
+        self._needed = needed
 
     def _read_preface(self, data: memoryview) -> int:
         """Where the frames begin, behind the client's preface; 0 while it is not all there."""
@@ -137,27 +147,28 @@ class Upward:
         else:
             self._calls.data(stream, frame[4], frame[_HEAD:])
 
-    def _block(self, data: memoryview, at: int, size: int) -> tuple[int, bytes] | None:
-        """(end, header block) of HEADERS and its CONTINUATIONs; None while not all is there."""
+    def _block(self, data: memoryview, at: int, size: int) -> tuple[int, bytes | None]:
+        """(end, header block) of HEADERS and its CONTINUATIONs; None while `end` is not there."""
         length, kind, flags, number = frames.read_head(data, at)
         if kind != HEADERS:
             raise frames.FrameError("CONTINUATION without HEADERS")
         begin, block = at, b""
-        while True:
+        for _ in range(_MAX_BLOCK_FRAMES):
             end = at + _HEAD + length
             if end - begin > self._block_bytes:
                 raise frames.FrameError(f"header block of more than {end - begin} bytes")
             if end > size:
-                return None
+                return end, None
             block += frames.content(kind, flags, data[at + _HEAD : end])
             if flags & frames.END_HEADERS:
                 return end, block
             if size - end < _HEAD:
-                return None
+                return end + _HEAD, None
             at = end
             length, kind, flags, following = frames.read_head(data, at)
             if kind != CONTINUATION or following != number:
                 raise frames.FrameError("a header block is interrupted")
+        raise frames.FrameError(f"header block of more than {_MAX_BLOCK_FRAMES} frames")
 
     def _opens_behind_others(self, data: memoryview, at: int, end: int, block: bytes) -> bool:
         """Notes a header block of the client; True when it was queued."""

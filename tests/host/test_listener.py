@@ -1,0 +1,71 @@
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.host.listener import Listener, ListenError
+
+
+def connects(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def test_the_socket_appears_with_its_mode_and_goes_with_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    listener = Listener(str(path), 0o660)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o660
+    assert connects(path)
+    assert sorted(os.listdir(tmp_path)) == ["s.sock", "s.sock.lock"]
+    listener.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_second_owner_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    first = Listener(str(path))
+    with pytest.raises(ListenError, match=r"s\.sock: another process"):
+        Listener(str(path))
+    assert connects(path)
+    first.close()
+    Listener(str(path)).close()
+
+
+def test_what_a_killed_owner_left_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    program = (
+        "import sys, os, signal; from agent.host.listener import Listener;"
+        "Listener(sys.argv[1]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=False)
+    assert path.exists()
+    assert not connects(path)
+    listener = Listener(str(path))
+    assert connects(path)
+    listener.close()
+
+
+def test_a_socket_that_another_put_there_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "s.sock"
+    listener = Listener(str(path))
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        listener.close()
+        assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["folder/s.sock", "x" * 120, "file"])
+def test_a_path_that_can_not_be_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(ListenError, match=name[:20]):
+        Listener(str(tmp_path / name))
+    assert (tmp_path / "file").read_text() == "precious"

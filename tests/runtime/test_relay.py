@@ -1,0 +1,560 @@
+"""The relay without sockets, fed with frames written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Callable
+
+import hpack
+import pytest
+
+from agent.rpc import frames, grpc, metadata
+from agent.rpc.headers import PathReader
+from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Stats, Verdict
+from agent.runtime.held import Limits
+from agent.runtime.relay import Relay, RelayError
+
+HOOKED = b"/s/Hooked"
+OTHER = b"/s/Other"
+MESSAGE = grpc.encode_message(b"message")
+
+
+class Hooks:
+    """Gives the answers it was told to, the last one for ever."""
+
+    methods = frozenset({HOOKED})
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[bytes] = []
+        self.replies: list[bytes | None] = []
+        self.gone_calls = 0
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        self.asked.append(message)
+        return self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        self.replies.append(message)
+
+    def gone(self, call: Call) -> None:
+        self.gone_calls += 1
+
+
+class Wire:
+    """A relay whose client has said its preface; `up` and `down` return what was sent since."""
+
+    def __init__(self, hooks: Hooks, limits: Limits | None = None) -> None:
+        self.stats = Stats()
+        self._up, self._down = bytearray(), bytearray()
+        self.errors: list[Exception] = []
+        self.relay = Relay(
+            hooks,
+            self._down.extend,
+            self._up.extend,
+            self.stats,
+            lambda path, error: self.errors.append(error),
+            limits or Limits(),
+        )
+        self.client(frames.PREFACE)
+        self.up()
+
+    def client(self, *parts: bytes) -> None:
+        self.relay.from_client(memoryview(b"".join(parts)))
+
+    def upstream(self, *parts: bytes) -> None:
+        self.relay.from_upstream(memoryview(b"".join(parts)))
+
+    def up(self) -> bytes:
+        return _taken(self._up)
+
+    def down(self) -> bytes:
+        return _taken(self._down)
+
+
+def _taken(buffer: bytearray) -> bytes:
+    data = bytes(buffer)
+    buffer.clear()
+    return data
+
+
+def opening(stream: int, path: bytes, flags: int = frames.END_HEADERS) -> bytes:
+    return frames.frame(frames.HEADERS, flags, stream, metadata.encode([(b":path", path)]))
+
+
+def data(stream: int, payload: bytes, flags: int = 0) -> bytes:
+    return frames.frame(frames.DATA, flags, stream, payload)
+
+
+def last(stream: int, payload: bytes) -> bytes:
+    return data(stream, payload, frames.END_STREAM)
+
+
+def trailers(stream: int) -> bytes:
+    flags = frames.END_HEADERS | frames.END_STREAM
+    return frames.frame(frames.HEADERS, flags, stream, metadata.encode([(b"grpc-status", b"0")]))
+
+
+def test_an_unchanged_message_leaves_no_debt() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
+    assert wire.down() == b""
+    assert hooks.asked == [b"message"]
+    credit = frames.window_update(0, len(MESSAGE))
+    wire.upstream(credit)
+    assert wire.down() == credit
+
+
+def test_a_longer_message_is_paid_with_the_upstreams_credit() -> None:
+    wire = Wire(Hooks(Replace(b"message" + bytes(10))))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up().endswith(last(1, grpc.encode_message(b"message" + bytes(10))))
+    wire.upstream(frames.window_update(0, 4), frames.window_update(0, 20))
+    assert wire.down() == frames.window_update(0, 14)
+
+
+def test_a_shorter_message_gives_the_client_credit() -> None:
+    wire = Wire(Hooks(Replace(b"m")))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up().endswith(last(1, grpc.encode_message(b"m")))
+    assert wire.down() == frames.window_update(0, 6)
+
+
+def test_connection_credit_for_held_bytes_is_returned_at_once() -> None:
+    wire = Wire(Hooks(FORWARD))
+    wire.client(opening(1, HOOKED), data(1, MESSAGE[:8]))
+    assert wire.down() == frames.window_update(1, 8) + frames.window_update(0, 8)
+    wire = Wire(Hooks(HOLD))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.down() == frames.window_update(0, len(MESSAGE))
+
+
+def test_a_new_initial_window_applies_when_the_clients_ack_goes_up() -> None:
+    hooks = Hooks(Replace(bytes(70_000)))
+    wire = Wire(hooks, Limits(body_bytes=1 << 20))
+    wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 20_000}))
+    wire.upstream(frames.window_update(0, 1 << 20))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    sent = len(wire.up()) - len(opening(1, HOOKED)) - 4 * frames.HEAD_BYTES
+    assert sent == frames.DEFAULT_WINDOW
+    wire.client(frames.SETTINGS_ACK)
+    assert wire.up() == frames.SETTINGS_ACK
+    wire.client(opening(3, HOOKED), last(3, MESSAGE))
+    assert len(wire.up()) == len(opening(3, HOOKED)) + 2 * frames.HEAD_BYTES + 20_000
+    wire.upstream(frames.window_update(1, frames.DEFAULT_WINDOW - 20_000))
+    assert wire.up() == b"", "the old stream's window only comes back to zero"
+    wire.upstream(frames.window_update(1, 100))
+    assert len(wire.up()) == frames.HEAD_BYTES + 100
+
+
+def test_a_held_call_delays_nobody() -> None:
+    hooks = Hooks(HOLD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED)
+    wire.client(opening(3, OTHER), last(3, bytes(60_000)))
+    assert wire.up() == opening(3, OTHER) + last(3, bytes(60_000))
+    wire.upstream(data(3, b"reply"), trailers(3))
+    assert wire.down().endswith(data(3, b"reply") + trailers(3))
+    hooks.verdicts = [HOLD, FORWARD]
+    wire.relay.ask_again()
+    assert (wire.up(), wire.stats.held_now) == (b"", 1)
+    wire.relay.ask_again()
+    assert (wire.up(), wire.stats.held_now) == (last(1, MESSAGE), 0)
+
+
+def test_a_stream_without_window_delays_no_other_hooked_one() -> None:
+    wire = Wire(Hooks(Replace(bytes(70_000)), Replace(b"small")))
+    wire.upstream(frames.window_update(0, 1 << 20))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE), opening(3, HOOKED), last(3, MESSAGE))
+    assert wire.up().endswith(last(3, grpc.encode_message(b"small")))
+    wire.upstream(frames.window_update(1, 70_000))
+    assert wire.up()[frames.HEAD_BYTES :] == bytes(70_005 - frames.DEFAULT_WINDOW)
+
+
+def test_what_the_upstream_has_no_window_for_waits_in_order() -> None:
+    wire = Wire(Hooks(Replace(bytes(60_000))))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.up()
+    wire.client(opening(3, OTHER), data(3, bytes(5_000)), data(3, bytes(5_000)))
+    assert wire.up() == opening(3, OTHER) + data(3, bytes(5_000))
+    wire.client(opening(5, OTHER), last(5, b"later"), frames.SETTINGS_ACK)
+    assert wire.up() == opening(5, OTHER), "headers wait for nobody"
+    wire.client(opening(7, OTHER, frames.END_HEADERS))
+    assert wire.up() == b"", "but behind an ACK they do"
+    wire.upstream(frames.window_update(0, 10_000))
+    tail = last(5, b"later") + frames.SETTINGS_ACK + opening(7, OTHER)
+    assert wire.up() == data(3, bytes(5_000)) + tail
+
+
+def test_trailers_of_the_client_stay_behind_its_data() -> None:
+    hooks = Hooks(HOLD)
+    wire = Wire(hooks)
+    body = grpc.encode_message(bytes(100_000))
+    wire.client(opening(1, HOOKED))
+    for at in range(0, len(body), 16_384):
+        wire.client(data(1, body[at : at + 16_384]))
+    wire.up()
+    wire.client(trailers(1), opening(3, OTHER))
+    assert trailers(1) not in wire.up()
+    wire.upstream(frames.window_update(1, 100_000), frames.window_update(0, 100_000))
+    assert wire.up().endswith(trailers(1) + opening(3, OTHER))
+    assert (hooks.asked, wire.stats.passed_irregular) == ([], 1)
+
+
+def test_a_refusal_is_answered_here() -> None:
+    wire = Wire(Hooks(Refuse(9, "CPU 3 is taken: 100%")))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
+    answer = wire.down()
+    length, kind, flags, stream = frames.read_head(answer, 0)
+    assert (kind, flags, stream) == (frames.HEADERS, 5, 1)
+    block = dict(metadata.Decoder().decode(answer[9 : 9 + length]))
+    assert block[b"grpc-status"] == b"9"
+    assert grpc.percent_decode(block[b"grpc-message"]) == "CPU 3 is taken: 100%"
+    assert answer[9 + length :] == frames.window_update(0, len(MESSAGE))
+    assert wire.stats.refused == 1
+
+
+def no_verdict(call: Call, message: bytes) -> Verdict:
+    return None  # type: ignore[return-value]
+
+
+def raising(call: Call, message: bytes) -> Verdict:
+    raise RuntimeError("hook")
+
+
+def wrong_content(call: Call, message: bytes) -> Verdict:
+    return Replace("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("request_hook", [no_verdict, raising, wrong_content])
+def test_a_broken_hook_lets_the_call_pass(
+    request_hook: Callable[[Call, bytes], Verdict],
+) -> None:
+    hooks = Hooks(FORWARD)
+    hooks.request = request_hook  # type: ignore[method-assign]
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
+    wire.upstream(trailers(1))
+    assert wire.stats.hook_errors == len(wire.errors) == 1
+    assert hooks.replies == []
+
+
+def test_a_reply_hook_that_raises_changes_nothing() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    hooks.reply = raising  # type: ignore[assignment]
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.upstream(data(1, MESSAGE), trailers(1))
+    assert wire.down() == data(1, MESSAGE) + trailers(1)
+    assert wire.stats.hook_errors == 1
+
+
+PACKED = gzip.compress(b"message")
+PACKED_MESSAGE = b"\1" + len(PACKED).to_bytes(4, "big") + PACKED
+
+
+def test_a_packed_message_is_unpacked_for_the_hook_only() -> None:
+    hooks = Hooks(FORWARD, Replace(b"other"))
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, PACKED_MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + last(1, PACKED_MESSAGE)
+    wire.client(opening(3, HOOKED), last(3, PACKED_MESSAGE))
+    assert wire.up() == opening(3, HOOKED) + last(3, grpc.encode_message(b"other"))
+    assert hooks.asked == [b"message", b"message"]
+
+
+BOMB = gzip.compress(bytes(2_000_000))
+
+
+@pytest.mark.parametrize(
+    ("body", "counter"),
+    [
+        (b"", "passed_irregular"),
+        (MESSAGE[:3], "passed_irregular"),
+        (MESSAGE[:-1], "passed_irregular"),
+        (MESSAGE + MESSAGE, "passed_irregular"),
+        (b"\2" + MESSAGE[1:], "passed_irregular"),
+        (b"\1" + MESSAGE[1:], "passed_compressed"),
+        (b"\1" + len(BOMB).to_bytes(4, "big") + BOMB, "passed_compressed"),
+    ],
+)
+def test_a_request_that_is_not_one_message_passes_and_is_counted(body: bytes, counter: str) -> None:
+    hooks = Hooks(Refuse(1, ""))
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, body))
+    assert wire.up() == opening(1, HOOKED) + last(1, body)
+    assert (hooks.asked, getattr(wire.stats, counter)) == ([], 1)
+    wire.client(opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM))
+    assert wire.up() == opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM)
+
+
+def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:
+    wire = Wire(Hooks(Refuse(1, "")), Limits(body_bytes=50_000))
+    wire.upstream(frames.window_update(0, 1 << 30))
+    wire.client(opening(1, HOOKED))
+    wire.up(), wire.down()
+    body = grpc.encode_message(random.Random(1).randbytes(5_000_000))
+    sent, client_window, upstream_window = bytearray(), 65_535, 65_535
+    at = 0
+    while at < len(body):
+        size = min(16_384, len(body) - at, client_window)
+        assert size, "the client starves"
+        wire.client(data(1, body[at : at + size], at + size == len(body)))
+        at += size
+        client_window -= size
+        for kind, stream, payload in split(wire.up()):
+            assert (kind, stream) == (frames.DATA, 1)
+            upstream_window -= len(payload)
+            assert upstream_window >= 0
+            sent += payload
+            wire.upstream(frames.window_update(1, len(payload)))
+            upstream_window += len(payload)
+        for kind, stream, payload in split(wire.down()):
+            if (kind, stream) == (frames.WINDOW_UPDATE, 1):
+                client_window += int.from_bytes(payload, "big")
+    assert sent == body
+    assert wire.stats.passed_oversize == 1
+
+
+def split(raw: bytes) -> list[tuple[int, int, bytes]]:
+    found, at = [], 0
+    while at < len(raw):
+        length, kind, _, stream = frames.read_head(raw, at)
+        found.append((kind, stream, raw[at + 9 : at + 9 + length]))
+        at += 9 + length
+    return found
+
+
+def test_all_that_a_connection_holds_is_bounded() -> None:
+    hooks = Hooks(HOLD)
+    wire = Wire(hooks, Limits(held_bytes=30_000, streams=50))
+    message = grpc.encode_message(bytes(16_000))
+    for stream in range(1, 9, 2):
+        wire.client(opening(stream, HOOKED), data(stream, message))
+        wire.client(last(stream, b""))
+    assert (wire.stats.held_now, wire.stats.passed_oversize) == (1, 3)
+    for stream in range(9, 209, 2):
+        wire.client(opening(stream, HOOKED))
+    assert len(wire.relay._calls.streams) <= 50
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("size", [0, 3, 40_000])
+def test_a_reply_is_read_while_it_passes(size: int, padded: bool) -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    reply = grpc.encode_message(bytes(size)) + grpc.encode_message(b"second")
+    raw = b""
+    for at in range(0, len(reply), 7_000):
+        part = reply[at : at + 7_000]
+        raw += data(1, b"\3" + part + bytes(3), frames.PADDED) if padded else data(1, part)
+    raw += trailers(1)
+    for at in range(0, len(raw), 611):
+        wire.upstream(raw[at : at + 611])
+    assert wire.down() == raw
+    assert hooks.replies == [bytes(size)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "unread"),
+    [
+        (data(1, grpc.encode_message(bytes(70_000))[:16_384]) + trailers(1), 1),
+        (data(1, b"\2" + bytes(9)) + trailers(1), 1),
+        (data(1, b"\1\0\0\0\1x") + trailers(1), 1),
+        (data(1, MESSAGE[:-1]) + trailers(1), 0),
+        (trailers(1), 0),
+        (data(1, MESSAGE) + frames.rst_stream(1, frames.CANCEL), 0),
+    ],
+)
+def test_a_reply_without_a_whole_message_is_none(raw: bytes, unread: int) -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.upstream(raw)
+    assert wire.down() == raw
+    assert (hooks.replies, wire.stats.replies_unread) == ([None], unread)
+
+
+def test_a_packed_reply_is_unpacked() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.upstream(data(1, PACKED_MESSAGE), trailers(1))
+    assert hooks.replies == [b"message"]
+
+
+def test_a_caller_that_gives_up_is_told_once() -> None:
+    hooks = Hooks(HOLD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    reset = frames.rst_stream(1, frames.CANCEL)
+    wire.client(reset)
+    assert wire.up() == opening(1, HOOKED) + reset
+    assert (hooks.gone_calls, wire.stats.held_now) == (1, 0)
+    hooks.verdicts = [FORWARD]
+    wire.client(opening(3, HOOKED), last(3, MESSAGE))
+    wire.client(frames.rst_stream(3, frames.CANCEL))
+    assert hooks.replies == [None]
+    wire.relay.close()
+    assert (hooks.gone_calls, hooks.replies) == (1, [None])
+
+
+def test_an_upstream_that_ends_a_held_call_ends_it_for_good() -> None:
+    """The call's own deadline runs at the upstream, which has its headers."""
+    hooks = Hooks(HOLD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.up(), wire.down()
+    wire.upstream(trailers(1))
+    assert wire.down() == trailers(1)
+    assert wire.up() == frames.rst_stream(1, frames.CANCEL)
+    wire.relay.ask_again()
+    assert (len(hooks.asked), hooks.gone_calls, wire.stats.held_now) == (1, 1, 0)
+
+
+def test_a_broken_connection_tells_every_call() -> None:
+    hooks = Hooks(HOLD, FORWARD)
+    wire = Wire(hooks)
+    for stream in (1, 3):
+        wire.client(opening(stream, HOOKED), last(stream, MESSAGE))
+    wire.relay.close()
+    assert (hooks.gone_calls, hooks.replies, wire.stats.held_now) == (1, [None], 0)
+
+
+def test_our_frames_wait_for_the_end_of_one_under_way() -> None:
+    hooks = Hooks(HOLD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE), opening(3, OTHER))
+    wire.up(), wire.down()
+    frame = last(3, bytes(1_000))
+    wire.client(frame[:500])
+    reply = data(3, bytes(1_000))
+    wire.upstream(reply[:500])
+    hooks.verdicts = [Refuse(7, "no")]
+    wire.relay.ask_again()
+    assert (wire.up(), wire.down()) == (frame[:500], reply[:500])
+    wire.client(frame[500:] + opening(5, OTHER))
+    reset = frames.rst_stream(1, frames.CANCEL)
+    assert wire.up() == frame[500:] + reset + opening(5, OTHER)
+    wire.upstream(reply[500:] + trailers(3))
+    assert wire.down()[: 500 + 9].startswith(reply[500:])
+    block = metadata.encode([(b"x", b"y")])
+    wire = Wire(Hooks(FORWARD))
+    wire.upstream(frames.frame(frames.HEADERS, 0, 1, block))
+    wire.client(opening(1, HOOKED), data(1, MESSAGE[:5]))
+    assert wire.down() == frames.frame(frames.HEADERS, 0, 1, block), "a block is under way"
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    frames.PREFACE + frames.frame(frames.CONTINUATION, 4, 1, b"x"),
+    frames.PREFACE + opening(1, OTHER, 0) + data(1, b"x"),
+    frames.PREFACE + frames.head(1 << 20, frames.HEADERS, 4, 1),
+    frames.PREFACE + frames.frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
+    frames.PREFACE + frames.frame(frames.HEADERS, 12, 1, b"\x09x"),
+    frames.PREFACE + opening(1, OTHER, 0) + frames.frame(frames.CONTINUATION, 0, 1, b"") * 8_000,
+]
+
+
+@pytest.mark.parametrize("raw", GARBAGE)
+@pytest.mark.parametrize("step", [7, 1 << 20])
+def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> None:
+    stats, up, down = Stats(), bytearray(), bytearray()
+    relay = Relay(Hooks(FORWARD), down.extend, up.extend, stats, lambda *_: None, Limits())
+    raw += b"and more"
+    for at in range(0, len(raw), step):
+        relay.from_client(memoryview(raw[at : at + step]))
+    relay.from_upstream(memoryview(b"whatever"))
+    assert (up, down, stats.malformed) == (raw, b"whatever", 1)
+
+
+def test_with_a_message_in_custody_garbage_ends_the_connection() -> None:
+    wire = Wire(Hooks(HOLD))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    with pytest.raises(RelayError):
+        wire.client(frames.frame(frames.CONTINUATION, 4, 3, b"x"))
+    assert wire.stats.malformed == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_never_crashes_and_never_costs_memory(seed: int) -> None:
+    rng = random.Random(seed)
+    wire = Wire(Hooks(HOLD, FORWARD, Refuse(1, "")), Limits(held_bytes=100_000))
+    try:
+        for _ in range(300):
+            size = rng.choice([0, 4, 6, 40, 3_000])
+            raw = frames.frame(rng.randrange(11), rng.randrange(256), rng.randrange(9), bytes(size))
+            if rng.random() < 0.3:
+                raw = opening(rng.randrange(1, 99, 2), rng.choice([HOOKED, OTHER]))
+            if rng.random() < 0.02:
+                raw = rng.randbytes(40)
+            rng.choice([wire.client, wire.upstream])(raw)
+            wire.up(), wire.down()
+    except RelayError:
+        pass
+    wire.relay.close()
+    assert wire.stats.held_now == 0
+    assert wire.relay._calls._taken == 0
+    assert wire.stats.malformed <= 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_quiet_path_is_byte_equal_and_sees_every_path(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams by hpack's encoder in random pieces."""
+    rng = random.Random(seed)
+    encoder, hooks = hpack.Encoder(), Hooks(FORWARD)
+    wanted: list[bytes] = []
+    seen: list[bytes | None] = []
+    read = PathReader.read
+
+    def noted(reader: PathReader, block: bytes) -> bytes | None:
+        seen.append(read(reader, block))
+        return seen[-1]
+
+    monkeypatch.setattr(PathReader, "read", noted)
+    wire = Wire(hooks)
+    if rng.random() < 0.3:
+        encoder.header_table_size = rng.choice([0, 100, 300, 1_000, 4_096])
+    raw = bytearray(frames.settings({}))
+    for number in range(60):
+        path = rng.choice([OTHER, b"/b/X%d" % rng.randint(0, 30)])
+        wanted.append(path)
+        pairs = [
+            (b":method", b"POST"),
+            (b":path", path),
+            (b"grpc-timeout", b"%dm" % rng.randint(1, 10**8)),
+            (
+                b"x-%d" % rng.randint(0, 5),
+                bytes(rng.choices(range(33, 126), k=rng.randint(0, 200))),
+            ),
+        ]
+        if rng.random() < 0.2:
+            pairs.append(hpack.NeverIndexedHeaderTuple(b"authorization", b"token"))
+        block = encoder.encode(pairs, huffman=rng.random() < 0.7)
+        stream = 2 * number + 1
+        cut = rng.randrange(len(block)) if rng.random() < 0.3 else len(block)
+        padding = frames.PADDED if rng.random() < 0.2 else 0
+        first = b"\4" + block[:cut] + bytes(4) if padding else block[:cut]
+        ends = frames.END_HEADERS if cut == len(block) else 0
+        raw += frames.frame(frames.HEADERS, ends | padding, stream, first)
+        if not ends:
+            raw += frames.frame(frames.CONTINUATION, frames.END_HEADERS, stream, block[cut:])
+        for _ in range(rng.randint(0, 3)):
+            raw += data(stream, bytes(rng.randint(0, 300)))
+        raw += frames.window_update(0, 1) + frames.frame(99, 3, stream, b"unknown")
+    at = 0
+    while at < len(raw):
+        size = rng.choice([1, 3, 9, 50, 1_000, 20_000])
+        wire.client(bytes(raw[at : at + size]))
+        at += size
+    assert wire.up() == raw
+    assert seen == wanted

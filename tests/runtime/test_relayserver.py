@@ -1,0 +1,486 @@
+"""The relay on real sockets between grpcio's client and server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.host.listener import ListenError
+from agent.rpc import frames
+from agent.rpc.grpc import Code, RpcError
+from agent.runtime.channel import Channel
+from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Verdict
+from agent.runtime.held import Limits
+from agent.runtime.loop import Loop
+from agent.runtime.relayserver import RelayServer
+
+LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+WAIT_SECONDS = 20
+
+
+class Backend(grpc.GenericRpcHandler):
+    """Echoes under every name but a few; notes what it saw."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.left = threading.Event()
+        self.requests: list[bytes] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        name = details.method.rpartition("/")[2]
+        if name == "Chat":
+            return grpc.stream_stream_rpc_method_handler(lambda requests, _: requests)
+        if name == "Many":
+            return grpc.unary_stream_rpc_method_handler(
+                lambda request, _: (request for _ in range(1_000))
+            )
+        if name == "Wait":
+            return grpc.unary_unary_rpc_method_handler(self.wait)
+        if name == "Fail":
+            return grpc.unary_unary_rpc_method_handler(self.fail)
+        return grpc.unary_unary_rpc_method_handler(self.echo)
+
+    def echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.requests.append(request)
+        context.set_trailing_metadata(
+            [pair for pair in context.invocation_metadata() if pair.key == "x-one"]
+        )
+        return request
+
+    def wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(self.left.set)
+        self.entered.set()
+        self.left.wait(WAIT_SECONDS)
+        return b""
+
+    def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no caf\u00e9")
+
+
+class Hooks:
+    """One function a method; `/h/Hold` is held while `holding`."""
+
+    methods = frozenset({b"/h/Grow", b"/h/Refuse", b"/h/Raise", b"/h/Hold", b"/h/Keep"})
+
+    def __init__(self) -> None:
+        self.holding = True
+        self.asked = threading.Event()
+        self.was_gone = threading.Event()
+        self.replied = threading.Event()
+        self.replies: list[tuple[bytes, bytes | None]] = []
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        if call.path == b"/h/Hold":
+            self.asked.set()
+            return HOLD if self.holding else FORWARD
+        if call.path == b"/h/Refuse":
+            return Refuse(Code.FAILED_PRECONDITION, "CPU 3 is taken")
+        if call.path == b"/h/Raise":
+            raise RuntimeError("hook")
+        return Replace(message + b"+" * 30) if call.path == b"/h/Grow" else FORWARD
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        self.replies.append((call.path, message))
+        self.replied.set()
+
+    def gone(self, call: Call) -> None:
+        self.was_gone.set()
+
+
+class Place:
+    """A backend, a relay before it in a thread, and clients."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.front, self.back = folder / "front.sock", folder / "back.sock"
+        self.hooks, self.backend = Hooks(), Backend()
+        self.loop = Loop()
+        self.errors: list[tuple[bytes, Exception]] = []
+        self.server = RelayServer(
+            self.loop,
+            self.hooks,
+            str(self.front),
+            str(self.back),
+            on_hook_error=lambda path, error: self.errors.append((path, error)),
+            **options,  # type: ignore[arg-type]
+        )
+        self.grpc_server: grpc.Server | None = None
+        self.start_backend()
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+
+    def start_backend(self) -> None:
+        self.grpc_server = grpc.server(futures.ThreadPoolExecutor(14), options=LIMITS)
+        self.grpc_server.add_generic_rpc_handlers((self.backend,))
+        self.grpc_server.add_insecure_port(f"unix:{self.back}")
+        self.grpc_server.start()
+
+    def stop_backend(self) -> None:
+        if self.grpc_server is not None:
+            self.grpc_server.stop(None).wait()
+
+    def in_loop(self, call: Callable[[], None]) -> None:
+        done = threading.Event()
+        self.loop.after(0, lambda: (call(), done.set()))  # type: ignore[arg-type,return-value,func-returns-value]
+        with socket.socket(socket.AF_UNIX) as knock:  # wakes the loop
+            knock.connect(str(self.front))
+            assert done.wait(WAIT_SECONDS)
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.thread.join(WAIT_SECONDS)
+        self.server.close()
+        self.loop.close()
+        self.stop_backend()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def channel(place: Place) -> Iterator[grpc.Channel]:
+    options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix:{place.front}", options=options) as channel:
+        yield channel
+
+
+def unary(channel: grpc.Channel, path: str) -> grpc.UnaryUnaryMultiCallable:
+    return channel.unary_unary(path)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread is about to do."""
+    tick = threading.Event()
+    for _ in range(WAIT_SECONDS * 200):
+        if condition():
+            return
+        tick.wait(0.005)
+    raise AssertionError("it never happened")
+
+
+def test_unary_calls_of_any_size_keep_their_metadata(channel: grpc.Channel) -> None:
+    for size in (0, 1, 70_000, 30 << 20):
+        reply, call = unary(channel, "/any/Echo").with_call(
+            bytes(size), metadata=[("x-one", "1")], timeout=WAIT_SECONDS
+        )
+        assert reply == bytes(size)
+        assert ("x-one", "1") in [tuple(pair) for pair in call.trailing_metadata()]
+
+
+def test_statuses_arrive_with_their_text(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        unary(channel, "/any/Fail")(b"", timeout=WAIT_SECONDS)
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+    assert error.value.details() == "no caf\u00e9"  # type: ignore[attr-defined]
+
+
+def test_compressed_messages_of_hooked_and_other_methods(
+    place: Place, channel: grpc.Channel
+) -> None:
+    message = b"repeat" * 10_000
+    gzip = grpc.Compression.Gzip
+    call = unary(channel, "/any/Echo")
+    assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message
+    call = unary(channel, "/h/Grow")
+    assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message + b"+" * 30
+    call = unary(channel, "/h/Keep")
+    assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message
+    assert place.server.stats.passed_compressed == 0
+
+
+def test_streams_in_both_directions(channel: grpc.Channel) -> None:
+    many = channel.unary_stream("/any/Many")(b"x" * 500, timeout=WAIT_SECONDS)
+    assert sum(map(len, many)) == 500_000
+    sent = [bytes([n]) * n * 1_000 for n in range(100)]
+    chat = channel.stream_stream("/any/Chat")(iter(sent), timeout=WAIT_SECONDS)
+    assert list(chat) == sent
+
+
+def test_hooks_change_refuse_and_fail_open(place: Place, channel: grpc.Channel) -> None:
+    for size in (0, 3, 16_384, 400_000):
+        message = bytes(size)
+        assert unary(channel, "/h/Grow")(message, timeout=WAIT_SECONDS) == message + b"+" * 30
+        assert place.hooks.replies[-1][0] == b"/h/Grow"
+        assert unary(channel, "/h/Raise")(message, timeout=WAIT_SECONDS) == message
+        with pytest.raises(grpc.RpcError) as error:
+            unary(channel, "/h/Refuse")(message, timeout=WAIT_SECONDS)
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+        assert error.value.details() == "CPU 3 is taken"  # type: ignore[attr-defined]
+    stats = place.server.stats
+    assert (stats.hooked, stats.replaced, stats.refused, stats.hook_errors) == (12, 4, 4, 4)
+    assert [path for path, _ in place.errors] == [b"/h/Raise"] * 4
+
+
+def test_cancel_and_deadline_reach_the_server(place: Place, channel: grpc.Channel) -> None:
+    future = unary(channel, "/any/Wait").future(b"", timeout=WAIT_SECONDS)
+    assert place.backend.entered.wait(WAIT_SECONDS)
+    future.cancel()
+    assert place.backend.left.wait(WAIT_SECONDS)
+    place.backend.left.clear()
+    with pytest.raises(grpc.RpcError) as error:
+        unary(channel, "/any/Wait")(b"", timeout=0.2)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert place.backend.left.wait(WAIT_SECONDS)
+
+
+def test_ten_threads_share_a_connection(channel: grpc.Channel) -> None:
+    def work(number: int) -> None:
+        for turn in range(30):
+            message = bytes([number]) * (turn * 700)
+            grown = unary(channel, "/h/Grow")(message, timeout=WAIT_SECONDS)
+            assert grown == message + b"+" * 30
+            assert unary(channel, "/any/Echo")(message, timeout=WAIT_SECONDS) == message
+
+    with futures.ThreadPoolExecutor(10) as pool:
+        list(pool.map(work, range(10)))
+
+
+def test_a_held_call_delays_nobody(place: Place, channel: grpc.Channel) -> None:
+    held = [unary(channel, "/h/Hold").future(bytes(n * 9_000)) for n in range(5)]
+    assert place.hooks.asked.wait(WAIT_SECONDS)
+    for size in (0, 500_000):
+        assert unary(channel, "/any/Echo")(bytes(size), timeout=WAIT_SECONDS) == bytes(size)
+        grown = unary(channel, "/h/Grow")(bytes(size), timeout=WAIT_SECONDS)
+        assert len(grown) == size + 30
+    assert not any(future.done() for future in held)
+    assert place.server.stats.held_now == 5
+    place.hooks.holding = False
+    assert [future.result(WAIT_SECONDS) for future in held] == [bytes(n * 9_000) for n in range(5)]
+    assert place.server.stats.held_now == 0
+
+
+def test_a_poke_asks_at_once(tmp_path: Path) -> None:
+    place = Place(tmp_path, retry_seconds=1_000.0)
+    client = Channel(str(place.front))
+    with futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.call, "/h/Hold", b"held", WAIT_SECONDS)
+        assert place.hooks.asked.wait(WAIT_SECONDS)
+        place.hooks.holding = False
+        place.in_loop(place.server.poke)
+        assert future.result(WAIT_SECONDS) == b"held"
+    client.close()
+    place.close()
+
+
+def test_a_client_that_leaves_while_held_is_noticed(place: Place) -> None:
+    client = grpc.insecure_channel(f"unix:{place.front}")
+    future = unary(client, "/h/Hold").future(b"")
+    assert place.hooks.asked.wait(WAIT_SECONDS)
+    client.close()
+    assert place.hooks.was_gone.wait(WAIT_SECONDS)
+    assert future.cancelled() or future.exception() is not None
+    until(lambda: place.server.connections == 0)
+    assert place.server.stats.held_now == 0
+
+
+def test_the_callers_deadline_ends_a_held_call(place: Place, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        unary(channel, "/h/Hold")(b"", timeout=0.3)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert place.hooks.was_gone.wait(WAIT_SECONDS)
+    assert unary(channel, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
+    assert place.backend.requests == [b"well"]
+
+
+def test_a_runtime_that_restarts_is_found_again(place: Place) -> None:
+    client = Channel(str(place.front))
+    assert client.call("/h/Grow", b"a", WAIT_SECONDS) == b"a" + b"+" * 30
+    place.stop_backend()
+    with pytest.raises(RpcError) as error:
+        client.call("/any/Echo", b"", WAIT_SECONDS)
+    assert error.value.code == Code.UNAVAILABLE
+    assert place.front.exists()
+    place.start_backend()
+    assert client.call("/h/Grow", b"b", WAIT_SECONDS) == b"b" + b"+" * 30
+    assert place.server.unreachable >= 1
+    client.close()
+
+
+def test_a_reply_is_lost_with_its_connection(place: Place) -> None:
+    client = Channel(str(place.front))
+    place.hooks.methods = place.hooks.methods | {b"/any/Wait"}
+    with pytest.raises(RpcError):
+        client.call("/any/Wait", b"", 0.2)
+    client.close()
+    assert place.hooks.replied.wait(WAIT_SECONDS)
+    assert place.hooks.replies == [(b"/any/Wait", None)]
+
+
+def test_neither_end_makes_the_relay_hoard(place: Place) -> None:
+    """A client that asks much and reads nothing stops being read."""
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(place.front))
+        client.settimeout(0.5)
+        window = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
+        client.sendall(
+            frames.PREFACE
+            + frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+            + frames.window_update(0, window)
+        )
+        ping = frames.frame(frames.PING, 0, 0, b"12345678")
+        flood = iter(lambda: client.sendall(ping * 1_000), 0)
+        with pytest.raises(TimeoutError):
+            list(flood)
+        pair = next(iter(place.server._pairs))
+        assert len(pair._client.backlog) < 4 << 20
+        assert len(pair._upstream.backlog) < 4 << 20
+        other = Channel(str(place.front))
+        assert other.call("/any/Echo", b"still served", WAIT_SECONDS) == b"still served"
+        other.close()
+    until(lambda: place.server.connections == 0)
+
+
+def test_a_client_that_only_ends_its_side_still_gets_its_reply(tmp_path: Path) -> None:
+    """Half-closed: what the upstream says afterwards arrives."""
+    upstream = socket.socket(socket.AF_UNIX)
+    upstream.bind(str(tmp_path / "back.sock"))
+    upstream.listen()
+    upstream.settimeout(WAIT_SECONDS)
+    loop = Loop()
+    path = str(tmp_path / "front.sock")
+    server = RelayServer(loop, Hooks(), path, str(tmp_path / "back.sock"))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(WAIT_SECONDS)
+        client.connect(path)
+        client.sendall(b"no HTTP/2 at all")
+        client.shutdown(socket.SHUT_WR)
+        peer, _ = upstream.accept()
+        with peer:
+            peer.settimeout(WAIT_SECONDS)
+            received = b""
+            while part := peer.recv(100):
+                received += part
+            assert received == b"no HTTP/2 at all"
+            peer.sendall(b"late answer")
+        assert client.recv(100) == b"late answer"
+        assert client.recv(100) == b""
+    until(lambda: server.connections == 0)
+    loop.stop()
+    thread.join(WAIT_SECONDS)
+    server.close()
+    loop.close()
+    upstream.close()
+
+
+def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(
+    place: Place, tmp_path: Path
+) -> None:
+    with pytest.raises(ListenError, match="another process serves it"):
+        RelayServer(place.loop, Hooks(), str(place.front), str(place.back))
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "given.sock"))
+    listening.listen()
+    loop = Loop()
+    server = RelayServer(loop, Hooks(), listening, str(place.back))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    client = Channel(str(tmp_path / "given.sock"))
+    assert client.call("/h/Grow", b"", WAIT_SECONDS) == b"+" * 30
+    client.close()
+    loop.stop()
+    thread.join(WAIT_SECONDS)
+    server.close()
+    loop.close()
+    assert listening.fileno() >= 0
+    listening.close()
+
+
+PROGRAM = """
+import resource
+import sys
+from agent.runtime.gate import FORWARD
+from agent.runtime.loop import Loop
+from agent.runtime.relayserver import RelayServer
+class Hooks:
+    methods = frozenset({b"/h/Keep"})
+    def request(self, call, message): return FORWARD
+    def reply(self, call, message): pass
+    def gone(self, call): pass
+loop = Loop()
+server = RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
+if len(sys.argv) > 3:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
+print("up", flush=True)
+loop.run()
+"""
+
+
+@contextlib.contextmanager
+def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PROGRAM, str(front), str(back), *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_killed_relay_is_replaced(place: Place, tmp_path: Path) -> None:
+    front = tmp_path / "other.sock"
+    client = Channel(str(front))
+    for turn in range(3):
+        with relay_process(front, place.back):
+            assert client.call("/h/Keep", bytes([turn]), WAIT_SECONDS) == bytes([turn])
+        assert front.exists()
+    client.close()
+
+
+def test_a_thousand_hooked_calls_leave_the_process_small(place: Place, tmp_path: Path) -> None:
+    front = tmp_path / "other.sock"
+    with relay_process(front, place.back) as process:
+        client = Channel(str(front))
+        for _ in range(1_000):
+            client.call("/h/Keep", bytes(4_096), WAIT_SECONDS)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        client.close()
+    rss_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert rss_kb < 17_000
+    for heavy in ("google", "_message.abi3", "_ctypes", "msgspec"):
+        assert heavy not in loaded
+
+
+@pytest.mark.parametrize("descriptors", ["24", "25"])
+def test_out_of_descriptors_the_relay_keeps_its_clients(
+    place: Place, tmp_path: Path, descriptors: str
+) -> None:
+    front = tmp_path / "other.sock"
+    with relay_process(front, place.back, descriptors), contextlib.ExitStack() as stack:
+        client = Channel(str(front))
+        assert client.call("/h/Keep", b"a", WAIT_SECONDS) == b"a"
+        for _ in range(20):
+            other = stack.enter_context(socket.socket(socket.AF_UNIX))
+            other.connect(str(front))
+        assert client.call("/h/Keep", b"b", WAIT_SECONDS) == b"b"
+        stack.close()
+        newcomer = Channel(str(front))
+        assert newcomer.call("/h/Keep", b"c", WAIT_SECONDS) == b"c"
+        newcomer.close()
+        client.close()
+
+
+def test_limits_are_the_embeddings(tmp_path: Path) -> None:
+    place = Place(tmp_path, limits=Limits(body_bytes=100))
+    client = Channel(str(place.front))
+    assert client.call("/h/Grow", bytes(101), WAIT_SECONDS) == bytes(101)
+    assert client.call("/h/Grow", bytes(100), WAIT_SECONDS) == bytes(100) + b"+" * 30
+    assert place.server.stats.passed_oversize == 1
+    client.close()
+    place.close()
