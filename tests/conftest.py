@@ -37,3 +37,16 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         return folders[name]
 
     return unpacked
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The time of every suite: the folders below tests/."""
+    seconds: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                suite = "/".join(report.nodeid.split("/")[:2])
+                seconds[suite] = seconds.get(suite, 0.0) + report.duration
+    terminalreporter.section("suites")
+    for suite, each in sorted(seconds.items()):
+        terminalreporter.write_line(f"{each:7.1f} s  {suite}")
