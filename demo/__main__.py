@@ -97,10 +97,12 @@ class Show:
             f"http://{self._stage.http}/metrics /healthz /readyz",
             f"logs: {self._stage.folder}/*.log · Ctrl-C ends",
         )
-        head = [line for each in words for line in textwrap.wrap(each, width)]
+        head = [
+            line for each in words for line in textwrap.wrap(each, width, break_on_hyphens=False)
+        ]
         snapshot = self._snapshot()
         body = node.draw(self._topology, snapshot, width, colour=colour) if snapshot else ""
-        lines = [*textwrap.wrap(self._kernel(), width), "", *self._events]
+        lines = [*textwrap.wrap(self._kernel(), width, break_on_hyphens=False), "", *self._events]
         return "\n".join([*head, "", body, *lines]) + "\n"
 
     def _snapshot(self) -> Snapshot | None:
