@@ -78,18 +78,23 @@ def decide(
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
-    def runs_on(pod: Pod, wish: CpuSet) -> bool:
-        return running_on.get(pod.uid) == wish & topology.online
-
     def keeps(pod: Pod, wish: CpuSet) -> bool:
         if pod.uid in owned_before:
             return True
-        others = union(cpus for uid, cpus in running_on.items() if uid != pod.uid)
-        return runs_on(pod, wish) and not wish & others
+        # A pod whose claim was refused may run on a pool that looks like its wish. But there it
+        # is not alone, or the wish names CPUs that never were.
+        if running_on.get(pod.uid) != wish & topology.online:
+            return False
+        others = union(
+            running_on.get(other.uid, EMPTY)
+            for other in pods
+            if other.uid != pod.uid and (pod.qos is QoS.LSE or other.qos is not QoS.BE)
+        )
+        return wish <= topology.online | topology.offline and not wish & others
 
     def rank(claim: tuple[Pod, CpuSet]) -> tuple[bool, bool, int, str]:
         pod, wish = claim
-        return pod.uid not in owned_before, not runs_on(pod, wish), pod.created_at, pod.uid
+        return pod.uid not in owned_before, not keeps(pod, wish), pod.created_at, pod.uid
 
     for pod, wish in sorted(claims, key=rank):
         reason = ledger.claim(pod, wish, keeps=keeps(pod, wish))

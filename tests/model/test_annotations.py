@@ -1,3 +1,4 @@
+import contextlib
 import json
 
 import pytest
@@ -76,9 +77,7 @@ near_misses = st.fixed_dictionaries(
 
 @given(st.text() | near_misses.map(repr) | near_misses.map(json.dumps))
 def test_no_text_raises_anything_else(text: str) -> None:
-    try:
+    with contextlib.suppress(AnnotationError):
         status = resource_status({RESOURCE_STATUS: text})
         status.shared_numa_nodes()
         status.cpus()
-    except AnnotationError as error:
-        assert error.reason

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,10 +44,8 @@ def test_hostile_datagram_is_refused(datagram: bytes) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_ring_or_refused(datagram: bytes) -> None:
-    try:
+    with contextlib.suppress(DoorbellError):
         assert doorbell.decode(datagram) is not None
-    except DoorbellError as error:
-        assert str(error)
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
