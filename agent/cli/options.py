@@ -36,7 +36,7 @@ def load(arguments: argparse.Namespace) -> Settings:
         try:
             with open(arguments.config, "rb") as file:
                 raw = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise SettingsError(f"{arguments.config}: {error}") from error
     for field in settings.options():
         given = getattr(arguments, field.name, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+
 import msgspec
 
 from agent.allocate.pools import Decision
@@ -10,9 +13,12 @@ from agent.model import snapshot as snapshots
 from agent.model.pods import Pod
 from agent.model.snapshot import PodWanted, Snapshot
 
+log = logging.getLogger(__name__)
+
 
 class Publisher:
-    """Numbers continue across restarts, so that a generation never comes twice in one boot."""
+    """Numbers continue across restarts, so that a generation never comes twice in one boot, unless
+    the file was lost. A file that somebody removed comes back."""
 
     def __init__(self, path: str, boot_id: str) -> None:
         self._path = path
@@ -52,7 +58,8 @@ class Publisher:
             pods=wanted,
             containers=_by_container(pods, wanted),
         )
-        if not fresh and self._last is not None and _same(self._last, new):
+        unchanged = self._last is not None and _same(self._last, new)
+        if unchanged and not fresh and os.path.exists(self._path):
             return
         files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
         self._last = new
@@ -61,7 +68,10 @@ class Publisher:
         try:
             with open(self._path, "rb") as file:
                 return snapshots.decode(file.read())
-        except (FileNotFoundError, snapshots.SnapshotError):
+        except FileNotFoundError:
+            return None
+        except (OSError, snapshots.SnapshotError) as error:
+            log.warning("the last snapshot is lost, numbers begin again: %s", error)
             return None
 
 

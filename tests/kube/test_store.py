@@ -73,7 +73,7 @@ def test_hostile_name_stays_out_of_the_file_system(tmp_path: Path, name: str) ->
 
 def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="Node n in .*Not a directory"):
+    with pytest.raises(StoreError, match=r"Node n in .*Not a directory"):
         EmbeddedStore(str(tmp_path / "file")).apply(node())
     with pytest.raises(StoreError, match="File name too long"):
         EmbeddedStore(str(tmp_path)).apply(node("n" * 300))
