@@ -9,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no fault of the code.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 SHARED = Path(
     os.environ.get("TOPOLET_SHARED") or Path(__file__).resolve().parents[1].parent / "shared"

@@ -44,7 +44,7 @@ def _read(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             return tomllib.load(file)
-    except (OSError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: {error}") from error
 
 

@@ -7,7 +7,7 @@ import os
 
 from agent.cli import options
 from agent.host.listener import Listener, ListenError
-from agent.model.settings import Settings, SettingsError, socket_path
+from agent.model.settings import Settings, SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
 OPTIONS = ("listen", "runtime_endpoint", "state_dir", "hold_seconds", "proxy_http", "log_level")
@@ -41,5 +41,7 @@ def _listen(settings: Settings) -> Listener:
     listen, runtime = socket_path(settings.listen), socket_path(settings.runtime_endpoint)
     if os.path.realpath(listen) == os.path.realpath(runtime):
         raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
+    if settings.proxy_http:
+        host_port(settings.proxy_http)
     os.makedirs(os.path.dirname(listen), mode=0o755, exist_ok=True)
     return Listener(listen)

@@ -33,7 +33,7 @@ class EmbeddedStore:
                 content = yaml.load(file, _Loader)
         except FileNotFoundError:
             return None
-        except (OSError, yaml.YAMLError) as error:
+        except (OSError, yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
             raise StoreError(f"{kind} {name} in {path}: {error}") from error
         if not isinstance(content, dict):
             raise StoreError(f"{kind} {name} in {path} is no object")

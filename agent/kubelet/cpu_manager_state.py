@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from agent.model import jsontext
 from agent.model.cpuset import CpuSet, CpuSetError, union
+from agent.model.jsontext import JsonError
 
 FILE_NAME = "cpu_manager_state"
 
@@ -42,8 +44,8 @@ def read(path: str) -> CpuManagerState:
     except OSError as error:
         raise CpuManagerStateError(f"{path}: {error.strerror}") from error
     try:
-        content = _decoder.decode(raw)
-    except msgspec.DecodeError as error:
+        content = jsontext.decode(_decoder, raw)
+    except JsonError as error:
         raise CpuManagerStateError(f"{path}: {error}") from None
     by_uid = {}
     for uid, containers in sorted(content.entries.items()):

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.model import jsontext
 from agent.model.cpuset import CpuSet, CpuSetError
+from agent.model.jsontext import JsonError
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 
@@ -62,16 +64,15 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
     if not text:
         return ResourceStatus()
     try:
-        return _status_decoder.decode(text) or ResourceStatus()
-    except msgspec.ValidationError as error:
+        return jsontext.decode(_status_decoder, text) or ResourceStatus()
+    except JsonError as error:
         raise AnnotationError(RESOURCE_STATUS, str(error)) from None
-    except (msgspec.DecodeError, UnicodeError) as error:
-        raise AnnotationError(RESOURCE_STATUS, f"is not JSON: {error}") from None
 
 
 def _positive(quantity: str | int | float | None) -> bool:
     if quantity is None:
         return False
     if isinstance(quantity, str):
-        return not quantity.startswith("-") and any(digit in quantity for digit in "123456789")
+        mantissa = quantity.lower().partition("e")[0]
+        return not mantissa.startswith("-") and any(digit in mantissa for digit in "123456789")
     return quantity > 0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
+
 
 class DoorbellError(ValueError):
     """A datagram that is none of ours."""
@@ -50,6 +53,6 @@ def encode(ring: Ring) -> bytes:
 def decode(datagram: bytes) -> Ring:
     """Raises DoorbellError."""
     try:
-        return _decoder.decode(datagram)
-    except msgspec.DecodeError as error:
+        return jsontext.decode(_decoder, datagram)
+    except JsonError as error:
         raise DoorbellError(f"doorbell: {error}") from None

@@ -83,7 +83,7 @@ def socket_path(endpoint: str) -> str:
 
 def host_port(address: str) -> tuple[str, int]:
     """`HOST:PORT` as a pair, an empty host meaning all. Raises SettingsError."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal() or int(port) > 65535:
         raise SettingsError(f"address {address!r} is no HOST:PORT")
     return host.strip("[]") or "0.0.0.0", int(port)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from agent.model import jsontext
 from agent.model.cpuset import CpuSet, union
+from agent.model.jsontext import JsonError
 from agent.model.qos import QoS
 
 
@@ -86,6 +88,6 @@ _decoder = msgspec.json.Decoder(Snapshot)
 def decode(text: bytes) -> Snapshot:
     """Raises SnapshotError."""
     try:
-        return _decoder.decode(text)
-    except msgspec.DecodeError as error:
+        return jsontext.decode(_decoder, text)
+    except JsonError as error:
         raise SnapshotError(f"snapshot: {error}") from None

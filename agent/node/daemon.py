@@ -49,11 +49,15 @@ class Health:
 
     def end(self, error: str) -> None:
         """The round ended, with "" for success; logs what is new."""
-        if error and error != self._error:
+        if self.is_news(error):
             log.error("%s", error)
         self._error = error
         if not error:
             self._succeeded = time.monotonic()
+
+    def is_news(self, error: str) -> bool:
+        """Whether the last round ended otherwise: a fault that stays must not fill a disk."""
+        return bool(error) and error != self._error
 
     def alive(self) -> Answer:
         """503 when rounds have stopped."""
@@ -91,7 +95,7 @@ def run(settings: Settings) -> None:
         hierarchy=hierarchy,
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
-        publisher=Publisher(str(state / "snapshot.json"), boot_id(settings.root)),
+        publisher=Publisher(str(state / "snapshot.json"), boot_id()),
         reporter=Reporter(
             EmbeddedStore(settings.store_dir or str(state / "objects")),
             settings.node_name or os.uname().nodename,
@@ -136,11 +140,12 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
         node.look()
     except RpcError as failure:
         error = f"the runtime does not answer: {failure}"
-    except (DiscoveryError, StoreError, JournalError) as failure:
+    except (DiscoveryError, StoreError, JournalError, OSError) as failure:
         error = str(failure)
     except Exception as failure:  # the supervisor: a bad round must not be the last
         error = f"round failed: {failure!r}"
-        log.exception("round failed")
+        if health.is_news(error):
+            log.exception("round failed")
     else:
         metrics.look_seconds.observe(time.monotonic() - start)
     metrics.looks.labels("failed" if error else "ok").inc()

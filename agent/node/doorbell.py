@@ -12,6 +12,8 @@ from agent.model import doorbell
 from agent.model.doorbell import Ring
 
 LARGEST_BYTES = 1 << 18
+MOST_RINGS = 1024
+"""Of one wait: who rings without end must not keep the agent from looking."""
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +39,16 @@ class Doorbell:
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         rings: list[Ring] = []
-        while True:
+        for _ in range(MOST_RINGS):
             try:
                 datagram = self._socket.recv(LARGEST_BYTES)
             except BlockingIOError:
-                return rings
+                break
             try:
                 rings.append(doorbell.decode(datagram))
             except doorbell.DoorbellError as error:
                 log.warning("%s", error)
+        return rings
 
     def wake(self) -> None:
         """Ends a wait."""

@@ -10,9 +10,9 @@ from agent.allocate import pools
 from agent.allocate.pools import Decision, Refusal
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
-from agent.cgroup.journal import Journal, Original
+from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.outcome import State
-from agent.model.cpuset import CpuSet, CpuSetError, union
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.doorbell import Created, PodComes, PodFailed, Ring
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.topology import Topology
@@ -75,7 +75,8 @@ class Node:
                 self._requested[ring.container_id] = ring.requested
 
     def look(self) -> None:
-        """Raises RpcError, DiscoveryError, StoreError or OSError: then the snapshot stays."""
+        """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or
+        JournalError after the rest is done."""
         looked_at = time.monotonic_ns()
         observed = self._observer.look()
         topology = self._machine.topology()
@@ -87,7 +88,7 @@ class Node:
         decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
         self._tell_refusals(decision)
         self._count_overlaps(pods, decision, holds)
-        self._remember_requests(observed)
+        unwritten = self._remember_requests(observed)
         if self._set_right(observed, decision):
             holds = self._holds(observed, topology)
         self._prepare_created(observed, decision, holds)
@@ -99,6 +100,8 @@ class Node:
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
         self._reporter.report(topology, decision, pods, kubelet)
+        if unwritten is not None:
+            raise unwritten
 
     def _holds(self, observed: Observed, topology: Topology) -> dict[str, CpuSet]:
         """By container id, what it runs on, or will start on."""
@@ -161,20 +164,35 @@ class Node:
                 log.info("%s %s: will start on %s", pod.title, container.name, cpus)
                 holds[container.id] = cpus
 
-    def _remember_requests(self, observed: Observed) -> None:
-        """What the proxy replaced at creation is what a restore gives back."""
-        groups = {
-            each.id: each.group for pod in observed.pods for each in pod.containers if each.group
+    def _remember_requests(self, observed: Observed) -> JournalError | None:
+        """What the proxy replaced at creation is what a restore gives back. An error is returned:
+        cpusets and snapshot matter more."""
+        groups = {each.id: each.group for pod in observed.pods for each in pod.containers}
+        for ended in self._requested.keys() - groups.keys():
+            del self._requested[ended]
+        placed = {
+            each: group for each, group in groups.items() if group and each in self._requested
         }
-        for container_id in self._requested.keys() & groups.keys():
-            group, requested = groups[container_id], self._requested.pop(container_id)
-            try:
-                original = CpuSet.parse(requested) or self._hierarchy.effective_cpus(
-                    group.rpartition("/")[0] or "/"
-                )
-            except (CpuSetError, CgroupError):
-                continue
-            self._journal.update([Original(group, str(original))])
+        originals = [
+            Original(group, str(cpus))
+            for each, group in placed.items()
+            if (cpus := self._asked_for(self._requested[each], group))
+        ]
+        try:
+            self._journal.update(originals)
+        except JournalError as error:
+            return error
+        for each in placed:
+            del self._requested[each]
+        return None
+
+    def _asked_for(self, requested: str, group: str) -> CpuSet:
+        try:
+            return CpuSet.parse(requested) or self._hierarchy.effective_cpus(
+                group.rpartition("/")[0] or "/"
+            )
+        except (CpuSetError, CgroupError):
+            return EMPTY
 
     def _tell_refusals(self, decision: Decision) -> None:
         refused = frozenset(decision.refusals)

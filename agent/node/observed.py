@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 import msgspec
 
 from agent.model.pods import Container, ContainerState, Pod
@@ -9,6 +12,10 @@ from agent.model.qos import kube_class
 from agent.node.placement import Locator
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
+
+log = logging.getLogger(__name__)
+
+_NO_ANSWER = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -30,6 +37,7 @@ class Observer:
         self._locator = locator
         self._sandboxes: dict[str, Placement] = {}
         self._groups: dict[str, str] = {}
+        self._untold: set[str] = set()
 
     def look(self) -> Observed:
         """Raises RpcError when the runtime does not answer."""
@@ -39,11 +47,8 @@ class Observer:
         by_sandbox: dict[str, list[Container]] = {}
         starts_with: dict[str, str] = {}
         for each in containers:
-            try:
-                seen = self._container(each, starts_with)
-            except RpcError as error:
-                if error.code != Code.NOT_FOUND:
-                    raise
+            seen = self._container(each, starts_with)
+            if seen is None:
                 continue
             by_sandbox.setdefault(each.sandbox_id, []).append(seen)
 
@@ -54,10 +59,13 @@ class Observer:
         pods = [self._pod(of_pod, by_sandbox) for _, of_pod in sorted(by_uid.items())]
         return Observed(tuple(pods), starts_with)
 
-    def _container(self, each: RuntimeContainer, starts_with: dict[str, str]) -> Container:
+    def _container(self, each: RuntimeContainer, starts_with: dict[str, str]) -> Container | None:
+        """None for one that has just ended."""
         group = self._groups.get(each.id)
         if each.state is ContainerState.CREATED or group is None:
-            placement = self._cri.container_placement(each.id)
+            placement = self._told(each.id, self._cri.container_placement)
+            if placement is None:
+                return None
             if each.state is ContainerState.CREATED:
                 starts_with[each.id] = placement.cpuset
                 return Container(each.id, each.name, each.state)
@@ -70,20 +78,24 @@ class Observer:
     def _pod(self, sandboxes: list[Sandbox], by_sandbox: dict[str, list[Container]]) -> Pod:
         sandboxes = sorted(sandboxes, key=lambda each: (each.created_at, each.id))
         newest = sandboxes[-1]
+        containers = tuple(
+            sorted(
+                (one for each in sandboxes for one in by_sandbox.get(each.id, ())),
+                key=lambda one: (one.name, one.id),
+            )
+        )
+        place = self._placement(newest.id).cgroup_parent or next(
+            (one.group for one in containers if one.group), ""
+        )
         return Pod(
             uid=newest.uid,
             namespace=newest.namespace,
             name=newest.name,
             labels=newest.labels,
             annotations=newest.annotations,
-            kube_class=kube_class(self._placement(newest.id).cgroup_parent),
+            kube_class=kube_class(place),
             created_at=sandboxes[0].created_at,
-            containers=tuple(
-                sorted(
-                    (one for each in sandboxes for one in by_sandbox.get(each.id, ())),
-                    key=lambda one: (one.name, one.id),
-                )
-            ),
+            containers=containers,
             sandboxes=tuple(
                 Container(
                     each.id,
@@ -103,13 +115,27 @@ class Observer:
     def _placement(self, sandbox_id: str) -> Placement:
         placement = self._sandboxes.get(sandbox_id)
         if placement is None:
-            try:
-                placement = self._cri.sandbox_placement(sandbox_id)
-            except RpcError as error:
-                if error.code != Code.NOT_FOUND:
-                    raise
+            placement = self._told(sandbox_id, self._cri.sandbox_placement)
+            if placement is None or sandbox_id in self._untold:
                 return Placement()
             self._sandboxes[sandbox_id] = placement
+        return placement
+
+    def _told(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
+        """None of one that is gone; nothing in it where the runtime fails on this one only, say
+        because its shim died. Raises RpcError when the runtime does not answer."""
+        try:
+            placement = ask(which)
+        except RpcError as error:
+            if error.code in _NO_ANSWER:
+                raise
+            if error.code == Code.NOT_FOUND:
+                return None
+            if which not in self._untold:
+                self._untold.add(which)
+                log.error("the runtime does not tell where %s is: %s", which, error)
+            return Placement()
+        self._untold.discard(which)
         return placement
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
@@ -117,3 +143,4 @@ class Observer:
             del self._sandboxes[gone]
         for gone in self._groups.keys() - containers:
             del self._groups[gone]
+        self._untold &= sandboxes | containers

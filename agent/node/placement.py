@@ -12,7 +12,8 @@ log = logging.getLogger(__name__)
 
 
 class Locator:
-    """Where its spec says, else by the names that runtimes give, else where its process is."""
+    """Where its spec says, else by the names that runtimes give, else where its process is, if
+    that place bears its name."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -28,7 +29,9 @@ class Locator:
         if not placement.pid:
             return None
         try:
-            return self._hierarchy.group_of(placement.pid)
+            found = self._hierarchy.group_of(placement.pid)
         except CgroupError as error:
             log.warning("container %s: %s", container_id, error)
             return None
+        # A number given to another process meanwhile, or a group that many share, is not ours.
+        return found if found is not None and container_id in found else None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+
 import msgspec
 
 from agent.allocate.pools import Decision
@@ -10,9 +13,12 @@ from agent.model import snapshot as snapshots
 from agent.model.pods import Pod
 from agent.model.snapshot import PodWanted, Snapshot
 
+log = logging.getLogger(__name__)
+
 
 class Publisher:
-    """Numbers continue across restarts, so that a generation never comes twice in one boot.
+    """Numbers continue across restarts, so that a generation never comes twice in one boot, unless
+    the file was lost. A file that somebody removed comes back.
 
     `owners` are those of the last snapshot, also of an agent before us in this boot: the proxy may
     have handed out their CPUs by it. Without a snapshot the cgroups tell, but for conflicts.
@@ -29,7 +35,9 @@ class Publisher:
 
     @property
     def owners(self) -> frozenset[str]:
-        return frozenset(owner.uid for owner in self._last.owners) if self._last else frozenset()
+        if self._last is None or self._last.boot_id != self._boot_id:
+            return frozenset()
+        return frozenset(owner.uid for owner in self._last.owners)
 
     def publish(
         self,
@@ -60,7 +68,8 @@ class Publisher:
             pods=wanted,
             containers=_by_container(pods, wanted),
         )
-        if not fresh and self._last is not None and _same(self._last, new):
+        unchanged = self._last is not None and _same(self._last, new)
+        if unchanged and not fresh and os.path.exists(self._path):
             return
         files.replace(self._path, snapshots.encode(new), durable=False, mode=0o644)
         self._last = new
@@ -68,10 +77,12 @@ class Publisher:
     def _stored(self) -> Snapshot | None:
         try:
             with open(self._path, "rb") as file:
-                stored = snapshots.decode(file.read())
-        except (FileNotFoundError, snapshots.SnapshotError):
+                return snapshots.decode(file.read())
+        except FileNotFoundError:
             return None
-        return stored if stored.boot_id == self._boot_id else None
+        except (OSError, snapshots.SnapshotError) as error:
+            log.warning("the last snapshot is lost, numbers begin again: %s", error)
+            return None
 
 
 def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, str | None]:

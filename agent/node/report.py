@@ -36,12 +36,11 @@ class Reporter:
     ) -> bool:
         """Whether anything was written; raises what the store raises."""
         allocs = _allocs(decision, pods, kubelet)
-        source = topology, decision.ls_pools, decision.be_pools, decision.owners, allocs
+        policy = "static" if kubelet.static else "none"
+        source = topology, decision.ls_pools, decision.be_pools, decision.owners, allocs, policy
         if source == self._reported:
             return False
-        body = resources.node_resource_topology(
-            self._name, *source, "static" if kubelet.static else "none"
-        )
+        body = resources.node_resource_topology(self._name, *source)
         written = [
             self._store.apply(each) for each in (body, resources.node_labels(self._name, topology))
         ]

@@ -24,3 +24,7 @@ class Bell:
             self._socket.sendto(doorbell.encode(ring), self._path)
         except OSError:
             self.undelivered += 1
+
+    def close(self) -> None:
+        """Rings no more."""
+        self._socket.close()

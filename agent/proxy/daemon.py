@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 def run(settings: Settings, listening: socket.socket) -> None:
     """Until SIGTERM or SIGINT; `listening` stays its giver's."""
     runtime = options.socket_path(settings.runtime_endpoint)
+    pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
@@ -32,33 +33,34 @@ def run(settings: Settings, listening: socket.socket) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     signal.signal(signal.SIGINT, lambda number, frame: loop.stop())
     log.info("proxy listens on %s for %s", settings.listen, runtime)
-    pages = _serve_pages(loop, settings.proxy_http, server, gate, bell, snapshots)
+    pages = _serve_pages(loop, pages_at, server, gate, bell, snapshots)
     loop.run()
     if pages is not None:
         pages.close()
     server.close()
+    bell.close()
     loop.close()
 
 
 def _serve_pages(
     loop: Loop,
-    address: str,
+    address: tuple[str, int] | None,
     server: RelayServer,
     gate: CpusetGate,
     bell: Bell,
     snapshots: SnapshotFile,
 ) -> PageServer | None:
     """A port that is taken costs the metrics, never the pods."""
-    if not address:
+    if address is None:
         return None
     pages = {
         b"/metrics": lambda: metrics.page(server, gate, bell, snapshots),
         b"/healthz": lambda: "ok\n",
     }
     try:
-        return PageServer(loop, *options.host_port(address), pages)
+        return PageServer(loop, *address, pages)
     except OSError as error:
-        log.warning("no metrics on %s: %s", address, error)
+        log.warning("no metrics on %s port %d: %s", *address, error)
         return None
 
 

@@ -6,6 +6,7 @@ import time
 
 from agent.hooks import cpuset, requests
 from agent.hooks.cpuset import Give, Grant, Keep, Wait
+from agent.hooks.wire import WireError
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Created, Look, PodComes, PodFailed, Ring
 from agent.model.snapshot import Snapshot
@@ -76,7 +77,7 @@ class CpusetGate:
 
     def reply(self, call: Call, message: bytes | None) -> None:
         """Tells the agent what came of it."""
-        made = requests.created_id(message) if message is not None else ""
+        made = _made(message)
         if isinstance(call.state, PodComes):
             self._bell.ring(Look() if made else PodFailed(call.state.uid))
         elif isinstance(call.state, _Creation) and call.state.grant is not None:
@@ -124,6 +125,7 @@ class CpusetGate:
                     call.state = _Waiting()
                 call.state.ring(self._bell, Look())
                 return Hold()
+            self.timed_out += 1
             answer = cpuset.without_owners(request, snapshot)
         if not isinstance(answer, Give):
             return Forward()
@@ -135,6 +137,15 @@ class CpusetGate:
 
 def _verdict(message: bytes | None) -> Verdict:
     return Forward() if message is None else Replace(message)
+
+
+def _made(reply: bytes | None) -> str:
+    """The id in a reply; "" where there is none, or none that can be read: then the creation must
+    count as answered all the same, or owners would wait for it for ever."""
+    try:
+        return requests.created_id(reply or b"")
+    except WireError:
+        return ""
 
 
 def _asked(requested: str) -> CpuSet | None:

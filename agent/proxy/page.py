@@ -6,13 +6,15 @@ import contextlib
 import socket
 from collections.abc import Callable, Mapping
 
-from agent.runtime.loop import READ, WRITE, Loop
+from agent.runtime.loop import READ, WRITE, Loop, Timer
 
 Pages = Mapping[bytes, Callable[[], str]]
 
 _LARGEST_REQUEST_BYTES = 8192
 _PATIENCE_SECONDS = 10.0
 _MOST_CONNECTIONS = 16
+_PAUSE_SECONDS = 1.0
+"""How long nobody is accepted after the machine had no descriptor left."""
 
 
 class PageServer:
@@ -28,23 +30,35 @@ class PageServer:
         )
         self._socket.setblocking(False)
         self.port: int = self._socket.getsockname()[1]
-        loop.register(self._socket.fileno(), READ, self._accept)
+        self._pause: Timer | None = None
+        self._listen()
 
     def close(self) -> None:
         """Stops listening."""
-        self._loop.unregister(self._socket.fileno())
+        if self._pause is None:
+            self._loop.unregister(self._socket.fileno())
+        else:
+            self._pause.cancel()
         self._socket.close()
 
     def _accept(self, events: int) -> None:
         try:
             client, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
         except OSError:
+            self._loop.unregister(self._socket.fileno())
+            self._pause = self._loop.after(_PAUSE_SECONDS, self._listen)
             return
         if self._open >= _MOST_CONNECTIONS:
             client.close()
             return
         self._open += 1
         _Visit(self._loop, client, self._pages, self._left)
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.register(self._socket.fileno(), READ, self._accept)
 
     def _left(self) -> None:
         self._open -= 1

@@ -22,6 +22,7 @@ class SnapshotFile:
         self._boot_id = boot_id
         self._stamp: tuple[int, int, int] | None = None
         self._current: Snapshot | None = None
+        self._error = ""
         self.unreadable = 0
 
     def current(self) -> Snapshot | None:
@@ -43,8 +44,19 @@ class SnapshotFile:
         try:
             with open(self._path, "rb") as file:
                 new = snapshots.decode(file.read())
-        except (OSError, snapshots.SnapshotError) as error:
-            self.unreadable += 1
-            log.warning("keeping the last snapshot: %s: %s", self._path, error)
-            return
-        self._current = new if new.boot_id == self._boot_id else None
+        except OSError as error:
+            self._stamp = None  # nothing is wrong with the file: it is read at the next question
+            self._keep(str(error))
+        except snapshots.SnapshotError as error:
+            self._keep(f"{self._path}: {error}")
+        else:
+            self._error = ""
+            self._current = new if new.boot_id == self._boot_id else None
+            if self._current is None:
+                log.info("%s is of another boot: waiting for the agent", self._path)
+
+    def _keep(self, error: str) -> None:
+        self.unreadable += 1
+        if error != self._error:
+            self._error = error
+            log.warning("keeping the last snapshot: %s", error)

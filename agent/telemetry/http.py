@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import socket
+import socketserver
 import threading
 from collections.abc import Callable, Mapping
 
@@ -53,6 +54,10 @@ class HttpServer:
         class Server(http.server.ThreadingHTTPServer):
             daemon_threads = True
             address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+            def server_bind(self) -> None:
+                """Without the look-up of our own name, which waits for a DNS that is down."""
+                socketserver.TCPServer.server_bind(self)
 
         try:
             self._server = Server((host, port), Handler)

@@ -6,9 +6,14 @@ import logging
 import sys
 import time
 
+_ESCAPED = {
+    **{number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))},
+    **str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}),
+}
+
 
 class Logfmt(logging.Formatter):
-    """`time=... level=... msg="..."`; quotes and line ends in messages are escaped."""
+    """`time=... level=... msg="..."`; quotes and control characters in messages are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = time.gmtime(record.created)
@@ -16,8 +21,7 @@ class Logfmt(logging.Formatter):
         text = record.getMessage()
         if record.exc_info:
             text += " " + self.formatException(record.exc_info)
-        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        return f'time={stamp} level={record.levelname.lower()} msg="{escaped}"'
+        return f'time={stamp} level={record.levelname.lower()} msg="{text.translate(_ESCAPED)}"'
 
 
 def start(level: str) -> None:

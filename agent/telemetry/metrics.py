@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter as Counted
 from collections.abc import Callable, Iterable
 
 from prometheus_client import (
@@ -17,7 +18,6 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from agent.allocate.pools import Decision
-from agent.model.cpuset import CpuSet
 
 
 class AgentMetrics:
@@ -92,8 +92,13 @@ class _Decided(Collector):
             for name, of_kind in (("ls", decision.ls_pools), ("be", decision.be_pools)):
                 for pool in of_kind:
                     pools.add_metric([name, str(pool.node)], len(pool.cpus))
+            # Two pods may bear one name while one of them ends; a series must not come twice.
+            numbers: Counted[tuple[str, str]] = Counted()
             for owner in decision.owners:
-                owned.add_metric([owner.title, owner.qos], len(CpuSet.parse(owner.cpuset)))
-            for each in decision.refusals:
-                refused.add_metric([each.title, each.key, each.reason], 1)
+                numbers[owner.title, owner.qos.value] += len(owner.cpus)
+            for labels, number in numbers.items():
+                owned.add_metric(labels, number)
+            refusals = Counted((each.title, each.key, each.reason) for each in decision.refusals)
+            for why, number in refusals.items():
+                refused.add_metric(why, number)
         return [pools, owned, refused]

@@ -201,6 +201,20 @@ def test_claim_of_a_cpu_that_never_was_is_refused_after_a_restart_too() -> None:
     assert after == before
 
 
+def test_owner_of_an_offline_cpu_keeps_the_rest_over_a_restart_too() -> None:
+    topology = msgspec.structs.replace(machine(), offline=CpuSet([4]))
+    decision = decided(topology, pod("a", "LSE", "3-4"), running_on={"a": "3"})
+    assert wanted(decision) == {"a": "3"}
+
+
+def test_claim_of_cpus_that_never_were_stays_refused_where_its_pool_is_all_the_rest() -> None:
+    claimant = pod("a", "LSE", "0-1")
+    first = decided(machine(1, 1), claimant)
+    second = decided(machine(1, 1), claimant, running_on={"a": "0"})
+    assert second == first
+    assert "CPUs 1 do not exist" in second.refusals[0].reason
+
+
 def test_static_kubelet_owns_its_guaranteed_pods_and_only_those() -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([0]), "l": CpuSet([1]), "gone": CpuSet([2])})
     guaranteed = pod("g", kube_class="guaranteed")

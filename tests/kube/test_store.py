@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.kube.store import EmbeddedStore, StoreError
+
+
+def node(name: str = "n", **labels: str) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def test_round_trip_as_a_file_that_a_person_reads(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    wanted = node(tricky="yes", number="1", empty="", text='{"a": [1]}', many="x " * 200)
+    assert store.get("Node", "n") is None
+    assert store.apply(wanted) is True
+    assert store.get("Node", "n") == wanted
+    text = (tmp_path / "node" / "n.yaml").read_text()
+    assert text.startswith("apiVersion: v1\nkind: Node\nmetadata:\n  name: n\n")
+    assert yaml.safe_load(text) == wanted
+
+
+def test_unchanged_object_is_not_written_again(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    store.apply(node(a="1"))
+    before = os.stat(tmp_path / "node" / "n.yaml")
+    assert store.apply(node(a="1")) is False
+    assert EmbeddedStore(str(tmp_path)).apply(node(a="1")) is False
+    assert os.stat(tmp_path / "node" / "n.yaml").st_ino == before.st_ino
+    assert store.apply(node(a="2")) is True
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"",
+        b"- a list",
+        b"a: [1",
+        b"\x00\xff",
+        b"when: 2001-99-99",
+        b"number: 0x_",
+        b'number: !!int ""',
+        b"? [a]\n: b",
+        b"[" * 2_000,
+        b"!!python/object/apply:os.system [echo]",
+    ],
+)
+def test_file_that_is_no_object_is_an_error_and_is_replaced(tmp_path: Path, torn: bytes) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    path = tmp_path / "node" / "n.yaml"
+    path.parent.mkdir()
+    path.write_bytes(torn)
+    with pytest.raises(StoreError, match=f"Node n in {path}"):
+        store.get("Node", "n")
+    assert store.apply(node()) is True
+    assert store.get("Node", "n") == node()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "/etc/passwd", "a\0b"])
+def test_hostile_name_stays_out_of_the_file_system(tmp_path: Path, name: str) -> None:
+    store = EmbeddedStore(str(tmp_path / "store"))
+    with pytest.raises(StoreError, match="is no object name"):
+        store.apply(node(name))
+    with pytest.raises(StoreError, match="is no object name"):
+        store.get("Node", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"Node n in .*Not a directory"):
+        EmbeddedStore(str(tmp_path / "file")).apply(node())
+    with pytest.raises(StoreError, match="File name too long"):
+        EmbeddedStore(str(tmp_path)).apply(node("n" * 300))

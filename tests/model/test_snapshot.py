@@ -1,0 +1,66 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import snapshot as snapshots
+from agent.model.cpuset import CpuSet
+from agent.model.qos import QoS
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, SnapshotError, pool_cpus
+
+text = st.text(st.characters(codec="utf-8"), max_size=12)
+cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
+pools = st.lists(st.builds(Pool, st.integers(0, 3), st.integers(0, 9), cpusets), max_size=3).map(
+    tuple
+)
+qos = st.sampled_from(list(QoS))
+full = st.builds(
+    Snapshot,
+    generation=st.integers(0, 2**62),
+    looked_at=st.integers(0, 2**62),
+    boot_id=text,
+    kubelet_static=st.booleans(),
+    ls_pools=pools,
+    be_pools=pools,
+    owners=st.lists(st.builds(Owner, text, text, qos, cpusets), max_size=3).map(tuple),
+    pods=st.dictionaries(text, st.builds(PodWanted, text, qos, st.none() | cpusets, text, text)),
+    containers=st.dictionaries(text, st.none() | cpusets),
+)
+
+
+@given(full)
+def test_what_is_written_is_read(snapshot: Snapshot) -> None:
+    line = snapshots.encode(snapshot)
+    assert snapshots.decode(line) == snapshot
+    assert line.count(b"\n") == 1
+
+
+@given(full, st.data())
+def test_a_torn_snapshot_is_an_error_and_nothing_else(
+    snapshot: Snapshot, data: st.DataObject
+) -> None:
+    line = snapshots.encode(snapshot).rstrip()
+    cut = data.draw(st.integers(0, len(line) - 1))
+    with pytest.raises(SnapshotError, match="snapshot: "):
+        snapshots.decode(line[:cut])
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"\0" * 64, "is not JSON"),
+        (b'{"boot_id":"\xff"}', "is not JSON"),
+        (b'{"more":' + b"[" * 100_000, "is not JSON"),
+        (b'{"generation":"1"}', "generation"),
+        (b"{}", "missing required field `generation`"),
+    ],
+)
+def test_no_snapshot(raw: bytes, reason: str) -> None:
+    with pytest.raises(SnapshotError, match=reason):
+        snapshots.decode(raw)
+
+
+def test_pool_cpus_of_all_or_of_some_nodes() -> None:
+    pools = (Pool(0, 0, "0-1"), Pool(0, 1, "2"), Pool(1, 2, "7"))
+    assert pool_cpus(pools) == CpuSet([0, 1, 2, 7])
+    assert pool_cpus(pools, (2, 0, 5)) == CpuSet([0, 1, 7])
+    assert pool_cpus(pools, (5,)) == CpuSet()

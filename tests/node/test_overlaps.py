@@ -1,0 +1,47 @@
+import pytest
+
+from agent.model.cpuset import CpuSet
+from agent.model.pods import Container, ContainerState
+from agent.model.qos import QoS
+from agent.model.snapshot import Owner
+from agent.node import overlaps
+from tests.builders import pod, running
+
+LSE = Owner("own", "ns/own", QoS.LSE, "1-2")
+LSR = Owner("own", "ns/own", QoS.LSR, "1-2")
+
+
+@pytest.mark.parametrize(
+    ("uid", "qos", "owner", "holds", "cpus"),
+    [
+        ("p", "LS", LSE, "0-1", "1"),
+        ("p", "LS", LSR, "0-3", "1-2"),
+        ("p", "BE", LSE, "2", "2"),
+        ("p", "BE", LSR, "2", None),
+        ("p", "LSE", LSR, "2-3", "2"),
+        ("p", "LS", LSE, "0,3", None),
+        ("own", "LSE", LSE, "1-2", None),
+    ],
+)
+def test_find(uid: str, qos: str, owner: Owner, holds: str, cpus: str | None) -> None:
+    pods = (pod(uid, qos, containers=(running("c"),)),)
+    found = overlaps.find(pods, (owner,), {"c": CpuSet.parse(holds)})
+    assert [each.cpus for each in found] == ([] if cpus is None else [cpus])
+    for each in found:
+        assert (each.container_id, each.title, each.owner) == ("c", f"ns/{uid}", "ns/own")
+
+
+def test_container_whose_cpus_are_unknown_is_left_out() -> None:
+    pods = (pod("p", "LS", containers=(running("c"), running("d"))),)
+    found = overlaps.find(pods, (LSE,), {"d": CpuSet([1])})
+    assert [each.container_id for each in found] == ["d"]
+
+
+def test_started_pods_are_those_of_which_a_container_runs() -> None:
+    waiting = Container("c", "main", ContainerState.CREATED)
+    pods = (
+        pod("runs", containers=(waiting, running("d"))),
+        pod("waits", containers=(waiting,)),
+        pod("empty"),
+    )
+    assert overlaps.started(pods) == {"runs"}

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.model import snapshot as snapshots
+from agent.model.pods import Pod
+from agent.model.snapshot import Snapshot
+from agent.node.publisher import Publisher
+from tests.builders import machine, pod, running
+
+PODS = (
+    pod("a", "LSE", "1", containers=(running("c1"),)),
+    pod("b", "LS", containers=(running("c2"), running("c3"))),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "snapshot.json"
+
+
+def decision(pods: tuple[Pod, ...] = PODS) -> Decision:
+    return decide(machine(), pods, KubeletCpus(), (), {})
+
+
+def publish(
+    publisher: Publisher,
+    pods: tuple[Pod, ...] = PODS,
+    *,
+    blocked: dict[str, str] | None = None,
+    looked_at: int = 1,
+    fresh: bool = False,
+) -> None:
+    publisher.publish(decision(pods), pods, blocked or {}, False, looked_at, fresh=fresh)
+
+
+def read(path: Path) -> Snapshot:
+    return snapshots.decode(path.read_bytes())
+
+
+def test_what_the_proxy_gets(path: Path) -> None:
+    publish(Publisher(str(path), "boot"), blocked={"a": "ns/b holds 1"}, looked_at=5)
+    written = read(path)
+    assert (written.generation, written.looked_at, written.boot_id) == (1, 5, "boot")
+    assert written.containers == {"c1": "1", "c2": "0,2-3", "c3": "0,2-3"}
+    assert {uid: each.blocked for uid, each in written.pods.items()} == {
+        "a": "ns/b holds 1",
+        "b": "",
+    }
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_written_when_something_changed_or_somebody_asks(path: Path) -> None:
+    publisher = Publisher(str(path), "boot")
+    publish(publisher)
+    publish(publisher, looked_at=2)
+    assert (publisher.generation, read(path).looked_at) == (1, 1)
+    publish(publisher, looked_at=3, fresh=True)
+    assert (publisher.generation, read(path).looked_at) == (2, 3)
+    publish(publisher, PODS[:1], looked_at=4)
+    assert (publisher.generation, read(path).looked_at) == (3, 4)
+
+
+def test_generations_go_on_after_a_restart_and_a_reboot(path: Path) -> None:
+    first = Publisher(str(path), "boot")
+    publish(first)
+    publish(first, fresh=True)
+    second = Publisher(str(path), "boot")
+    assert second.generation == 2
+    publish(second)
+    assert read(path).generation == 2, "nothing has changed"
+    third = Publisher(str(path), "next boot")
+    publish(third)
+    assert (read(path).generation, read(path).boot_id) == (3, "next boot")
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b'{"boot_id":"\xff"}', b"[" * 100_000])
+def test_torn_file_is_replaced(path: Path, torn: bytes) -> None:
+    path.write_bytes(torn)
+    publisher = Publisher(str(path), "boot")
+    assert publisher.generation == 0
+    publish(publisher)
+    assert read(path).generation == 1
+
+
+def test_file_that_somebody_removed_comes_back(path: Path) -> None:
+    publisher = Publisher(str(path), "boot")
+    publish(publisher)
+    path.unlink()
+    publish(publisher)
+    assert read(path).containers["c1"] == "1"
+
+
+def test_what_could_not_be_written_is_written_the_next_time(path: Path) -> None:
+    folder = path.parent / "state"
+    publisher = Publisher(str(folder / "snapshot.json"), "boot")
+    with pytest.raises(FileNotFoundError):
+        publish(publisher)
+    assert publisher.generation == 0
+    folder.mkdir()
+    publish(publisher)
+    assert read(folder / "snapshot.json").generation == 1

@@ -1,0 +1,113 @@
+"""A proxy's inside without its relay: real files and sockets, messages made by protobuf."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+from google.protobuf.message import Message
+
+from agent.host import files
+from agent.model import doorbell
+from agent.model import snapshot as snapshots
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.doorbell import Ring
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot
+from agent.proto import cri_pb2 as pb
+from agent.proxy.bell import Bell
+from agent.proxy.gate import CREATE, RUN, UPDATE, CpusetGate
+from agent.proxy.grants import Grants
+from agent.proxy.snapshots import SnapshotFile
+from agent.runtime.gate import Call, Verdict
+
+BOOT = "this-boot"
+EMPTY = Snapshot(1, 0, BOOT, False, (Pool(0, 0, "0-3"),), (Pool(0, 0, "0-3"),), (), {}, {})
+OWNED = msgspec.structs.replace(
+    EMPTY,
+    ls_pools=(Pool(0, 0, "0,2-3"),),
+    be_pools=(Pool(0, 0, "0,2-3"),),
+    owners=(Owner("own", "ns/own", QoS.LSE, "1"),),
+    pods={"own": PodWanted("ns/own", QoS.LSE, "1")},
+    containers={"c-own": "1", "c-kubelet": None},
+)
+"""CPU 1 of 4 belongs to the LSE pod `own`."""
+
+
+class Exchange:
+    """A gate; `publish` is what the agent does, `rings` what it hears."""
+
+    def __init__(self, folder: Path, hold_seconds: float = 60.0) -> None:
+        self.path = folder / "snapshot.json"
+        self.bell = Bell(str(folder / "bell"))
+        self.grants = Grants()
+        self.gate = CpusetGate(
+            SnapshotFile(str(self.path), BOOT), self.bell, self.grants, hold_seconds
+        )
+        self._messages: dict[Call, bytes] = {}
+        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._ear.bind(str(folder / "bell"))
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """As an agent that has looked at the runtime just now."""
+        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns())
+        files.replace(str(self.path), snapshots.encode(now), durable=False)
+
+    def rings(self) -> list[Ring]:
+        heard = []
+        while True:
+            try:
+                heard.append(doorbell.decode(self._ear.recv(1 << 18)))
+            except BlockingIOError:
+                return heard
+
+    def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, Verdict]:
+        return self._ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
+
+    def create(
+        self, uid: str, qos: str = "", claim: str = "", asks: str = ""
+    ) -> tuple[Call, Verdict]:
+        request = pb.CreateContainerRequest(sandbox_config=sandbox(uid, qos, claim))
+        request.config.metadata.name = "main"
+        request.config.linux.resources.cpu_shares = 512
+        request.config.linux.resources.cpuset_cpus = asks
+        return self._ask(CREATE, request)
+
+    def update(self, container_id: str, asks: str = "") -> tuple[Call, Verdict]:
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id)
+        request.linux.cpuset_cpus = asks
+        request.linux.cpu_quota = 5
+        return self._ask(UPDATE, request)
+
+    def again(self, call: Call) -> Verdict:
+        """The relay asks about a held call."""
+        return self.gate.request(call, self._messages[call])
+
+    def created(self, call: Call, container_id: str) -> None:
+        reply = pb.CreateContainerResponse(container_id=container_id)
+        self.gate.reply(call, reply.SerializeToString())
+
+    def _ask(self, path: bytes, request: Message) -> tuple[Call, Verdict]:
+        call = Call(path, time.monotonic())
+        self._messages[call] = request.SerializeToString()
+        return call, self.again(call)
+
+    def close(self) -> None:
+        self._ear.close()
+        self.bell.close()
+
+
+def sandbox(uid: str, qos: str = "", claim: str = "") -> pb.PodSandboxConfig:
+    """`claim`: a cpuset, or a whole resource-status."""
+    config = pb.PodSandboxConfig()
+    config.metadata.uid, config.metadata.namespace, config.metadata.name = uid, "ns", uid
+    config.linux.cgroup_parent = f"/kubepods/burstable/pod{uid}"
+    config.labels["app"] = "unread"
+    if qos:
+        config.labels[QOS_LABEL] = qos
+    if claim:
+        status = claim if claim.startswith("{") else f'{{"cpuset": "{claim}"}}'
+        config.annotations[RESOURCE_STATUS] = status
+    return config

@@ -1,0 +1,256 @@
+"""Whole exchanges: request bytes, snapshot file, doorbell socket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.hooks.wire import WireError
+from agent.model.doorbell import Created, Look, PodComes, PodFailed
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import PodWanted, Snapshot
+from agent.proto import cri_pb2 as pb
+from agent.proxy.gate import CpusetGate
+from agent.rpc.grpc import Code
+from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Verdict
+from tests.proxy.exchanges import EMPTY, OWNED, Exchange
+
+
+@pytest.fixture
+def exchange(tmp_path: Path) -> Iterator[Exchange]:
+    it = Exchange(tmp_path)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[Exchange]:
+    """Holds nothing."""
+    it = Exchange(tmp_path, hold_seconds=0)
+    yield it
+    it.close()
+
+
+def given_cpus(verdict: Verdict) -> str:
+    assert isinstance(verdict, Replace)
+    request = pb.CreateContainerRequest.FromString(verdict.message)
+    assert request.config.linux.resources.cpu_shares == 512
+    return request.config.linux.resources.cpuset_cpus
+
+
+def test_sandbox_rings_with_what_decisions_read_and_passes(exchange: Exchange) -> None:
+    call, verdict = exchange.run("p", "LSE", "1")
+    assert verdict == FORWARD
+    (ring,) = exchange.rings()
+    assert isinstance(ring, PodComes)
+    assert (ring.uid, ring.labels) == ("p", {QOS_LABEL: "LSE"})
+    assert list(ring.annotations.values()) == ['{"cpuset": "1"}']
+    exchange.gate.reply(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
+    assert exchange.rings() == [Look()]
+
+
+@pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
+def test_sandbox_that_failed_takes_its_announcement_back(
+    exchange: Exchange, reply: bytes | None
+) -> None:
+    call, _ = exchange.run("p")
+    exchange.rings()
+    exchange.gate.reply(call, reply)
+    assert exchange.rings() == [PodFailed("p")]
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "qos", "claim", "asks", "cpus"),
+    [
+        (OWNED, "LS", "", "", "0,2-3"),
+        (OWNED, "BE", "", "0-3", "0,2-3"),
+        (OWNED, "LS", "", "0,2-3", None),
+        (None, "LS", "", "0-3", None),
+    ],
+)
+def test_sharer_is_created_at_once(
+    exchange: Exchange,
+    snapshot: Snapshot | None,
+    qos: str,
+    claim: str,
+    asks: str,
+    cpus: str | None,
+) -> None:
+    if snapshot:
+        exchange.publish(snapshot)
+    _, verdict = exchange.create("p", qos, claim, asks)
+    if cpus is None:
+        assert verdict == FORWARD
+    else:
+        assert given_cpus(verdict) == cpus
+
+
+def test_owner_is_held_until_the_agent_has_decided(exchange: Exchange) -> None:
+    exchange.publish(EMPTY)
+    call, verdict = exchange.create("own", "LSE", "1")
+    assert verdict == HOLD
+    assert [type(ring) for ring in exchange.rings()] == [PodComes]
+    assert exchange.again(call) == HOLD
+    assert exchange.rings() == [], "rings again only after a while"
+    exchange.publish(OWNED)
+    assert given_cpus(exchange.again(call)) == "1"
+    exchange.created(call, "c1")
+    assert exchange.rings() == [Created("c1", "")]
+    assert exchange.gate.timed_out == 0
+
+
+def test_held_call_rings_again(exchange: Exchange, monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: moment)
+    call, _ = exchange.create("own", "LSE", "1")
+    moment += 0.05
+    exchange.again(call)
+    assert len(exchange.rings()) == 1
+    moment += 0.06
+    exchange.again(call)
+    assert len(exchange.rings()) == 1
+
+
+def test_at_the_deadline_an_owner_is_refused_by_name(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: moment)
+    call, _ = exchange.create("own", "LSE", "1")
+    moment += 59.9
+    assert exchange.again(call) == HOLD
+    moment += 0.2
+    assert exchange.again(call) == Refuse(
+        Code.UNAVAILABLE, "pod ns/own: no CPUs after 60 s: the agent has written no snapshot"
+    )
+    assert exchange.gate.timed_out == 1
+
+
+def test_at_the_deadline_a_sharer_with_a_claim_shares(hasty: Exchange) -> None:
+    hasty.publish(OWNED)
+    _, verdict = hasty.create("new", "LS", "2")
+    assert given_cpus(verdict) == "0,2-3"
+    assert hasty.gate.timed_out == 1
+
+
+def test_blocked_owner_is_refused_with_the_reason(hasty: Exchange) -> None:
+    blocked = {"own": PodWanted("ns/own", QoS.LSE, "1", "pod ns/x still holds CPUs 1")}
+    hasty.publish(msgspec.structs.replace(OWNED, pods=blocked))
+    _, verdict = hasty.create("own", "LSE", "1")
+    assert isinstance(verdict, Refuse)
+    assert verdict.message.endswith("pod ns/x still holds CPUs 1")
+
+
+def shared_before_the_owner_came(exchange: Exchange) -> tuple[Call, Call]:
+    exchange.publish(EMPTY)
+    sharer, verdict = exchange.create("ls", "LS")
+    assert given_cpus(verdict) == "0-3"
+    exchange.publish(OWNED)
+    owner, verdict = exchange.create("own", "LSE", "1")
+    assert verdict == HOLD, "the sharer may be created on CPU 1"
+    return sharer, owner
+
+
+def test_owner_waits_for_a_creation_under_way_until_the_agent_saw_it(exchange: Exchange) -> None:
+    sharer, owner = shared_before_the_owner_came(exchange)
+    exchange.publish(OWNED)
+    assert exchange.again(owner) == HOLD, "looked before the sharer was there"
+    exchange.created(sharer, "c-ls")
+    assert exchange.again(owner) == HOLD
+    exchange.publish(OWNED)
+    assert given_cpus(exchange.again(owner)) == "1"
+
+
+@pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
+def test_owner_does_not_wait_for_ever_for_a_creation_that_failed(
+    exchange: Exchange, reply: bytes | None
+) -> None:
+    sharer, owner = shared_before_the_owner_came(exchange)
+    exchange.gate.reply(sharer, reply)
+    exchange.publish(OWNED)
+    assert given_cpus(exchange.again(owner)) == "1"
+
+
+def test_started_proxy_waits_for_one_look_before_an_owner(tmp_path: Path) -> None:
+    before = Exchange(tmp_path)
+    before.publish(OWNED)
+    before.close()
+    (tmp_path / "bell").unlink()
+    after = Exchange(tmp_path)
+    call, verdict = after.create("own", "LSE", "1")
+    assert verdict == HOLD
+    after.publish(OWNED)
+    assert given_cpus(after.again(call)) == "1"
+    after.close()
+
+
+@pytest.mark.parametrize(
+    ("container", "asks", "cpus"),
+    [
+        ("c-own", "0-3", "1"),
+        ("c-own", "", "1"),
+        ("c-own", "1", None),
+        ("c-kubelet", "0-1", None),
+        ("stranger", "", None),
+    ],
+)
+def test_update(exchange: Exchange, container: str, asks: str, cpus: str | None) -> None:
+    exchange.publish(OWNED)
+    _, verdict = exchange.update(container, asks)
+    if cpus is None:
+        assert verdict == FORWARD
+        return
+    assert isinstance(verdict, Replace)
+    request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
+    assert (request.linux.cpuset_cpus, request.linux.cpu_quota) == (cpus, 5)
+
+
+def test_update_of_a_container_just_created_gets_what_was_granted(exchange: Exchange) -> None:
+    exchange.publish(OWNED)
+    call, _ = exchange.create("ls", "LS")
+    exchange.created(call, "c-ls")
+    _, verdict = exchange.update("c-ls", "0-3")
+    assert isinstance(verdict, Replace)
+    request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
+    assert request.linux.cpuset_cpus == "0,2-3"
+
+
+def test_update_of_a_stranger_waits_and_then_loses_owned_cpus(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: moment)
+    exchange.publish(OWNED)
+    call, verdict = exchange.update("stranger", "0-1")
+    assert verdict == HOLD
+    assert exchange.rings() == [Look()]
+    moment += 61
+    verdict = exchange.again(call)
+    assert isinstance(verdict, Replace)
+    request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
+    assert request.linux.cpuset_cpus == "0"
+    assert exchange.gate.timed_out == 1
+
+
+def test_agent_that_is_away_costs_a_count(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path)
+    (tmp_path / "bell").unlink()
+    assert exchange.run("p")[1] == FORWARD
+    assert (exchange.bell.rings, exchange.bell.undelivered) == (1, 1)
+    exchange.close()
+
+
+def test_request_that_is_no_protobuf_is_left_to_the_relay(exchange: Exchange) -> None:
+    for path in CpusetGate.methods:
+        with pytest.raises(WireError):
+            exchange.gate.request(Call(path, 0.0), b"\xff garbage")
+    assert len(exchange.grants.all()) == 1, "what is passed on unread is granted nothing"
+
+
+def test_claim_that_bursts_a_parser_is_a_bad_claim(exchange: Exchange) -> None:
+    exchange.publish(OWNED)
+    _, verdict = exchange.create("p", "LS", '{"x":' + "[" * 100_000)
+    assert given_cpus(verdict) == "0,2-3"

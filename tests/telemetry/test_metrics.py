@@ -1,0 +1,51 @@
+from collections import Counter
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.allocate.pools import KubeletCpus, decide
+from agent.model.pods import Pod
+from agent.telemetry.metrics import AgentMetrics
+from tests.builders import machine, pod
+
+
+def samples(metrics: AgentMetrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    found = [
+        ((each.name, frozenset(each.labels.items())), each.value)
+        for family in text_string_to_metric_families(metrics.render())
+        for each in family.samples
+    ]
+    twice = [key for key, count in Counter(key for key, _ in found).items() if count > 1]
+    assert not twice, "a scrape with a series twice is refused whole"
+    return dict(found)
+
+
+def test_decision_is_shown_until_the_next() -> None:
+    metrics = AgentMetrics()
+    owner, bad = pod("a", "LSE", "1"), pod("b", "LSE", "1,9", created_at=1)
+    metrics.decided(decide(machine(2, 2), (owner, bad), KubeletCpus(), (), {}))
+    shown = samples(metrics)
+    assert shown["topolet_pool_cpus", frozenset({("pool", "ls"), ("node", "0")})] == 1
+    assert shown["topolet_pool_cpus", frozenset({("pool", "be"), ("node", "1")})] == 2
+    assert shown["topolet_exclusive_cpus", frozenset({("pod", "ns/a"), ("qos", "LSE")})] == 1
+    (refused,) = [labels for name, labels in shown if name == "topolet_refused_claims"]
+    assert dict(refused)["pod"] == "ns/b"
+    assert "CPUs 9 do not exist" in dict(refused)["reason"]
+    metrics.decided(decide(machine(), (), KubeletCpus(), (), {}))
+    assert not [name for name, _ in samples(metrics) if name == "topolet_exclusive_cpus"]
+
+
+def test_two_pods_of_one_name_make_one_series() -> None:
+    def named(uid: str, cpuset: str) -> Pod:
+        return msgspec.structs.replace(pod("web-0", "LSE", cpuset), uid=uid)
+
+    pods = named("old", "0"), named("new", "2-3"), named("x", "9"), named("y", "9")
+    metrics = AgentMetrics()
+    metrics.decided(decide(machine(), pods, KubeletCpus(), (), {}))
+    shown = samples(metrics)
+    assert shown["topolet_exclusive_cpus", frozenset({("pod", "ns/web-0"), ("qos", "LSE")})] == 3
+    assert [value for (name, _), value in shown.items() if name == "topolet_refused_claims"] == [2]
+
+
+def test_before_the_first_decision_there_are_the_counters() -> None:
+    assert ("topolet_cpu_overlaps_total", frozenset()) in samples(AgentMetrics())
