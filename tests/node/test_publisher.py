@@ -103,3 +103,9 @@ def test_what_could_not_be_written_is_written_the_next_time(path: Path) -> None:
     folder.mkdir()
     publish(publisher)
     assert read(folder / "snapshot.json").generation == 1
+
+
+def test_owners_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
+    publish(Publisher(str(path), "boot"))
+    assert Publisher(str(path), "boot").owners == {"a"}
+    assert Publisher(str(path), "next boot").owners == frozenset()

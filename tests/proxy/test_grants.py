@@ -4,7 +4,7 @@ import msgspec
 
 from agent.hooks.cpuset import Grant
 from agent.model.cpuset import CpuSet
-from agent.proxy.grants import Grants
+from agent.proxy.grants import MOST, Grants
 from tests.proxy.exchanges import EMPTY
 
 GRANT = Grant("p", "pod ns/p", CpuSet([1]))
@@ -49,3 +49,19 @@ def test_number_that_is_forgotten_is_no_error() -> None:
     grants.answered(99, "c")
     grants.failed(99)
     assert grants.of("c") is None
+
+
+def test_agent_that_stays_away_costs_bounded_memory_and_nothing_is_forgotten() -> None:
+    grants = Grants()
+    under_way = grants.open(GRANT)
+    for each in range(10 * MOST):
+        grants.answered(grants.open(GRANT), f"c{each}")
+    kept = grants.all()
+    assert len(kept) <= MOST + 2
+    assert kept[0].may_hold(CpuSet([7])), "the folded ones may hold anything"
+    assert grants.of("c0") is None
+    assert grants.of(f"c{10 * MOST - 1}") is not None
+    looked_now(grants)
+    assert grants.all() == (GRANT,)
+    grants.answered(under_way, "late")
+    assert grants.of("late") is not None
