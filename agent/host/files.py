@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
 
 _CHUNK = 65_536
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO})
@@ -74,20 +73,24 @@ def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None
     """Replaces a file so that a reader sees the old content or the new, never a part.
 
     `durable` also survives a power cut: file and folder are flushed before the return. The
-    folder must exist. Raises OSError, and then the old file is untouched and nothing is left over.
+    folder must exist, and two writers of one path must not meet. Raises OSError, and then the old
+    file is untouched and nothing is left over.
     """
-    folder = os.path.dirname(path) or "."
-    fd, temporary = tempfile.mkstemp(prefix=f".{os.path.basename(path)}.", dir=folder)
+    folder, name = os.path.split(path)
+    folder = folder or "."
+    # One name, so that a writer that was killed leaves one file behind, and the next replaces it.
+    temporary = os.path.join(folder, f".{name}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with open(fd, "wb") as file:
-            os.fchmod(fd, mode)
+        with open(os.open(temporary, flags, mode), "wb") as file:
+            os.fchmod(file.fileno(), mode)
             file.write(data)
+            file.flush()
             if durable:
-                file.flush()
-                os.fsync(fd)
+                os.fsync(file.fileno())
         os.rename(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+    except OSError:
+        with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
     if durable:
