@@ -13,6 +13,7 @@ import pathlib
 import shutil
 import signal
 import sys
+import textwrap
 import time
 from collections import deque
 
@@ -91,16 +92,18 @@ class Show:
 
     def picture(self, width: int, *, colour: bool) -> str:
         """The whole screen as text."""
-        head = [
+        words = (
             f"Topolet on {self._runtime} · pods created through {self._stage.listen}",
-            f"metrics and health: http://{self._stage.http}/metrics /healthz /readyz"
-            f" · logs: {self._stage.folder}/*.log · Ctrl-C ends",
+            f"http://{self._stage.http}/metrics /healthz /readyz",
+            f"logs: {self._stage.folder}/*.log · Ctrl-C ends",
+        )
+        head = [
+            line for each in words for line in textwrap.wrap(each, width, break_on_hyphens=False)
         ]
         snapshot = self._snapshot()
         body = node.draw(self._topology, snapshot, width, colour=colour) if snapshot else ""
-        feet = [self._kernel(), "", *self._events]
-        lines = [*(line[:width] for line in head), "", body, *(line[:width] for line in feet)]
-        return "\n".join(lines) + "\n"
+        lines = [*textwrap.wrap(self._kernel(), width, break_on_hyphens=False), "", *self._events]
+        return "\n".join([*head, "", body, *lines]) + "\n"
 
     def _snapshot(self) -> Snapshot | None:
         try:

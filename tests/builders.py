@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.qos import QOS_LABEL, KubeClass
 from agent.model.topology import Cpu, NumaNode, Topology
 
 
-def machine(nodes: int = 1, cpus_per_node: int = 4, isolated: str = "") -> Topology:
+def machine(
+    nodes: int = 1, cpus_per_node: int = 4, isolated: str = "", offline: str = ""
+) -> Topology:
     """One socket a NUMA node, no SMT, CPUs numbered node by node."""
+    out = CpuSet.parse(offline)
     cpus = [
         Cpu(
             id=cpu,
@@ -23,12 +26,13 @@ def machine(nodes: int = 1, cpus_per_node: int = 4, isolated: str = "") -> Topol
             node=cpu // cpus_per_node,
         )
         for cpu in range(nodes * cpus_per_node)
+        if cpu not in out
     ]
     numa_nodes = [
         NumaNode(node, CpuSet(cpu.id for cpu in cpus if cpu.node == node), 1 << 30)
         for node in range(nodes)
     ]
-    return Topology(tuple(cpus), tuple(numa_nodes), EMPTY, CpuSet.parse(isolated), False)
+    return Topology(tuple(cpus), tuple(numa_nodes), out, CpuSet.parse(isolated), False)
 
 
 def pod(

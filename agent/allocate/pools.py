@@ -15,11 +15,12 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
+from agent.allocate.shares import kubelet_may_own, shared_cpus
 from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
-from agent.model.qos import KubeClass, QoS, labelled
-from agent.model.snapshot import Owner, PodWanted, Pool, pool_cpus
+from agent.model.qos import QoS
+from agent.model.snapshot import Owner, PodWanted, Pool
 from agent.model.topology import Topology
 
 
@@ -78,21 +79,8 @@ def decide(
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
-    def runs_on(pod: Pod, wish: CpuSet) -> bool:
-        return running_on.get(pod.uid) == wish & topology.online
-
-    def keeps(pod: Pod, wish: CpuSet) -> bool:
-        if pod.uid in owned_before:
-            return True
-        others = union(cpus for uid, cpus in running_on.items() if uid != pod.uid)
-        return runs_on(pod, wish) and not wish & others
-
-    def rank(claim: tuple[Pod, CpuSet]) -> tuple[bool, bool, int, str]:
-        pod, wish = claim
-        return pod.uid not in owned_before, not runs_on(pod, wish), pod.created_at, pod.uid
-
-    for pod, wish in sorted(claims, key=rank):
-        reason = ledger.claim(pod, wish, keeps=keeps(pod, wish))
+    for pod, wish, keeps in _in_order(claims, topology, pods, owned_before, running_on):
+        reason = ledger.claim(pod, wish, keeps=keeps)
         if reason:
             refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
             ledger.joins_pool(pod)
@@ -115,23 +103,28 @@ def decide(
     )
 
 
-def shared_cpus(pod: Pod, ls_pools: tuple[Pool, ...], be_pools: tuple[Pool, ...]) -> CpuSet:
-    """The pool of a pod without CPUs of its own; empty only when its pools are.
+def _in_order(
+    claims: list[tuple[Pod, CpuSet]],
+    topology: Topology,
+    pods: tuple[Pod, ...],
+    owned_before: Collection[str],
+    running_on: Mapping[str, CpuSet],
+) -> list[tuple[Pod, CpuSet, bool]]:
+    """Claims as they are heard, each with whether its pod has its CPUs already: it owned them, or
+    it runs on exactly them and nobody does who may not share them."""
 
-    A pod that is bound to NUMA nodes gets the pools of those, all of them while those have no CPU.
-    """
-    try:
-        nodes = resource_status(pod.annotations).shared_numa_nodes()
-    except AnnotationError:
-        nodes = ()
-    pools = be_pools if pod.qos is QoS.BE else ls_pools
-    bound = pool_cpus(pools, nodes) if nodes else EMPTY
-    return bound or pool_cpus(pools)
+    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, int, str], Pod, CpuSet]:
+        owned = pod.uid in owned_before
+        runs = running_on.get(pod.uid) == wish & topology.online
+        alone = runs and not wish & union(
+            running_on.get(other.uid, EMPTY)
+            for other in pods
+            if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
+        )
+        return (not owned, not alone, not runs, pod.created_at, pod.uid), pod, wish
 
-
-def kubelet_may_own(labels: Mapping[str, str], kube_class: KubeClass | None) -> bool:
-    """Whether a static kubelet's CPUs are left to this pod: Guaranteed, without a class of ours."""
-    return kube_class == "guaranteed" and not labelled(labels)
+    ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
+    return [(pod, wish, not rank[0] or not rank[1]) for rank, pod, wish in ordered]
 
 
 class _Claims:
@@ -140,7 +133,8 @@ class _Claims:
     def __init__(
         self, topology: Topology, shared: CpuSet, kubelet_cpus: Mapping[str, CpuSet]
     ) -> None:
-        self.online = topology.online
+        self._online = topology.online
+        self._offline = topology.offline
         self.ls = shared
         self.be = shared
         self.owners: list[Owner] = []
@@ -155,17 +149,15 @@ class _Claims:
             self._ls_user = self._ls_user or pod.title
 
     def claim(self, pod: Pod, wish: CpuSet, *, keeps: bool) -> str:
-        """Takes the CPUs, or says why not; who `keeps` its CPUs may lose offline ones."""
-        missing = wish - self.online
-        if missing and keeps:
-            wish -= missing
-        elif missing:
-            return f"CPUs {missing} do not exist or are offline"
+        """Takes the CPUs that are online, or says why not; who `keeps` its CPUs had them before."""
+        if missing := wish - self._online - self._offline:
+            return f"CPUs {missing} do not exist"
+        if not wish & self._online:
+            return f"CPUs {wish} are offline"
+        wish &= self._online
         for owner in self.owners:
             if taken := wish & owner.cpus:
                 return f"CPUs {taken} belong to pod {owner.title}"
-        if not wish:
-            return f"CPUs {missing} are offline"
         if not keeps:
             if taken := wish & self._kubelet:
                 return f"CPUs {taken} were given away by the kubelet"

@@ -18,6 +18,13 @@ COMMANDS = {
 }
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Of fixed width: asking the terminal imports shutil and its archives, half a megabyte."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=100)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns its exit code (2 for wrong usage)."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -27,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=f"topolet {words[0]}",
         description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     module.add_arguments(parser)
     code: int = module.run(parser.parse_args(words[1:]))
@@ -41,7 +48,7 @@ def _usage(words: Sequence[str]) -> int:
         usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help tells the options)",
         description="Node resource agent for Kubernetes.",
         epilog="commands:\n" + "\n".join(lines),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), help=argparse.SUPPRESS)
     parser.parse_args(words[:1])

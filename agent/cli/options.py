@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tomllib
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,18 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None
 
 def load(arguments: argparse.Namespace) -> Settings:
     """Raises SettingsError that names file and option."""
-    raw: dict[str, Any] = {}
-    if arguments.config:
-        try:
-            with open(arguments.config, "rb") as file:
-                raw = tomllib.load(file)
-        except (OSError, tomllib.TOMLDecodeError) as error:
-            raise SettingsError(f"{arguments.config}: {error}") from error
+    raw = _read(arguments.config) if arguments.config else {}
     for field in settings.options():
         given = getattr(arguments, field.name, None)
         if given is not None:
             raw[field.encode_name] = given
     return settings.parse(raw)
+
+
+def _read(path: str) -> dict[str, Any]:
+    import tomllib  # a megabyte that a proxy without a file need not hold
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{path}: {error}") from error
 
 
 def fail(error: Exception, code: int = 1) -> int:

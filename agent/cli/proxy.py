@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from agent.cli import options
-from agent.host.listener import ListenError
-from agent.model.settings import SettingsError
-from agent.proxy import daemon
+from agent.host.listener import Listener, ListenError
+from agent.model.settings import Settings, SettingsError, socket_path
 from agent.telemetry import logs
 
 OPTIONS = ("listen", "runtime_endpoint", "state_dir", "hold_seconds", "proxy_http", "log_level")
@@ -24,7 +24,22 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     try:
-        daemon.run(settings)
+        listener = _listen(settings)
     except (ListenError, SettingsError, OSError) as error:
         return options.fail(error)
+    # A kubelet that connects now waits for the imports instead of failing.
+    from agent.proxy import daemon
+
+    try:
+        daemon.run(settings, listener.socket)
+    finally:
+        listener.close()
     return 0
+
+
+def _listen(settings: Settings) -> Listener:
+    listen, runtime = socket_path(settings.listen), socket_path(settings.runtime_endpoint)
+    if os.path.realpath(listen) == os.path.realpath(runtime):
+        raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
+    os.makedirs(os.path.dirname(listen), mode=0o755, exist_ok=True)
+    return Listener(listen)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from agent.allocate.pools import kubelet_may_own, shared_cpus
+from agent.allocate.shares import kubelet_may_own, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
     CREATE_CPUSET,

@@ -57,7 +57,6 @@ class Node:
         self._metrics = metrics
         self._announced = Announced()
         self._requested: dict[str, str] = {}
-        self._owned: frozenset[str] = frozenset()
         self._overlapping: frozenset[tuple[str, str]] = frozenset()
         self._refused: frozenset[Refusal] = frozenset()
         self._failures: dict[str, str] = {}
@@ -84,8 +83,8 @@ class Node:
         listed = {pod.uid for pod in observed.pods}
         pods = observed.pods + self._announced.missing_from(listed, time.monotonic())
         holds = self._holds(observed, topology)
-        decision = pools.decide(topology, pods, kubelet, self._owned, _running_on(pods, holds))
-        self._owned = frozenset(owner.uid for owner in decision.owners)
+        running_on = _running_on(pods, holds)
+        decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
         self._tell_refusals(decision)
         self._count_overlaps(pods, decision, holds)
         self._remember_requests(observed)

@@ -12,7 +12,11 @@ from agent.model.snapshot import PodWanted, Snapshot
 
 
 class Publisher:
-    """Numbers continue across restarts, so that a generation never comes twice in one boot."""
+    """Numbers continue across restarts, so that a generation never comes twice in one boot.
+
+    `owners` are those of the last snapshot, also of an agent before us in this boot: the proxy may
+    have handed out their CPUs by it. Without a snapshot the cgroups tell, but for conflicts.
+    """
 
     def __init__(self, path: str, boot_id: str) -> None:
         self._path = path
@@ -22,6 +26,10 @@ class Publisher:
     @property
     def generation(self) -> int:
         return self._last.generation if self._last else 0
+
+    @property
+    def owners(self) -> frozenset[str]:
+        return frozenset(owner.uid for owner in self._last.owners) if self._last else frozenset()
 
     def publish(
         self,
@@ -60,9 +68,10 @@ class Publisher:
     def _stored(self) -> Snapshot | None:
         try:
             with open(self._path, "rb") as file:
-                return snapshots.decode(file.read())
+                stored = snapshots.decode(file.read())
         except (FileNotFoundError, snapshots.SnapshotError):
             return None
+        return stored if stored.boot_id == self._boot_id else None
 
 
 def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, str | None]:

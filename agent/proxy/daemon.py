@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
+import socket
 
 from agent.host.boot import boot_id
 from agent.model import settings as options
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings import Settings
 from agent.proxy import metrics
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
@@ -21,21 +21,17 @@ from agent.runtime.relayserver import RelayServer
 log = logging.getLogger(__name__)
 
 
-def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises SettingsError, ListenError or OSError when it can't start."""
-    listen = options.socket_path(settings.listen)
+def run(settings: Settings, listening: socket.socket) -> None:
+    """Until SIGTERM or SIGINT; `listening` stays its giver's."""
     runtime = options.socket_path(settings.runtime_endpoint)
-    if os.path.realpath(listen) == os.path.realpath(runtime):
-        raise SettingsError(f"listen and runtime-endpoint are the same socket, {runtime}")
-    os.makedirs(os.path.dirname(listen), mode=0o755, exist_ok=True)
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
     gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds)
-    server = RelayServer(loop, gate, listen, runtime, on_hook_error=_log_hook_error)
+    server = RelayServer(loop, gate, listening, runtime, on_hook_error=_log_hook_error)
     signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
     signal.signal(signal.SIGINT, lambda number, frame: loop.stop())
-    log.info("proxy listens on %s for %s", listen, runtime)
+    log.info("proxy listens on %s for %s", settings.listen, runtime)
     pages = _serve_pages(loop, settings.proxy_http, server, gate, bell, snapshots)
     loop.run()
     if pages is not None:

@@ -9,23 +9,29 @@ import msgspec
 from agent.hooks.cpuset import Grant
 from agent.model.snapshot import Snapshot
 
+MOST = 256
+"""Grants that are kept one by one."""
+
 
 class Grants:
     """Every creation since the last look of the agent, by an own number and by container id.
 
     A proxy that starts does not know what its predecessor let through: until the agent has looked
-    once, a grant without CPUs stands for that.
+    once, a grant without CPUs stands for that. So it does for the oldest ones beyond `MOST`: an
+    agent that stays away must not cost memory.
     """
 
     def __init__(self) -> None:
         self._next = 0
         self._open: dict[int, Grant] = {}
         self._ids: dict[str, int] = {}
-        start = Grant("", "an earlier proxy", None, answered_at=time.monotonic_ns())
-        self._open[self._number()] = start
+        self._earlier: Grant | None = Grant(
+            "", "an earlier time", None, answered_at=time.monotonic_ns()
+        )
 
     def all(self) -> tuple[Grant, ...]:
-        return tuple(self._open.values())
+        earlier = () if self._earlier is None else (self._earlier,)
+        return (*earlier, *self._open.values())
 
     def of(self, container_id: str) -> Grant | None:
         """The grant of a container that was created through this proxy and not seen yet."""
@@ -44,20 +50,36 @@ class Grants:
         if grant is not None:
             self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
             self._ids[container_id] = number
+            self._fold()
 
     def failed(self, number: int) -> None:
         """No answer, or an error: the container may exist all the same, until the agent looked."""
         grant = self._open.get(number)
         if grant is not None:
             self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
+            self._fold()
 
     def seen(self, snapshot: Snapshot) -> None:
         """Forgets what the agent has looked at since."""
+        if self._earlier is not None and self._earlier.seen_by(snapshot):
+            self._earlier = None
         if any(grant.seen_by(snapshot) for grant in self._open.values()):
             self._open = {
                 number: grant for number, grant in self._open.items() if not grant.seen_by(snapshot)
             }
             self._ids = {each: number for each, number in self._ids.items() if number in self._open}
+
+    def _fold(self) -> None:
+        if len(self._open) <= MOST:
+            return
+        answered = [number for number, each in self._open.items() if each.answered_at is not None]
+        folded = set(answered[: len(answered) // 2])
+        if not folded:
+            return
+        latest = max(self._open[number].answered_at or 0 for number in folded)
+        self._earlier = Grant("", "an earlier time", None, answered_at=latest)
+        self._open = {number: each for number, each in self._open.items() if number not in folded}
+        self._ids = {each: number for each, number in self._ids.items() if number in self._open}
 
     def _number(self) -> int:
         self._next += 1

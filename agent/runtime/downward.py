@@ -63,6 +63,8 @@ class Downward:
                     if streams:
                         self._tap(data[at:end], length)
                 elif kind == WINDOW_UPDATE:
+                    if length != 4:
+                        raise frames.FrameError(f"WINDOW_UPDATE of {length} bytes")
                     if end > size:
                         break
                     given = frames.read_uint(data[at + 9 : end], kind)

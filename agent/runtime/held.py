@@ -104,9 +104,11 @@ class HeldStream:
     def next_frame(self, window: int) -> bytes | None:
         """A DATA frame of what is left to send; None where a window has no room for it."""
         size = len(self.body)
-        room = min(size, window, self.window, frames.DEFAULT_MAX_FRAME)
-        if size and room <= 0:
-            return None
+        room = 0  # the end alone needs no window, and a shrunk one is below zero
+        if size:
+            room = min(size, window, self.window, frames.DEFAULT_MAX_FRAME)
+            if room <= 0:
+                return None
         self.end_sent = self.ends and room == size
         flags = frames.END_STREAM if self.end_sent else 0
         frame = frames.head(room, frames.DATA, flags, self.id) + self.body[:room]

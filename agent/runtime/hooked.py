@@ -151,15 +151,15 @@ class HookedCalls:
             self._stats.passed_irregular += 1
             self._commit(stream)
             return
-        compressed, content = packed
-        if len(content) > self._limits.body_bytes:
+        compressed, message = packed
+        limits = self._limits
+        if len(message) > limits.body_bytes or self._taken > limits.held_bytes:
             self._stats.passed_oversize += 1
             self._commit(stream)
             return
-        message = bytes(content)
         if compressed:
             try:
-                message = grpc.gunzip(message, self._limits.body_bytes)
+                message = grpc.gunzip(message, limits.body_bytes)
             except grpc.MessageError:
                 self._stats.passed_compressed += 1
                 self._commit(stream)
@@ -173,10 +173,8 @@ class HookedCalls:
         call = stream.call
         if call is None:
             return
-        verdict, encoded = self._guard(stream.path, lambda: self._asked(call, stream.message)) or (
-            None,
-            b"",
-        )
+        answer = self._guard(stream.path, lambda: self._asked(call, stream.message))
+        verdict, encoded = answer or (None, b"")
         if isinstance(verdict, Hold):
             if stream.stage is not Stage.HELD:
                 stream.stage = Stage.HELD

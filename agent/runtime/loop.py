@@ -82,8 +82,11 @@ class Loop:
 
     def step(self, seconds: float) -> None:
         """Waits at most `seconds` (-1: for ever) for something, and handles what is ready."""
-        for fd, events in self._epoll.poll(self._patience(seconds)):
-            on_ready = self._ready.get(fd)
+        ready = self._ready
+        if self._timers:
+            seconds = self._patience(seconds)
+        for fd, events in self._epoll.poll(seconds):
+            on_ready = ready.get(fd)
             if on_ready is not None:
                 on_ready(events)
         if self._timers:

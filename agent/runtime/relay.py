@@ -104,5 +104,7 @@ class Relay:
             uplink.pump()
         if self._credit.excess < 0:
             self._down.insert(frames.window_update(0, self._credit.settle()))
-        self._up.flush()
-        self._down.flush()
+        if self._up.chunks:
+            self._up.flush()
+        if self._down.chunks:
+            self._down.flush()

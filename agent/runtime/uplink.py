@@ -141,6 +141,21 @@ class Uplink:
             elif kind == frames.HEADERS and (stream := self._streams.get(number)):
                 stream.announced = True
             self.lane.insert(raw)
+        if self.queue:
+            self._split_first()
+
+    def _split_first(self) -> None:
+        """Sends what the window takes of a DATA frame: the upstream may wait for just that."""
+        kind, number, raw = self.queue[0]
+        window = self._credit.window
+        if kind != frames.DATA or raw[4] & frames.PADDED or window <= 0:
+            return
+        cut = frames.HEAD_BYTES + window
+        part, rest = raw[frames.HEAD_BYTES : cut], raw[cut:]
+        self.lane.insert(frames.frame(frames.DATA, raw[4] & ~frames.END_STREAM, number, part))
+        self.queue[0] = kind, number, frames.frame(frames.DATA, raw[4], number, rest)
+        self.queued_bytes -= window
+        self._credit.window = 0
 
     def _send_from(self, stream: HeldStream) -> None:
         if not stream.announced:

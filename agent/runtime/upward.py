@@ -97,6 +97,8 @@ class Upward:
                             lane.chunks.append(data[start:at])
                         start = end
                 elif kind == RST_STREAM or (kind == SETTINGS and data[at + 4] & frames.ACK):
+                    if length > 4:
+                        raise frames.FrameError(f"frame of kind {kind}: {length} bytes")
                     if end > size:
                         break
                     if self._must_wait(kind, data[at:end]):

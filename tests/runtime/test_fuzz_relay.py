@@ -4,7 +4,7 @@ import pytest
 
 from tests.runtime.fuzz_relay import Fuzz
 
-SEEDS = int(os.environ.get("TOPOLET_FUZZ_SEEDS", "160"))
+SEEDS = int(os.environ.get("TOPOLET_FUZZ_SEEDS", "300"))
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 20))

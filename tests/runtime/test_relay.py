@@ -150,6 +150,17 @@ def test_a_new_initial_window_applies_when_the_clients_ack_goes_up() -> None:
     assert len(wire.up()) == frames.HEAD_BYTES + 100
 
 
+def test_the_end_of_a_request_needs_no_window() -> None:
+    """SETTINGS may leave a stream's window below zero."""
+    wire = Wire(Hooks(FORWARD), Limits(body_bytes=100))
+    wire.client(opening(1, HOOKED), data(1, grpc.encode_message(bytes(10_000))))
+    wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    wire.client(frames.SETTINGS_ACK)
+    wire.up()
+    wire.client(last(1, b""))
+    assert wire.up() == last(1, b"")
+
+
 def test_a_held_call_delays_nobody() -> None:
     hooks = Hooks(HOLD)
     wire = Wire(hooks)
@@ -180,14 +191,17 @@ def test_what_the_upstream_has_no_window_for_waits_in_order() -> None:
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
     wire.up()
     wire.client(opening(3, OTHER), data(3, bytes(5_000)), data(3, bytes(5_000)))
-    assert wire.up() == opening(3, OTHER) + data(3, bytes(5_000))
+    first = data(3, bytes(5_000)) + data(3, bytes(530))
+    assert wire.up() == opening(3, OTHER) + first, "cut where the window ends"
+    assert wire.relay.queued_bytes == frames.HEAD_BYTES + 4_470
     wire.client(opening(5, OTHER), last(5, b"later"), frames.SETTINGS_ACK)
     assert wire.up() == opening(5, OTHER), "headers wait for nobody"
     wire.client(opening(7, OTHER, frames.END_HEADERS))
     assert wire.up() == b"", "but behind an ACK they do"
     wire.upstream(frames.window_update(0, 10_000))
     tail = last(5, b"later") + frames.SETTINGS_ACK + opening(7, OTHER)
-    assert wire.up() == data(3, bytes(5_000)) + tail
+    assert wire.up() == data(3, bytes(4_470)) + tail
+    assert wire.relay.queued_bytes == 0
 
 
 def test_trailers_of_the_client_stay_behind_its_data() -> None:
@@ -331,13 +345,14 @@ def split(raw: bytes) -> list[tuple[int, int, bytes]]:
     return found
 
 
-def test_all_that_a_connection_holds_is_bounded() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_all_that_a_connection_holds_is_bounded(at_once: bool) -> None:
     hooks = Hooks(HOLD)
     wire = Wire(hooks, Limits(held_bytes=30_000, streams=50))
     message = grpc.encode_message(bytes(16_000))
     for stream in range(1, 9, 2):
-        wire.client(opening(stream, HOOKED), data(stream, message))
-        wire.client(last(stream, b""))
+        parts = [last(stream, message)] if at_once else [data(stream, message), last(stream, b"")]
+        wire.client(opening(stream, HOOKED), *parts)
     assert (wire.stats.held_now, wire.stats.passed_oversize) == (1, 3)
     for stream in range(9, 209, 2):
         wire.client(opening(stream, HOOKED))

@@ -318,62 +318,90 @@ def test_a_reply_is_lost_with_its_connection(place: Place) -> None:
     assert place.hooks.replies == [(b"/any/Wait", None)]
 
 
-def test_neither_end_makes_the_relay_hoard(place: Place) -> None:
-    """A client that asks much and reads nothing stops being read."""
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(place.front))
-        client.settimeout(0.5)
-        window = frames.MAX_WINDOW - frames.DEFAULT_WINDOW
-        client.sendall(
-            frames.PREFACE
-            + frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
-            + frames.window_update(0, window)
-        )
-        ping = frames.frame(frames.PING, 0, 0, b"12345678")
-        flood = iter(lambda: client.sendall(ping * 1_000), 0)
-        with pytest.raises(TimeoutError):
-            list(flood)
-        pair = next(iter(place.server._pairs))
-        assert len(pair._client.backlog) < 4 << 20
-        assert len(pair._upstream.backlog) < 4 << 20
-        other = Channel(str(place.front))
-        assert other.call("/any/Echo", b"still served", WAIT_SECONDS) == b"still served"
-        other.close()
-    until(lambda: place.server.connections == 0)
+class Bare:
+    """A relay between two plain sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "back.sock"))
+        listener.listen()
+        self.loop = Loop()
+        front = str(folder / "front.sock")
+        self.server = RelayServer(self.loop, Hooks(), front, str(folder / "back.sock"))
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+        self.client = socket.socket(socket.AF_UNIX)
+        self.client.connect(front)
+        self.upstream, _ = listener.accept()
+        listener.close()
+        for end in (self.client, self.upstream):
+            end.settimeout(WAIT_SECONDS)
+
+    def close(self) -> None:
+        self.client.close()
+        self.upstream.close()
+        until(lambda: self.server.connections == 0)
+        self.loop.stop()
+        self.thread.join(WAIT_SECONDS)
+        self.server.close()
+        self.loop.close()
 
 
-def test_a_client_that_only_ends_its_side_still_gets_its_reply(tmp_path: Path) -> None:
-    """Half-closed: what the upstream says afterwards arrives."""
-    upstream = socket.socket(socket.AF_UNIX)
-    upstream.bind(str(tmp_path / "back.sock"))
-    upstream.listen()
-    upstream.settimeout(WAIT_SECONDS)
-    loop = Loop()
-    path = str(tmp_path / "front.sock")
-    server = RelayServer(loop, Hooks(), path, str(tmp_path / "back.sock"))
-    thread = threading.Thread(target=loop.run)
-    thread.start()
-    with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(WAIT_SECONDS)
-        client.connect(path)
-        client.sendall(b"no HTTP/2 at all")
-        client.shutdown(socket.SHUT_WR)
-        peer, _ = upstream.accept()
-        with peer:
-            peer.settimeout(WAIT_SECONDS)
-            received = b""
-            while part := peer.recv(100):
-                received += part
-            assert received == b"no HTTP/2 at all"
-            peer.sendall(b"late answer")
-        assert client.recv(100) == b"late answer"
-        assert client.recv(100) == b""
-    until(lambda: server.connections == 0)
-    loop.stop()
-    thread.join(WAIT_SECONDS)
-    server.close()
-    loop.close()
-    upstream.close()
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Bare]:
+    bare = Bare(tmp_path)
+    yield bare
+    bare.close()
+
+
+@pytest.mark.parametrize("flooded", ["client", "upstream"])
+def test_an_end_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, flooded: str) -> None:
+    """And what was taken arrives once it reads again."""
+    source, target = bare.client, bare.upstream
+    if flooded == "client":
+        source, target = target, source
+    else:
+        source.sendall(frames.PREFACE)
+        assert target.recv(100) == frames.PREFACE
+    part = frames.frame(frames.PING, 0, 0, b"12345678") * 1_000
+    source.setblocking(False)
+    sent, idle = 0, threading.Event()
+    while not idle.wait(0.2):
+        before = sent
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += source.send(part[sent % len(part) :])
+        if sent == before:
+            idle.set()
+    pair = next(iter(bare.server._pairs))
+    assert len(pair._client.backlog) + len(pair._upstream.backlog) < 1 << 20
+    received = bytearray()
+    while len(received) < sent:
+        received += target.recv(1 << 20)
+    assert received == (part * (sent // len(part) + 1))[:sent]
+
+
+def test_a_client_that_only_ends_its_side_still_gets_its_reply(bare: Bare) -> None:
+    bare.client.sendall(b"no HTTP/2 at all")
+    bare.client.shutdown(socket.SHUT_WR)
+    received = b""
+    while part := bare.upstream.recv(100):
+        received += part
+    assert received == b"no HTTP/2 at all"
+    bare.upstream.sendall(b"late answer")
+    assert bare.client.recv(100) == b"late answer"
+    bare.upstream.close()
+    assert bare.client.recv(100) == b""
+
+
+def test_what_the_upstream_said_last_arrives_though_it_hung_up(bare: Bare) -> None:
+    answer = frames.frame(99, 0, 1, bytes(8_000)) * 40
+    bare.upstream.sendall(answer)
+    bare.upstream.close()
+    received = bytearray()
+    while part := bare.client.recv(1_000):
+        received += part
+    assert received == answer
 
 
 def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(

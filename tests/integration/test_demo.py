@@ -1,0 +1,94 @@
+"""`make run` without make: what a newcomer sees, also after things went wrong."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from demo.children import started_at
+from demo.containerd import Containerd
+from demo.pods import run_pod
+from demo.stage import CGROUP_ROOT
+from tests.integration.harness import TestNode, eventually
+
+LAST = str(max(os.sched_getaffinity(0)))
+
+
+@pytest.fixture
+def folder(containerd: Containerd) -> Iterator[pathlib.Path]:
+    """A demo's own; asking for the runtime skips where there can be none."""
+    path = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def demo(folder: pathlib.Path, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "demo", f"--dir={folder}", *flags]
+
+
+def played(folder: pathlib.Path, *flags: str) -> str:
+    """The output of a demo of five seconds."""
+    command = demo(folder, "--seconds=5", *flags)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check_shown(output: str) -> None:
+    assert re.search(rf"LSE topolet-demo/lse  {LAST}\n", output)
+    kernel = " ".join(output.rpartition("In the kernel's cpuset files:")[2].split())
+    assert f"topolet-demo/lse {LAST} " in kernel
+    assert f"topolet-demo/ls {LAST} " not in kernel
+    assert "cpusets given back" in output
+
+
+def living(folder: pathlib.Path) -> list[str]:
+    """Processes that name the folder in their command line."""
+    found = []
+    for each in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = each.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in words and int(each.parent.name) != os.getpid():
+            found.append(words)
+    return found
+
+
+def test_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
+    for _ in range(2):
+        check_shown(played(folder))
+        assert not living(folder)
+        assert not pathlib.Path(f"/sys/fs/cgroup/cpuset{CGROUP_ROOT}").exists()
+
+
+def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
+    with (folder / "out").open("w") as out:
+        first = subprocess.Popen(demo(folder), stdout=out, stderr=out)
+    eventually("pods came", lambda: "LSE pod" in (folder / "out").read_text(), 30.0)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    pid, _ = json.loads((folder / "agent.pid").read_text())
+    assert started_at(pid), "the agent outlives the demo"
+    check_shown(played(folder))
+    assert not living(folder)
+
+
+def test_beside_and_on_a_containerd_that_runs_already(folder: pathlib.Path, node: TestNode) -> None:
+    """Pods that were there keep running and get their CPUs back."""
+    _, other = run_pod(node.direct, node.spec("other", "LS"))
+    before = node.cpus(other)
+    check_shown(played(folder))
+    assert node.cpus(other) == before
+
+    check_shown(played(folder, f"--runtime=unix://{node.containerd.socket}"))
+    assert node.cpus(other) == before
+    assert [each.name for each in node.direct.sandboxes()] == ["other"]
