@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
+from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
 from agent.cgroup.journal import Journal, Original
 from agent.cgroup.outcome import Outcome, State
 from agent.cgroup.writer import apply, restore
@@ -212,6 +212,23 @@ def test_v2_restore(journal: Journal) -> None:
     assert outcome.ok
     assert machine.log == ["/c=0-1", "/d=", "/a/b="]
     assert (machine.groups["/d"], machine.groups["/a/b"]) == (EMPTY, EMPTY)
+    assert journal.originals == {}
+
+
+def test_v2_group_with_processes_that_may_not_inherit_gets_all_that_is_above(
+    journal: Journal,
+) -> None:
+    machine = Machine(2, {"/a": "0-2", "/a/b": ""})
+    assert apply(machine, journal, cpusets(a_b="1")).ok
+
+    def refuse(group: str) -> None:
+        raise Populated(f"cannot write '' to {group!r}: No space left on device")
+
+    machine.inherit = refuse  # type: ignore[method-assign]
+    outcome = restore(machine, journal)
+    assert outcome.ok
+    assert machine.groups["/a/b"] == CpuSet.parse("0-2")
+    assert said(outcome)["/a/b"] == (State.WRITTEN, "is used, so it got every CPU of '/a'")
     assert journal.originals == {}
 
 

@@ -37,16 +37,21 @@ def eventually(what: str, check: Callable[[], bool], seconds: float = DEADLINE_S
 
 
 def kernel_cpus(pid: int) -> str:
-    """What the kernel's cpuset file says of the process's cgroup."""
+    """What the kernel says of the process's cgroup: on v2 what is effective."""
+    folder = kernel_group(pid, "cpuset")
+    effective = folder / "cpuset.cpus.effective"
+    return (effective if effective.exists() else folder / "cpuset.cpus").read_text().strip()
+
+
+def kernel_group(pid: int, controller: str) -> pathlib.Path:
+    """The folder of the process's cgroup, in the controller's v1 hierarchy or on v2."""
+    groups = {}
     for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
-        if "cpuset" in controllers.split(","):
-            return pathlib.Path(f"/sys/fs/cgroup/cpuset{group}/cpuset.cpus").read_text().strip()
-        if not controllers:
-            file = pathlib.Path(f"/sys/fs/cgroup{group}/cpuset.cpus.effective")
-            if file.exists():
-                return file.read_text().strip()
-    raise AssertionError(f"process {pid} has no cpuset cgroup")
+        groups |= dict.fromkeys(controllers.split(","), group)
+    if controller in groups:
+        return pathlib.Path(f"/sys/fs/cgroup/{controller}{groups[controller]}")
+    return pathlib.Path(f"/sys/fs/cgroup{groups['']}")
 
 
 class TestNode:
@@ -157,9 +162,9 @@ class TestNode:
         return kernel_cpus(self.direct.sandbox_placement(sandbox_id).pid)
 
     def kernel_value(self, container_id: str, controller: str, file: str) -> str:
-        """A file of the container's cgroup; `controller` is a v1 mount, "" on v2."""
-        group = self.direct.container_placement(container_id).cgroups_path
-        return pathlib.Path(f"/sys/fs/cgroup/{controller}/{group}/{file}").read_text().strip()
+        """A file of the cgroup of a running container."""
+        pid = self.direct.container_placement(container_id).pid
+        return (kernel_group(pid, controller) / file).read_text().strip()
 
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`topolet WORDS` to its end."""

@@ -1,4 +1,4 @@
-"""Seven pods that meet every rule of the pools, and where each must run."""
+"""Five pods that meet every rule of the pools, and where each must run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from tests.integration.harness import TestNode
 
 RUNS_ON = {
     "ls": "0-3,10-15",
-    "unlabelled-ls": "0-3,10-15",
-    "be": "0-3,8-15",
-    "unlabelled-be": "0-3,8-15",
-    "on-node-2": "10-11",
     "lse": "4-7",
     "lsr": "8-9",
+    "be": "0-3,8-15",
+    "on-node-2": "10-11",
 }
 """LSE owns a whole NUMA node, LSR half of one; only BE pods may run on LSR's CPUs."""
 
@@ -31,23 +29,14 @@ BE_POOLS = [
 ]
 
 
-def sharers(node: TestNode, *, slices: bool = False) -> list[PodSpec]:
-    """Those without CPUs of their own; two have no label, so that their place tells their class."""
-    bound = {"numaNodeResources": [{"node": 2, "resources": {"cpu": "2"}}]}
-    return [
-        node.spec("ls", "LS", slices=slices),
-        node.spec("unlabelled-ls", slices=slices),
-        node.spec("be", "BE", slices=slices),
-        node.spec("unlabelled-be", kube_class="besteffort", slices=slices),
-        node.spec(
-            "on-node-2", "LS", annotations={RESOURCE_STATUS: json.dumps(bound)}, slices=slices
-        ),
+def specs(node: TestNode) -> dict[str, PodSpec]:
+    """Two have no label, so that the place of their cgroups tells their class."""
+    bound = json.dumps({"numaNodeResources": [{"node": 2, "resources": {"cpu": "2"}}]})
+    pods = [
+        node.spec("ls", "LS"),
+        node.spec("lse", "LSE", RUNS_ON["lse"], kube_class="guaranteed"),
+        node.spec("lsr", "LSR", RUNS_ON["lsr"], kube_class="guaranteed"),
+        node.spec("be", kube_class="besteffort"),
+        node.spec("on-node-2", annotations={RESOURCE_STATUS: bound}),
     ]
-
-
-def owners(node: TestNode, *, slices: bool = False) -> list[PodSpec]:
-    """Those with CPUs of their own."""
-    return [
-        node.spec("lse", "LSE", RUNS_ON["lse"], kube_class="guaranteed", slices=slices),
-        node.spec("lsr", "LSR", RUNS_ON["lsr"], kube_class="guaranteed", slices=slices),
-    ]
+    return {each.name: each for each in pods}
