@@ -7,6 +7,7 @@ sees this machine's files read-only, so it has the same Python, containerd and r
 from __future__ import annotations
 
 import compileall
+import contextlib
 import itertools
 import os
 import pathlib
@@ -80,7 +81,7 @@ def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[in
         code, report = _text(share / "code").strip(), share / "junit.xml"
         if code and report.exists():
             return int(code), _cases(report)
-        if last or (share / "output.txt").exists():
+        if last or (share / "output.txt").exists() or time.monotonic() > deadline:
             break
     raise GuestError(
         f"the guest {ended}\n--- its console\n{_text(share / 'console.txt')[-6000:]}"
@@ -92,7 +93,7 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
     """Returns when the guest has ended: how."""
     with (share / "console.txt").open("wb") as console:
         emulator = subprocess.Popen(
-            _command(share, paths),
+            command(share, paths),
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -105,12 +106,13 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
     except subprocess.TimeoutExpired:
         return "did not end in time"
     finally:
-        if emulator.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(emulator.pid, signal.SIGKILL)
-            emulator.wait()
+        emulator.wait()
 
 
-def _command(share: pathlib.Path, paths: list[str]) -> list[str]:
+def command(share: pathlib.Path, paths: list[str]) -> list[str]:
+    """What boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
     words = [start, share, REPOSITORY, sys.executable, *paths]
     numa = [f"--numa={_MEMORY_GB}G,cpus={cpus}" for cpus in NODES]
@@ -118,9 +120,9 @@ def _command(share: pathlib.Path, paths: list[str]) -> list[str]:
         f"--numa-distance={one},{other}={DISTANCES[one][other]}"
         for one, other in itertools.combinations(range(len(NODES)), 2)
     ]
-    # The same files a second time, to be mounted with a cache.
-    whole = (
-        # Sixteen threads on a few CPUs wait for each other most of the time.
+    # One thread, because sixteen on a few CPUs mostly wait for each other; and this machine's files
+    # a second time, to be mounted with a cache.
+    options = (
         "-accel tcg,thread=single -cpu Skylake-Server"
         " -fsdev local,id=whole,path=/,security_model=none,readonly=on,multidevs=remap"
         " -device virtio-9p-pci,fsdev=whole,mount_tag=whole"
@@ -129,7 +131,7 @@ def _command(share: pathlib.Path, paths: list[str]) -> list[str]:
         *("vng", "--run", str(kernel()), "--disable-kvm", "--force-9p", "--user=root", "--verbose"),
         *("--cpus=16,sockets=2,cores=4,threads=2", f"--memory={_MEMORY_GB * len(NODES)}G"),
         *numa,
-        f"--qemu-opts={whole}",
+        f"--qemu-opts={options}",
         "--append=mitigations=off",
         f"--rwdir={share}",
         *("--exec", shlex.join(map(str, words))),

@@ -23,7 +23,7 @@ echo "+cpuset +cpu +io +memory +pids" >/sys/fs/cgroup/cgroup.subtree_control
 # More threads than that in each Go program would stand in each other's way on an emulated machine.
 code=0
 chroot "$root" env --chdir="$repository" \
-    PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
+    PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
     PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TOPOLET_GUEST=1 TOPOLET_TEST_DEADLINE_SECONDS=60 \
     "$python" -m pytest -v -p pytest_timeout --timeout=150 -p no:cacheprovider \
     --junit-xml="$share/junit.xml" "$@" || code=$?

@@ -22,6 +22,29 @@ def share() -> Iterator[pathlib.Path]:
     shutil.rmtree(folder)
 
 
+def test_guest_that_hangs_is_ended_and_quoted(
+    share: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"echo booting; echo first step >{share}/output.txt; echo $$ >{share}/pid; sleep 1000"
+    monkeypatch.setattr(guest, "command", lambda *_: ["sh", "-c", script])
+    with pytest.raises(guest.GuestError, match=r"(?s)did not end in time.*booting.*first step"):
+        guest.run(share, [], limit_seconds=0.5)
+    assert not pathlib.Path("/proc", (share / "pid").read_text().strip()).exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "boots"), [("kill -SEGV $$", 2), ("echo started >output.txt; kill -SEGV $$", 1)]
+)
+def test_guest_that_dies_before_its_first_step_is_booted_once_more(
+    share: pathlib.Path, monkeypatch: pytest.MonkeyPatch, script: str, boots: int
+) -> None:
+    script = f"cd {share}; echo >>boots; {script}"
+    monkeypatch.setattr(guest, "command", lambda *_: ["sh", "-c", script])
+    with pytest.raises(guest.GuestError, match="ended with code -11"):
+        guest.run(share, [], limit_seconds=30)
+    assert len((share / "boots").read_text().splitlines()) == boots
+
+
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
 @pytest.mark.timeout(LIMIT_SECONDS + 60)
 def test_everything_holds_on_four_numa_nodes_with_cgroup_v2(
