@@ -17,6 +17,7 @@ run: $(VENV)/.run
 
 test: $(VENV)/.test
 	@demo/prepare test
+	@tests/vm/prepare
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.lint

@@ -31,6 +31,7 @@ address = {ttrpc}
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "{sandbox_image}"
 restrict_oom_score_adj = true
+disable_apparmor = true
 stream_server_address = "127.0.0.1"
 stream_server_port = "0"
 [plugins."io.containerd.grpc.v1.cri".containerd]

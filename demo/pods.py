@@ -17,7 +17,10 @@ from demo import image
 
 @dataclass
 class PodSpec:
-    """One pod of one container. `cpuset` becomes its resource-status, verbatim if it is a dict."""
+    """One pod of one container. `cpuset` becomes its resource-status.
+
+    `slices`: its cgroups are named as a kubelet with the systemd driver names them.
+    """
 
     name: str
     qos: str = ""
@@ -25,15 +28,25 @@ class PodSpec:
     kube_class: str = "burstable"
     namespace: str = "default"
     cgroup_root: str = "/topolet"
+    slices: bool = False
     annotations: dict[str, str] = field(default_factory=dict)
     uid: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    def cgroup_parent(self) -> str:
+        """The pod's group, whose place tells its Kubernetes class."""
+        words = ["kubepods", self.kube_class, f"pod{self.uid}"]
+        if self.kube_class == "guaranteed":
+            del words[1]
+        if self.slices:
+            words[-1] = words[-1].replace("-", "_")
+            words = [f"{'-'.join(words[: end + 1])}.slice" for end in range(len(words))]
+        return "/".join([self.cgroup_root, *words])
 
     def config(self) -> pb.PodSandboxConfig:
         """The sandbox's configuration, on the host's network."""
         annotations = dict(self.annotations)
         if self.cpuset:
             annotations[RESOURCE_STATUS] = json.dumps({"cpuset": self.cpuset})
-        between = "" if self.kube_class == "guaranteed" else f"/{self.kube_class}"
         return pb.PodSandboxConfig(
             metadata=pb.PodSandboxMetadata(name=self.name, uid=self.uid, namespace=self.namespace),
             labels={
@@ -44,7 +57,7 @@ class PodSpec:
             },
             annotations=annotations,
             linux=pb.LinuxPodSandboxConfig(
-                cgroup_parent=f"{self.cgroup_root}/kubepods{between}/pod{self.uid}",
+                cgroup_parent=self.cgroup_parent(),
                 security_context=pb.LinuxSandboxSecurityContext(
                     namespace_options=pb.NamespaceOption(network=pb.NODE, pid=pb.CONTAINER)
                 ),

@@ -32,6 +32,10 @@ class GroupGone(CgroupError):  # noqa: N818 - an event of everyday life, not a f
     """The group does not exist (any more)."""
 
 
+class Populated(CgroupError):  # noqa: N818 - a kernel's rule, not a fault
+    """The kernel (6.1 does) lets no group inherit again while processes are in or below it."""
+
+
 class Hierarchy:
     """One machine's cpuset hierarchy; holds no state but where it is.
 
@@ -82,10 +86,19 @@ class Hierarchy:
         self._write(group, str(cpus))
 
     def inherit(self, group: str) -> None:
-        """Let a v2 group use its parent's CPUs again. v1 knows no such thing: ValueError."""
+        """Let a v2 group use its parent's CPUs again. Raises Populated.
+
+        v1 knows no such thing: ValueError.
+        """
         if self.version == 1:
             raise ValueError(f"a cgroup v1 cpuset can't inherit ({group!r})")
-        self._write(group, "")
+        try:
+            self._write(group, "")
+        except CgroupError as error:
+            cause = error.__cause__
+            if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+                raise Populated(str(error)) from cause
+            raise
 
     def group_of(self, pid: int) -> str | None:
         """The group of a process; None when it is gone, or outside of our cgroup namespace."""

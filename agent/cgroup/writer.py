@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cgroup.hierarchy import CgroupError, Hierarchy, Populated
 from agent.cgroup.journal import Journal, JournalError, Original
-from agent.cgroup.order import ancestors
+from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import Outcome, State
 from agent.cgroup.round import Round
 from agent.model.cpuset import CpuSet
@@ -49,7 +49,8 @@ def restore(
     """Give every journalled group its original value back, and drop the entries so settled.
 
     `chosen` adds groups whose value was ours from their creation on, and wins over the journal; on
-    v2 an empty set there lets the group inherit. On v1 a value beyond what the parent then has is
+    v2 an empty set there lets the group inherit; where the kernel refuses that, it gets every CPU
+    of what is above, which the note says. On v1 a value beyond what the parent then has is
     cut to the parent's, which the note says, and a group whose value was empty (so nobody ran in
     it) keeps what it has.
     """
@@ -96,11 +97,17 @@ def _put(hierarchy: Hierarchy, round_: Round, group: str, cpus: CpuSet) -> None:
     if round_.own(group) == cpus:
         round_.settle(group, State.RIGHT)
         return
-    if cpus:
+    note = None
+    try:
+        if cpus:
+            hierarchy.write(group, cpus)
+        else:
+            hierarchy.inherit(group)
+    except Populated:
+        above = parent(group)
+        cpus, note = hierarchy.effective_cpus(above), f"is used, so it got every CPU of {above!r}"
         hierarchy.write(group, cpus)
-    else:
-        hierarchy.inherit(group)
-    round_.settle(group, State.WRITTEN, cpus)
+    round_.settle(group, State.WRITTEN, cpus, note)
 
 
 def _ask_back(round_: Round, group: str, cpus: CpuSet) -> None:

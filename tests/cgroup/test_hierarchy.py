@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
+from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
 from agent.model.cpuset import EMPTY, CpuSet
 
 
@@ -106,6 +106,14 @@ def test_write_and_inherit(tmp_path: Path) -> None:
     assert (tmp_path / "a/cpuset.cpus").read_bytes() == b"2\n"
     h.inherit("/a")
     assert (tmp_path / "a/cpuset.cpus").read_bytes() == b"\n"
+
+
+def test_a_group_in_use_that_may_not_inherit_is_told_apart(tmp_path: Path) -> None:
+    v2(tmp_path)
+    group(tmp_path / "a")
+    (tmp_path / "a/cpuset.cpus").symlink_to("/dev/full")  # answers ENOSPC, as the kernel does
+    with pytest.raises(Populated, match=r"write '' to .*/a/cpuset\.cpus.*No space"):
+        Hierarchy(str(tmp_path)).inherit("/a")
 
 
 def test_an_empty_cpuset_is_never_written(tmp_path: Path) -> None:

@@ -145,7 +145,9 @@ def test_an_exclusive_cpu_is_taken_and_given_back(play: Playground, journal: Jou
 
     back = restore(REAL, journal)
     assert back.ok, back
-    assert {group: play.own(group) for group in play.groups} == before
+    # On v2 there are kernels that let no group with processes inherit again (6.1).
+    allowed = {group: (own, own if V1 else own or ALL) for group, own in before.items()}
+    assert all(play.own(group) in allowed[group] for group in play.groups)
     assert [affinity(pid) for pid in pids] == [ALL, ALL]
     assert Journal(journal.path).originals == {}
 

@@ -12,7 +12,7 @@ import pytest
 
 from demo import containerd as private
 from demo.containerd import Containerd
-from tests.integration.harness import TestNode
+from tests.integration.harness import TestNode, fresh_node
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +35,5 @@ def containerd() -> Iterator[Containerd]:
 @pytest.fixture
 def node(containerd: Containerd) -> Iterator[TestNode]:
     """Agent and proxy are started by the test."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
-    it = TestNode(folder, containerd)
-    yield it
-    it.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    with fresh_node(containerd) as it:
+        yield it

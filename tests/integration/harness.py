@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -21,7 +24,7 @@ from demo.containerd import Containerd
 from demo.pods import PodSpec, remove_pod
 from demo.stage import free_port
 
-DEADLINE_SECONDS = 10.0
+DEADLINE_SECONDS = float(os.environ.get("TOPOLET_TEST_DEADLINE_SECONDS", "10"))
 
 
 def eventually(what: str, check: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
@@ -34,16 +37,21 @@ def eventually(what: str, check: Callable[[], bool], seconds: float = DEADLINE_S
 
 
 def kernel_cpus(pid: int) -> str:
-    """What the kernel's cpuset file says of the process's cgroup."""
+    """What the kernel says of the process's cgroup: on v2 what is effective."""
+    folder = kernel_group(pid, "cpuset")
+    effective = folder / "cpuset.cpus.effective"
+    return (effective if effective.exists() else folder / "cpuset.cpus").read_text().strip()
+
+
+def kernel_group(pid: int, controller: str) -> pathlib.Path:
+    """The folder of the process's cgroup, in the controller's v1 hierarchy or on v2."""
+    groups = {}
     for line in pathlib.Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, group = line.split(":", 2)
-        if "cpuset" in controllers.split(","):
-            return pathlib.Path(f"/sys/fs/cgroup/cpuset{group}/cpuset.cpus").read_text().strip()
-        if not controllers:
-            file = pathlib.Path(f"/sys/fs/cgroup{group}/cpuset.cpus.effective")
-            if file.exists():
-                return file.read_text().strip()
-    raise AssertionError(f"process {pid} has no cpuset cgroup")
+        groups |= dict.fromkeys(controllers.split(","), group)
+    if controller in groups:
+        return pathlib.Path(f"/sys/fs/cgroup/{controller}{groups[controller]}")
+    return pathlib.Path(f"/sys/fs/cgroup{groups['']}")
 
 
 class TestNode:
@@ -57,8 +65,8 @@ class TestNode:
         self.state = folder / "state"
         self.cgroup_root = f"/topolet-test-{uuid.uuid4().hex[:8]}"
         self.cri_socket = str(folder / "cri.sock")
-        self.direct = Cri(containerd.socket)
-        self.proxied = Cri(self.cri_socket)
+        self.direct = Cri(containerd.socket, DEADLINE_SECONDS)
+        self.proxied = Cri(self.cri_socket, DEADLINE_SECONDS)
         self.http_port = 0
         self._agent: subprocess.Popen[bytes] | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
@@ -154,9 +162,9 @@ class TestNode:
         return kernel_cpus(self.direct.sandbox_placement(sandbox_id).pid)
 
     def kernel_value(self, container_id: str, controller: str, file: str) -> str:
-        """A file of the container's cgroup, v1."""
-        group = self.direct.container_placement(container_id).cgroups_path
-        return pathlib.Path(f"/sys/fs/cgroup/{controller}{group}/{file}").read_text().strip()
+        """A file of the cgroup of a running container."""
+        pid = self.direct.container_placement(container_id).pid
+        return (kernel_group(pid, controller) / file).read_text().strip()
 
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`topolet WORDS` to its end."""
@@ -194,6 +202,18 @@ class TestNode:
         assert self._proxy.poll() is None, self.log("proxy")
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(self.cri_socket) == 0
+
+
+@contextlib.contextmanager
+def fresh_node(containerd: Containerd) -> Iterator[TestNode]:
+    """A node of which nothing runs yet, and nothing is left."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    node = TestNode(folder, containerd)
+    try:
+        yield node
+    finally:
+        node.close()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill(process: subprocess.Popen[bytes] | None) -> None:

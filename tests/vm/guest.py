@@ -1,0 +1,167 @@
+"""An emulated machine with 16 CPUs on 4 NUMA nodes and cgroup v2 that runs our tests.
+
+Two sockets of four cores of two threads; NUMA nodes 0-3, 4-7, 8-11 and 12-15, two a socket. It
+sees this machine's files read-only, so it has the same Python, containerd and runc.
+"""
+
+from __future__ import annotations
+
+import compileall
+import contextlib
+import itertools
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+
+import msgspec
+
+from demo import containerd
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+NODES = ("0-3", "4-7", "8-11", "12-15")
+DISTANCES = ((10, 12, 21, 21), (12, 10, 21, 21), (21, 21, 10, 12), (21, 21, 12, 10))
+_MEMORY_GB = 1
+
+
+class GuestError(RuntimeError):
+    """The guest came to no result; the text ends with what it said."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One test in the guest; `outcome` is `passed`, `skipped`, `failed` or `error`."""
+
+    name: str
+    outcome: str
+    seconds: float
+    text: str = ""
+
+
+def lacking() -> list[str]:
+    """Why no guest can be started here; empty when one can."""
+    reasons = []
+    if platform.machine() != "x86_64":
+        reasons.append("the guest is an x86_64 machine")
+    if os.geteuid():
+        reasons.append("needs root")
+    programs = ("qemu-system-x86_64", "vng", "virtme-run", "modprobe")
+    missing = [name for name in programs if shutil.which(name, path=_path()) is None]
+    missing += containerd.missing()
+    if kernel() is None:
+        missing.append(f"a kernel below {_cache()}")
+    if missing:
+        reasons.append(f"missing: {', '.join(missing)} (tests/vm/prepare installs it)")
+    return reasons
+
+
+def kernel() -> pathlib.Path | None:
+    """The image that tests/vm/prepare fetched last."""
+    images = _cache().glob("kernel-*/boot/vmlinuz-*")
+    return max(images, key=lambda image: image.stat().st_ctime, default=None)
+
+
+def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[int, list[Case]]:
+    """pytest's exit code and outcomes of `paths` (below the repository) in a fresh guest.
+
+    `share` is an empty folder; the guest's output is left in it. A guest that dies before its first
+    step is booted once more: qemu itself crashes now and then. Raises GuestError.
+    """
+    # The guest can't write what it compiles.
+    for folder in ("agent", "demo"):
+        compileall.compile_dir(REPOSITORY / folder, quiet=1)
+    deadline = time.monotonic() + limit_seconds
+    for last in (False, True):
+        ended = _boot(share, paths, deadline)
+        code, report = _text(share / "code").strip(), share / "junit.xml"
+        if code and report.exists():
+            return int(code), _cases(report)
+        if last or (share / "output.txt").exists() or time.monotonic() > deadline:
+            break
+    raise GuestError(
+        f"the guest {ended}\n--- its console\n{_text(share / 'console.txt')[-6000:]}"
+        f"\n--- its output\n{_text(share / 'output.txt')}"
+    )
+
+
+def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
+    """Returns when the guest has ended: how."""
+    with (share / "console.txt").open("wb") as console:
+        emulator = subprocess.Popen(
+            command(share, paths),
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            cwd=REPOSITORY,
+            env={**os.environ, "PATH": _path()},
+            start_new_session=True,
+        )
+    try:
+        return f"ended with code {emulator.wait(max(deadline - time.monotonic(), 1.0))}"
+    except subprocess.TimeoutExpired:
+        return "did not end in time"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(emulator.pid, signal.SIGKILL)
+        emulator.wait()
+
+
+def command(share: pathlib.Path, paths: list[str]) -> list[str]:
+    """What boots the guest."""
+    start = pathlib.Path(__file__).with_name("start.sh")
+    words = [start, share, REPOSITORY, sys.executable, *paths]
+    numa = [f"--numa={_MEMORY_GB}G,cpus={cpus}" for cpus in NODES]
+    numa += [
+        f"--numa-distance={one},{other}={DISTANCES[one][other]}"
+        for one, other in itertools.combinations(range(len(NODES)), 2)
+    ]
+    # One thread, because sixteen on a few CPUs mostly wait for each other; and this machine's files
+    # a second time, to be mounted with a cache.
+    options = (
+        "-accel tcg,thread=single -cpu Skylake-Server"
+        " -fsdev local,id=whole,path=/,security_model=none,readonly=on,multidevs=remap"
+        " -device virtio-9p-pci,fsdev=whole,mount_tag=whole"
+    )
+    return [
+        *("vng", "--run", str(kernel()), "--disable-kvm", "--force-9p", "--user=root", "--verbose"),
+        *("--cpus=16,sockets=2,cores=4,threads=2", f"--memory={_MEMORY_GB * len(NODES)}G"),
+        *numa,
+        f"--qemu-opts={options}",
+        "--append=mitigations=off",
+        f"--rwdir={share}",
+        *("--exec", shlex.join(map(str, words))),
+    ]
+
+
+def _cases(report: pathlib.Path) -> list[Case]:
+    cases = []
+    for each in ElementTree.parse(report).getroot().iter("testcase"):
+        outcome, text = "passed", ""
+        for kind, word in (("skipped", "skipped"), ("failure", "failed"), ("error", "error")):
+            found = each.find(kind)
+            if found is not None:
+                outcome, text = word, found.text or ""
+        name = f"{each.get('classname')}::{each.get('name')}"
+        cases.append(Case(name, outcome, float(each.get("time", 0)), text))
+    return cases
+
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _cache() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("TOPOLET_CACHE") or "~/.cache/topolet").expanduser()
+
+
+def _path() -> str:
+    own = pathlib.Path(sys.executable).parent
+    return f"{own}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"

@@ -1,0 +1,143 @@
+"""Proxy and agent together on four NUMA nodes; every test leaves the five pods as they were."""
+
+import json
+import pathlib
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import yaml
+
+from agent.proto import cri_pb2 as pb
+from demo import image
+from demo.containerd import Containerd
+from demo.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.integration.harness import TestNode, eventually, fresh_node
+from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
+
+HOLD = "--hold-seconds=30"
+"""The guest is slow: the agent's answer must not come too late for its slowness alone."""
+
+REPORTING = (
+    f"{image.BUSYBOX} grep Cpus_allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"
+)
+
+
+class Settled(msgspec.Struct):
+    """The node with its pods: container ids by pod name."""
+
+    node: TestNode
+    ids: dict[str, str] = {}
+
+    def cpus(self) -> dict[str, str]:
+        return {name: self.node.cpus(container) for name, container in self.ids.items()}
+
+    def create(self, spec: PodSpec) -> tuple[str, str]:
+        """A container that will log first of all where its process may run."""
+        sandbox = run_sandbox(self.node.proxied, spec)
+        request = create_request(spec, sandbox)
+        request.config.command[:] = [image.BUSYBOX, "sh", "-c", REPORTING]
+        request.config.log_path = f"{spec.name}.log"
+        request.sandbox_config.log_directory = str(self.node.folder)
+        return sandbox, create_container(self.node.proxied, request)
+
+    def first_cpus(self, name: str) -> str:
+        """What it logged."""
+        log = self.node.folder / f"{name}.log"
+        eventually(f"{name} reports", lambda: log.exists() and log.read_text().endswith("\n"))
+        return log.read_text().split()[-1]
+
+
+@pytest.fixture(scope="module")
+def settled(containerd: Containerd) -> Iterator[Settled]:
+    """The owners come when LS runs already, the others when the owners do."""
+    with fresh_node(containerd) as node:
+        node.start_agent()
+        node.start_proxy(HOLD)
+        it = Settled(node)
+        for name, spec in specs(node).items():
+            _, it.ids[name] = it.create(spec)
+            start_container(node.proxied, it.ids[name])
+        yield it
+
+
+def test_every_pod_runs_where_it_belongs(settled: Settled) -> None:
+    assert settled.cpus() == RUNS_ON
+    assert settled.node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_every_pod_ran_there_from_its_first_moment(settled: Settled) -> None:
+    first = {name: settled.first_cpus(name) for name in RUNS_ON}
+    assert first == RUNS_ON | {"ls": "0-15"}, "LS was alone"
+
+
+def test_pools_shrink_before_an_owner_starts_and_grow_when_it_leaves(settled: Settled) -> None:
+    node = settled.node
+    sandbox, container = settled.create(node.spec("late", "LSE", "12-15"))
+    without = {"ls": "0-3,10-11", "be": "0-3,8-11"}
+    assert settled.cpus() == RUNS_ON | without, "before its start"
+    start_container(node.proxied, container)
+    assert settled.first_cpus("late") == "12-15"
+    remove_pod(node.proxied, sandbox)
+    eventually("all as before", lambda: settled.cpus() == RUNS_ON)
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_pools_are_told_by_numa_node(settled: Settled) -> None:
+    path = pathlib.Path(settled.node.state, "objects/noderesourcetopology/node-a.yaml")
+    topology = yaml.safe_load(path.read_text())
+    told = topology["metadata"]["annotations"]
+    assert json.loads(told["node.koordinator.sh/cpu-shared-pools"]) == LS_POOLS
+    assert json.loads(told["node.koordinator.sh/be-cpu-shared-pools"]) == BE_POOLS
+    available = [
+        next(each["available"] for each in zone["resources"] if each["name"] == "cpu")
+        for zone in topology["zones"]
+    ]
+    assert available == ["4", "0", "2", "4"]
+    assert [each["value"] for each in topology["zones"][0]["costs"]] == [10, 12, 21, 21]
+
+
+def test_update_changes_every_field_but_the_cpus(settled: Settled) -> None:
+    node, lse = settled.node, settled.ids["lse"]
+    linux = pb.LinuxContainerResources(
+        cpuset_cpus="0-3",
+        cpu_shares=512,
+        cpu_period=100_000,
+        cpu_quota=150_000,
+        memory_limit_in_bytes=64 << 20,
+    )
+    request = pb.UpdateContainerResourcesRequest(container_id=lse, linux=linux)
+    node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    assert settled.cpus() == RUNS_ON
+    assert node.kernel_value(lse, "cpuset", "cpuset.cpus") == "4-7"
+    assert node.kernel_value(lse, "cpu", "cpu.weight") == "20"
+    assert node.kernel_value(lse, "cpu", "cpu.max") == "150000 100000"
+    assert node.kernel_value(lse, "memory", "memory.max") == str(64 << 20)
+
+
+def test_container_made_behind_the_proxy_is_corrected(settled: Settled) -> None:
+    node = settled.node
+    sandbox, container = run_pod(node.direct, node.spec("behind", "LS"))
+    eventually("corrected", lambda: node.cpus(container) == RUNS_ON["ls"])
+    assert settled.cpus() == RUNS_ON
+    remove_pod(node.direct, sandbox)
+
+
+def test_kill_of_agent_and_proxy_changes_nothing(settled: Settled) -> None:
+    node = settled.node
+    node.kill_agent()
+    node.kill_proxy()
+    assert settled.cpus() == RUNS_ON
+    node.start_proxy(HOLD)
+    node.start_agent()
+    assert settled.cpus() == RUNS_ON
+    assert node.metric("topolet_cgroup_writes_total") == 0
+    assert node.metric("topolet_cpu_overlaps_total") == 0

@@ -1,0 +1,68 @@
+"""The agent alone on four NUMA nodes, below cgroups of both drivers' names."""
+
+from demo.cgroups import MOUNTS, remove_cgroups
+from demo.containerd import Containerd
+from demo.pods import PodSpec, remove_pod, run_pod
+from tests.integration.harness import eventually, fresh_node, kernel_group
+from tests.vm.inside.pods import RUNS_ON, specs
+
+IN_SLICES = ("lse", "be", "on-node-2")
+
+
+def move_to_scope(pid: int, spec: PodSpec, container_id: str) -> None:
+    """Puts a container where systemd would have: without systemd, runc makes one flat group whose
+    name is the whole `slice:prefix:id`."""
+    folder = MOUNTS
+    parts = (*spec.cgroup_parent().split("/"), f"cri-containerd-{container_id}.scope")
+    for part in filter(None, parts):
+        (folder / "cgroup.subtree_control").write_text("+cpuset")
+        folder /= part
+        folder.mkdir(exist_ok=True)
+    (folder / "cgroup.procs").write_text(str(pid))
+
+
+def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
+    with fresh_node(containerd) as node:
+        ids: dict[str, str] = {}
+        sandboxes: dict[str, str] = {}
+        for name, spec in specs(node).items():
+            if name in IN_SLICES:
+                spec.slices, spec.cgroup_root = True, ""
+            sandboxes[name], ids[name] = run_pod(node.direct, spec)
+            if name in IN_SLICES:
+                for placement, container in (
+                    (node.direct.container_placement(ids[name]), ids[name]),
+                    (node.direct.sandbox_placement(sandboxes[name]), sandboxes[name]),
+                ):
+                    move_to_scope(placement.pid, spec, container)
+
+        def cpus() -> dict[str, str]:
+            return {name: node.cpus(container) for name, container in ids.items()}
+
+        assert set(cpus().values()) == {"0-15"}
+        node.start_agent()
+        eventually("everything in its place", lambda: cpus() == RUNS_ON)
+        paused = {name: node.sandbox_cpus(sandbox) for name, sandbox in sandboxes.items()}
+        assert paused == RUNS_ON
+        assert node.kernel_value(ids["lse"], "cpuset", "cpuset.cpus") == "4-7"
+        group = kernel_group(node.direct.container_placement(ids["be"]).pid, "cpuset")
+        assert group.relative_to(MOUNTS).parts[:2] == (
+            "kubepods.slice",
+            "kubepods-besteffort.slice",
+        )
+
+        for owner in ("lse", "lsr"):
+            del ids[owner]
+            remove_pod(node.direct, sandboxes[owner])
+        without = dict.fromkeys(ids, "0-15") | {"on-node-2": "8-11"}
+        eventually("the owners' CPUs are given back", lambda: cpus() == without)
+
+        node.stop_agent()
+        done = node.run_cli(
+            "restore",
+            f"--state-dir={node.state}",
+            f"--runtime-endpoint=unix://{containerd.socket}",
+        )
+        assert done.returncode == 0, done.stderr
+        assert cpus() == dict.fromkeys(ids, "0-15")
+    remove_cgroups("/kubepods.slice")
