@@ -137,7 +137,7 @@ class Node:
         }
         if outcome.journal_error:
             failures["journal"] = outcome.journal_error
-        for key in failures.keys() - self._failures.keys():
+        for key in sorted(failures.keys() - self._failures.keys()):
             self._metrics.cgroup_writes.labels("failed").inc()
             log.error("cpuset not set: %s", failures[key])
         self._failures = failures

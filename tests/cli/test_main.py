@@ -1,0 +1,99 @@
+"""The command itself, and what its processes load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import COMMANDS
+
+
+def python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def topolet(*words: str) -> subprocess.CompletedProcess[str]:
+    return python("-m", "agent", *words)
+
+
+def test_no_command_tells_the_commands() -> None:
+    done = topolet()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all(f"  {name} " in done.stderr for name in COMMANDS)
+
+
+def test_unknown_command_is_named() -> None:
+    done = topolet("nonsense", "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "invalid choice: 'nonsense'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_command_and_each_has_its_own() -> None:
+    done = topolet("--help")
+    assert done.returncode == 0
+    for name, text in COMMANDS.items():
+        assert f"  {name:<10} {text}" in done.stdout
+        own = topolet(name, "--help")
+        assert (own.returncode, own.stderr) == (0, "")
+        assert own.stdout.startswith(f"usage: topolet {name} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "reason"),
+    [
+        (["proxy", "--hold-seconds=soon"], 2, "hold-seconds"),
+        (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
+        (["proxy", "--listen=a.sock"], 1, "endpoint 'a.sock' is no unix:///absolute/path"),
+        (["proxy", "--listen=/run/x.sock", "--runtime-endpoint=/run/x.sock"], 1, "same socket"),
+        (["agent"], 2, "--standalone"),
+        (["agent", "--standalone", "--period-seconds=0"], 2, "period-seconds"),
+    ],
+)
+def test_wrong_use_is_one_line(words: list[str], code: int, reason: str) -> None:
+    done = topolet(*words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert reason in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_address_that_is_none_leaves_no_socket_behind(tmp_path: Path) -> None:
+    listen = tmp_path / "cri.sock"
+    done = topolet("proxy", f"--listen={listen}", "--proxy-http=nowhere")
+    assert done.returncode == 1
+    assert "address 'nowhere' is no HOST:PORT" in done.stderr
+    assert not listen.exists()
+
+
+HEAVY = {
+    "asyncio",
+    "google.protobuf",
+    "http.server",
+    "prometheus_client",
+    "urllib3",
+    "yaml",
+}
+"""What costs memory or start-up time, and has no place in the process before the runtime."""
+
+LOADED = "import sys\n{}\nprint(*sys.modules)"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import agent.cli.proxy",
+        "from agent.cli.main import main\ntry: main(['proxy', '--help'])\nexcept SystemExit: pass",
+    ],
+    ids=["its imports", "its help"],
+)
+def test_proxy_stays_light(code: str) -> None:
+    done = python("-c", LOADED.format(code))
+    assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "agent.proxy.daemon" in loaded
+    assert not loaded & HEAVY

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from agent.cli import agent, options, proxy
+from agent.model import settings
+from agent.model.settings import Settings, SettingsError, host_port, parse, socket_path
+
+
+def load(*words: str, names: tuple[str, ...] = agent.OPTIONS) -> Settings:
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser, names)
+    return options.load(parser.parse_args(words))
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "topolet.toml"
+    file.write_text('state-dir = "/s"\nperiod-seconds = 2\nhold-seconds = 0.25\n')
+    loaded = load(f"--config={file}", "--period-seconds=3.5")
+    assert (loaded.state_dir, loaded.period_seconds, loaded.hold_seconds) == ("/s", 3.5, 0.25)
+    assert loaded.node_name == Settings().node_name
+    assert load() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"staet-dir = 1", "unknown field `staet-dir`"),
+        (b"state-dir = 1", "Expected `str`, got `int` - at `$.state-dir`"),
+        (b"state_dir = 'a'", "unknown field `state_dir`"),
+        (b"period-seconds = 'soon'", "$.period-seconds"),
+        (b"period-seconds = 0", "> 0.0 - at `$.period-seconds`"),
+        (b"period-seconds = nan", "$.period-seconds"),
+        (b"hold-seconds = -1", "$.hold-seconds"),
+        (b"hold-seconds = 1e9", "<= 60.0 - at `$.hold-seconds`"),
+        (b"log-level = 'loud'", "$.log-level"),
+        (b"[state-dir]\na = 1", "$.state-dir"),
+        (b"state-dir =", "topolet.toml: "),
+        (b"state-dir = '\xff'", "topolet.toml: "),
+    ],
+)
+def test_bad_file_names_the_option(tmp_path: Path, content: bytes, reason: str) -> None:
+    file = tmp_path / "topolet.toml"
+    file.write_bytes(content)
+    with pytest.raises(SettingsError) as raised:
+        load(f"--config={file}")
+    assert reason in str(raised.value)
+
+
+def test_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"none\.toml: .*No such file"):
+        load(f"--config={tmp_path}/none.toml")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--period-seconds=0"], "$.period-seconds"),
+        (["--period-seconds=soon"], "$.period-seconds"),
+        (["--log-level=LOUD"], "$.log-level"),
+    ],
+)
+def test_bad_flag_names_the_option(words: list[str], reason: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        load(*words)
+    assert reason in str(raised.value)
+
+
+def test_every_option_has_a_command_and_says_its_unit() -> None:
+    assert {each.name for each in settings.options()} == {*agent.OPTIONS, *proxy.OPTIONS}
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser, agent.OPTIONS + proxy.OPTIONS)
+    text = " ".join(parser.format_help().split())
+    for each in settings.options():
+        assert f"--{each.encode_name} " in text
+        if each.name.endswith("_seconds"):
+            assert f"--{each.encode_name} SECONDS" in text
+    assert text.count(", seconds (0.5)") == 2
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "path"),
+    [("unix:///run/a.sock", "/run/a.sock"), ("/run/a.sock", "/run/a.sock")],
+)
+def test_endpoint(endpoint: str, path: str) -> None:
+    assert socket_path(endpoint) == path
+
+
+@pytest.mark.parametrize("endpoint", ["", "run/a.sock", "unix://run/a", "tcp://1.2.3.4:5"])
+def test_endpoint_that_is_none(endpoint: str) -> None:
+    with pytest.raises(SettingsError, match="is no unix:///absolute/path"):
+        socket_path(endpoint)
+
+
+@pytest.mark.parametrize(
+    ("address", "pair"),
+    [
+        ("127.0.0.1:80", ("127.0.0.1", 80)),
+        (":0", ("0.0.0.0", 0)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_address(address: str, pair: tuple[str, int]) -> None:
+    assert host_port(address) == pair
+
+
+@pytest.mark.parametrize("address", ["", "80", "a", "a:", "a:b", "a:65536", "a:-1", "a:1.5"])
+def test_address_that_is_none(address: str) -> None:
+    with pytest.raises(SettingsError, match=f"address '{address}' is no HOST:PORT"):
+        host_port(address)
+
+
+def test_what_parse_takes_is_what_the_struct_names() -> None:
+    assert parse({each.encode_name: each.default for each in settings.options()}) == Settings()

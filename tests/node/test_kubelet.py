@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.pools import KubeletCpus
+from agent.model.cpuset import CpuSet
+from agent.node.kubelet import KubeletView
+
+GIVEN = KubeletCpus(True, {"u": CpuSet([1, 2])})
+TEXT = '{"policyName":"static","defaultCpuSet":"0,3","entries":{"u":{"a":"1-2"}}}'
+
+
+def test_torn_file_leaves_the_last_answer_in_force_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "cpu_manager_state"
+    view = KubeletView(str(tmp_path))
+    assert view.cpus() == KubeletCpus()
+    file.write_text(TEXT)
+    assert view.cpus() == GIVEN
+    file.write_text(TEXT[:40])
+    assert [view.cpus(), view.cpus()] == [GIVEN, GIVEN]
+    assert len(caplog.records) == 1
+    file.write_bytes(b"\xff")
+    assert view.cpus() == GIVEN
+    assert len(caplog.records) == 2
+    file.unlink()
+    assert view.cpus() == KubeletCpus()

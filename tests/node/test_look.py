@@ -1,0 +1,136 @@
+"""Rounds under faults that no test brings about on real containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.cgroup.journal import JournalError
+from agent.kube.store import StoreError
+from agent.model.doorbell import Created, Look, PodComes
+from agent.model.pods import ContainerState
+from agent.rpc.grpc import Code
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_round(world: World) -> None:
+    owner, sharer = world.sandbox("own", "LSE", "1"), world.sandbox("ls", "LS")
+    world.container(owner)
+    world.container(sharer)
+    waits = world.container(world.sandbox("w", "LS"), state=ContainerState.CREATED)
+    world.agent().look()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0,2-3"
+    assert world.runtime.updates == {waits.id: "0,2-3"}
+    snapshot = world.snapshot()
+    assert snapshot.containers == {"c-own-main": "1", "c-ls-main": "0,2-3", waits.id: "0,2-3"}
+
+
+def test_dead_shim_of_one_container_leaves_the_owner_its_cpu(world: World) -> None:
+    broken = world.container(world.sandbox("broken", "LS"))
+    world.runtime.failing[broken.id] = Code.UNKNOWN
+    world.container(world.sandbox("own", "LSE", "1"))
+    world.agent().look()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert world.cpus("kubepods/burstable/podbroken/c-broken-main") == "0,2-3"
+
+
+def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    (world.state / "journal").mkdir()
+    (world.state / "journal" / "full").touch()
+    agent = world.agent()
+    (world.state / "journal.broken").rename(world.state / "journal")
+    agent.heard([Created("c-own-main", "0-2")])
+    with pytest.raises(JournalError):
+        agent.look()
+    assert world.snapshot().pods["own"].cpuset == "1"
+    (world.state / "journal" / "full").unlink()
+    (world.state / "journal").rmdir()
+    agent.look()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert '"cpus": "0-2"' in (world.state / "journal").read_text(), "the request is remembered"
+
+
+def test_ring_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
+    container = world.container(world.sandbox("p", "LS"))
+    agent = world.agent()
+    agent.heard([Created(f"ended-{number}", "0") for number in range(100)])
+    agent.heard([Created(container.id, "0")])
+    agent.look()
+    assert not agent._requested
+
+
+def test_snapshot_answers_every_ring(world: World) -> None:
+    agent = world.agent()
+    agent.look()
+    first = world.snapshot()
+    agent.look()
+    assert world.snapshot() == first
+    agent.heard([Look()])
+    agent.look()
+    assert world.snapshot().generation == first.generation + 1
+    assert world.snapshot().looked_at > first.looked_at
+
+
+def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World) -> None:
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent()
+    status = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "3"}'}
+    agent.heard([PodComes("own", "ns", "own", {}, status, "/kubepods/podown")])
+    agent.look()
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-2"
+    assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
+
+
+def test_annotation_made_to_burst_a_parser_is_a_refused_claim(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.container(world.sandbox("bad", "LSE", "1"))
+    bomb = world.runtime.listed_sandboxes[0].annotations
+    bomb["scheduling.koordinator.sh/resource-status"] = '{"x":' + "[" * 100_000
+    world.container(world.sandbox("own", "LSE", "1"))
+    world.agent().look()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert world.cpus("kubepods/burstable/podbad/c-bad-main") == "0,2-3"
+    assert "pod ns/bad keeps the pool: annotation scheduling.koordinator.sh/" in caplog.text
+
+
+def test_objects_that_cannot_be_stored_keep_no_snapshot_back(world: World) -> None:
+    (world.state / "objects").write_text("")
+    with pytest.raises(StoreError):
+        world.agent().look()
+    assert world.snapshot().generation == 1
+
+
+def test_policy_of_the_kubelet_is_reported_when_nothing_else_changes(world: World) -> None:
+    agent = world.agent()
+    agent.look()
+    (world.kubelet / "cpu_manager_state").write_text('{"policyName":"static"}')
+    agent.look()
+    stored = (world.state / "objects/noderesourcetopology/n.yaml").read_text()
+    notes = yaml.safe_load(stored)["metadata"]["annotations"]
+    assert notes["kubelet.koordinator.sh/cpu-manager-policy"] == '{"policy":"static"}'
+
+
+def test_two_hundred_pods(world: World) -> None:
+    for number in range(200):
+        world.container(world.sandbox(f"p{number:03}", "BE" if number % 2 else "LS"))
+    owner = world.container(world.sandbox("own", "LSE", "0"))
+    agent = world.agent()
+    agent.look()
+    assert len(world.snapshot().containers) == 201
+    assert {world.cpus(f"kubepods/burstable/podp{n:03}/c-p{n:03}-main") for n in range(200)} == {
+        "1-3"
+    }
+    world.ends(owner)
+    world.runtime.listed_sandboxes.pop()
+    agent.look()
+    assert world.cpus("kubepods/burstable/podp000/c-p000-main") == "0-3"

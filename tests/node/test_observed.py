@@ -1,0 +1,133 @@
+"""What the real runtime can't be brought to answer; the rest is proved on containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.cgroup.hierarchy import Hierarchy
+from agent.model.pods import ContainerState, Pod
+from agent.node.observed import Observer
+from agent.node.placement import Locator
+from agent.rpc.grpc import Code, RpcError
+from agent.runtime.cri import Placement
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def observer(world: World) -> Observer:
+    return Observer(world.runtime, Locator(Hierarchy(str(world.cpuset.parent))))
+
+
+def pods(observer: Observer) -> dict[str, Pod]:
+    return {pod.uid: pod for pod in observer.look().pods}
+
+
+def groups(pod: Pod) -> dict[str, str | None]:
+    return {each.id: each.group for each in pod.containers}
+
+
+def test_container_that_vanishes_between_list_and_status(world: World, observer: Observer) -> None:
+    pod = world.sandbox("p")
+    world.container(pod, "stays")
+    gone = world.container(pod, "goes")
+    world.runtime.failing[gone.id] = Code.NOT_FOUND
+    assert list(groups(pods(observer)["p"])) == ["c-p-stays"]
+
+
+def test_one_container_without_an_answer_does_not_hide_the_others(
+    world: World, observer: Observer, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, well = world.sandbox("a"), world.sandbox("b")
+    lost = world.container(broken)
+    world.container(well)
+    world.runtime.failing[lost.id] = Code.UNKNOWN
+    for _ in range(2):
+        seen = pods(observer)
+        assert groups(seen["a"]) == {lost.id: f"/kubepods/burstable/poda/{lost.id}"}
+        assert groups(seen["b"]) == {"c-b-main": "/kubepods/burstable/podb/c-b-main"}
+    assert len([each for each in caplog.records if lost.id in each.getMessage()]) == 1
+
+
+def test_sandbox_without_an_answer_keeps_the_class_of_its_containers(
+    world: World, observer: Observer
+) -> None:
+    pod = world.sandbox("p", parent="/kubepods/besteffort/podp")
+    world.container(pod)
+    world.runtime.failing[pod.id] = Code.INTERNAL
+    assert pods(observer)["p"].kube_class == "besteffort"
+    del world.runtime.failing[pod.id]
+    world.group(f"kubepods/besteffort/podp/{pod.id}")
+    (sandbox,) = pods(observer)["p"].sandboxes
+    assert sandbox.group == f"/kubepods/besteffort/podp/{pod.id}"
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED])
+def test_runtime_that_does_not_answer_ends_the_look(
+    world: World, observer: Observer, code: Code
+) -> None:
+    world.runtime.failing[world.container(world.sandbox("p")).id] = code
+    with pytest.raises(RpcError):
+        observer.look()
+
+
+def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: Observer) -> None:
+    old = world.sandbox("p", "LS", suffix="-0", ready=False, created_at=1)
+    new = world.sandbox("p", "LSE", suffix="-1", created_at=2)
+    world.container(old, "old")
+    world.container(new, "new")
+    pod = pods(observer)["p"]
+    assert (pod.created_at, pod.qos) == (1, "LSE")
+    assert [each.name for each in pod.containers] == ["new", "old"]
+    assert [each.id for each in pod.sandboxes] == ["s-p-1"]
+
+
+def test_sandbox_that_is_not_ready_counts_while_a_container_is_left(
+    world: World, observer: Observer
+) -> None:
+    pod = world.sandbox("p", ready=False)
+    assert pods(observer) == {}
+    container = world.container(pod)
+    assert list(pods(observer)) == ["p"]
+    world.ends(container)
+    assert pods(observer) == {}
+
+
+def test_container_whose_cgroup_is_not_found_is_asked_about_again(
+    world: World, observer: Observer
+) -> None:
+    pod = world.sandbox("p")
+    container = world.container(pod)
+    hidden = world.cpuset / f"kubepods/burstable/podp/{container.id}"
+    hidden.rename(world.cpuset / "elsewhere")
+    assert groups(pods(observer)["p"]) == {container.id: None}
+    (world.cpuset / "elsewhere").rename(hidden)
+    assert groups(pods(observer)["p"]) == {container.id: f"/kubepods/burstable/podp/{container.id}"}
+
+
+@pytest.mark.parametrize("path", ["", "/system.slice/sshd.service", "/"])
+def test_process_number_of_another_service_is_not_taken_for_the_container(
+    world: World, path: str, tmp_path: Path
+) -> None:
+    proc = tmp_path / "proc" / "77"
+    proc.mkdir(parents=True)
+    locator = Locator(Hierarchy(str(world.cpuset.parent), str(tmp_path / "proc")))
+    (proc / "cgroup").write_text(f"4:cpuset:{path or '/odd/place/c1'}\n")
+    found = locator.group_of("c1", Placement(pid=77), "/kubepods/podp")
+    assert found == (None if path else "/odd/place/c1")
+
+
+def test_created_container_tells_what_it_will_start_with(world: World, observer: Observer) -> None:
+    container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
+    told = world.runtime.placements[container.id]
+    world.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset="1-2")
+    observed = observer.look()
+    assert observed.starts_with == {container.id: "1-2"}
+    assert groups(observed.pods[0]) == {container.id: None}

@@ -1,0 +1,142 @@
+"""A node without a runtime: what it lists is a value; cgroups and state are files of the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal
+from agent.kube.store import EmbeddedStore
+from agent.model import snapshot as snapshots
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet
+from agent.model.pods import ContainerState
+from agent.model.qos import QOS_LABEL
+from agent.model.snapshot import Snapshot
+from agent.node.kubelet import KubeletView
+from agent.node.look import Node
+from agent.node.machine import Machine
+from agent.node.observed import Observer
+from agent.node.placement import Locator
+from agent.node.publisher import Publisher
+from agent.node.report import Reporter
+from agent.rpc.grpc import Code, RpcError
+from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
+from agent.telemetry.metrics import AgentMetrics
+from benchmarks import trees
+
+
+class ListedRuntime(Cri):
+    """Stands where the runtime's answers can't be brought about: `failing` by container or sandbox
+    id, `placements` what the verbose status tells of the others."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.listed_sandboxes: list[Sandbox] = []
+        self.listed_containers: list[RuntimeContainer] = []
+        self.placements: dict[str, Placement] = {}
+        self.failing: dict[str, Code] = {}
+        self.updates: dict[str, str] = {}
+
+    def sandboxes(self) -> list[Sandbox]:
+        return self.listed_sandboxes
+
+    def containers(self) -> list[RuntimeContainer]:
+        return self.listed_containers
+
+    def sandbox_placement(self, sandbox_id: str) -> Placement:
+        return self._told(sandbox_id)
+
+    def container_placement(self, container_id: str) -> Placement:
+        return self._told(container_id)
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
+        self.updates[container_id] = str(cpus)
+
+    def _told(self, which: str) -> Placement:
+        if which in self.failing:
+            raise RpcError(self.failing[which], "as the test wants")
+        return self.placements[which]
+
+
+class World:
+    """Four CPUs, cgroup v1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cpuset = folder / "cgroup" / "cpuset"
+        self.group("", "0-3")
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.kubelet = folder / "kubelet"
+        self.kubelet.mkdir()
+        self.runtime = ListedRuntime()
+        self.root = trees.write(str(folder / "machine"), trees.machine(1, 1, 1, 4, 1))
+
+    def agent(self) -> Node:
+        hierarchy = Hierarchy(str(self.cpuset.parent))
+        return Node(
+            machine=Machine(self.root),
+            cri=self.runtime,
+            observer=Observer(self.runtime, Locator(hierarchy)),
+            hierarchy=hierarchy,
+            journal=Journal(self.state / "journal"),
+            kubelet=KubeletView(str(self.kubelet)),
+            publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
+            reporter=Reporter(EmbeddedStore(str(self.state / "objects")), "n"),
+            metrics=AgentMetrics(),
+        )
+
+    def snapshot(self) -> Snapshot:
+        return snapshots.decode((self.state / "snapshot.json").read_bytes())
+
+    def cpus(self, group: str) -> str:
+        return (self.cpuset / group / "cpuset.cpus").read_text().strip()
+
+    def group(self, path: str, cpus: str = "0-3") -> None:
+        folder = self.cpuset / path
+        if path and not folder.parent.exists():
+            self.group(str(folder.parent.relative_to(self.cpuset)))
+        folder.mkdir(parents=not path)
+        (folder / "cpuset.cpus").write_text(f"{cpus}\n")
+
+    def sandbox(
+        self,
+        uid: str,
+        qos: str = "",
+        claim: str = "",
+        *,
+        suffix: str = "",
+        parent: str | None = None,
+        ready: bool = True,
+        created_at: int = 0,
+    ) -> Sandbox:
+        """Listed, with a pod's cgroup that has the sandbox's and no more."""
+        parent = f"/kubepods/burstable/pod{uid}" if parent is None else parent
+        it = Sandbox(
+            id=f"s-{uid}{suffix}",
+            uid=uid,
+            namespace="ns",
+            name=uid,
+            ready=ready,
+            created_at=created_at,
+            labels={QOS_LABEL: qos} if qos else {},
+            annotations={RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {},
+        )
+        self.runtime.listed_sandboxes.append(it)
+        self.runtime.placements[it.id] = Placement(cgroup_parent=parent)
+        return it
+
+    def container(
+        self, of: Sandbox, name: str = "main", state: ContainerState = ContainerState.RUNNING
+    ) -> RuntimeContainer:
+        """Listed; running ones have a cgroup."""
+        it = RuntimeContainer(f"c-{of.uid}-{name}", of.id, name, state)
+        self.runtime.listed_containers.append(it)
+        path = f"{self.runtime.placements[of.id].cgroup_parent}/{it.id}"
+        self.runtime.placements[it.id] = Placement(cgroups_path=path, cpuset="")
+        if state is ContainerState.RUNNING:
+            self.group(path.lstrip("/"))
+        return it
+
+    def ends(self, container: RuntimeContainer) -> None:
+        self.runtime.listed_containers.remove(container)

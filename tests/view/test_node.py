@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.model.cpuset import CpuSet
+from agent.model.pods import Pod
+from agent.model.snapshot import Snapshot
+from agent.model.topology import Topology
+from agent.view.node import draw, holders
+from tests.builders import machine, pod
+
+
+def decided(topology: Topology, *pods: Pod, kubelet: KubeletCpus | None = None) -> Decision:
+    return decide(topology, pods, kubelet or KubeletCpus(), (), {})
+
+
+def snapshot(decision: Decision, **blocked: str) -> Snapshot:
+    pods = {
+        uid: msgspec.structs.replace(each, blocked=blocked.get(uid, each.blocked))
+        for uid, each in decision.pods.items()
+    }
+    return Snapshot(
+        generation=1,
+        looked_at=1,
+        boot_id="b",
+        kubelet_static=True,
+        ls_pools=decision.ls_pools,
+        be_pools=decision.be_pools,
+        owners=decision.owners,
+        pods=pods,
+        containers={},
+    )
+
+
+def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
+    topology = machine(2, 4)
+    decision = decided(
+        topology,
+        pod("lse", "LSE", "1"),
+        pod("lsr", "LSR", "5"),
+        pod("ls", "LS"),
+        pod("be", "BE"),
+        pod("bad", "LSE", "1,9", created_at=1),
+        pod("g", kube_class="guaranteed"),
+        kubelet=KubeletCpus(True, {"g": CpuSet([7])}),
+    )
+    shown = draw(topology, snapshot(decision, lsr="a container of pod ns/ls still holds CPUs 5"))
+    assert (
+        shown
+        == """\
+8 CPUs · 8 cores · 2 sockets · 2 NUMA nodes · 2 GiB
+
+╭─ Socket 0 · NUMA node 0 · 1 GiB ─╮ ╭─ Socket 1 · NUMA node 1 · 1 GiB ─╮
+│ [0a] [1b] [2a] [3a]              │ │ [4a] [5c] [6a] [7 ]              │
+╰──────────────────────────────────╯ ╰──────────────────────────────────╯
+
+Owners
+  a  LS and BE pool  0,2-4,6
+  b  LSE ns/lse  1
+  c  LSR ns/lsr, and the BE pool  5
+
+POD     QOS  CPUS
+ns/bad  LSE  0,2-4,6  shared; claim refused: CPUs 9 do not exist or are offline
+ns/lse  LSE  1        own
+ns/lsr  LSR  5        own; a container of pod ns/ls still holds CPUs 5
+ns/g    LS   -        the kubelet's
+ns/ls   LS   0,2-4,6  shared
+ns/be   BE   0,2-6    shared
+"""
+    )
+
+
+def test_pod_without_a_cpu_says_why() -> None:
+    topology = machine(1, 2)
+    decision = decide(topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), ("a",), {})
+    assert draw(topology, snapshot(decision)).splitlines()[-1] == (
+        "ns/b  LS   -     no CPU is left for it: 0-1 belong to pod ns/a"
+    )
+
+
+def test_no_pods() -> None:
+    assert draw(machine(), snapshot(decided(machine()))).endswith("\n\nNo pods.\n")
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_no_line_of_a_pod_is_wider_than_the_screen(width: int) -> None:
+    topology = machine(2, 4)
+    long = pod("a-name-that-goes-on-and-on-" * 3, "LSE", "1,9")
+    table = draw(topology, snapshot(decided(topology, long)), width).partition("POD")[2]
+    assert max(map(len, table.splitlines())) <= width
+
+
+def test_holders_of_cpus_that_are_in_one_pool_or_none() -> None:
+    topology = machine(isolated="3")
+    decision = decided(topology, pod("lsr", "LSR", "0"), pod("lse", "LSE", "1"))
+    pools = snapshot(decision)
+    only_ls = msgspec.structs.replace(pools, be_pools=())
+    assert holders(topology, only_ls) == {0: "LSR ns/lsr", 1: "LSE ns/lse", 2: "LS pool"}
+    assert holders(topology, pools)[0] == "LSR ns/lsr, and the BE pool"
+    assert 3 not in holders(topology, pools), "isolated"
