@@ -62,7 +62,7 @@ Owners
   c  LSR ns/lsr, and the BE pool  5
 
 POD     QOS  CPUS
-ns/bad  LSE  0,2-4,6  shared; claim refused: CPUs 9 do not exist or are offline
+ns/bad  LSE  0,2-4,6  shared; claim refused: CPUs 9 do not exist
 ns/lse  LSE  1        own
 ns/lsr  LSR  5        own; a container of pod ns/ls still holds CPUs 5
 ns/g    LS   -        the kubelet's
