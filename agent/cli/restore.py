@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             continue
         print(_line(change), file=sys.stderr if change.state is State.FAILED else sys.stdout)
     if restored.unasked:
-        print(f"topolet: only journalled values: {restored.unasked}", file=sys.stderr)
+        print(f"topolet: not every container: {restored.unasked}", file=sys.stderr)
     print(f"{len(restored.outcome.having(State.WRITTEN))} cpusets given back")
     return 0 if restored.outcome.ok else 1
 

@@ -97,13 +97,16 @@ def last_resort(
 ) -> Answer:
     """The answer when waiting has ended: the pool without every owner known, for who may share.
 
-    LSE and LSR pods, and pods for which no CPU is left, stay with Wait: their creation fails.
+    LSE and LSR pods, and pods for which no CPU is left, stay with Wait: their creation fails. What
+    a static kubelet gave to a pod stays its own.
     """
     pod = announced(request.pod, 0)
     if pod.qos in (QoS.LSE, QoS.LSR):
         return Wait(reason)
     if snapshot is None:
         return Keep()
+    if snapshot.kubelet_static and kubelet_may_own(pod.labels, pod.kube_class):
+        return _less_owned(request.requested, snapshot)
     return _share(pod, snapshot, grants)
 
 
@@ -126,12 +129,7 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant |
 
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
     """The answer for a container nobody knows: what it asks for, less what others own."""
-    try:
-        asked = CpuSet.parse(request.requested)
-    except ValueError:
-        return Keep()
-    free = asked - union(owner.cpus for owner in snapshot.owners) if snapshot else asked
-    return Give(free) if free != asked else Keep()
+    return _less_owned(request.requested, snapshot) if snapshot else Keep()
 
 
 def rewrite_create(message: bytes, request: CreateContainer, cpus: CpuSet) -> bytes | None:
@@ -159,6 +157,15 @@ def claims(pod: Pod) -> bool:
 
 def _rewrite(message: bytes, path: tuple[int, ...], requested: str, cpus: CpuSet) -> bytes | None:
     return None if requested == str(cpus) else message + wire.patch(path, str(cpus))
+
+
+def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
+    try:
+        asked = CpuSet.parse(requested)
+    except ValueError:
+        return Keep()
+    free = asked - union(owner.cpus for owner in snapshot.owners)
+    return Give(free) if free != asked else Keep()
 
 
 def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from agent.cgroup.hierarchy import Hierarchy
-from agent.cgroup.journal import Journal, JournalError
+from agent.cgroup.journal import Journal
 from agent.discover.facts import DiscoveryError
 from agent.host.boot import boot_id
 from agent.host.locks import Lock
@@ -18,7 +18,7 @@ from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.node.doorbell import Doorbell
 from agent.node.kubelet import KubeletView
-from agent.node.look import Node
+from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
 from agent.node.observed import Observer
 from agent.node.placement import Locator
@@ -78,7 +78,7 @@ class Health:
 
 def run(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; leaves every cpuset as it is. Raises LockedError, HttpError,
-    CgroupError or OSError when it can't start."""
+    CgroupError or OSError when it can't start, OSError when its state folder is taken away."""
     os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
@@ -125,6 +125,8 @@ def run(settings: Settings) -> None:
         node.heard(doorbell.wait(next_round - time.monotonic()))
         next_round = time.monotonic() + settings.period_seconds
         _round(node, health, metrics)
+        if doorbell.lost():
+            raise OSError(f"{settings.state_dir} was removed or given to another agent")
     doorbell.close()
     if server:
         server.close()
@@ -140,7 +142,7 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
         node.look()
     except RpcError as failure:
         error = f"the runtime does not answer: {failure}"
-    except (DiscoveryError, StoreError, JournalError, OSError) as failure:
+    except (DiscoveryError, StoreError, RoundError, OSError) as failure:
         error = str(failure)
     except Exception as failure:  # the supervisor: a bad round must not be the last
         error = f"round failed: {failure!r}"

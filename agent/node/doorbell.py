@@ -28,6 +28,7 @@ class Doorbell:
             os.unlink(path)
         self._socket.bind(path)
         os.chmod(path, 0o600)
+        self._inode = os.stat(path).st_ino
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
@@ -49,6 +50,13 @@ class Doorbell:
             except doorbell.DoorbellError as error:
                 log.warning("%s", error)
         return rings
+
+    def lost(self) -> bool:
+        """Whether nobody can ring here any more: the socket's name is gone, or another's."""
+        try:
+            return os.stat(self._path).st_ino != self._inode
+        except OSError:
+            return True
 
     def wake(self) -> None:
         """Ends a wait."""

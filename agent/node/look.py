@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 
 from agent.allocate import pools
-from agent.allocate.pools import Decision, Refusal
+from agent.allocate.pools import Decision
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original
@@ -23,11 +23,16 @@ from agent.node.machine import Machine
 from agent.node.observed import Observed, Observer
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter
+from agent.node.witness import Witness
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
+
+
+class RoundError(RuntimeError):
+    """Something could not be set right; the message names it. Everything else was done."""
 
 
 class Node:
@@ -57,9 +62,7 @@ class Node:
         self._metrics = metrics
         self._announced = Announced()
         self._requested: dict[str, str] = {}
-        self._overlapping: frozenset[tuple[str, str]] = frozenset()
-        self._refused: frozenset[Refusal] = frozenset()
-        self._failures: dict[str, str] = {}
+        self._witness = Witness(metrics)
         self._rung = True
 
     def heard(self, rings: list[Ring]) -> None:
@@ -76,7 +79,7 @@ class Node:
 
     def look(self) -> None:
         """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or
-        JournalError after the rest is done."""
+        RoundError after the rest is done."""
         looked_at = time.monotonic_ns()
         observed = self._observer.look()
         topology = self._machine.topology()
@@ -86,10 +89,12 @@ class Node:
         holds = self._holds(observed, topology)
         running_on = _running_on(pods, holds)
         decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
-        self._tell_refusals(decision)
-        self._count_overlaps(pods, decision, holds)
-        unwritten = self._remember_requests(observed)
-        if self._set_right(observed, decision):
+        self._witness.decided(pods, decision, holds)
+        self._witness.unplaced(_unplaced(observed.pods))
+        failures = self._remember_requests(observed)
+        written, unwritten = self._set_right(observed, decision)
+        failures += unwritten
+        if written:
             holds = self._holds(observed, topology)
         self._prepare_created(observed, decision, holds)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
@@ -100,8 +105,8 @@ class Node:
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
         self._reporter.report(topology, decision, pods, kubelet)
-        if unwritten is not None:
-            raise unwritten
+        if failures:
+            raise RoundError("; ".join(failures))
 
     def _holds(self, observed: Observed, topology: Topology) -> dict[str, CpuSet]:
         """By container id, what it runs on, or will start on."""
@@ -117,8 +122,9 @@ class Node:
                         log.debug("%s: %s", pod.title, error)
         return holds
 
-    def _set_right(self, observed: Observed, decision: Decision) -> bool:
-        """Writes the cpusets of running containers and sandboxes; whether anything was written."""
+    def _set_right(self, observed: Observed, decision: Decision) -> tuple[bool, list[str]]:
+        """Writes the cpusets of running containers and sandboxes; whether anything was written,
+        and what could not be."""
         wanted: dict[str, CpuSet] = {}
         titles: dict[str, str] = {}
         for pod in observed.pods:
@@ -128,20 +134,8 @@ class Node:
                     wanted[container.group] = CpuSet.parse(cpuset)
                     titles[container.group] = f"{pod.title} {container.name or 'sandbox'}"
         outcome = writer.apply(self._hierarchy, self._journal, wanted)
-        for change in outcome.having(State.WRITTEN):
-            self._metrics.cgroup_writes.labels("written").inc()
-            log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
-        failures = {
-            change.group: f"{titles[change.group]}: {change.note}"
-            for change in outcome.having(State.FAILED)
-        }
-        if outcome.journal_error:
-            failures["journal"] = outcome.journal_error
-        for key in sorted(failures.keys() - self._failures.keys()):
-            self._metrics.cgroup_writes.labels("failed").inc()
-            log.error("cpuset not set: %s", failures[key])
-        self._failures = failures
-        return bool(outcome.having(State.WRITTEN))
+        failures = self._witness.written(outcome, titles)
+        return bool(outcome.having(State.WRITTEN)), failures
 
     def _prepare_created(
         self, observed: Observed, decision: Decision, holds: dict[str, CpuSet]
@@ -164,8 +158,8 @@ class Node:
                 log.info("%s %s: will start on %s", pod.title, container.name, cpus)
                 holds[container.id] = cpus
 
-    def _remember_requests(self, observed: Observed) -> JournalError | None:
-        """What the proxy replaced at creation is what a restore gives back. An error is returned:
+    def _remember_requests(self, observed: Observed) -> list[str]:
+        """What the proxy replaced at creation is what a restore gives back. Errors are returned:
         cpusets and snapshot matter more."""
         groups = {each.id: each.group for pod in observed.pods for each in pod.containers}
         for ended in self._requested.keys() - groups.keys():
@@ -181,10 +175,10 @@ class Node:
         try:
             self._journal.update(originals)
         except JournalError as error:
-            return error
+            return [str(error)]
         for each in placed:
             del self._requested[each]
-        return None
+        return []
 
     def _asked_for(self, requested: str, group: str) -> CpuSet:
         try:
@@ -193,28 +187,6 @@ class Node:
             )
         except (CpuSetError, CgroupError):
             return EMPTY
-
-    def _tell_refusals(self, decision: Decision) -> None:
-        refused = frozenset(decision.refusals)
-        for each in sorted(refused - self._refused, key=lambda each: each.uid):
-            self._metrics.refusals.inc()
-            log.error("pod %s keeps the pool: annotation %s: %s", each.title, each.key, each.reason)
-        self._refused = refused
-
-    def _count_overlaps(
-        self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
-    ) -> None:
-        running = overlaps.started(pods)
-        found = {
-            (each.container_id, each.owner_uid): each
-            for each in overlaps.find(pods, decision.owners, holds)
-            if each.owner_uid in running
-        }
-        for key in sorted(found.keys() - self._overlapping):
-            each = found[key]
-            self._metrics.overlaps.inc()
-            log.error("pod %s runs on CPUs %s of pod %s", each.title, each.cpus, each.owner)
-        self._overlapping = frozenset(found)
 
 
 def _starting(starts_with: Mapping[str, str], container: Container, topology: Topology) -> CpuSet:
@@ -234,6 +206,15 @@ def _running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str,
         for pod in pods
     }
     return {uid: cpus for uid, cpus in running.items() if cpus}
+
+
+def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
+    return {
+        each.id: f"{pod.title} {each.name}"
+        for pod in pods
+        for each in pod.containers
+        if each.state is ContainerState.RUNNING and each.group is None
+    }
 
 
 def _blocked(found: tuple[overlaps.Overlap, ...]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from agent.runtime.cri import Cri
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`unasked`: why containers that were created on our CPUs could not be looked up, "" if so."""
+    """`unasked`: why a container that was created on our CPUs could not be looked after, or ""."""
 
     outcome: Outcome
     unasked: str
@@ -45,15 +45,18 @@ def restore(settings: Settings) -> Restored:
     chosen: dict[str, CpuSet] = {}
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     try:
-        for container in _managed(path, cri, hierarchy):
+        managed = _managed(path, cri, hierarchy)
+    except RpcError as error:
+        managed, unasked = [], str(error)
+    for container in managed:
+        try:
             if container.state is ContainerState.CREATED:
                 cri.update_cpuset(container.id, hierarchy.effective_cpus("/"))
             elif container.group is not None and container.group not in journal:
                 chosen[container.group] = _of_parent(hierarchy, container.group)
-    except (RpcError, CgroupError) as error:
-        unasked = str(error)
-    finally:
-        cri.close()
+        except (RpcError, CgroupError) as error:
+            unasked = f"container {container.id}: {error}"
+    cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from agent.model import jsontext
 from agent.model.cpuset import CpuSet
 from agent.model.pods import ContainerState, pod_uid
 from agent.proto import cri_pb2 as pb
@@ -165,8 +166,8 @@ class Cri:
 
 def _placement(info: dict[str, str]) -> Placement:
     try:
-        told = _info_decoder.decode(info.get("info", "{}"))
-    except msgspec.DecodeError:
+        told = jsontext.decode(_info_decoder, info.get("info", "{}"))
+    except jsontext.JsonError:
         return Placement()
     spec = told.spec.linux if told.spec and told.spec.linux else _Linux()
     config = told.config.linux if told.config and told.config.linux else _Linux()

@@ -55,6 +55,11 @@ class AgentMetrics:
         self.cgroup_writes = Counter(
             "topolet_cgroup_writes", "Cpusets written, by result.", ["result"], registry=registry
         )
+        self.unplaced = Gauge(
+            "topolet_unplaced_containers",
+            "Running containers whose cgroup can't be found.",
+            registry=registry,
+        )
         self.snapshot_generation = Gauge(
             "topolet_snapshot_generation", "Number of the last snapshot.", registry=registry
         )

@@ -14,11 +14,15 @@ from agent.proto import cri_pb2 as pb
 
 
 def request(
-    uid: str = "p", qos: str = "", claim: str = "", parent: str = "/kubepods/burstable/podp"
+    uid: str = "p",
+    qos: str = "",
+    claim: str = "",
+    parent: str = "/kubepods/burstable/podp",
+    requested: str = "",
 ) -> CreateContainer:
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
-    return CreateContainer(PodComes(uid, "ns", uid, labels, notes, parent), "main", "")
+    return CreateContainer(PodComes(uid, "ns", uid, labels, notes, parent), "main", requested)
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -166,6 +170,13 @@ def test_creation_waits(
             id="without what the proxy granted",
         ),
         pytest.param(request("x", "LS", "2"), None, [], Keep(), id="nothing known"),
+        pytest.param(
+            request("x", parent="/kubepods/podx", requested="0-1"),
+            snapshot(kubelet_static=True),
+            [],
+            Give(CpuSet([0])),
+            id="the static kubelet's choice, without owned CPUs",
+        ),
         pytest.param(
             request("x", "LS"), snapshot(ls_pools=()), [], Wait("its pool has no CPU"), id="empty"
         ),

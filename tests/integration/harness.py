@@ -117,6 +117,11 @@ class TestNode:
         assert self._agent.wait(DEADLINE_SECONDS) == 0, self.log("agent")
         self._agent = None
 
+    def agent_exit_code(self) -> int:
+        """Of an agent that ends by itself."""
+        assert self._agent is not None
+        return self._agent.wait(DEADLINE_SECONDS)
+
     @property
     def agent_pid(self) -> int:
         assert self._agent is not None

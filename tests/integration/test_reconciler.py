@@ -1,6 +1,7 @@
 """The agent alone, on real containers: nothing in front of the runtime."""
 
 import pathlib
+import shutil
 
 import pytest
 import yaml
@@ -153,3 +154,12 @@ def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
     eventually("corrected", lambda: node.cpus(ls) == "0", 1.0)
     eventually("counted", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
+
+
+def test_agent_whose_state_folder_is_taken_away_ends_and_says_why(node: TestNode) -> None:
+    """It could not be rung any more, and a second agent could start beside it."""
+    node.start_agent()
+    shutil.rmtree(node.state)
+    assert node.agent_exit_code() == 1
+    assert "was removed" in node.log("agent")
+    node.start_agent()

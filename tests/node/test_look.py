@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from agent.cgroup.journal import JournalError
 from agent.kube.store import StoreError
 from agent.model.doorbell import Created, Look, PodComes
 from agent.model.pods import ContainerState
+from agent.node.look import RoundError
 from agent.rpc.grpc import Code
 from tests.node.world import World
 
@@ -49,7 +49,7 @@ def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> 
     agent = world.agent()
     (world.state / "journal.broken").rename(world.state / "journal")
     agent.heard([Created("c-own-main", "0-2")])
-    with pytest.raises(JournalError):
+    with pytest.raises(RoundError):
         agent.look()
     assert world.snapshot().pods["own"].cpuset == "1"
     (world.state / "journal" / "full").unlink()

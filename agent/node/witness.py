@@ -1,0 +1,74 @@
+"""Tells, in log and metrics, what is new since the last round, and each thing once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from agent.allocate.pools import Decision, Refusal
+from agent.cgroup.outcome import Outcome, State
+from agent.model.cpuset import CpuSet
+from agent.model.pods import Pod
+from agent.node import overlaps
+from agent.telemetry.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+
+class Witness:
+    """Remembers what the last round saw."""
+
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self._metrics = metrics
+        self._overlapping: frozenset[tuple[str, str]] = frozenset()
+        self._refused: frozenset[Refusal] = frozenset()
+        self._failed: frozenset[str] = frozenset()
+        self._unplaced: frozenset[str] = frozenset()
+
+    def decided(
+        self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
+    ) -> None:
+        """Refused claims, and containers on CPUs of a pod whose containers run."""
+        refused = frozenset(decision.refusals)
+        for each in sorted(refused - self._refused, key=lambda each: each.uid):
+            self._metrics.refusals.inc()
+            log.error("pod %s keeps the pool: annotation %s: %s", each.title, each.key, each.reason)
+        self._refused = refused
+
+        running = overlaps.started(pods)
+        found = {
+            (each.container_id, each.owner_uid): each
+            for each in overlaps.find(pods, decision.owners, holds)
+            if each.owner_uid in running
+        }
+        for key in sorted(found.keys() - self._overlapping):
+            self._metrics.overlaps.inc()
+            overlap = found[key]
+            log.error(
+                "pod %s runs on CPUs %s of pod %s", overlap.title, overlap.cpus, overlap.owner
+            )
+        self._overlapping = frozenset(found)
+
+    def unplaced(self, titles: Mapping[str, str]) -> None:
+        """Running containers, by id, whose cgroup can't be found: nobody can pin them."""
+        for each in sorted(titles.keys() - self._unplaced):
+            log.error("%s: its cgroup can't be found, its CPUs are not known", titles[each])
+        self._unplaced = frozenset(titles)
+        self._metrics.unplaced.set(len(titles))
+
+    def written(self, outcome: Outcome, titles: Mapping[str, str]) -> list[str]:
+        """What was written; returned: what could not be, as texts."""
+        for change in outcome.having(State.WRITTEN):
+            self._metrics.cgroup_writes.labels("written").inc()
+            log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
+        failures = {
+            change.group: f"{titles[change.group]}: {change.note}"
+            for change in outcome.having(State.FAILED)
+        }
+        if outcome.journal_error:
+            failures["journal"] = outcome.journal_error
+        for key in sorted(failures.keys() - self._failed):
+            self._metrics.cgroup_writes.labels("failed").inc()
+            log.error("cpuset not set: %s", failures[key])
+        self._failed = frozenset(failures)
+        return [failures[key] for key in sorted(failures)]

@@ -1,0 +1,82 @@
+import multiprocessing
+import os
+import signal
+import socket
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from agent.host.listener import Listener, ListenError
+from agent.host.locks import Lock, LockedError
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def hold(path: str, held: Event) -> None:
+    Lock(path)
+    held.set()
+    signal.pause()
+
+
+def test_lock_names_its_holder_and_ends_with_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    held = SPAWN.Event()
+    holder = SPAWN.Process(target=hold, args=(path, held))
+    holder.start()
+    assert held.wait(30)
+    with pytest.raises(LockedError, match=f"lock is locked by process {holder.pid}"):
+        Lock(path)
+    holder.kill()
+    holder.join()
+    Lock(path).release()
+    assert not os.path.exists(path)
+
+
+def test_lock_is_free_after_its_release_and_not_before(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    first = Lock(path)
+    with pytest.raises(LockedError):
+        Lock(path)
+    first.release()
+    second = Lock(path)
+    assert Path(path).read_text() == f"{os.getpid()}\n"
+    second.release()
+
+
+def connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(path) == 0
+
+
+def test_listener_takes_over_a_dead_socket_and_refuses_a_living_one(tmp_path: Path) -> None:
+    path = str(tmp_path / "cri.sock")
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(path)
+    assert not connects(path)
+    first = Listener(path, 0o660)
+    assert connects(path)
+    assert os.stat(path).st_mode & 0o777 == 0o660
+    with pytest.raises(ListenError, match="another process serves it"):
+        Listener(path)
+    assert connects(path), "the refused one took nothing away"
+    first.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_listener_leaves_a_socket_that_is_no_longer_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "cri.sock"
+    first = Listener(str(path))
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        first.close()
+        assert path.exists()
+
+
+@pytest.mark.parametrize("name", ["f", "x" * 120])
+def test_path_that_can_be_no_socket_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "f").write_text("precious")
+    with pytest.raises(ListenError, match=name):
+        Listener(str(tmp_path / name))
+    assert (tmp_path / "f").read_text() == "precious"
