@@ -173,7 +173,8 @@ class Node:
             if (cpus := self._asked_for(self._requested[each], group))
         ]
         try:
-            self._journal.update(originals)
+            # What the proxy says wins over what a write found before the proxy could say it.
+            self._journal.update(originals, forget=[each.group for each in originals])
         except JournalError as error:
             return [str(error)]
         for each in placed:

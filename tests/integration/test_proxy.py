@@ -286,3 +286,21 @@ def test_restore_gives_every_value_back(both: TestNode) -> None:
     assert "0 cpusets given back" in both.run_cli(*words).stdout
     _, later = run_pod(both.proxied, both.spec("later", "LS"))
     assert both.cpus(later) == "0-1", "the proxy rewrites nothing more"
+
+
+def test_restore_knows_what_was_replaced_while_the_agent_was_away(both: TestNode) -> None:
+    """Created on a pool by the proxy alone, then written by an agent that has never seen it."""
+    first, _ = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    both.kill_agent()
+    _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
+    assert both.cpus(ls) == "0"
+    both.start_agent()
+    remove_pod(both.proxied, first)
+    eventually("LS has all", lambda: both.cpus(ls) == "0-1")
+    run_pod(both.proxied, both.spec("again", "LSE", "1"))
+    eventually("LS on 0", lambda: both.cpus(ls) == "0")
+    both.stop_agent()
+    endpoint = f"--runtime-endpoint=unix://{both.containerd.socket}"
+    done = both.run_cli("restore", f"--state-dir={both.state}", endpoint)
+    assert done.returncode == 0, done.stderr
+    assert both.cpus(ls) == "0-1"
