@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,6 +24,10 @@ _MEMORY_BLOCK = re.compile("/node[0-9]+/memory[0-9]+")
 """A thousand links per node that nobody reads."""
 
 
+# Python before 3.11.4 knows no filters; later ones warn without.
+_FILTER: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+
+
 @pytest.fixture(scope="session")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The root of a snapshot, by the name of its tarball; unpacked once a session."""
@@ -36,7 +41,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
             folder = tmp_path_factory.mktemp("snapshot")
             with tarfile.open(tarball) as archive:
                 members = [each for each in archive if not _MEMORY_BLOCK.search(each.name)]
-                archive.extractall(folder, members, filter="tar")
+                archive.extractall(folder, members, **_FILTER)
             (root,) = folder.iterdir()
             folders[name] = str(root)
         return folders[name]

@@ -109,13 +109,17 @@ def test_second_agent_is_refused(node: TestNode) -> None:
 
 def test_objects_are_yaml_files_that_a_person_can_read(node: TestNode) -> None:
     node.start_agent()
-    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    eventually("LSE on 1", lambda: node.cpus(lse) == "1")
+    run_pod(node.direct, node.spec("lse", "LSE", "1"))
     folder = pathlib.Path(node.state, "objects")
-    topology = yaml.safe_load((folder / "noderesourcetopology/node-a.yaml").read_text())
+    file = folder / "noderesourcetopology/node-a.yaml"
+
+    def pools() -> str:
+        annotations = yaml.safe_load(file.read_text())["metadata"]["annotations"]
+        return str(annotations["node.koordinator.sh/cpu-shared-pools"])
+
+    eventually("reported", lambda: pools() == '[{"socket":0,"node":0,"cpuset":"0"}]')
+    topology = yaml.safe_load(file.read_text())
     assert topology["apiVersion"] == "topology.node.k8s.io/v1alpha2"
-    pools = topology["metadata"]["annotations"]["node.koordinator.sh/cpu-shared-pools"]
-    assert pools == '[{"socket":0,"node":0,"cpuset":"0"}]'
     cpu = next(each for each in topology["zones"][0]["resources"] if each["name"] == "cpu")
     assert cpu == {"name": "cpu", "capacity": "2", "allocatable": "2", "available": "1"}
     labels = yaml.safe_load((folder / "node/node-a.yaml").read_text())["metadata"]["labels"]
