@@ -90,8 +90,8 @@ class Show:
         except RpcError as error:
             self.tell(f"LSE pod: {error}")
 
-    def picture(self, width: int, *, colour: bool) -> str:
-        """The whole screen as text."""
+    def picture(self, width: int, height: int, *, colour: bool) -> str:
+        """The whole screen as text, with as many of the last events as there is room for."""
         words = (
             f"Topolet on {self._runtime} · pods created through {self._stage.listen}",
             f"http://{self._stage.http}/metrics /healthz /readyz",
@@ -101,9 +101,14 @@ class Show:
             line for each in words for line in textwrap.wrap(each, width, break_on_hyphens=False)
         ]
         snapshot = self._snapshot()
-        body = node.draw(self._topology, snapshot, width, colour=colour) if snapshot else ""
-        lines = [*textwrap.wrap(self._kernel(), width, break_on_hyphens=False), "", *self._events]
-        return "\n".join([*head, "", body, *lines]) + "\n"
+        body = ""
+        if snapshot:
+            left = height - len(head) - 6
+            body = node.draw(self._topology, snapshot, width, colour=colour, height=left)
+        kernel = textwrap.wrap(self._kernel(), width, break_on_hyphens=False)
+        upper = "\n".join([*head, "", body, *kernel, ""])
+        room = max(height - upper.count("\n") - 2, 1)
+        return "\n".join([upper, *list(self._events)[-room:]]) + "\n"
 
     def _snapshot(self) -> Snapshot | None:
         try:
@@ -134,7 +139,7 @@ def play(stage: Stage, seconds: float | None) -> None:
         while end is None or time.monotonic() < end:
             show.turn()
             size = shutil.get_terminal_size((100, 50))
-            screen.show(show.picture(size.columns, colour=colour), size.lines)
+            screen.show(show.picture(size.columns, size.lines, colour=colour), size.lines)
             time.sleep(FRAME_SECONDS)
 
 

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def owned(topology: Topology, snapshot_path: str) -> str:
+def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:
     """The picture with owners and pods, or without where no agent has written a snapshot."""
     try:
         with open(snapshot_path, "rb") as file:
@@ -76,7 +76,7 @@ def owned(topology: Topology, snapshot_path: str) -> str:
     except (OSError, SnapshotError) as error:
         note = f"No decisions to show: {error}\n"
         return f"{machine.draw(topology, _width(), colour=_coloured())}\n{note}"
-    return node.draw(topology, snapshot, _width(), colour=_coloured())
+    return node.draw(topology, snapshot, _width(), colour=_coloured(), height=height)
 
 
 def body(topology: Topology) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def _watch(topology: Topology, snapshot_path: str) -> None:
     with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
         while True:
             lines = shutil.get_terminal_size((100, 24)).lines
-            screen.show(_encodable(owned(topology, snapshot_path)), lines)
+            screen.show(_encodable(owned(topology, snapshot_path, lines)), lines)
             time.sleep(_WATCH_SECONDS)
 
 

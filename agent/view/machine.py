@@ -17,7 +17,7 @@ from agent.view.cells import Cells
 from agent.view.nesting import Part
 from agent.view.units import count, size
 
-_TALL_LINES = 56
+TALL_LINES = 56
 _FRAME = re.compile("[╭╮╰╯│─]+")
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 
@@ -28,8 +28,10 @@ def draw(
     owners: Mapping[int, str] | None = None,
     *,
     colour: bool = False,
+    tall_lines: int = TALL_LINES,
 ) -> str:
-    """The picture in at most `width` columns (a box too wide for that stays whole).
+    """The picture in at most `width` columns (a box too wide for that stays whole), its boxes
+    folded until they take at most `tall_lines`, as far as they fold.
 
     `owners` names who holds a CPU (a pod, say): each name gets a letter, which stands behind the
     CPU's number, and a line in the legend. Lines end without blanks, the text with a line end.
@@ -39,7 +41,7 @@ def draw(
     picture: Lines = []
     for attempt in (_with_cells, _with_lists, _rows):
         picture = attempt(outermost, cells, width)
-        if len(picture) <= _TALL_LINES:
+        if len(picture) <= tall_lines:
             break
     blocks = [
         [_summary(topology)],

@@ -9,11 +9,26 @@ from agent.model.topology import Topology
 from agent.view import machine
 
 _COLUMNS = ("POD", "QOS", "CPUS", "")
+_AROUND_LINES = 9  # summary, legend, heads and what is between them
 
 
-def draw(topology: Topology, snapshot: Snapshot, width: int = 100, *, colour: bool = False) -> str:
-    """The machine's picture with each CPU's owner or pools, then a line for each pod."""
-    picture = machine.draw(topology, width, holders(topology, snapshot), colour=colour)
+def draw(
+    topology: Topology,
+    snapshot: Snapshot,
+    width: int = 100,
+    *,
+    colour: bool = False,
+    height: int | None = None,
+) -> str:
+    """The machine's picture with each CPU's owner or pools, then a line for each pod.
+
+    `height` is the number of lines there is room for: the machine folds to leave some to the pods.
+    """
+    tall = machine.TALL_LINES
+    if height is not None:
+        tall = min(tall, max(height - len(snapshot.pods) - _AROUND_LINES, 1))
+    held = holders(topology, snapshot)
+    picture = machine.draw(topology, width, held, colour=colour, tall_lines=tall)
     rows = [_COLUMNS, *(_row(each, snapshot) for each in _sorted(snapshot))]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     lines = [

@@ -100,3 +100,12 @@ def test_holders_of_cpus_that_are_in_one_pool_or_none() -> None:
     assert holders(topology, only_ls) == {0: "LSR ns/lsr", 1: "LSE ns/lse", 2: "LS pool"}
     assert holders(topology, pools)[0] == "LSR ns/lsr, and the BE pool"
     assert 3 not in holders(topology, pools), "isolated"
+
+
+def test_machine_folds_where_the_screen_is_low() -> None:
+    topology = machine(8, 16)
+    decision = decided(topology, pod("lse", "LSE", "5"))
+    whole = draw(topology, snapshot(decision))
+    low = draw(topology, snapshot(decision), height=24)
+    assert len(whole.splitlines()) > 24 >= len(low.splitlines())
+    assert "ns/lse  LSE  5" in low
