@@ -62,10 +62,23 @@ def run(arguments: argparse.Namespace) -> int:
             print(_encodable(owned(topology, _snapshot_path(arguments))), end="")
         else:
             print(_encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
+        sys.stdout.flush()
+    except OSError as error:
+        return _unwritten(error)
     except (DiscoveryError, SettingsError) as error:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _unwritten(error: OSError) -> int:
+    """A reader that has seen enough (`head`) is no fault; a full disk is."""
+    with open(os.devnull, "wb") as nowhere:  # for what Python flushes when it ends
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0
+    print(f"topolet topology: standard output: {error.strerror}", file=sys.stderr)
+    return 1
 
 
 def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.discover.facts import DiscoveryError
 from agent.host.boot import boot_id
+from agent.host.ending import Ending
 from agent.host.locks import Lock
 from agent.kube.store import EmbeddedStore, StoreError
 from agent.model import settings as options
@@ -112,21 +112,20 @@ def run(settings: Settings) -> None:
     doorbell = Doorbell(str(state / "doorbell.sock"))
     stopping = False
 
-    def stop(_signal: int, _frame: object) -> None:
+    def stop() -> None:
         nonlocal stopping
         stopping = True
         doorbell.wake()
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    log.info("agent looks at %s every %g s", settings.runtime_endpoint, settings.period_seconds)
-    next_round = 0.0
-    while not stopping:
-        node.heard(doorbell.wait(next_round - time.monotonic()))
-        next_round = time.monotonic() + settings.period_seconds
-        _round(node, health, metrics)
-        if doorbell.lost():
-            raise OSError(f"{settings.state_dir} was removed or given to another agent")
+    with Ending(stop):
+        log.info("agent looks at %s every %g s", settings.runtime_endpoint, settings.period_seconds)
+        next_round = 0.0
+        while not stopping:
+            node.heard(doorbell.wait(next_round - time.monotonic()))
+            next_round = time.monotonic() + settings.period_seconds
+            _round(node, health, metrics)
+            if doorbell.lost():
+                raise OSError(f"{settings.state_dir} was removed or given to another agent")
     doorbell.close()
     if server:
         server.close()

@@ -90,7 +90,7 @@ class Node:
         running_on = _running_on(pods, holds)
         decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
         self._witness.decided(pods, decision, holds)
-        self._witness.unplaced(_unplaced(observed.pods))
+        self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._remember_requests(observed)
         written, unwritten = self._set_right(observed, decision)
         failures += unwritten

@@ -14,6 +14,9 @@ from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
 
+# A container that ends loses its group some time before the runtime says so.
+_UNPLACED_SECONDS = 1.0
+
 
 class Witness:
     """Remembers what the last round saw."""
@@ -23,7 +26,8 @@ class Witness:
         self._overlapping: frozenset[tuple[str, str]] = frozenset()
         self._refused: frozenset[Refusal] = frozenset()
         self._failed: frozenset[str] = frozenset()
-        self._unplaced: frozenset[str] = frozenset()
+        self._unplaced: dict[str, float] = {}
+        self._told_unplaced: frozenset[str] = frozenset()
 
     def decided(
         self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
@@ -49,12 +53,17 @@ class Witness:
             )
         self._overlapping = frozenset(found)
 
-    def unplaced(self, titles: Mapping[str, str]) -> None:
-        """Running containers, by id, whose cgroup can't be found: nobody can pin them."""
-        for each in sorted(titles.keys() - self._unplaced):
+    def unplaced(self, titles: Mapping[str, str], now: float) -> None:
+        """Running containers, by id, whose cgroup can't be found: nobody can pin them. Told are
+        those that stay so; `now`: monotonic seconds."""
+        self._unplaced = {each: self._unplaced.get(each, now) for each in titles}
+        staying = frozenset(
+            each for each, since in self._unplaced.items() if now - since >= _UNPLACED_SECONDS
+        )
+        for each in sorted(staying - self._told_unplaced):
             log.error("%s: its cgroup can't be found, its CPUs are not known", titles[each])
-        self._unplaced = frozenset(titles)
-        self._metrics.unplaced.set(len(titles))
+        self._told_unplaced = staying
+        self._metrics.unplaced.set(len(staying))
 
     def written(self, outcome: Outcome, titles: Mapping[str, str]) -> list[str]:
         """What was written; returned: what could not be, as texts."""

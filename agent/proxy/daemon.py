@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 
 from agent.host.boot import boot_id
+from agent.host.ending import Ending
 from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.proxy import metrics
@@ -30,11 +30,10 @@ def run(settings: Settings, listening: socket.socket) -> None:
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
     gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds)
     server = RelayServer(loop, gate, listening, runtime, on_hook_error=_log_hook_error)
-    signal.signal(signal.SIGTERM, lambda number, frame: loop.stop())
-    signal.signal(signal.SIGINT, lambda number, frame: loop.stop())
-    log.info("proxy listens on %s for %s", settings.listen, runtime)
-    pages = _serve_pages(loop, pages_at, server, gate, bell, snapshots)
-    loop.run()
+    with Ending(loop.stop):
+        log.info("proxy listens on %s for %s", settings.listen, runtime)
+        pages = _serve_pages(loop, pages_at, server, gate, bell, snapshots)
+        loop.run()
     if pages is not None:
         pages.close()
     server.close()

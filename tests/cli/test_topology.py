@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -118,3 +118,32 @@ def test_garbage(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith(f"topolet topology: {tmp_path}/{CPU}/online: CPU list '0-'")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_reader_that_goes_away(tmp_path: Path, output: str) -> None:
+    write(tmp_path, machine())
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        done = written_to(pipe, tmp_path, output)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_full_disk(tmp_path: Path, output: str) -> None:
+    write(tmp_path, machine())
+    with open("/dev/full", "wb") as full:
+        done = written_to(full, tmp_path, output)
+    assert done.returncode == 1
+    assert done.stderr == "topolet topology: standard output: No space left on device\n"
+
+
+def written_to(file: IO[bytes], root: Path, output: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agent", "topology", "--root", str(root), "--output", output],
+        stdout=file,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )

@@ -1,0 +1,28 @@
+import logging
+
+import pytest
+
+from agent.node.witness import Witness
+from agent.telemetry.metrics import AgentMetrics
+
+
+def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = AgentMetrics()
+    witness = Witness(metrics)
+
+    def told(titles: dict[str, str], now: float) -> tuple[int, bool]:
+        """How many lines this look logs, and whether the metric counts somebody."""
+        caplog.clear()
+        witness.unplaced(titles, now)
+        lines = [each for each in caplog.records if each.levelno == logging.ERROR]
+        return len(lines), "topolet_unplaced_containers 1.0" in metrics.render()
+
+    assert told({"a": "x main"}, 10.0) == (0, False)
+    assert told({"a": "x main"}, 10.5) == (0, False)
+    assert told({}, 10.6) == (0, False)
+    assert told({"a": "x main"}, 11.5) == (0, False)
+    assert told({"a": "x main"}, 12.5) == (1, True)
+    assert told({"a": "x main"}, 13.0) == (0, True)
+    assert told({}, 13.5) == (0, False)
