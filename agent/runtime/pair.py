@@ -15,6 +15,8 @@ HIGH_WATER_BYTES: Final = 1 << 19
 """Unsent bytes for one end that stop reading from the other."""
 DEAF_CLIENT_BYTES: Final = 4 * HIGH_WATER_BYTES
 """Unsent bytes for a client that stop reading from it: what it does not read are our answers."""
+_SEND_BUFFER_BYTES: Final = 1 << 18
+"""The kernel doubles it: one receive goes on in one send though the one before is still unread."""
 _CONNECT_RETRY_SECONDS: Final = 0.01
 _CONNECT_ATTEMPTS: Final = 200
 
@@ -125,6 +127,7 @@ class Pair:
         self._upstream = Port(loop, upstream)
         for port in (self._client, self._upstream):
             port.socket.setblocking(False)
+            port.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._relay = make_relay(self._client.write, self._upstream.write)
         self._from_client = self._relay.from_client
         self._from_upstream = self._relay.from_upstream
