@@ -1,14 +1,17 @@
 """The CRI proxy beside the direct call, socat (two socket hops, nothing else) and a grpcio proxy.
 
 The backend is a trivial grpcio server; the client speaks raw HTTP/2. A call is its p50 in
-microseconds, `cpu_us` our process's CPU time a call. `added_vs_grpcio` compares what each proxy
-adds to the small call; `accept_seconds` is exec to the first accepted connection.
+microseconds, `cpu_us` our process's CPU time a call. The paths take turns in batches, in another
+order every time; a ratio is the median of the turns' ratios, so that what slows the machine for a
+while slows both of its sides. `added_vs_grpcio` compares what each proxy adds to the small call;
+`accept_seconds` is exec to the first accepted connection.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import shutil
 import socket
 import statistics
@@ -25,8 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import Row, alone, arguments, compared, percentile, report, skipped
 from peers.h2client import Client
 
+# grpcio and mypy bring typing_extensions, which nothing that `topolet` depends on does; where it
+# is found msgspec takes it, and with it a megabyte that an installation has not.
+START = (
+    "import sys; sys.modules['typing_extensions'] = None; "
+    "from agent.cli.main import main; sys.exit(main())"
+)
 OURS = [
-    *(sys.executable, "-c", "import sys; from agent.cli.main import main; sys.exit(main())"),
+    *(sys.executable, "-c", START),
     *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),
 ]
 PEER = str(Path(__file__).resolve().parent / "peers" / "grpc_peer.py")
@@ -36,10 +45,10 @@ STARTED_WITHIN_SECONDS = 20.0
 
 # case: method, calls in a batch, batches, calls in flight
 CASES = {
-    "small_call": ("Version", 25, 60, 1),
-    "list_500k": ("ListContainers", 10, 30, 1),
-    "stream_1000": ("GetContainerEvents", 2, 20, 1),
-    "callers_10": ("Version", 100, 15, 10),
+    "small_call": ("Version", 15, 100, 1),
+    "list_500k": ("ListContainers", 7, 45, 1),
+    "stream_1000": ("GetContainerEvents", 1, 40, 1),
+    "callers_10": ("Version", 60, 25, 10),
 }
 
 
@@ -100,24 +109,41 @@ def accepting_after(path: Path, process: subprocess.Popen[bytes]) -> float:
         time.sleep(0.001)
 
 
-def measured(
-    case: str, clients: dict[str, Client], ours: Process, part: float
-) -> tuple[dict[str, list[float]], float]:
-    """Seconds of every call by path, the paths taking turns; our CPU seconds a call."""
-    name, batch, batches, together = CASES[case]
-    method = SERVICE + name
-    batches = max(3, int(batches * part))
-    samples: dict[str, list[float]] = {path: [] for path in clients}
-    spent = 0.0
-    for turn in range(batches + 1):
-        for path, client in clients.items():
-            client.prepare(method, batch)
-            before = ours.cpu_seconds()
-            took = client.calls(method, b"", batch, together)
-            if turn:
-                samples[path] += took
-                spent += ours.cpu_seconds() - before if path == "ours" else 0.0
-    return samples, spent / (batches * batch)
+class Measured:
+    """`turns`: microseconds by path, the median of every batch; `ours`: of all our calls."""
+
+    def __init__(self, case: str, clients: dict[str, Client], ours: Process, part: float) -> None:
+        name, batch, batches, together = CASES[case]
+        method = SERVICE + name
+        batches = max(3, int(batches * part))
+        self.turns: dict[str, list[float]] = {path: [] for path in clients}
+        self.ours: list[float] = []
+        spent = 0.0
+        order = list(clients)
+        for turn in range(batches + 1):
+            random.shuffle(order)
+            for path in order:
+                clients[path].prepare(method, batch)
+                before = ours.cpu_seconds()
+                took = [each * 1e6 for each in clients[path].calls(method, b"", batch, together)]
+                if turn:
+                    self.turns[path].append(statistics.median(took))
+                    if path == "ours":
+                        self.ours += took
+                        spent += ours.cpu_seconds() - before
+        self.cpu_us = spent * 1e6 / (batches * batch)
+
+    def beside(self, row: str, base: str, **more: float) -> Row:
+        """Our p50 and that of `base`."""
+        pairs = list(zip(self.turns["ours"], self.turns[base], strict=True))
+        p50 = [statistics.median(side) for side in zip(*pairs, strict=True)]
+        ratio = statistics.median(ours / other for ours, other in pairs)
+        return compared(row, *p50, base, "us", ratio=ratio, **more)
+
+    def added(self, path: str) -> float:
+        """What `path` adds to the direct call."""
+        pairs = zip(self.turns[path], self.turns["direct"], strict=True)
+        return statistics.median(each - direct for each, direct in pairs)
 
 
 def create_request() -> bytes:
@@ -163,21 +189,19 @@ def rows(part: float) -> list[Row]:
             stack.callback(client.close)
         table: list[Row] = []
         for case in CASES:
-            samples, cpu = measured(case, clients, ours, part)
-            micro = {path: statistics.median(took) * 1e6 for path, took in samples.items()}
-            p99 = percentile(samples["ours"], 99) * 1e6
-            more = {"p99": p99, "cpu_us": cpu * 1e6}
-            table.append(compared(case, micro["ours"], micro["direct"], "direct", "us", **more))
+            run = Measured(case, clients, ours, part)
+            p99 = percentile(run.ours, 99)
+            direct = run.beside(case, "direct", p99=p99, cpu_us=run.cpu_us)
+            table.append(direct)
             for base in ("socat", "grpcio"):
                 row = f"{case}_{base}"
-                if base in micro:
-                    table.append(compared(row, micro["ours"], micro[base], base, "us"))
+                if base in clients:
+                    table.append(run.beside(row, base))
                 else:
-                    table.append(skipped(row, micro["ours"], "us", f"{base} is not installed"))
+                    table.append(skipped(row, direct["ours"], "us", f"{base} is not installed"))
             if case == "small_call":
-                added = micro["ours"] - micro["direct"]
-                base_added = micro["grpcio"] - micro["direct"]
-                table.append(compared("added_vs_grpcio", added, base_added, "grpcio", "us"))
+                added = run.added("ours"), run.added("grpcio")
+                table.append(compared("added_vs_grpcio", *added, "grpcio", "us"))
         creates(clients["ours"])
         table.append(alone("rss_mb", ours.rss_mb(), "MB"))
         table.append(alone("accept_seconds", ours.accept_seconds, "s"))

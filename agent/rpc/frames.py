@@ -5,6 +5,7 @@ Opening never trusts a length: what does not fit raises FrameError.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Final
 
@@ -60,15 +61,14 @@ def head(length: int, kind: int, flags: int, stream: int) -> bytes:
     return length.to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
 
 
+unpack_head: Final = struct.Struct(">IBI").unpack_from
+"""(payload length << 8 | kind, flags, stream and reserved bit) of the nine bytes at an offset."""
+
+
 def read_head(buffer: bytes | bytearray | memoryview, at: int) -> tuple[int, int, int, int]:
     """(payload length, kind, flags, stream) of the frame whose nine bytes begin at `at`."""
-    length = int.from_bytes(buffer[at : at + 3], "big")
-    return length, buffer[at + 3], buffer[at + 4], read_stream(buffer, at)
-
-
-def read_stream(buffer: bytes | bytearray | memoryview, at: int = 0) -> int:
-    """The stream of the frame whose head begins at `at`."""
-    return int.from_bytes(buffer[at + 5 : at + 9], "big") & STREAM_MASK
+    word, flags, number = unpack_head(buffer, at)
+    return word >> 8, word & 0xFF, flags, number & STREAM_MASK
 
 
 def content(kind: int, flags: int, payload: memoryview) -> memoryview:

@@ -51,67 +51,78 @@ class PathReader:
 
         Raises HeaderError; the table is out of step from then on.
         """
-        try:
-            return self._read(block)
-        except IndexError:
-            text = f"header block of {len(block)} bytes: cut short, or an index beyond the table"
-            raise HeaderError(text) from None
-        except HPACKDecodingError as error:
-            raise HeaderError(f"header block of {len(block)} bytes: {error}") from None
-
-    def _read(self, block: bytes) -> bytes | None:
         path = None
         entries = self._entries
         at, size = 0, len(block)
-        while at < size:
-            first = block[at]
-            if first & 0x80:  # a whole field by index
-                index, at = (first & 0x7F, at + 1) if first != 0xFF else _integer(block, at, 7)
-                if index > _STATIC:
-                    entry = entries[_STATIC - index]
-                    if entry[0] == _PATH:
-                        path = entry[1]
-                elif index in _STATIC_PATHS:
-                    path = _STATIC_PATHS[index]
-                elif not index:
-                    raise HeaderError("header block: index 0")
-                continue
-            if first & 0xE0 == 0x20:
-                limit, at = _integer(block, at, 5)
-                if limit > self._offered:
-                    raise HeaderError(f"header block: table of {limit} bytes was not offered")
-                self._limit = limit
-                self._evict(0)
-                continue
-            indexed = first & 0x40
-            index, at = _integer(block, at, 6 if indexed else 4)
-            if not index:
-                name, at = self._text(block, at)
-            elif index > _STATIC:
-                name = entries[_STATIC - index][0]
-            else:
-                name = _STATIC_NAMES[index]
-            if indexed or name == _PATH:
-                value, at = self._text(block, at)
-                if name == _PATH:
-                    path = value
-                if indexed:
+        try:
+            while at < size:
+                first = block[at]
+                if first > 0x80:  # a whole field by index
+                    index, at = (first & 0x7F, at + 1) if first < 0xFF else _integer(block, at, 7)
+                    if index > _STATIC:
+                        entry = entries[_STATIC - index]
+                        if entry[0] == _PATH:
+                            path = entry[1]
+                    elif index in _STATIC_PATHS:
+                        path = _STATIC_PATHS[index]
+                elif first > 0x40:  # a name by index and a value, to be kept
+                    index, at = (first & 0x3F, at + 1) if first < 0x7F else _integer(block, at, 6)
+                    name = _STATIC_NAMES[index] if index <= _STATIC else entries[_STATIC - index][0]
+                    value, at = self._text(block, at)
+                    if name == _PATH:
+                        path = value
                     self._add(name, value)
-            else:
-                length, at = _integer(block, at, 7)
-                at += length
+                else:
+                    passed, at = self._rarer(block, at)
+                    path = path if passed is None else passed
+        except IndexError:
+            text = f"header block of {size} bytes: cut short, or an index beyond the table"
+            raise HeaderError(text) from None
+        except HPACKDecodingError as error:
+            raise HeaderError(f"header block of {size} bytes: {error}") from None
         if at > size:
             raise HeaderError(f"header block of {size} bytes: cut short")
         return path
 
+    def _rarer(self, block: bytes, at: int) -> tuple[bytes | None, int]:
+        """(path or None, end) of a new name, a value that is not kept, a size of the table."""
+        first = block[at]
+        if first == 0x80:
+            raise HeaderError("header block: index 0")
+        if first & 0xE0 == 0x20:
+            limit, at = _integer(block, at, 5)
+            if limit > self._offered:
+                raise HeaderError(f"header block: table of {limit} bytes was not offered")
+            self._limit = limit
+            self._evict(0)
+            return None, at
+        kept = first == 0x40
+        index, at = _integer(block, at, 6 if kept else 4)
+        if not index:
+            name, at = self._text(block, at)
+        elif index > _STATIC:
+            name = self._entries[_STATIC - index][0]
+        else:
+            name = _STATIC_NAMES[index]
+        if not kept and name != _PATH:
+            length, at = _integer(block, at, 7)
+            return None, at + length
+        value, at = self._text(block, at)
+        if kept:
+            self._add(name, value)
+        return value if name == _PATH else None, at
+
     def _text(self, block: bytes, at: int) -> tuple[bytes, int]:
-        huffman = block[at] & 0x80
-        length, at = _integer(block, at, 7)
+        first = block[at]
+        length = first & 0x7F
+        at += 1
+        if length == 0x7F:
+            length, at = _integer(block, at - 1, 7)
         end = at + length
         raw = block[at:end]
         if len(raw) != length:
             raise HeaderError(f"header block of {len(block)} bytes: cut short")
-        if not huffman:
+        if first < 0x80:
             return raw, end
         text = self._memo.get(raw)
         if text is None:

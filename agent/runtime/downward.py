@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.rpc import frames
-from agent.rpc.frames import DATA, HEADERS, RST_STREAM, SETTINGS, WINDOW_UPDATE, read_stream
+from agent.rpc.frames import (
+    DATA,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+    STREAM_MASK,
+    WINDOW_UPDATE,
+    unpack_head,
+)
 from agent.rpc.headers import PathReader
 from agent.runtime.credit import Credit
 from agent.runtime.held import HeldStream
@@ -30,6 +38,7 @@ class Downward:
         lose_track: Callable[[Exception], None],
     ) -> None:
         self._calls = calls
+        self._streams = calls.streams
         self._lane = lane
         self._credit = credit
         self._paths = paths
@@ -42,11 +51,13 @@ class Downward:
         """Takes what the upstream sent; `lose_track` is called for what can't be followed."""
         if self._kept:
             data, self._kept = memoryview(self._kept + data), b""  # small: SETTINGS at most
-        lane, credit, streams = self._lane, self._credit, self._calls.streams
+        lane, credit, streams = self._lane, self._credit, self._streams
         size = len(data)
-        at = size if lane.opaque else min(lane.rest, size)
-        start = 0
-        if lane.rest:
+        start = at = 0
+        if lane.opaque:
+            at = size
+        elif lane.rest:
+            at = min(lane.rest, size)
             lane.rest -= at
             if self._tapped is not None:
                 self._tap_more(self._tapped, data[:at])
@@ -56,19 +67,19 @@ class Downward:
                 lane.reached_boundary()
         try:
             while size - at >= _HEAD:
-                kind = data[at + 3]
-                length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+                word, flags, number = unpack_head(data, at)
+                kind, length = word & 0xFF, word >> 8
+                number &= STREAM_MASK
                 end = at + _HEAD + length
                 if kind == DATA:
-                    if streams:
-                        self._tap(data[at:end], length)
+                    if number in streams:
+                        self._tap(streams[number], flags, length, data[at + _HEAD : end])
                 elif kind == WINDOW_UPDATE:
                     if length != 4:
                         raise frames.FrameError(f"WINDOW_UPDATE of {length} bytes")
                     if end > size:
                         break
                     given = frames.read_uint(data[at + 9 : end], kind)
-                    number = read_stream(data, at)
                     passed = given
                     if not number:
                         if credit.excess > 0:
@@ -84,14 +95,13 @@ class Downward:
                             lane.chunks.append(frames.window_update(number, passed))
                         start = end
                 elif kind in _BLOCKS:
-                    flags = data[at + 4]
                     lane.in_block = not flags & frames.END_HEADERS
-                    if streams and kind == HEADERS and flags & frames.END_STREAM:
-                        self._end(read_stream(data, at), reset=False)
+                    if number in streams and kind == HEADERS and flags & frames.END_STREAM:
+                        self._calls.ended_by_upstream(streams[number], reset=False)
                 elif kind == RST_STREAM:
-                    if streams:
-                        self._end(read_stream(data, at), reset=True)
-                elif kind == SETTINGS and not data[at + 4] & frames.ACK:
+                    if number in streams:
+                        self._calls.ended_by_upstream(streams[number], reset=True)
+                elif kind == SETTINGS and not flags & frames.ACK:
                     if length > _MAX_SETTINGS_BYTES:
                         raise frames.FrameError(f"SETTINGS of {length} bytes")
                     if end > size:
@@ -120,25 +130,18 @@ class Downward:
                 self._paths.offer(value)
         self._credit.offers.append(initial)
 
-    def _tap(self, frame: memoryview, length: int) -> None:
+    def _tap(self, stream: HeldStream, flags: int, length: int, payload: memoryview) -> None:
         """A DATA frame of the upstream, as much of it as is there."""
-        stream = self._calls.streams.get(read_stream(frame))
-        if stream is None:
-            return
         if stream.tap is not None:
-            stream.tap.begin(frame[4], length)
+            stream.tap.begin(flags, length)
         self._tapped = stream
-        self._tapped_ends = bool(frame[4] & frames.END_STREAM)
-        self._tap_more(stream, frame[_HEAD:], last=len(frame) == _HEAD + length)
+        self._tapped_ends = bool(flags & frames.END_STREAM)
+        self._tap_more(stream, payload, last=len(payload) == length)
 
     def _tap_more(self, stream: HeldStream, payload: memoryview, last: bool | None = None) -> None:
         if stream.tap is not None:
             stream.tap.piece(payload)
         if not self._lane.rest if last is None else last:
             self._tapped = None
-            if self._tapped_ends:
-                self._end(stream.id, reset=False)
-
-    def _end(self, number: int, reset: bool) -> None:
-        if stream := self._calls.streams.get(number):
-            self._calls.ended_by_upstream(stream, reset)
+            if self._tapped_ends and stream.id in self._streams:
+                self._calls.ended_by_upstream(self._streams[stream.id], reset=False)

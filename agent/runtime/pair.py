@@ -15,6 +15,8 @@ HIGH_WATER_BYTES: Final = 1 << 19
 """Unsent bytes for one end that stop reading from the other."""
 DEAF_CLIENT_BYTES: Final = 4 * HIGH_WATER_BYTES
 """Unsent bytes for a client that stop reading from it: what it does not read are our answers."""
+_SEND_BUFFER_BYTES: Final = 1 << 18
+"""The kernel doubles it: one receive goes on in one send though the one before is still unread."""
 _CONNECT_RETRY_SECONDS: Final = 0.01
 _CONNECT_ATTEMPTS: Final = 200
 
@@ -103,7 +105,8 @@ class Port:
 class Pair:
     """One client's connection and its upstream's; `ended` is called once, with the pair.
 
-    `ended` learns whether the upstream was reached; `heard` is called after bytes were relayed.
+    `ended` learns whether the upstream was reached; `hooked` is called after bytes were relayed
+    while hooked calls are under way.
     """
 
     def __init__(
@@ -113,18 +116,21 @@ class Pair:
         upstream: socket.socket,
         buffer: memoryview,
         make_relay: Callable[[Sink, Sink], Relay],
-        heard: Callable[[], None],
+        hooked: Callable[[], None],
         ended: Callable[[Pair, bool], None],
     ) -> None:
         self._loop = loop
         self._buffer = buffer
-        self._heard = heard
+        self._hooked = hooked
         self._ended = ended
         self._client = Port(loop, client)
         self._upstream = Port(loop, upstream)
         for port in (self._client, self._upstream):
             port.socket.setblocking(False)
+            port.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._relay = make_relay(self._client.write, self._upstream.write)
+        self._from_client = self._relay.from_client
+        self._from_upstream = self._relay.from_upstream
         self._half_closed = False
         self._closed = False
 
@@ -153,25 +159,27 @@ class Pair:
         self._end(reached=True)
 
     def _client_ready(self, events: int) -> None:
+        client = self._client
         if events & WRITE:
-            self._client.drain()
-        if events & ~WRITE and not self._client.eof:
-            data = self._client.read(self._buffer)
+            client.drain()
+        if events & ~WRITE and not client.eof:
+            data = client.read(self._buffer)
             if data is not None:
                 try:
-                    self._relay.from_client(data)
+                    if self._from_client(data):
+                        self._hooking()
                 except RelayError:
                     self._end(reached=True)
-                self._heard()
-        if self._client.strained or self._upstream.strained or self._relay.queued_bytes:
+        if client.strained or self._upstream.strained:
             self._settle(events)
 
     def _upstream_ready(self, events: int) -> None:
+        upstream = self._upstream
         if events & WRITE:
-            self._upstream.drain()
+            upstream.drain()
         if events & ~WRITE:
             self._read_upstream()
-        if self._client.strained or self._upstream.strained or self._relay.queued_bytes:
+        if upstream.strained or self._client.strained:
             self._settle(0)
 
     def _read_upstream(self) -> bool:
@@ -179,11 +187,17 @@ class Pair:
         if data is None:
             return False
         try:
-            self._relay.from_upstream(data)
+            if self._from_upstream(data):
+                self._hooking()
         except RelayError:
             self._end(reached=True)
-        self._heard()
         return True
+
+    def _hooking(self) -> None:
+        """Hooked calls are under way: one may be held, or a queue have grown."""
+        if self._relay.queued_bytes:
+            self._client.strained = True
+        self._hooked()
 
     def _settle(self, client_events: int) -> None:
         """Draws the consequences of what happened."""

@@ -54,6 +54,7 @@ class Relay:
             gate, stats, limits, self._credit, self._up, self._down, on_hook_error
         )
         self._uplink = self._calls.uplink
+        self._streams = self._calls.streams
         self._upward = Upward(
             self._calls,
             self._up,
@@ -71,15 +72,15 @@ class Relay:
         """Of the client, waiting for the upstream's credit: read no more while it is high."""
         return self._uplink.queued_bytes
 
-    def from_client(self, data: memoryview) -> None:
-        """Raises RelayError."""
+    def from_client(self, data: memoryview) -> bool:
+        """True when there is more to it than passing on. Raises RelayError."""
         self._upward.feed(data)
-        self._flush()
+        return self._flush()
 
-    def from_upstream(self, data: memoryview) -> None:
-        """Raises RelayError."""
+    def from_upstream(self, data: memoryview) -> bool:
+        """True when there is more to it than passing on. Raises RelayError."""
         self._downward.feed(data)
-        self._flush()
+        return self._flush()
 
     def ask_again(self) -> None:
         """Asks the gate about every held call."""
@@ -98,13 +99,14 @@ class Relay:
         self._up.opaque = self._down.opaque = True
         self._calls.close()
 
-    def _flush(self) -> None:
-        uplink = self._uplink
-        if uplink.queue or uplink.sending:
-            uplink.pump()
-        if self._credit.excess < 0:
-            self._down.insert(frames.window_update(0, self._credit.settle()))
+    def _flush(self) -> bool:
+        busy = bool(self._streams or self._uplink.queue or self._credit.excess)
+        if busy:
+            self._uplink.pump()
+            if self._credit.excess < 0:
+                self._down.insert(frames.window_update(0, self._credit.settle()))
         if self._up.chunks:
             self._up.flush()
         if self._down.chunks:
             self._down.flush()
+        return busy

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Final
 
 from agent.rpc import frames
-from agent.rpc.frames import CONTINUATION, DATA, HEADERS, RST_STREAM, SETTINGS, read_stream
+from agent.rpc.frames import (
+    CONTINUATION,
+    DATA,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+    STREAM_MASK,
+    unpack_head,
+)
 from agent.rpc.headers import PathReader
 from agent.rpc.metadata import HeaderError
 from agent.runtime.credit import Credit
@@ -14,9 +22,10 @@ from agent.runtime.hooked import HookedCalls
 from agent.runtime.lane import Lane
 
 _HEAD: Final = frames.HEAD_BYTES
-_BLOCKS: Final = (HEADERS, CONTINUATION)
 _MAX_BLOCK_FRAMES: Final = 64
 _UNUSUAL: Final = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
+_USUAL: Final = frames.END_HEADERS
+_BLOCKS: Final = (HEADERS, CONTINUATION)
 
 
 class Upward:
@@ -32,8 +41,11 @@ class Upward:
         lose_track: Callable[[Exception], None],
     ) -> None:
         self.paths = PathReader()
+        self._read_path = self.paths.read
         self._calls = calls
+        self._streams = calls.streams
         self._uplink = calls.uplink
+        self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
         self._methods = methods
@@ -50,18 +62,19 @@ class Upward:
             if len(self._kept) < self._needed and not self._lane.opaque:
                 return
             data, self._kept = memoryview(self._kept), bytearray()
-        lane, credit, uplink = self._lane, self._credit, self._uplink
-        streams, queue = self._calls.streams, uplink.queue
+        lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
         size = end = len(data)
-        at = size if lane.opaque else min(lane.rest, size)
-        start = 0
-        if lane.rest:
+        start = at = 0
+        if lane.opaque:
+            at = size
+        elif lane.rest:
+            at = min(lane.rest, size)
             lane.rest -= at
-            if not lane.rest and (lane.is_waited_for or queue or uplink.sending):
+            if not lane.rest and (lane.is_waited_for or queue or streams):
                 lane.chunks.append(data[:at])
                 start = at
                 lane.reached_boundary()
-                uplink.pump()
+                self._uplink.pump()
         try:
             if self._preface and not lane.opaque:
                 at = self._read_preface(data)
@@ -69,39 +82,41 @@ class Upward:
                     self._keep(data, len(frames.PREFACE))
                     return
             while size - at >= _HEAD:
-                kind = data[at + 3]
-                length = data[at] << 16 | data[at + 1] << 8 | data[at + 2]
+                word, flags, number = unpack_head(data, at)
+                kind, length = word & 0xFF, word >> 8
+                number &= STREAM_MASK
                 end = at + _HEAD + length
                 if kind == DATA:
-                    if (streams or queue or credit.excess > 0) and self._is_taken(data, at, length):
+                    if (streams or queue or credit.excess > 0) and self._is_taken(number, length):
                         if end > size:
                             break
                         if start < at:
                             lane.chunks.append(data[start:at])
-                        self._take(data[at:end])
+                        self._take(number, data[at:end])
                         start = at = end
                         continue
                     credit.window -= length
                 elif kind in _BLOCKS:
-                    if data[at + 4] & _UNUSUAL == frames.END_HEADERS and kind == HEADERS:
-                        if end > size and length <= self._block_bytes:
-                            break
-                        block = bytes(data[at + _HEAD : end])
+                    block: bytes | None
+                    if flags & _UNUSUAL == _USUAL and kind == HEADERS and end <= size:
+                        block = data[at + _HEAD : end].tobytes()
                     else:
-                        end, whole = self._block(data, at, size)
-                        if whole is None:
+                        end, block = self._block(data, at, size)
+                        if block is None:
                             break
-                        block = whole
-                    if self._opens_behind_others(data, at, end, block):
+                    path = self._read_path(block)
+                    if (streams or queue or path in self._methods) and self._opens_behind_others(
+                        number, path, flags, data[at:end]
+                    ):
                         if start < at:
                             lane.chunks.append(data[start:at])
                         start = end
-                elif kind == RST_STREAM or (kind == SETTINGS and data[at + 4] & frames.ACK):
+                elif kind == RST_STREAM or (kind == SETTINGS and flags & frames.ACK):
                     if length > 4:
                         raise frames.FrameError(f"frame of kind {kind}: {length} bytes")
                     if end > size:
                         break
-                    if self._must_wait(kind, data[at:end]):
+                    if self._must_wait(kind, number, data[at:end]):
                         if start < at:
                             lane.chunks.append(data[start:at])
                         start = end
@@ -133,17 +148,16 @@ class Upward:
         self._preface = False
         return len(part)
 
-    def _is_taken(self, data: memoryview, at: int, length: int) -> bool:
-        """This DATA frame of the client does not pass by."""
-        if self._uplink.queue or read_stream(data, at) in self._calls.streams:
+    def _is_taken(self, number: int, length: int) -> bool:
+        """A DATA frame of the client does not pass by."""
+        if self._queue or number in self._streams:
             return True
         # Beyond the client's own window too: the upstream is the one to complain.
         window = self._credit.window
         return window < length <= window + self._credit.excess
 
-    def _take(self, frame: memoryview) -> None:
-        number = read_stream(frame)
-        stream = self._calls.streams.get(number)
+    def _take(self, number: int, frame: memoryview) -> None:
+        stream = self._streams.get(number)
         if stream is None:
             self._uplink.put(DATA, number, bytes(frame))
         else:
@@ -172,26 +186,24 @@ class Upward:
                 raise frames.FrameError("a header block is interrupted")
         raise frames.FrameError(f"header block of more than {_MAX_BLOCK_FRAMES} frames")
 
-    def _opens_behind_others(self, data: memoryview, at: int, end: int, block: bytes) -> bool:
+    def _opens_behind_others(
+        self, number: int, path: bytes | None, flags: int, block: memoryview
+    ) -> bool:
         """Notes a header block of the client; True when it was queued."""
-        path = self.paths.read(block)
         calls, uplink = self._calls, self._uplink
-        if not (calls.streams or uplink.queue or path in self._methods):
-            return False
-        number = read_stream(data, at)
         if number in calls.streams:
             calls.trailers(calls.streams[number])
         waits = (uplink.queue or uplink.sending) and uplink.delays_block(number)
         if path in self._methods and number not in calls.streams:
-            ended = bool(data[at + 4] & frames.END_STREAM)
+            ended = bool(flags & frames.END_STREAM)
             calls.begin(number, path or b"", announced=not waits, ended=ended)
         if waits:
-            uplink.put(HEADERS, number, bytes(data[at:end]))
+            uplink.put(HEADERS, number, bytes(block))
         return bool(waits)
 
-    def _must_wait(self, kind: int, frame: memoryview) -> bool:
+    def _must_wait(self, kind: int, number: int, frame: memoryview) -> bool:
         """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
-        calls, uplink, number = self._calls, self._uplink, read_stream(frame)
+        calls, uplink = self._calls, self._uplink
         if kind == RST_STREAM:
             if number in calls.streams:
                 calls.reset_by_client(calls.streams[number])
