@@ -14,6 +14,9 @@ READ: Final = select.EPOLLIN
 WRITE: Final = select.EPOLLOUT
 HANG_UP: Final = select.EPOLLHUP
 
+_MOST_EVENTS: Final = 64
+"""Of one look; the default makes room for a thousand every time."""
+
 OnReady = Callable[[int], None]
 """Takes the epoll events that are ready."""
 
@@ -85,7 +88,7 @@ class Loop:
         ready = self._ready
         if self._timers:
             seconds = self._patience(seconds)
-        for fd, events in self._epoll.poll(seconds):
+        for fd, events in self._epoll.poll(seconds, _MOST_EVENTS):
             on_ready = ready.get(fd)
             if on_ready is not None:
                 on_ready(events)

@@ -24,7 +24,6 @@ from agent.runtime.lane import Lane
 _HEAD: Final = frames.HEAD_BYTES
 _MAX_BLOCK_FRAMES: Final = 64
 _UNUSUAL: Final = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
-_USUAL: Final = frames.END_HEADERS
 _BLOCKS: Final = (HEADERS, CONTINUATION)
 
 
@@ -98,7 +97,7 @@ class Upward:
                     credit.window -= length
                 elif kind in _BLOCKS:
                     block: bytes | None
-                    if flags & _UNUSUAL == _USUAL and kind == HEADERS and end <= size:
+                    if flags & _UNUSUAL == frames.END_HEADERS and kind == HEADERS and end <= size:
                         block = data[at + _HEAD : end].tobytes()
                     else:
                         end, block = self._block(data, at, size)

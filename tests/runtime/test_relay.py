@@ -490,6 +490,14 @@ def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> 
     assert (up, down, stats.malformed) == (raw, b"whatever", 1)
 
 
+def test_a_block_beyond_the_limit_is_not_taken_for_the_part_that_has_arrived() -> None:
+    """Read up to where it is cut, it would leave the table of later paths out of step."""
+    wire = Wire(Hooks(FORWARD), Limits(block_bytes=1_000))
+    part = metadata.encode([(b":path", OTHER)])
+    wire.client(frames.head(1_001, frames.HEADERS, frames.END_HEADERS, 1), part)
+    assert wire.stats.malformed == 1
+
+
 def test_with_a_message_in_custody_garbage_ends_the_connection() -> None:
     wire = Wire(Hooks(HOLD))
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
