@@ -1,0 +1,147 @@
+"""A machine as bit masks, computed once: what every CPU decision runs on.
+
+A core is known by its lead, its lowest CPU; sets of cores are masks of leads. Cores whose threads
+lie at the same offsets from their lead form one stride, so that the free threads of all of them
+are counted by a few shifts of the whole mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from agent.allocate.bits import members
+from agent.model.topology import Cpu, Topology
+
+
+class Area(msgspec.Struct, frozen=True):
+    """A NUMA node, a socket or an L3 cache: its id and the mask of its CPUs."""
+
+    id: int
+    cpus: int
+
+
+class Stride(msgspec.Struct, frozen=True):
+    """Cores alike: their leads, and the offsets of their threads from the lead (the first is 0)."""
+
+    leads: int
+    offsets: tuple[int, ...]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """All areas sorted by id; those without CPUs are left out.
+
+    `threads`: of the core that has most. `caches` have the id of their lowest CPU; CPUs of unknown
+    L3 share one cache a socket, as the kubelet assumes. A NUMA node may span sockets.
+    """
+
+    cpus: int
+    leads: int
+    threads: int
+    strides: tuple[Stride, ...]
+    nodes: tuple[Area, ...]
+    sockets: tuple[Area, ...]
+    caches: tuple[Area, ...]
+
+    def at_least(self, cpus: int) -> list[int]:
+        """Leads of the cores that have at least 1, 2, ... `threads` of these CPUs."""
+        counts = [0] * self.threads
+        for stride in self.strides:
+            held = [0] * len(stride.offsets)
+            for offset in stride.offsets:
+                present = cpus >> offset & stride.leads
+                for index in range(len(held) - 1, 0, -1):
+                    held[index] |= held[index - 1] & present
+                held[0] |= present
+            for index, leads in enumerate(held):
+                counts[index] |= leads
+        return counts
+
+    def whole(self, cpus: int) -> int:
+        """Leads of the cores all of whose threads are among these CPUs."""
+        leads = 0
+        for stride in self.strides:
+            complete = stride.leads
+            for offset in stride.offsets:
+                complete &= cpus >> offset
+            leads |= complete
+        return leads
+
+    def touched(self, cpus: int) -> int:
+        """Leads of the cores that have any of these CPUs."""
+        leads = 0
+        for stride in self.strides:
+            for offset in stride.offsets:
+                leads |= cpus >> offset & stride.leads
+        return leads
+
+    def expand(self, leads: int) -> int:
+        """All threads of these cores."""
+        cpus = 0
+        for stride in self.strides:
+            mine = leads & stride.leads
+            for offset in stride.offsets:
+                cpus |= mine << offset
+        return cpus
+
+    def node_ids(self, cpus: int) -> tuple[int, ...]:
+        """Ids of the NUMA nodes that have any of these CPUs, ascending."""
+        return tuple(node.id for node in self.nodes if node.cpus & cpus)
+
+    def of_nodes(self, ids: Iterable[int]) -> int:
+        """The CPUs of these NUMA nodes; unknown ids have none."""
+        wanted = set(ids)
+        cpus = 0
+        for node in self.nodes:
+            if node.id in wanted:
+                cpus |= node.cpus
+        return cpus
+
+
+def of(cpus: Iterable[Cpu]) -> Layout:
+    """The layout of these CPUs alone: a core that has an offline thread has fewer threads."""
+    cores: dict[int, int] = {}
+    nodes: dict[int, int] = {}
+    sockets: dict[int, int] = {}
+    caches: dict[tuple[bool, int], int] = {}
+    for cpu in cpus:
+        bit = 1 << cpu.id
+        cores[cpu.core] = cores.get(cpu.core, 0) | bit
+        nodes[cpu.node] = nodes.get(cpu.node, 0) | bit
+        sockets[cpu.socket] = sockets.get(cpu.socket, 0) | bit
+        cache = (False, cpu.socket) if cpu.l3 is None else (True, cpu.l3)
+        caches[cache] = caches.get(cache, 0) | bit
+    strides: dict[tuple[int, ...], int] = {}
+    for core in cores.values():
+        first = _low(core)
+        offsets = tuple(cpu - first for cpu in members(core))
+        strides[offsets] = strides.get(offsets, 0) | 1 << first
+    ordered = sorted(strides.items())
+    leads = sum(mask for _, mask in ordered)
+    return Layout(
+        cpus=sum(cores.values()),
+        leads=leads,
+        threads=max((len(offsets) for offsets, _ in ordered), default=_NO_THREADS),
+        strides=tuple(Stride(mask, offsets) for offsets, mask in ordered),
+        nodes=_areas(nodes.items()),
+        sockets=_areas(sockets.items()),
+        caches=_areas((_low(mask), mask) for mask in caches.values()),
+    )
+
+
+def of_topology(topology: Topology) -> Layout:
+    """The layout of the online CPUs."""
+    return of(topology.cpus)
+
+
+_NO_THREADS: Final = 1
+
+
+def _areas(masks: Iterable[tuple[int, int]]) -> tuple[Area, ...]:
+    return tuple(Area(key, mask) for key, mask in sorted(masks))
+
+
+def _low(mask: int) -> int:
+    return (mask & -mask).bit_length() - 1

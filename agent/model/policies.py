@@ -1,0 +1,49 @@
+"""The words of CPU and NUMA orchestration, as pods, nodes and settings write them."""
+
+from __future__ import annotations
+
+import enum
+
+
+class BindPolicy(enum.StrEnum):
+    """How a pod's CPUs lie on physical cores (`resource-spec`; `Default`: the configured one).
+
+    CONSTRAINED_BURST binds no CPUs: it holds a pod that shares to NUMA nodes that fit its limit.
+    """
+
+    DEFAULT = "Default"
+    FULL_PCPUS = "FullPCPUs"
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"
+    CONSTRAINED_BURST = "ConstrainedBurst"
+
+
+class ExclusivePolicy(enum.StrEnum):
+    """What a pod would rather not share with pods of the same policy: cores, NUMA nodes."""
+
+    NONE = "None"
+    PCPU_LEVEL = "PCPULevel"
+    NUMA_NODE_LEVEL = "NUMANodeLevel"
+
+
+class NumaStrategy(enum.StrEnum):
+    """Which NUMA node first: the fullest that fits, the emptiest, or evenly over all."""
+
+    MOST_ALLOCATED = "MostAllocated"
+    LEAST_ALLOCATED = "LeastAllocated"
+    DISTRIBUTE_EVENLY = "DistributeEvenly"
+
+
+class NumaPolicy(enum.StrEnum):
+    """How strictly a pod's resources must lie on the same NUMA nodes."""
+
+    NONE = "None"
+    BEST_EFFORT = "BestEffort"
+    RESTRICTED = "Restricted"
+    SINGLE_NUMA_NODE = "SingleNUMANode"
+
+
+class NumaExclusive(enum.StrEnum):
+    """Whether a NUMA node is kept from pods of one node and pods of several at once."""
+
+    PREFERRED = "Preferred"
+    REQUIRED = "Required"
