@@ -1,0 +1,45 @@
+"""Machines as vectors describe them: a shape and how its CPUs are numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.model.topology import Cpu
+
+
+def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> tuple[Cpu, ...]:
+    """`shape`: sockets, NUMA nodes a socket (0.5: a node spans two), cores a node, threads a core;
+    `caches`: L3 caches of the whole machine. Raises ValueError for anything else."""
+    sockets, nodes_per_socket, cores_per_node, threads = shape
+    nodes = round(sockets * nodes_per_socket)
+    cores = nodes * int(cores_per_node)
+    made = []
+    for core in range(cores):
+        ids = [
+            _id(core, thread, numbering, (nodes, cores, int(threads)))
+            for thread in range(int(threads))
+        ]
+        for cpu in ids:
+            made.append(
+                Cpu(
+                    id=cpu,
+                    core=min(ids),
+                    l3=None if caches is None else core // (cores // caches),
+                    die=None,
+                    socket=core // (cores // int(sockets)),
+                    node=core // int(cores_per_node),
+                )
+            )
+    return tuple(sorted(made, key=lambda cpu: cpu.id))
+
+
+def _id(core: int, thread: int, numbering: str, sizes: tuple[int, int, int]) -> int:
+    nodes, cores, threads = sizes
+    if numbering == "adjacent":
+        return core * threads + thread
+    if numbering == "interleaved":
+        return core + thread * cores
+    if numbering == "alternating":
+        cores_per_node = cores // nodes
+        return core % cores_per_node * nodes + core // cores_per_node + thread * cores
+    raise ValueError(f"numbering {numbering!r} is not known")
