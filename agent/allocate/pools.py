@@ -16,7 +16,12 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from agent.allocate.shares import kubelet_may_own, shared_cpus
-from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    ResourceStatus,
+    resource_status,
+)
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
@@ -64,12 +69,13 @@ def decide(
     claims: list[tuple[Pod, CpuSet]] = []
     for pod in pods:
         try:
-            wish = resource_status(pod.annotations).cpus()
+            status = resource_status(pod.annotations)
+            if wish := status.cpus():
+                claims.append((pod, wish))
+            elif reason := _unknown_nodes(status, topology):
+                refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
         except AnnotationError as error:
             refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
-            continue
-        if wish:
-            claims.append((pod, wish))
 
     kubelet_cpus = _kubelet_owned(pods, kubelet)
     shared = (topology.online - topology.isolated or topology.online) - union(kubelet_cpus.values())
@@ -101,6 +107,12 @@ def decide(
     return Decision(
         owners, ls_pools, be_pools, tuple(sorted(refusals, key=lambda each: each.uid)), wanted
     )
+
+
+def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
+    known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
+    named = [node for node in status.shared_numa_nodes() if node not in known]
+    return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
 def _in_order(

@@ -151,6 +151,30 @@ def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
     assert [owner.uid for owner in decision.owners] == ["a"]
 
 
+@pytest.mark.parametrize(
+    ("resources", "reason"),
+    [
+        (
+            '[{"node": 0, "resources": {"cpu": "2"}}, {"node": 7, "resources": {"cpu": "2"}}]',
+            "NUMA nodes 7 do not exist",
+        ),
+        (
+            '[{"node": 0, "resources": {"cpu": "two"}}]',
+            "numaNodeResources of node 0, 'cpu': 'two' is no quantity",
+        ),
+    ],
+)
+def test_numa_nodes_that_make_no_sense_are_refused_by_name_and_the_pod_shares(
+    resources: str, reason: str
+) -> None:
+    status = '{"numaNodeResources": %s}' % resources
+    decision = decided(machine(2, 2), pod("lost", "LS", status=status))
+    (refusal,) = decision.refusals
+    assert (refusal.title, refusal.reason) == ("ns/lost", reason)
+    assert decision.pods["lost"].refused == reason
+    assert decision.pods["lost"].cpuset
+
+
 @pytest.mark.parametrize(("sharer", "refused"), [("LS", True), ("BE", True), (None, False)])
 def test_claim_that_empties_a_pool_in_use_is_refused(sharer: str | None, refused: bool) -> None:
     sharers = [pod("s", sharer)] if sharer else []
