@@ -167,7 +167,7 @@ def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
 def test_numa_nodes_that_make_no_sense_are_refused_by_name_and_the_pod_shares(
     resources: str, reason: str
 ) -> None:
-    status = '{"numaNodeResources": %s}' % resources
+    status = f'{{"numaNodeResources": {resources}}}'
     decision = decided(machine(2, 2), pod("lost", "LS", status=status))
     (refusal,) = decision.refusals
     assert (refusal.title, refusal.reason) == ("ns/lost", reason)

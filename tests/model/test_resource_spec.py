@@ -19,7 +19,8 @@ from agent.model.resource_spec import NumaSpec, ResourceSpec, numa_spec, resourc
         ("null", ResourceSpec()),
         ('{"preferredCPUBindPolicy": "", "requiredCPUBindPolicy": ""}', ResourceSpec()),
         (
-            '{"preferredCPUBindPolicy": "SpreadByPCPUs", "preferredCPUExclusivePolicy": "PCPULevel"}',
+            '{"preferredCPUBindPolicy": "SpreadByPCPUs",'
+            ' "preferredCPUExclusivePolicy": "PCPULevel"}',
             ResourceSpec(BindPolicy.SPREAD_BY_PCPUS, None, ExclusivePolicy.PCPU_LEVEL),
         ),
         (
