@@ -9,7 +9,7 @@ import msgspec
 from agent.model import jsontext
 from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.jsontext import JsonError
-from agent.model.quantities import Quantity, QuantityError, milli, whole
+from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
@@ -68,6 +68,20 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
         return amounts
 
 
+def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
+    """The resource-status that reads back as these CPUs and amounts (as of `amounts()`)."""
+    parts = [
+        {"node": node, "resources": {name: _text(name, of[name]) for name in sorted(of)}}
+        for node, of in sorted(amounts.items())
+    ]
+    status: dict[str, object] = {}
+    if cpus:
+        status["cpuset"] = str(cpus)
+    if parts:
+        status["numaNodeResources"] = parts
+    return msgspec.json.encode(status).decode()
+
+
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
 _status_decoder = msgspec.json.Decoder(ResourceStatus | None)
 
@@ -81,6 +95,10 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
         return jsontext.decode(_status_decoder, text) or ResourceStatus()
     except JsonError as error:
         raise AnnotationError(RESOURCE_STATUS, str(error)) from None
+
+
+def _text(name: str, amount: int) -> str:
+    return cpu(amount) if name == "cpu" else str(amount)
 
 
 def _amount(part: NumaNodeResources, name: str) -> int:

@@ -39,7 +39,7 @@ DEFAULT, FULL, SPREAD, BURST = BindPolicy
         (NONE, BEST, None, KOORDINATOR, BEST, Source.NODE_LABEL),
     ],
 )
-def test_numa_policy_in_force(pod, label, kubelet, profile, policy, source) -> None:  # type: ignore[no-untyped-def]
+def test_numa_policy_in_force(pod, label, kubelet, profile, policy, source) -> None:
     node = NodePolicies(numa_label=label, numa_kubelet=kubelet)
     assert precedence.numa_policy(NumaSpec(pod), node, profile) == (policy, source)
 
@@ -93,7 +93,7 @@ KUBELET_FULL = NodePolicies(bind_label=SPREAD, full_pcpus_only=True)
         ),
     ],
 )
-def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:  # type: ignore[no-untyped-def]
+def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:
     assert precedence.bind(spec, qos, node, KOORDINATOR, owner=owner) == (bind, source)
 
 

@@ -47,7 +47,7 @@ def test_packed(asked: int, available: dict[int, int], shares: dict[int, int]) -
 
 
 @given(st.integers(0, 100), nodes, units, st.sampled_from([split.evenly, split.packed]))
-def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> None:
     shares = way(asked, available, unit)
     room = sum(amount // unit for amount in available.values())
     assert sum(shares.values()) == min(asked // unit, room) * unit
