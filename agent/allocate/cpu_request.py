@@ -31,24 +31,24 @@ class CpuRequest(msgspec.Struct, frozen=True):
 
 
 class Step(enum.Enum):
-    """The steps of the algorithm that gave CPUs, in the order they are tried."""
+    """What gave CPUs; the places are named in the order they are tried."""
 
-    GIVEN_NODES = "so many from each NUMA node as given"
-    EVENLY = "evenly over NUMA nodes"
-    PREFERRED = "preferred CPUs"
-    CORES_IN_NODE = "whole cores in one NUMA node"
-    CORES_IN_SOCKET = "whole cores in one socket"
-    CORES_OVER_SOCKETS = "whole cores over sockets"
-    THREADS_IN_NODE = "one thread per core in one NUMA node"
-    CPUS_IN_NODE = "CPUs in one NUMA node"
-    THREADS_IN_SOCKET = "one thread per core in one socket"
-    CPUS_IN_SOCKET = "CPUs in one socket"
-    SINGLE_CPUS = "single CPUs"
+    PREFERRED = "preferred"
+    GIVEN_NODES = "given-numa-nodes"
+    EVENLY = "evenly-over-numa-nodes"
+    CORES_IN_NODE = "whole-cores-in-numa-node"
+    CORES_IN_SOCKET = "whole-cores-in-socket"
+    CORES_OVER_SOCKETS = "whole-cores-over-sockets"
+    THREADS_IN_NODE = "thread-per-core-in-numa-node"
+    CPUS_IN_NODE = "cpus-in-numa-node"
+    THREADS_IN_SOCKET = "thread-per-core-in-socket"
+    CPUS_IN_SOCKET = "cpus-in-socket"
+    SINGLE_CPUS = "single-cpus"
 
 
 class Taken(msgspec.Struct, frozen=True):
     """`cpus`: a mask of exactly as many as asked. `steps`: those that gave CPUs. `apart`: none lies
-    on a core or NUMA node that a pod with the same exclusive policy holds."""
+    on a core or in a NUMA node that a pod with the same exclusive policy holds."""
 
     cpus: int
     steps: tuple[Step, ...]
@@ -58,15 +58,14 @@ class Taken(msgspec.Struct, frozen=True):
 class Reason(enum.Enum):
     """Why no CPUs could be taken."""
 
-    NOT_ENOUGH_CPUS = "not enough CPUs"
-    BIND_POLICY = "the required bind policy cannot be met"
-    NUMA_NODE = "a NUMA node has not as many CPUs as it shall give"
+    NOT_ENOUGH_CPUS = "not-enough-cpus"
+    BIND_POLICY = "required-bind-policy"
 
 
 class Shortage(msgspec.Struct, frozen=True):
     """`asked` CPUs, but only `free` may be taken; of these `fitting` suit the required bind policy.
 
-    `node`: the NUMA node that lacks CPUs, where it alone decides.
+    `node`: the NUMA node that was to give as many, where it is one node's shortage.
     """
 
     reason: Reason

@@ -52,11 +52,6 @@ class Holdings(msgspec.Struct, frozen=True):
         """The CPUs that no further pod may take where `max_ref` may share one."""
         return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
 
-    @property
-    def shared(self) -> int:
-        """The CPUs that more than one pod holds."""
-        return self.full(2)
-
 
 NOTHING_HELD: Final = Holdings()
 _CORE: Final = ExclusivePolicy.PCPU_LEVEL
