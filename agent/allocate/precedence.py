@@ -47,7 +47,9 @@ class Source(enum.StrEnum):
 class Profile(msgspec.Struct, frozen=True):
     """What holds where neither pod nor node says anything, and who is heard first.
 
-    `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves.
+    `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`: of
+    CPUs that are as good, those that share an L3. `packed`: amounts fill one NUMA node after the
+    other instead of being split evenly.
     """
 
     numa_policy: NumaPolicy
@@ -55,6 +57,8 @@ class Profile(msgspec.Struct, frozen=True):
     bind: BindPolicy = BindPolicy.FULL_PCPUS
     label_first: bool = False
     owners_on_reserved: bool = False
+    prefer_l3: bool = False
+    packed: bool = False
 
 
 PROFILES: Final[Mapping[str, Profile]] = {
