@@ -64,9 +64,7 @@ class Allotments:
             way = split.packed if self._facts.profile.packed else split.evenly
             shares = way(asked, room, unit)
             if (given := sum(shares.values())) < asked:
-                return Rejection(
-                    Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes))
-                )
+                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
             for node, share in shares.items():
                 amounts.setdefault(node, {})[name] = share
         return self._bound(amounts, nodes)
