@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from collections import Counter
 
 from agent.allocate.claims import Claim
 from agent.allocate.holdings import NOTHING_HELD, Holdings
 from agent.allocate.node import Amounts, NodeFacts
-
-
-class NumaStatus(enum.StrEnum):
-    """Who has CPUs of its own on a NUMA node: nobody, only pods that lie wholly inside it, or a pod
-    that lies on several."""
-
-    IDLE = "idle"
-    SINGLE = "single"
-    SHARED = "shared"
+from agent.allocate.numa.koordinator_merge import NodeStatus
 
 
 class Account:
@@ -29,6 +20,7 @@ class Account:
         self.holdings: Holdings = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
+        self._unrecorded: Counter[int] = Counter()
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = facts.totals()
@@ -63,21 +55,31 @@ class Account:
         """What the NUMA nodes have to give."""
         return self._totals
 
-    def available(self) -> Amounts:
-        """What is left of it; never below 0."""
+    def recorded(self) -> Amounts:
+        """What is left by the amounts that pods were given of NUMA nodes, never below 0: what
+        Koordinator scores NUMA nodes by."""
         return {
             node: {name: max(0, total - self._used[node, name]) for name, total in amounts.items()}
             for node, amounts in self._totals.items()
         }
 
-    def numa_status(self) -> dict[int, NumaStatus]:
+    def available(self) -> Amounts:
+        """What is really left: CPUs that a pod owns are gone, whatever amounts it was given."""
+        left = self.recorded()
+        for node, cpu_milli in self._unrecorded.items():
+            if "cpu" in left.get(node, ()):
+                total = self._totals[node]["cpu"]
+                left[node]["cpu"] = max(0, total - self._used[node, "cpu"] - cpu_milli)
+        return left
+
+    def numa_status(self) -> dict[int, NodeStatus]:
         """Of every NUMA node."""
         return {
-            node: NumaStatus.SHARED
+            node: NodeStatus.SHARED
             if self._spanning[node]
-            else NumaStatus.SINGLE
+            else NodeStatus.SINGLE
             if self._inside[node]
-            else NumaStatus.IDLE
+            else NodeStatus.IDLE
             for node in sorted(self._ids)
         }
 
@@ -94,8 +96,11 @@ class Account:
                 self._add(self._used, (node, name), sign * amount)
             if node in own:
                 bound = 1000 * own[node]
-                more = max(0, bound - amounts.get("cpu", 0)) + self._facts.amplified(bound) - bound
-                self._add(self._used, (node, "cpu"), sign * more)
+                more = self._facts.amplified(bound) - bound
+                if "cpu" in amounts:
+                    self._add(self._used, (node, "cpu"), sign * more)
+                missing = max(0, bound - amounts.get("cpu", 0)) + (0 if "cpu" in amounts else more)
+                self._add(self._unrecorded, node, sign * missing)
         for node in own:
             self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
 
@@ -109,4 +114,11 @@ class Account:
             del counter[key]
 
     def _state(self) -> tuple[object, ...]:
-        return self.holdings, self.cpu_milli, self._used, self._inside, self._spanning
+        return (
+            self.holdings,
+            self.cpu_milli,
+            self._used,
+            self._unrecorded,
+            self._inside,
+            self._spanning,
+        )

@@ -74,7 +74,7 @@ class Ledger:
             self._account.add(held)
 
     def commit(self, offer: Offer) -> Claim:
-        """Raises StaleOfferError, and changes nothing, where CPUs or amounts were given away since."""
+        """Raises StaleOfferError, and changes nothing, where something was given away since."""
         held = self.release(offer.claim.uid)
         if gone := offering.gone(self._account, offer.claim):
             if held:

@@ -8,50 +8,50 @@ the amounts are split over those. Nothing is offered that could not be committed
 
 from __future__ import annotations
 
-from agent.allocate import burst
+from agent.allocate import alignment, burst
 from agent.allocate.account import Account
-from agent.allocate.allotment import Allotment, Allotments
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.inforce import InForce, in_force
 from agent.allocate.node import NodeFacts
-from agent.allocate.numa import koordinator_merge, score
-from agent.allocate.numa.hint import Merged
-from agent.allocate.numa.resource_hints import resource_hints
-from agent.allocate.offer import Candidate, Declined, Offer, Price, Why
+from agent.allocate.offer import Declined, Offer, Price, Why
 from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.trials import Allotment, Trials
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 
 
 def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
     """The place for a pod that holds nothing on the node yet."""
+    if not ask.requests:
+        return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts, ask)
     if isinstance(policies, Rejection):
         return Declined(ask.uid, ask.title, (policies,), Why())
     why = Why(policies.chosen)
     if rejection := _unfit(facts, account, ask, policies):
         return Declined(ask.uid, ask.title, (rejection,), why)
-    trials = Allotments(facts, account, ask, policies)
-    if not ask.requests:
-        found: Allotment | tuple[Rejection, ...] = Allotment(0, {})
-    elif policies.numa is NumaPolicy.NONE:
-        found, why = _unaligned(facts, account, ask, policies, trials, why)
+    trials = Trials(facts, account, ask, policies)
+    if policies.numa is NumaPolicy.NONE:
+        found = _unaligned(facts, account, ask, policies, trials)
+        if isinstance(found, Rejection):
+            return Declined(ask.uid, ask.title, (found,), why)
     else:
-        found, why = _aligned(facts, account, ask, policies, trials, why)
-    if isinstance(found, tuple):
-        return Declined(ask.uid, ask.title, found, why)
-    exclusive = policies.exclusive if found.cpus else ExclusivePolicy.NONE
+        aligned = alignment.align(account, ask, policies, trials)
+        why = Why(policies.chosen, aligned.candidates, aligned.merged)
+        if isinstance(aligned.found, tuple):
+            return Declined(ask.uid, ask.title, aligned.found, why)
+        found = aligned.found
     claim = Claim(
         ask.uid,
         ask.title,
         CpuSet.from_int(found.cpus),
-        exclusive,
+        policies.exclusive if found.cpus else ExclusivePolicy.NONE,
         found.amounts,
         ask.requests.get("cpu", 0),
     )
-    price = _price(facts, account, ask, policies, found, trials)
-    return Offer(claim, price, _with(why, steps=found.steps))
+    why = Why(policies.chosen, why.candidates, why.merged, found.steps)
+    return Offer(claim, trials.price(found), why)
 
 
 def gone(account: Account, claim: Claim) -> str:
@@ -89,7 +89,7 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
 
 
 def _unaligned(
-    facts: NodeFacts, account: Account, ask: Ask, policies: InForce, trials: Allotments
+    facts: NodeFacts, account: Account, ask: Ask, policies: InForce, trials: Trials
 ) -> Allotment | Rejection:
     if policies.bind or not ask.bursts or ask.cpu_limit_milli is None:
         return trials.anywhere()

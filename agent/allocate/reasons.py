@@ -28,8 +28,9 @@ class Reason(enum.StrEnum):
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """`asked` and `available` in the resource's unit (`cpu` in milli-CPU); `nodes`: the NUMA nodes it is about, empty for the whole machine; `detail`: the other
-    party, such as the policy that stands against the pod's."""
+    """`asked` and `available` in the resource's unit (`cpu` in milli-CPU). `nodes`: the NUMA nodes
+    it is about, empty for the whole machine. `detail`: the other party, such as the policy that
+    stands against the pod's."""
 
     reason: Reason
     resource: str = ""

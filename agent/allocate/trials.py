@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 
@@ -12,8 +13,12 @@ from agent.allocate.ask import Ask
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step
 from agent.allocate.inforce import InForce
 from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.numa.resource_hints import allocation_score
+from agent.allocate.offer import Price
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import BindPolicy
+
+_WEIGHTS: Final = {"cpu": 1, "memory": 1}
 
 
 class Allotment(msgspec.Struct, frozen=True):
@@ -25,7 +30,7 @@ class Allotment(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...] = ()
 
 
-class Allotments:
+class Trials:
     """Trials for one pod on one node as it stands."""
 
     def __init__(self, facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> None:
@@ -36,6 +41,7 @@ class Allotments:
         self._free = account.free_cpus()
         self.totals = account.totals()
         self.available = account.available()
+        self._recorded = account.recorded()
         if policies.bind:
             self._trim()
 
@@ -69,9 +75,32 @@ class Allotments:
                 amounts.setdefault(node, {})[name] = share
         return self._bound(amounts, nodes)
 
+    def score(self, mask: int) -> int:
+        """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
+        strategy = self._facts.profile.strategy
+        return allocation_score(
+            mask, self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS
+        )
+
+    def price(self, found: Allotment) -> Price:
+        """Of what was found, before it is given."""
+        layout = self._facts.layout
+        used = set(found.amounts)
+        split_cores = 0
+        if layout:
+            used.update(layout.node_ids(found.cpus))
+            touched = layout.touched(found.cpus) & layout.whole(self._free)
+            split_cores = (touched & ~layout.whole(found.cpus)).bit_count()
+        mask = sum(1 << node for node in used or self.totals)
+        return Price(self.score(mask), len(used), split_cores)
+
     def numa_knows(self, name: str) -> bool:
         """Whether any NUMA node has this resource."""
         return any(name in amounts for amounts in self.totals.values())
+
+    def left(self, name: str) -> int:
+        """What all NUMA nodes together have left of a resource."""
+        return sum(amounts.get(name, 0) for amounts in self.available.values())
 
     def _bound(self, amounts: Amounts, nodes: Collection[int]) -> Allotment | Rejection:
         request = self._request()
