@@ -149,9 +149,7 @@ def _of_masks(column: Column, masks: set[int], full: int) -> Column:
 def _unsatisfied(table: Sequence[Column], place: scan.Place, mask: int) -> bool:
     """A resource can't be satisfied, or one names more nodes than the mask has."""
     hints = [column.hints[index] for column, index in zip(table, place, strict=True)]
-    return any(
-        hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints
-    )
+    return any(hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints)
 
 
 def _replaced(merged: Merged, mask: int | None, *, preferred: bool) -> Merged:
