@@ -11,6 +11,14 @@ WHOLE: Final = 1023
 """All subsets of 10 nodes: how many masks of small sizes are tried at most."""
 
 
+def of_nodes(nodes: Iterable[int]) -> int:
+    """The mask of these NUMA nodes."""
+    mask = 0
+    for node in nodes:
+        mask |= 1 << node
+    return mask
+
+
 def subsets(nodes: Iterable[int]) -> Iterator[int]:
     """Non-empty sets of these NUMA nodes as masks, by size, then lexicographically by ids.
 
@@ -27,4 +35,4 @@ def subsets(nodes: Iterable[int]) -> Iterator[int]:
             tried = WHOLE
             chosen = (tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))
         for members in chosen:
-            yield sum(1 << node for node in members)
+            yield of_nodes(members)
