@@ -7,6 +7,7 @@ from typing import Final
 
 from agent.allocate.bits import members
 from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
+from agent.allocate.numa.masks import of_nodes
 
 _ANY: Final = (Hint(None, True),)
 _LACKING: Final = (Hint(None, False, 0, True),)
@@ -71,10 +72,8 @@ def columns(providers: Iterable[Provider], full: int) -> list[Column]:
 
 
 def full_mask(nodes: Iterable[int]) -> int:
-    """The mask of these NUMA nodes. Raises ValueError where there are none."""
-    full = 0
-    for node in nodes:
-        full |= 1 << node
+    """The mask of a machine's NUMA nodes. Raises ValueError where there are none."""
+    full = of_nodes(nodes)
     if not full:
         raise ValueError("a machine has at least one NUMA node")
     return full

@@ -23,6 +23,7 @@ from agent.allocate.numa.columns import (
 )
 from agent.allocate.numa.hint import Cause, Merged, Provider
 from agent.allocate.numa.intersections import intersections
+from agent.allocate.numa.masks import of_nodes
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 
@@ -99,7 +100,7 @@ class _Exclusivity:
 
 
 def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
-    return sum(1 << node for node, status in statuses.items() if status is wanted)
+    return of_nodes(node for node, status in statuses.items() if status is wanted)
 
 
 def _combine(table: Sequence[Column], full: int, apart: _Exclusivity | None) -> Merged:

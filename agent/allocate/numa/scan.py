@@ -45,7 +45,15 @@ def outcome(
 ) -> Best:
     """The best at the end. `masks` and `scores`: a list for each resource; `results`: the masks,
     all of the fewest nodes, that combinations give. Raises ValueError without any and no start."""
-    sources = {mask: _Source(mask, masks, scores) for mask in sorted(results)}
+    distinct = set(results)
+    if not distinct:
+        if start is None:
+            raise ValueError("a scan needs a start or a combination")
+        return start
+    if all(len(held) == 1 or _names_each_once(held, distinct) for held in masks):
+        return _of_singles(masks, scores, distinct, start)
+    room = _room(masks)
+    sources = {mask: _Source(mask, masks, scores, room) for mask in sorted(distinct)}
     best = start
     after: Place | None = None
     while True:
@@ -71,10 +79,53 @@ def outcome(
 
 def first_place(masks: Sequence[Sequence[int]], result: int) -> Place:
     """The first combination that gives this mask. Raises ValueError where none does."""
-    place = _Source(result, masks, [[0] * len(held) for held in masks]).first(None)
+    scores = [[0] * len(held) for held in masks]
+    place = _Source(result, masks, scores, _room(masks)).first(None)
     if place is None:
         raise ValueError(f"no combination gives the mask {result:#x}")
     return place
+
+
+def _names_each_once(masks: Sequence[int], results: set[int]) -> bool:
+    return len(masks) == len(results) and set(masks) == results
+
+
+def _of_singles(
+    masks: Sequence[Sequence[int]],
+    scores: Sequence[Sequence[int]],
+    results: set[int],
+    start: Best | None,
+) -> Best:
+    """The plain scan, where every result comes from one combination alone: each list names all
+    results once, or has nothing to choose from."""
+    best = start
+    for place, result in sorted(
+        (tuple(0 if len(held) == 1 else held.index(result) for held in masks), result)
+        for result in results
+    ):
+        score = sum(
+            worth[at]
+            for held, worth, at in zip(masks, scores, place, strict=True)
+            if held[at] == result
+        )
+        if best is None or result < best.mask or score > best.score:
+            best = Best(result, score, place)
+    if best is None:
+        raise ValueError("a scan needs a start or a combination")
+    return best
+
+
+def _room(masks: Sequence[Sequence[int]]) -> list[int]:
+    """From each list on, how many nodes its hints and the later ones' can take away at most."""
+    union = 0
+    for held in masks:
+        for mask in held:
+            union |= mask
+    room = [0]
+    for held in reversed(masks):
+        room.append(room[-1] + union.bit_count() - min(map(int.bit_count, held)))
+    room.reverse()
+    return room
 
 
 def _tenure(
@@ -103,9 +154,15 @@ class _Source:
     their score if they are the mask, else nothing."""
 
     def __init__(
-        self, mask: int, masks: Sequence[Sequence[int]], scores: Sequence[Sequence[int]]
+        self,
+        mask: int,
+        masks: Sequence[Sequence[int]],
+        scores: Sequence[Sequence[int]],
+        room: Sequence[int],
     ) -> None:
         self.mask = mask
+        self._count = mask.bit_count()
+        self._room = room
         self._masks = masks
         self._named = [_places(mask, *pair) for pair in zip(masks, scores, strict=True)]
         self._rest = [0] * (len(masks) + 1)
@@ -114,6 +171,7 @@ class _Source:
             most = max((worth for _, worth in self._named[index]), default=0)
             self._rest[index] = self._rest[index + 1] + most
         self._reaches: dict[tuple[int, int], bool] = {}
+        self._containing: dict[int, list[int]] = {}
 
     @functools.cached_property
     def last(self) -> Place:
@@ -225,9 +283,10 @@ class _Source:
             for later in range(index, len(self._masks)):
                 masks = self._masks[later]
                 for at in _beyond(len(masks), beyond, backwards):
-                    if self._reach(later + 1, common & masks[at]):
+                    mask = masks[at]
+                    if mask & self.mask == self.mask and self._reach(later + 1, common & mask):
                         place.append(at)
-                        common &= masks[at]
+                        common &= mask
                         break
                 else:
                     break
@@ -237,22 +296,26 @@ class _Source:
         return None
 
     def _reach(self, index: int, common: int) -> bool:
-        """Whether the lists from `index` on can bring `common` down to the mask."""
-        if common & self.mask != self.mask:
-            return False
+        """Whether the lists from `index` on can bring `common`, which contains it, down to the
+        mask."""
         if common == self.mask or any(self._named[index:]):
             return True
-        if index == len(self._masks):
+        if common.bit_count() - self._count > self._room[index] or index == len(self._masks):
             return False
         key = index, common
         known = self._reaches.get(key)
         if known is None:
-            known = any(
-                self._reach(index + 1, common & mask)
-                for mask in sorted(set(self._masks[index]), key=int.bit_count)
-                if mask & self.mask == self.mask
-            )
+            known = any(self._reach(index + 1, common & mask) for mask in self._supersets(index))
             self._reaches[key] = known
+        return known
+
+    def _supersets(self, index: int) -> list[int]:
+        """The masks of a list that contain this one, those that take most away first."""
+        known = self._containing.get(index)
+        if known is None:
+            containing = {mask for mask in self._masks[index] if mask & self.mask == self.mask}
+            known = sorted(containing, key=int.bit_count)
+            self._containing[index] = known
         return known
 
 
