@@ -16,7 +16,7 @@ from agent.allocate.bits import members
 from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
 from agent.allocate.holdings import Holdings
 from agent.allocate.layout import Layout
-from agent.allocate.packing import Blocked, blocked, pack
+from agent.allocate.packing import Blocked, blocked, pack, whole_cores
 from agent.model.policies import BindPolicy, NumaStrategy
 
 
@@ -152,7 +152,10 @@ def _checked(
         and request.bind is BindPolicy.FULL_PCPUS
         and layout.expand(layout.touched(cpus)) != cpus
     ):
-        return _shortage(request, free, fitting)
+        # Where cores differ in threads, the cores of other areas may add up.
+        cpus, steps = whole_cores(layout, fitting, request.count, ()), (Step.CORES_OVER_SOCKETS,)
+        if cpus.bit_count() < request.count:
+            return _shortage(request, free, fitting)
     return Taken(cpus, steps, apart=not cpus & (off.cores | off.nodes))
 
 

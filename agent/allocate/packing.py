@@ -153,9 +153,9 @@ def _over_sockets(
         else:
             left.append((count, id_, cpus))
     for _, _, cpus in sorted(left):
-        part = _whole_cores(layout, cpus, need, levels)
+        part = whole_cores(layout, cpus, need, levels)
         if prefer_l3 and part:
-            part = in_fewest(layout, cpus, part, levels, _whole_cores)
+            part = in_fewest(layout, cpus, part, levels, whole_cores)
         taken |= part
         need -= part.bit_count()
     return taken
@@ -178,7 +178,7 @@ def _singles(
     return found
 
 
-def _whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
     """As many of these whole cores as are needed entirely; those with most threads first."""
     taken = 0
     for threads, alike in layout.sizes:
@@ -191,7 +191,7 @@ def _whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) 
 
 def _first_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
     """Whole cores, and a part of one where the need does not end with a core."""
-    taken = _whole_cores(layout, cpus, need, levels)
+    taken = whole_cores(layout, cpus, need, levels)
     missing = need - taken.bit_count()
     if not missing:
         return taken
