@@ -15,7 +15,7 @@ from agent.allocate.bits import members
 from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
 from agent.allocate.holdings import Holdings
 from agent.allocate.layout import Layout
-from agent.allocate.packing import Found, Terms, pack, terms, whole_cores
+from agent.allocate.packing import Found, Terms, pack, whole_cores
 from agent.model.policies import BindPolicy, NumaStrategy
 
 
@@ -35,12 +35,12 @@ def take(
     if request.count > fitting.bit_count():
         return _shortage(request.count, free, fitting)
     search = _evenly if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY else pack
-    same = terms(layout, holdings, request, max_ref)
-    found = _find(search, same, fitting, preferred, request.count)
+    terms = Terms.of(layout, holdings, request, max_ref)
+    found = _find(search, terms, fitting, preferred, request.count)
     if found is None:
         return _shortage(request.count, free, fitting)
     cpus, steps = found
-    return Taken(cpus, steps, same.apart(cpus))
+    return Taken(cpus, steps, terms.apart(cpus))
 
 
 def take_on_nodes(
@@ -52,13 +52,13 @@ def take_on_nodes(
     max_ref: int = 1,
     preferred: int = 0,
 ) -> Taken | Shortage:
-    """So many CPUs from each NUMA node: `shares` by node id. ValueError where they do not add up to
-    the request; its `nodes` and a strategy to distribute evenly do not matter here."""
-    if sum(shares.values()) != request.count:
+    """So many CPUs from each NUMA node: `shares` by node id. ValueError where one is negative or
+    they do not add up to the request, whose `nodes` do not matter here."""
+    if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
         raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
     free = available & layout.cpus & ~holdings.full(max_ref)
     fitting, preferred = _fitting(layout, free, preferred, request)
-    same = terms(layout, holdings, request, max_ref)
+    terms = Terms.of(layout, holdings, request, max_ref)
     taken = 0
     steps = [Step.GIVEN_NODES]
     for id_, share in sorted(shares.items()):
@@ -66,27 +66,27 @@ def take_on_nodes(
         here = fitting & node
         found = None
         if share <= here.bit_count():
-            found = _find(pack, same, here, preferred & node, share)
+            found = _find(pack, terms, here, preferred & node, share)
         if found is None:
             return _shortage(share, free & node, here, id_)
         taken |= found[0]
         steps += found[1]
-    return Taken(taken, _distinct(steps), same.apart(taken))
+    return Taken(taken, _distinct(steps), terms.apart(taken))
 
 
 def _find(
-    search: Callable[[Terms, int, int], Found], same: Terms, free: int, preferred: int, need: int
+    search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
 ) -> Found | None:
     """None where a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
     first = free & preferred
     if first:
         count = min(need, first.bit_count())
-        cpus, steps = search(same, first, count)
-        rest, more = search(same, free & ~first, need - count)
+        cpus, steps = search(terms, first, count)
+        rest, more = search(terms, free & ~first, need - count)
         cpus, steps = cpus | rest, _distinct((Step.PREFERRED, *steps, *more))
     else:
-        cpus, steps = search(same, free, need)
-    layout, request = same.layout, same.request
+        cpus, steps = search(terms, free, need)
+    layout, request = terms.layout, terms.request
     if not request.required or request.bind is not BindPolicy.FULL_PCPUS:
         return cpus, steps
     if layout.expand(layout.touched(cpus)) != cpus:
@@ -95,17 +95,17 @@ def _find(
     return (cpus, steps) if cpus.bit_count() == need else None
 
 
-def _evenly(same: Terms, free: int, need: int) -> Found:
-    layout, request = same.layout, same.request
+def _evenly(terms: Terms, free: int, need: int) -> Found:
+    layout, request = terms.layout, terms.request
     full = request.bind is BindPolicy.FULL_PCPUS
-    open_ = free & ~(same.nodes_off if full else same.nodes_off | same.cores_off)
+    open_ = free & ~(terms.nodes_off if full else terms.nodes_off | terms.cores_off)
     if open_.bit_count() >= need:
         free = open_
     taken = 0
     steps = [Step.EVENLY]
     shares = evenly.shares(layout, free, need, full, request.nodes is not None)
     for id_, share in shares.items():
-        cpus, more = pack(same, free & layout.of_nodes((id_,)), share)
+        cpus, more = pack(terms, free & layout.of_nodes((id_,)), share)
         taken |= cpus
         steps += more
     return taken, _distinct(steps)

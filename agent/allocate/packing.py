@@ -34,7 +34,6 @@ from agent.allocate.ranking import best_fit, core_tiers, first_of, rounds, tiers
 from agent.allocate.singles import take_singles
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
-
 Found: TypeAlias = tuple[int, tuple[Step, ...]]
 """A mask of CPUs, and the steps that gave them."""
 
@@ -42,8 +41,8 @@ Found: TypeAlias = tuple[int, tuple[Step, ...]]
 class Terms(msgspec.Struct, frozen=True):
     """What holds throughout one search.
 
-    Of the request its policies count, not how many CPUs. `cores_off`, `nodes_off`: CPUs on cores, or
-    in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see ranking.
+    Of the request its policies count, not how many CPUs. `cores_off`, `nodes_off`: CPUs on cores,
+    or in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see ranking.
     """
 
     layout: Layout
@@ -52,19 +51,19 @@ class Terms(msgspec.Struct, frozen=True):
     nodes_off: int
     levels: tuple[int, ...]
 
+    @classmethod
+    def of(cls, layout: Layout, holdings: Holdings, request: CpuRequest, max_ref: int) -> Terms:
+        """The terms of a request beside what other pods hold; `max_ref` pods may share a CPU."""
+        cores = nodes = 0
+        if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
+            cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
+        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
+            nodes = _nodes_of(layout, holdings.node_exclusive[0])
+        return cls(layout, request, cores, nodes, holdings.held[: max_ref - 1])
+
     def apart(self, cpus: int) -> bool:
         """Whether none of these CPUs is near a pod with the same exclusive policy."""
         return not cpus & (self.cores_off | self.nodes_off)
-
-
-def terms(layout: Layout, holdings: Holdings, request: CpuRequest, max_ref: int) -> Terms:
-    """The terms of a request beside what other pods hold; `max_ref` pods may share a CPU."""
-    cores = nodes = 0
-    if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
-        cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
-    elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
-        nodes = _nodes_of(layout, holdings.node_exclusive[0])
-    return Terms(layout, request, cores, nodes, holdings.held[: max_ref - 1])
 
 
 def pack(terms: Terms, free: int, need: int) -> Found:

@@ -239,8 +239,9 @@ def test_given_nodes_that_cannot_give() -> None:
     assert take_on_nodes(small, small.cpus, NOTHING_HELD, request, {0: 3, 1: 3}) == Shortage(
         Reason.BIND_POLICY, 3, 8, 8, node=0
     )
-    with pytest.raises(ValueError, match="do not add up to 6 CPUs"):
-        take_on_nodes(small, small.cpus, NOTHING_HELD, request, {0: 2})
+    for shares in ({0: 2}, {0: 8, 1: -2}):
+        with pytest.raises(ValueError, match="do not add up to 6 CPUs"):
+            take_on_nodes(small, small.cpus, NOTHING_HELD, request, shares)
 
 
 def test_cores_that_differ() -> None:
