@@ -9,14 +9,13 @@ shared out over NUMA nodes in evenly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeAlias
 
 from agent.allocate import evenly
 from agent.allocate.bits import members
 from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
 from agent.allocate.holdings import Holdings
 from agent.allocate.layout import Layout
-from agent.allocate.packing import Blocked, blocked, pack
+from agent.allocate.packing import Found, Terms, pack, whole_cores
 from agent.model.policies import BindPolicy, NumaStrategy
 
 
@@ -34,14 +33,14 @@ def take(
         free &= layout.of_nodes(members(request.nodes))
     fitting, preferred = _fitting(layout, free, preferred, request)
     if request.count > fitting.bit_count():
-        return _shortage(request, free, fitting)
-    levels = holdings.held[: max_ref - 1]
-    off = blocked(layout, holdings, request.exclusive)
+        return _shortage(request.count, free, fitting)
     search = _evenly if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY else pack
-    cpus, steps = _preferred_first(
-        search, layout, fitting, preferred, request.count, request, off, levels
-    )
-    return _checked(layout, cpus, steps, request, off, free, fitting)
+    terms = Terms.of(layout, holdings, request, max_ref)
+    found = _find(search, terms, fitting, preferred, request.count)
+    if found is None:
+        return _shortage(request.count, free, fitting)
+    cpus, steps = found
+    return Taken(cpus, steps, terms.apart(cpus))
 
 
 def take_on_nodes(
@@ -53,70 +52,60 @@ def take_on_nodes(
     max_ref: int = 1,
     preferred: int = 0,
 ) -> Taken | Shortage:
-    """So many CPUs from each NUMA node: `shares` by node id. ValueError where they do not add up to
-    the request; its `nodes` and a strategy to distribute evenly do not matter here."""
-    if sum(shares.values()) != request.count:
+    """So many CPUs from each NUMA node: `shares` by node id. ValueError where one is negative or
+    they do not add up to the request, whose `nodes` do not matter here."""
+    if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
         raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
     free = available & layout.cpus & ~holdings.full(max_ref)
     fitting, preferred = _fitting(layout, free, preferred, request)
-    levels = holdings.held[: max_ref - 1]
-    off = blocked(layout, holdings, request.exclusive)
+    terms = Terms.of(layout, holdings, request, max_ref)
     taken = 0
     steps = [Step.GIVEN_NODES]
     for id_, share in sorted(shares.items()):
         node = layout.of_nodes((id_,))
-        if share > (fitting & node).bit_count():
-            return _shortage(request, free & node, fitting & node, share, id_)
-        cpus, more = _preferred_first(
-            pack, layout, fitting & node, preferred & node, share, request, off, levels
-        )
-        taken |= cpus
-        steps += more
-    return _checked(layout, taken, _distinct(steps), request, off, free, fitting)
+        here = fitting & node
+        found = None
+        if share <= here.bit_count():
+            found = _find(pack, terms, here, preferred & node, share)
+        if found is None:
+            return _shortage(share, free & node, here, id_)
+        taken |= found[0]
+        steps += found[1]
+    return Taken(taken, _distinct(steps), terms.apart(taken))
 
 
-_Search: TypeAlias = Callable[
-    [Layout, int, int, CpuRequest, Blocked, tuple[int, ...]], tuple[int, tuple[Step, ...]]
-]
-"""The type of `pack`."""
-
-
-def _preferred_first(
-    search: _Search,
-    layout: Layout,
-    free: int,
-    preferred: int,
-    need: int,
-    request: CpuRequest,
-    off: Blocked,
-    levels: tuple[int, ...],
-) -> tuple[int, tuple[Step, ...]]:
+def _find(
+    search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
+) -> Found | None:
+    """None where a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
     first = free & preferred
-    if not first:
-        return search(layout, free, need, request, off, levels)
-    count = min(need, first.bit_count())
-    cpus, steps = search(layout, first, count, request, off, levels)
-    rest, more = search(layout, free & ~first, need - count, request, off, levels)
-    return cpus | rest, _distinct((Step.PREFERRED, *steps, *more))
+    if first:
+        count = min(need, first.bit_count())
+        cpus, steps = search(terms, first, count)
+        rest, more = search(terms, free & ~first, need - count)
+        cpus, steps = cpus | rest, _distinct((Step.PREFERRED, *steps, *more))
+    else:
+        cpus, steps = search(terms, free, need)
+    layout, request = terms.layout, terms.request
+    if not request.required or request.bind is not BindPolicy.FULL_PCPUS:
+        return cpus, steps
+    if layout.expand(layout.touched(cpus)) != cpus:
+        # Where cores differ in threads, other cores may add up to what is needed.
+        cpus, steps = whole_cores(layout, free, need, ()), (Step.CORES_OVER_SOCKETS,)
+    return (cpus, steps) if cpus.bit_count() == need else None
 
 
-def _evenly(
-    layout: Layout,
-    free: int,
-    need: int,
-    request: CpuRequest,
-    off: Blocked,
-    levels: tuple[int, ...],
-) -> tuple[int, tuple[Step, ...]]:
-    whole_cores = request.bind is BindPolicy.FULL_PCPUS
-    open_ = free & ~(off.nodes if whole_cores else off.nodes | off.cores)
+def _evenly(terms: Terms, free: int, need: int) -> Found:
+    layout, request = terms.layout, terms.request
+    full = request.bind is BindPolicy.FULL_PCPUS
+    open_ = free & ~(terms.nodes_off if full else terms.nodes_off | terms.cores_off)
     if open_.bit_count() >= need:
         free = open_
     taken = 0
     steps = [Step.EVENLY]
-    shares = evenly.shares(layout, free, need, whole_cores, request.nodes is not None)
+    shares = evenly.shares(layout, free, need, full, request.nodes is not None)
     for id_, share in shares.items():
-        cpus, more = pack(layout, free & layout.of_nodes((id_,)), share, request, off, levels)
+        cpus, more = pack(terms, free & layout.of_nodes((id_,)), share)
         taken |= cpus
         steps += more
     return taken, _distinct(steps)
@@ -138,28 +127,7 @@ def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> 
     return free, preferred
 
 
-def _checked(
-    layout: Layout,
-    cpus: int,
-    steps: tuple[Step, ...],
-    request: CpuRequest,
-    off: Blocked,
-    free: int,
-    fitting: int,
-) -> Taken | Shortage:
-    if (
-        request.required
-        and request.bind is BindPolicy.FULL_PCPUS
-        and layout.expand(layout.touched(cpus)) != cpus
-    ):
-        return _shortage(request, free, fitting)
-    return Taken(cpus, steps, apart=not cpus & (off.cores | off.nodes))
-
-
-def _shortage(
-    request: CpuRequest, free: int, fitting: int, asked: int | None = None, node: int | None = None
-) -> Shortage:
-    asked = request.count if asked is None else asked
+def _shortage(asked: int, free: int, fitting: int, node: int | None = None) -> Shortage:
     reason = Reason.BIND_POLICY if asked <= free.bit_count() else Reason.NOT_ENOUGH_CPUS
     return Shortage(reason, asked, free.bit_count(), fitting.bit_count(), node)
 

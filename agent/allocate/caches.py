@@ -16,8 +16,8 @@ Pick: TypeAlias = Callable[[Layout, int, int, tuple[int, ...]], int]
 
 
 def in_fewest(layout: Layout, listed: int, plain: int, levels: tuple[int, ...], pick: Pick) -> int:
-    """As many of the listed CPUs as `plain` has, in its NUMA nodes and with no fewer whole cores, but
-    in fewer caches; `plain` itself where it has the fewest."""
+    """As many of the listed CPUs as `plain` has, in its NUMA nodes: in fewer caches, with no fewer
+    whole cores. `plain` itself where that can't be."""
     need = plain.bit_count()
     near = sum(node.cpus for node in layout.nodes if node.cpus & plain) & listed
     rest = {cache.id: near & cache.cpus for cache in layout.caches if near & cache.cpus}

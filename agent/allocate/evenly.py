@@ -33,15 +33,19 @@ def shares(
 
     `all_nodes`: over every node that has free CPUs, instead of the fewest.
     """
+    if not need:
+        return {}
     unit = 1
     if whole_cores:
         whole = layout.expand(layout.whole(free))
         units = sum((whole & node.cpus).bit_count() // layout.threads for node in layout.nodes)
         if units * layout.threads >= need:
             free, unit = whole, layout.threads
-    rooms = [
-        (node, count) for node in layout.nodes if (count := (free & node.cpus).bit_count()) >= unit
-    ]
+    rooms = []
+    for node in layout.nodes:
+        room = (free & node.cpus).bit_count() // unit * unit
+        if room:
+            rooms.append((node, room))
     rooms.sort(key=lambda room: (-room[1], room[0].id))
     if all_nodes:
         choices = [rooms]
@@ -50,7 +54,7 @@ def shares(
         choices = [rooms[:size]]
         for socket in {node.around for node, _ in rooms}:
             inside = [room for room in rooms if room[0].around == socket][:size]
-            if sum(count // unit * unit for _, count in inside) >= need:
+            if sum(count for _, count in inside) >= need:
                 choices.append(inside)
     best = min(_choice(rooms, need, unit) for rooms in choices)
     return {id_: share for id_, share in zip(best.ids, best.shares, strict=True) if share}

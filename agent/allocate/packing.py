@@ -21,6 +21,8 @@ are taken without that first attempt.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
 from agent.allocate.bits import lowest
@@ -32,55 +34,54 @@ from agent.allocate.ranking import best_fit, core_tiers, first_of, rounds, tiers
 from agent.allocate.singles import take_singles
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
-
-class Blocked(msgspec.Struct, frozen=True):
-    """CPUs that a pod would rather leave alone: on cores, or in NUMA nodes, held exclusively."""
-
-    cores: int = 0
-    nodes: int = 0
+Found: TypeAlias = tuple[int, tuple[Step, ...]]
+"""A mask of CPUs, and the steps that gave them."""
 
 
-def blocked(layout: Layout, holdings: Holdings, exclusive: ExclusivePolicy) -> Blocked:
-    """What pods with the same exclusive policy hold."""
-    if exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
-        return Blocked(cores=layout.expand(layout.touched(holdings.core_exclusive[0])))
-    if exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
-        return Blocked(nodes=_nodes_of(layout, holdings.node_exclusive[0]))
-    return _NOTHING
+class Terms(msgspec.Struct, frozen=True):
+    """What holds throughout one search.
 
-
-def pack(
-    layout: Layout,
-    free: int,
-    need: int,
-    request: CpuRequest,
-    off: Blocked,
-    levels: tuple[int, ...],
-) -> tuple[int, tuple[Step, ...]]:
-    """`need` of the free CPUs, which are at least as many, and the steps that gave them.
-
-    Of the request its policies count. `levels`: see ranking.
+    Of the request its policies count, not how many CPUs. `cores_off`, `nodes_off`: CPUs on cores,
+    or in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see ranking.
     """
+
+    layout: Layout
+    request: CpuRequest
+    cores_off: int
+    nodes_off: int
+    levels: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, holdings: Holdings, request: CpuRequest, max_ref: int) -> Terms:
+        """The terms of a request beside what other pods hold; `max_ref` pods may share a CPU."""
+        cores = nodes = 0
+        if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
+            cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
+        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
+            nodes = _nodes_of(layout, holdings.node_exclusive[0])
+        return cls(layout, request, cores, nodes, holdings.held[: max_ref - 1])
+
+    def apart(self, cpus: int) -> bool:
+        """Whether none of these CPUs is near a pod with the same exclusive policy."""
+        return not cpus & (self.cores_off | self.nodes_off)
+
+
+def pack(terms: Terms, free: int, need: int) -> Found:
+    """`need` of the free CPUs, which are at least as many, and the steps that gave them."""
     if not need:
         return 0, ()
-    if request.bind is BindPolicy.FULL_PCPUS or layout.threads == 1:
-        return _cores(layout, free, need, request, off, levels)
-    return _threads(layout, free, need, request, off, levels)
+    if terms.request.bind is BindPolicy.FULL_PCPUS or terms.layout.threads == 1:
+        return _cores(terms, free, need)
+    return _threads(terms, free, need)
 
 
-def _cores(
-    layout: Layout,
-    free: int,
-    need: int,
-    request: CpuRequest,
-    off: Blocked,
-    levels: tuple[int, ...],
-) -> tuple[int, tuple[Step, ...]]:
+def _cores(terms: Terms, free: int, need: int) -> Found:
+    layout, request, levels = terms.layout, terms.request, terms.levels
     most = request.strategy is NumaStrategy.MOST_ALLOCATED
     whole = layout.expand(layout.whole(free))
+    open_ = whole & ~terms.nodes_off
     step = Step.CORES_IN_NODE
-    open_ = whole & ~off.nodes
-    area = best_fit(layout.nodes, open_, open_, free & ~off.nodes, need, most)
+    area = best_fit(layout.nodes, open_, open_, free & ~terms.nodes_off, need, most)
     if not area and open_ != whole:
         area = best_fit(layout.nodes, whole, whole, free, need, most)
     if not area:
@@ -92,28 +93,20 @@ def _cores(
             cpus = in_fewest(layout, whole & area, cpus, levels, _first_cores)
         return cpus, (step,)
     cpus = _over_sockets(layout, whole, need, levels, request.prefer_l3)
-    missing = need - cpus.bit_count()
     steps = (Step.CORES_OVER_SOCKETS,) if cpus else ()
-    if not missing:
+    if cpus.bit_count() == need:
         return cpus, steps
+    off = terms.cores_off | terms.nodes_off
     if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-        off = Blocked(nodes=off.nodes | _nodes_of(layout, cpus))
-    return cpus | _singles(layout, free, missing, cpus, off, levels, most), (
-        *steps,
-        Step.SINGLE_CPUS,
-    )
+        off |= _nodes_of(layout, cpus)
+    return _singles(terms, free, need, cpus, off), (*steps, Step.SINGLE_CPUS)
 
 
-def _threads(
-    layout: Layout,
-    free: int,
-    need: int,
-    request: CpuRequest,
-    off: Blocked,
-    levels: tuple[int, ...],
-) -> tuple[int, tuple[Step, ...]]:
+def _threads(terms: Terms, free: int, need: int) -> Found:
+    layout, request, levels = terms.layout, terms.request, terms.levels
     most = request.strategy is NumaStrategy.MOST_ALLOCATED
-    open_ = free & ~(off.cores | off.nodes)
+    off = terms.cores_off | terms.nodes_off
+    open_ = free & ~off
     firsts = _firsts(layout, open_, levels)
     step = Step.THREADS_IN_NODE
     area = best_fit(layout.nodes, firsts, open_, open_, need, most)
@@ -122,7 +115,7 @@ def _threads(
         if area:
             return _by_rounds(layout, free & area, need, levels), (Step.CPUS_IN_NODE,)
         step = Step.THREADS_IN_SOCKET
-        if off.nodes:
+        if terms.nodes_off:
             open_ = free
             firsts = _firsts(layout, open_, levels)
         area = best_fit(layout.sockets, firsts, firsts, 0, need, most)
@@ -134,7 +127,7 @@ def _threads(
     area = best_fit(layout.sockets, free, free, 0, need, most)
     if area:
         return _by_rounds(layout, free & area, need, levels), (Step.CPUS_IN_SOCKET,)
-    return _singles(layout, free, need, 0, off, levels, most), (Step.SINGLE_CPUS,)
+    return _singles(terms, free, need, 0, off), (Step.SINGLE_CPUS,)
 
 
 def _over_sockets(
@@ -153,32 +146,25 @@ def _over_sockets(
         else:
             left.append((count, id_, cpus))
     for _, _, cpus in sorted(left):
-        part = _whole_cores(layout, cpus, need, levels)
+        part = whole_cores(layout, cpus, need, levels)
         if prefer_l3 and part:
-            part = in_fewest(layout, cpus, part, levels, _whole_cores)
+            part = in_fewest(layout, cpus, part, levels, whole_cores)
         taken |= part
         need -= part.bit_count()
     return taken
 
 
-def _singles(
-    layout: Layout,
-    free: int,
-    need: int,
-    taken: int,
-    off: Blocked,
-    levels: tuple[int, ...],
-    most: bool,
-) -> int:
-    free &= ~taken
-    found = take_singles(layout, free & ~(off.cores | off.nodes), need, taken, levels, most)
-    missing = need - found.bit_count()
-    if missing:
-        found |= take_singles(layout, free & ~found, missing, taken | found, levels, most)
-    return found
+def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
+    """What is taken and, to make up the need, single CPUs: those that are off last."""
+    most = terms.request.strategy is NumaStrategy.MOST_ALLOCATED
+    for open_ in (free & ~off, free):
+        missing = need - taken.bit_count()
+        if missing:
+            taken |= take_singles(terms.layout, open_ & ~taken, missing, taken, terms.levels, most)
+    return taken
 
 
-def _whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
     """As many of these whole cores as are needed entirely; those with most threads first."""
     taken = 0
     for threads, alike in layout.sizes:
@@ -191,7 +177,7 @@ def _whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) 
 
 def _first_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
     """Whole cores, and a part of one where the need does not end with a core."""
-    taken = _whole_cores(layout, cpus, need, levels)
+    taken = whole_cores(layout, cpus, need, levels)
     missing = need - taken.bit_count()
     if not missing:
         return taken
@@ -228,6 +214,3 @@ def _by_rounds(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) ->
 
 def _nodes_of(layout: Layout, cpus: int) -> int:
     return sum(node.cpus for node in layout.nodes if node.cpus & cpus)
-
-
-_NOTHING = Blocked()

@@ -8,6 +8,8 @@ one CPU (the one that fewest pods hold, the lower), then every core that has one
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from agent.allocate.bits import lowest, members
 from agent.allocate.layout import Layout
 from agent.allocate.ranking import core_tiers, first_of, rounds, tiers
@@ -20,9 +22,8 @@ def take_singles(
     count = free.bit_count()
     if count <= need:
         return free
-    runs = _runs(layout, free, taken, levels, most)
     if count <= layout.threads:
-        return _core_by_core(layout, runs, free, need, levels)
+        return _core_by_core(layout, free, need, taken, levels, most)
     found = 0
     for number, order in enumerate(rounds(layout, tiers(free, levels))):
         these = sum(order)
@@ -30,20 +31,21 @@ def take_singles(
             found |= these
             need -= these.bit_count()
             continue
-        for threads, leads in runs:
-            if threads > number:
-                chosen = lowest(leads, need)
-                found |= layout.expand(chosen) & these
-                need -= chosen.bit_count()
-                if not need:
-                    return found
+        for leads in _runs(layout, free, taken, levels, most, number):
+            chosen = lowest(leads, need)
+            found |= layout.expand(chosen) & these
+            need -= chosen.bit_count()
+            if not need:
+                break
+        break
     return found
 
 
 def _runs(
-    layout: Layout, free: int, taken: int, levels: tuple[int, ...], most: bool
-) -> list[tuple[int, int]]:
-    """Cores in order, as (free threads, leads in the order of their ids)."""
+    layout: Layout, free: int, taken: int, levels: tuple[int, ...], most: bool, more_than: int
+) -> Iterator[int]:
+    """The cores with more than so many free threads, in order: masks of leads, each in the order of
+    its ids."""
     sign = 1 if most else -1
     sockets = [
         (-(area.cpus & taken).bit_count(), sign * (area.cpus & free).bit_count())
@@ -52,28 +54,22 @@ def _runs(
     nodes = [sign * (area.cpus & free).bit_count() for area in layout.nodes]
     cells: dict[tuple[tuple[int, int], int], dict[int, int]] = {}
     for cell in layout.cells:
-        if cell.cpus & free:
-            alike = cells.setdefault((sockets[cell.socket], nodes[cell.node]), {})
-            alike[cell.socket] = alike.get(cell.socket, 0) | cell.cpus
-    at_least = [*layout.at_least(free), 0]
-    exactly = [leads & ~at_least[index + 1] for index, leads in enumerate(at_least[:-1])]
-    runs = []
+        alike = cells.setdefault((sockets[cell.socket], nodes[cell.node]), {})
+        alike[cell.socket] = alike.get(cell.socket, 0) | cell.cpus
+    at_least = layout.at_least(free)[more_than:]
+    exactly = [here & ~more for here, more in zip(at_least, [*at_least[1:], 0], strict=True)]
     for _, alike in sorted(cells.items()):
-        for index, leads in enumerate(exactly):
+        for leads in exactly:
             for cpus in alike.values():
-                if leads & cpus:
-                    runs += [
-                        (index + 1, tier) for tier in core_tiers(layout, leads & cpus, free, levels)
-                    ]
-    return runs
+                yield from core_tiers(layout, leads & cpus, free, levels)
 
 
 def _core_by_core(
-    layout: Layout, runs: list[tuple[int, int]], free: int, need: int, levels: tuple[int, ...]
+    layout: Layout, free: int, need: int, taken: int, levels: tuple[int, ...], most: bool
 ) -> int:
-    """As few CPUs as one core can have are not spread over cores."""
+    """So few CPUs that one core could have them are not spread over cores."""
     found = 0
-    for _, leads in runs:
+    for leads in _runs(layout, free, taken, levels, most, 0):
         for lead in members(leads):
             part = first_of(tiers(layout.expand(1 << lead) & free, levels), need)
             found |= part

@@ -16,7 +16,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
 NAME: Final = "koordinator-take-cpus"
-KEYS: Final = frozenset({"maxRef", "bind", "exclusive", "strategy", "allocated"})
+KEYS: Final = frozenset({"maxRef", "bind"})
 MORE_THAN_ASKED: Final = Difference(
     name="more-than-asked",
     reason=(
