@@ -83,8 +83,13 @@ class Account:
             for node in sorted(self._ids)
         }
 
+    def paid(self, claim: Claim) -> int:
+        """Milli-CPU that a pod costs the whole node, CPUs of its own amplified."""
+        bound = 1000 * len(claim.cpus)
+        return max(claim.cpu_milli, bound) - bound + self._facts.amplified(bound)
+
     def _count(self, claim: Claim, sign: int) -> None:
-        self.cpu_milli += sign * self._paid(claim)
+        self.cpu_milli += sign * self.paid(claim)
         own = {
             area.id: count
             for area in self._areas
@@ -103,10 +108,6 @@ class Account:
                 self._add(self._unrecorded, node, sign * missing)
         for node in own:
             self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
-
-    def _paid(self, claim: Claim) -> int:
-        bound = 1000 * len(claim.cpus)
-        return max(claim.cpu_milli, bound) - bound + self._facts.amplified(bound)
 
     def _add(self, counter: Counter, key: object, amount: int) -> None:  # type: ignore[type-arg]
         counter[key] += amount

@@ -76,7 +76,7 @@ class Ledger:
     def commit(self, offer: Offer) -> Claim:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
         held = self.release(offer.claim.uid)
-        if gone := offering.gone(self._account, offer.claim):
+        if gone := offering.gone(self._facts, self._account, offer.claim):
             if held:
                 self.record(held)
             raise StaleOfferError(f"pod {offer.claim.title}: {gone}")

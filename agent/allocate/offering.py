@@ -33,7 +33,7 @@ def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
         return Declined(ask.uid, ask.title, (rejection,), why)
     trials = Trials(facts, account, ask, policies)
     if policies.numa is NumaPolicy.NONE:
-        found = _unaligned(facts, account, ask, policies, trials)
+        found = _unaligned(ask, policies, trials)
         if isinstance(found, Rejection):
             return Declined(ask.uid, ask.title, (found,), why)
     else:
@@ -54,10 +54,14 @@ def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
     return Offer(claim, trials.price(found), why)
 
 
-def gone(account: Account, claim: Claim) -> str:
+def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
     """What a claim needs that an account has not any more; empty if it has all."""
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
         return f"CPUs {missing} are not free any more"
+    if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
+        paid, left = account.paid(claim), facts.cpu_milli - account.cpu_milli
+        if paid > left:
+            return f"the node has {left} of {paid} amplified CPU left"
     available = account.available()
     for node, amounts in claim.amounts.items():
         for name, amount in amounts.items():
@@ -88,12 +92,10 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
     return None
 
 
-def _unaligned(
-    facts: NodeFacts, account: Account, ask: Ask, policies: InForce, trials: Trials
-) -> Allotment | Rejection:
+def _unaligned(ask: Ask, policies: InForce, trials: Trials) -> Allotment | Rejection:
     if policies.bind or not ask.bursts or ask.cpu_limit_milli is None:
         return trials.anywhere()
-    pools = burst.pools(facts, account)
+    pools = trials.pools
     left = {node: trials.available.get(node, {}).get("cpu", pool) for node, pool in pools.items()}
     request = ask.requests.get("cpu", 0)
     nodes = burst.nodes(ask.cpu_limit_milli, request, pools, left, policies.strategy)

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate import accumulator, split
+from agent.allocate import accumulator, burst, split
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step
@@ -41,6 +41,7 @@ class Trials:
         self._free = account.free_cpus()
         self.totals = account.totals()
         self.available = account.available()
+        self.pools = burst.pools(facts, account)
         self._recorded = account.recorded()
         if policies.bind:
             self._trim()
@@ -60,7 +61,12 @@ class Trials:
 
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
         """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
-        to give."""
+        to give; a pod that bursts fits its limit into their pools."""
+        limit = self._ask.cpu_limit_milli
+        if self._ask.bursts and limit is not None and self._policies.bind is None:
+            pool = sum(self.pools.get(node, 0) for node in nodes)
+            if pool < limit:
+                return Rejection(Reason.NO_POOL_FITS, "cpu", limit, pool, tuple(sorted(nodes)))
         amounts: Amounts = {}
         for name, asked in self._ask.requests.items():
             if not self.numa_knows(name):
