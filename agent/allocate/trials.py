@@ -158,14 +158,14 @@ class Trials:
         if layout is None or bind is None or not bind.required:
             return
         for area in layout.nodes:
-            room = self.available.get(area.id, {})
-            if "cpu" in room:
-                free = self._free & area.cpus
-                if bind.policy is BindPolicy.FULL_PCPUS:
-                    free = layout.expand(layout.whole(free))
-                else:
-                    free = layout.touched(free)
-                room["cpu"] = min(room["cpu"], 1000 * free.bit_count())
+            free = self._free & area.cpus
+            if bind.policy is BindPolicy.FULL_PCPUS:
+                free = layout.expand(layout.whole(free))
+            else:
+                free = layout.touched(free)
+            for room in (self.available.get(area.id, {}), self._recorded.get(area.id, {})):
+                if "cpu" in room:
+                    room["cpu"] = min(room["cpu"], 1000 * free.bit_count())
 
 
 def _rejection(shortage: Shortage) -> Rejection:
