@@ -19,6 +19,7 @@ from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.trials import Allotment, Trials
+from agent.model.policies import NumaExclusive
 
 
 class Aligned(msgspec.Struct, frozen=True):
@@ -47,7 +48,15 @@ def align(account: Account, ask: Ask, policies: InForce, trials: Trials) -> Alig
         scores[mask] = trials.score(mask)
         return scores[mask]
 
-    hints = resource_hints(wanted, trials.available, trials.totals, policies.numa, score, fits)
+    hints = resource_hints(
+        wanted,
+        trials.available,
+        trials.totals,
+        policies.numa,
+        score,
+        fits,
+        narrowest=policies.numa_exclusive is not NumaExclusive.REQUIRED,
+    )
     merged = koordinator_merge.merge(
         [hints], trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
     )

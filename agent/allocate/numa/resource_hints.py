@@ -26,6 +26,8 @@ def resource_hints(
     policy: NumaPolicy,
     score: Callable[[int], int],
     fits: Callable[[int], bool],
+    *,
+    narrowest: bool = False,
 ) -> dict[str, tuple[Hint, ...]]:
     """By requested resource that any node of `total` counts: its hints, none where nothing fits.
 
@@ -33,7 +35,10 @@ def resource_hints(
     whole request on a mask, asked only where the mask has enough of everything by the sums;
     `score`: of a mask that fits. Preferred are the masks of the fewest nodes, all under
     Restricted. Exact for resources that up to ten nodes have something left of; beyond, the masks
-    of `subsets`."""
+    of `subsets`.
+
+    `narrowest`: no masks of more nodes than the fewest that all resources prefer together. A merge
+    of these hints with no others, and without exclusivity, chooses the same then."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -43,7 +48,11 @@ def resource_hints(
     holders = {resource: sum(node for node, _ in held) for resource, held in free.items()}
     found: dict[str, list[Hint]] = {resource: [] for resource in wanted}
     fewest = dict.fromkeys(wanted, 0)
+    agreed = 0
     for mask in _candidates(holders.values()):
+        size = mask.bit_count()
+        if narrowest and agreed and size > agreed:
+            break
         enough = all(
             sum(amount for node, amount in free[resource] if mask & node) >= needed
             for resource, needed in wanted.items()
@@ -51,13 +60,16 @@ def resource_hints(
         if not enough or not fits(mask):
             continue
         worth = score(mask)
-        size = mask.bit_count()
+        preferring = 0
         for resource, holder in holders.items():
             if mask & ~holder:
                 continue
             smallest = fewest[resource] = fewest[resource] or size
             preferred = policy is NumaPolicy.RESTRICTED or size == smallest
+            preferring += preferred
             found[resource].append(Hint(mask, preferred, worth))
+        if preferring == len(wanted):
+            agreed = agreed or size
     return {resource: tuple(hints) for resource, hints in found.items()}
 
 
