@@ -342,3 +342,17 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
 
 def test_a_pod_without_a_limit_may_burst_anywhere() -> None:
     assert offered(facts(), sharer(1000, spec=BURST)).claim.amounts == {}
+
+
+@pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
+def test_34_numa_nodes_of_which_two_have_cpus(policy: NumaPolicy) -> None:
+    two = facts((2, 1, 36, 1))
+    zones = {**two.zones, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
+    node = replace(numa(policy), layout=two.layout, zones=zones)
+    got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).claim
+    assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
+    much = sharer(60_000, 20)
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        assert declined(node, much).rejections
+    else:
+        assert offered(node, much).claim.amounts.keys() == {0, 1}
