@@ -154,6 +154,12 @@ def test_exclusive(request_: CpuRequest, expected: str, apart: bool) -> None:
         pytest.param(
             CpuRequest(3, SPREAD, strategy=MOST), "7,99", "0,2,7", id="not on the machine"
         ),
+        pytest.param(
+            CpuRequest(4, FULL, strategy=MOST, required=True), "5-7", "0-1,6-7", id="whole cores"
+        ),
+        pytest.param(
+            CpuRequest(8, SPREAD, required=True), "5", "0,2,5-6,8,10,12,14", id="no second thread"
+        ),
         pytest.param(CpuRequest(6, FULL, strategy=EVENLY), "2-3,10-11", "0-3,10-11", id="evenly"),
     ],
 )
