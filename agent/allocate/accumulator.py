@@ -27,7 +27,7 @@ def take(
     max_ref: int = 1,
     preferred: int = 0,
 ) -> Taken | Shortage:
-    """The CPUs for the request; `max_ref`: how many pods may share a CPU."""
+    """The CPUs for the request; `max_ref`: how many pods may share a CPU, ValueError below 1."""
     free = available & layout.cpus & ~holdings.full(max_ref)
     if request.nodes is not None:
         free &= layout.of_nodes(members(request.nodes))

@@ -22,15 +22,15 @@ def in_fewest(layout: Layout, listed: int, plain: int, levels: tuple[int, ...], 
     near = sum(node.cpus for node in layout.nodes if node.cpus & plain) & listed
     rest = {cache.id: near & cache.cpus for cache in layout.caches if near & cache.cpus}
     taken = 0
-    while need:
+    while need and rest:
         cache = min(rest, key=lambda id_: _fit(rest[id_].bit_count(), need, id_))
         part = pick(layout, rest.pop(cache), need, levels)
         taken |= part
         need -= part.bit_count()
-    if _caches(layout, taken) >= _caches(layout, plain):
+    # Where cores differ in threads, those of the largest caches may not add up, or be fewer.
+    if need or layout.whole(taken).bit_count() < layout.whole(plain).bit_count():
         return plain
-    fewer_whole = layout.whole(taken).bit_count() < layout.whole(plain).bit_count()
-    return plain if fewer_whole else taken
+    return taken if _caches(layout, taken) < _caches(layout, plain) else plain
 
 
 def _fit(held: int, need: int, id_: int) -> tuple[bool, int, int]:

@@ -12,9 +12,9 @@ from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 class CpuRequest(msgspec.Struct, frozen=True):
     """`count` CPUs; a negative one raises ValueError.
 
-    `required`: rather none than CPUs that lie otherwise than `bind` says. `nodes`: a mask of ids,
-    the only NUMA nodes to take from. `prefer_l3`: among CPUs that are as good, those that share
-    the fewest L3 caches. Every `bind` but FULL_PCPUS and the exclusive policies are wishes.
+    `bind`: FULL_PCPUS wants whole cores, every other policy one thread of each core; a wish unless
+    `required`, as `exclusive` always is. `prefer_l3`: of CPUs that are as good, those that share
+    the fewest L3 caches. `nodes`: the only NUMA nodes to take from, a mask of their ids.
     """
 
     count: int

@@ -49,7 +49,9 @@ class Holdings(msgspec.Struct, frozen=True):
         return new
 
     def full(self, max_ref: int) -> int:
-        """The CPUs that no further pod may take where `max_ref` may share one."""
+        """The CPUs that no further pod may take where `max_ref` may share one (at least 1)."""
+        if max_ref < 1:
+            raise ValueError(f"max_ref: {max_ref} pods cannot share a CPU")
         return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
 
 

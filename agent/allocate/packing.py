@@ -13,10 +13,9 @@ ends the search:
 The strategy says which NUMA node or socket of those that have enough: the one with the fewest free
 CPUs (MostAllocated), else with the most.
 
-A pod with an exclusive policy first does without the cores or NUMA nodes that pods of the same
-policy hold, then with them: at NUMA nodes in step 1, for one thread per core in step 2, in step 3.
-Whole cores in a socket, and one thread per core in a socket where NUMA nodes are what is exclusive,
-are taken without that first attempt.
+A pod with an exclusive policy first does without the CPUs on cores, or in NUMA nodes, that pods of
+the same policy hold, then with them: in one NUMA node (in step 1 only where NUMA nodes are what is
+exclusive), in one socket in step 2 (only where cores are), and in step 3.
 """
 
 from __future__ import annotations
@@ -134,18 +133,16 @@ def _over_sockets(
     layout: Layout, whole: int, need: int, levels: tuple[int, ...], prefer_l3: bool
 ) -> int:
     """Whole cores only; fewer CPUs than needed where those are too few or not all needed."""
-    by_size = sorted(
-        ((whole & area.cpus).bit_count(), area.id, whole & area.cpus) for area in layout.sockets
-    )
+    sockets = [whole & area.cpus for area in layout.sockets]
     taken = 0
     left = []
-    for count, id_, cpus in sorted(by_size, key=lambda each: (-each[0], each[1])):
-        if count <= need:
+    for cpus in sorted(sockets, key=int.bit_count, reverse=True):
+        if cpus.bit_count() <= need:
             taken |= cpus
-            need -= count
+            need -= cpus.bit_count()
         else:
-            left.append((count, id_, cpus))
-    for _, _, cpus in sorted(left):
+            left.append(cpus)
+    for cpus in sorted(left, key=int.bit_count):
         part = whole_cores(layout, cpus, need, levels)
         if prefer_l3 and part:
             part = in_fewest(layout, cpus, part, levels, whole_cores)

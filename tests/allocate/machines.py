@@ -52,25 +52,34 @@ def uneven_machines(draw: st.DrawFn) -> tuple[Cpu, ...]:
 MACHINES = even_machines() | uneven_machines()
 
 
-def masks(cpus: tuple[Cpu, ...]) -> st.SearchStrategy[int]:
-    """Any of these CPUs."""
-    whole = sum(1 << cpu.id for cpu in cpus)
-    return st.integers(0, whole).map(lambda mask: mask & whole) | st.just(whole)
-
-
-PODS_POLICIES = st.sampled_from(ExclusivePolicy)
+@st.composite
+def masks(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> int:
+    """Any of these CPUs: all, single ones, or those of some NUMA nodes more than of others."""
+    random = draw(st.randoms(use_true_random=True))
+    share = random.choice((0.3, 0.6, 0.9, 1.0))
+    whole_cores = random.random() < 0.3
+    of_node = {cpu.node: random.choice((share, share, 1.0, 0.2)) for cpu in cpus}
+    mask = 0
+    cores: dict[int, bool] = {}
+    for cpu in cpus:
+        chosen = random.random() < of_node[cpu.node]
+        if cores.setdefault(cpu.core, chosen) if whole_cores else chosen:
+            mask |= 1 << cpu.id
+    return mask
 
 
 @st.composite
 def pods(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> list[tuple[int, ExclusivePolicy, int]]:
     """Arguments of `Holdings.adding`; no CPU in two of them."""
-    left = sum(1 << cpu.id for cpu in cpus)
-    found = []
-    for _ in range(draw(st.integers(0, 4))):
-        mask = draw(masks(cpus)) & left
-        left &= ~mask
-        found.append((mask, draw(PODS_POLICIES), draw(st.integers(1, 3))))
-    return found
+    random = draw(st.randoms(use_true_random=True))
+    owners = random.randint(0, 4)
+    found = [0] * owners
+    idle = random.choice((0, 1, 4, 12))
+    for cpu in cpus:
+        owner = random.randrange(owners + idle) if owners + idle else 0
+        if owner < owners:
+            found[owner] |= 1 << cpu.id
+    return [(mask, random.choice(list(ExclusivePolicy)), random.randint(1, 3)) for mask in found]
 
 
 def held(pods: list[tuple[int, ExclusivePolicy, int]]) -> Holdings:

@@ -154,6 +154,12 @@ def test_exclusive(request_: CpuRequest, expected: str, apart: bool) -> None:
         pytest.param(
             CpuRequest(3, SPREAD, strategy=MOST), "7,99", "0,2,7", id="not on the machine"
         ),
+        pytest.param(
+            CpuRequest(4, FULL, strategy=MOST, required=True), "5-7", "0-1,6-7", id="whole cores"
+        ),
+        pytest.param(
+            CpuRequest(8, SPREAD, required=True), "5", "0,2,5-6,8,10,12,14", id="no second thread"
+        ),
         pytest.param(CpuRequest(6, FULL, strategy=EVENLY), "2-3,10-11", "0-3,10-11", id="evenly"),
     ],
 )
@@ -194,6 +200,20 @@ def test_preferred(request_: CpuRequest, preferred: str, expected: str) -> None:
 )
 def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
     assert take(machine(1, 2, 4, 2), mask("0-2,5,8-9"), NOTHING_HELD, request_) == shortage
+
+
+@pytest.mark.parametrize(
+    ("free", "request_", "expected"),
+    [
+        pytest.param("0-2,4", CpuRequest(3), "0-2", id="of a node"),
+        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="that are no whole cores"),
+        pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="one thread per core all the same"),
+    ],
+)
+def test_as_few_cpus_as_a_core_can_have_are_not_spread(
+    free: str, request_: CpuRequest, expected: str
+) -> None:
+    assert cpus(take(machine(1, 1, 2, 4), mask(free), NOTHING_HELD, request_)) == expected
 
 
 def test_a_negative_count() -> None:
@@ -261,6 +281,30 @@ def test_cores_that_differ() -> None:
     assert taken(3, FULL) == "0-1,4"
     assert taken(5, FULL) == "0-4"
     assert taken(6, SPREAD) == "0,2,4-7"
+
+
+def test_a_part_of_the_smallest_core() -> None:
+    layout = layouts.of(Cpu(i, 0 if i < 4 else 4, None, None, 0, 0) for i in range(6))
+    assert cpus(take(layout, layout.cpus, NOTHING_HELD, CpuRequest(1, FULL))) == "4"
+
+
+def test_prefer_l3_leaves_the_larger_cache_alone() -> None:
+    layout = machine(1, 1, 12, 2, caches=3)
+    request = CpuRequest(4, FULL, prefer_l3=True)
+    assert cpus(take(layout, mask("6-21"), NOTHING_HELD, request)) == "16-19"
+
+
+def test_cores_that_do_not_add_up_by_caches() -> None:
+    # Socket 0: cores 0-1 and 2 share a cache, core 3-4 has its own. Socket 1: three cores of two.
+    hybrid = layouts.of(
+        [
+            *(Cpu(i, core, l3, None, 0, 0) for i, core, l3 in ((0, 0, 0), (1, 0, 0), (2, 2, 0))),
+            *(Cpu(i, 3, 3, None, 0, 0) for i in (3, 4)),
+            *(Cpu(i, i - i % 2, 6, None, 1, 1) for i in range(6, 12)),
+        ]
+    )
+    request = CpuRequest(10, FULL, required=True, prefer_l3=True)
+    assert cpus(take(hybrid, hybrid.cpus, NOTHING_HELD, request)) == "0-1,3-4,6-11"
 
 
 POLICIES = st.sampled_from((BindPolicy.DEFAULT, FULL, SPREAD))
@@ -364,11 +408,11 @@ def test_evenly_without_named_nodes_takes_the_fewest() -> None:
 
 
 def test_evenly_apart_from_exclusive_numa_nodes() -> None:
-    holdings = NOTHING_HELD.adding(mask("0"), NODE)
+    holdings = NOTHING_HELD.adding(mask("0"), NODE).adding(mask("24"))
     request = CpuRequest(12, SPREAD, NODE, EVENLY)
-    answer = take(FOUR_NODES, mask("1-31"), holdings, request)
+    answer = take(FOUR_NODES, FOUR_NODES.cpus, holdings, request)
     assert isinstance(answer, Taken)
-    assert (cpus(answer), answer.apart) == ("16-20,22,24-28,30", True)
+    assert (cpus(answer), answer.apart) == ("16-20,22,25-30", True)
 
 
 L3 = machine(1, 2, 8, 2, caches=8)

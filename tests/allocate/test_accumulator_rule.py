@@ -17,7 +17,7 @@ STRATEGIES = (NumaStrategy.MOST_ALLOCATED, NumaStrategy.LEAST_ALLOCATED)
 POLICIES = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS, BindPolicy.DEFAULT)
 
 
-@settings(max_examples=600)
+@settings(max_examples=1000)
 @given(st.data())
 def test_the_same_cpus_as_the_rule(data: st.DataObject) -> None:
     cpus = data.draw(even_machines())

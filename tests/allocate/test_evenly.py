@@ -9,6 +9,7 @@ from agent.allocate import layout as layouts
 from agent.allocate.layout import Layout
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
+from agent.model.topology import Cpu
 
 ROOMS = st.lists(st.integers(0, 20), min_size=1, max_size=6)
 
@@ -86,3 +87,14 @@ def test_fewest_nodes_and_as_even_as_these_can_be(free: int, data: st.DataObject
     given = [shares[id_] for id_ in shares]
     if shares:
         assert max(given) - min(given) == max(best) - min(best)
+
+
+def test_cores_that_differ() -> None:
+    # A core of two threads a NUMA node, and one of one on the first two.
+    layout = layouts.of(
+        Cpu(node * 3 + i, node * 3 + i // 2 * 2, None, None, 0, node)
+        for node, count in enumerate((3, 3, 2))
+        for i in range(count)
+    )
+    assert evenly.shares(layout, layout.cpus, 6, True, False) == {0: 2, 1: 2, 2: 2}
+    assert evenly.shares(layout, layout.cpus, 7, True, False) == {0: 3, 1: 2, 2: 2}

@@ -64,3 +64,8 @@ def test_exclusive_while_any_holder_is() -> None:
 def test_removing_what_is_not_held() -> None:
     with pytest.raises(ValueError, match="0x4 is not held"):
         NOTHING_HELD.adding(0b11).removing(0b110)
+
+
+def test_no_pod_may_take_a_cpu() -> None:
+    with pytest.raises(ValueError, match="max_ref: 0"):
+        NOTHING_HELD.full(0)
