@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 
 from agent.allocate import evenly
 from agent.allocate.bits import members
-from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
+from agent.allocate.cpu_request import CpuRequest, Shortage, Step, Taken
 from agent.allocate.holdings import Holdings
 from agent.allocate.layout import Layout
 from agent.allocate.packing import Found, Terms, pack, whole_cores
+from agent.allocate.reasons import Reason
 from agent.model.policies import BindPolicy, NumaStrategy
 
 
@@ -128,7 +129,7 @@ def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> 
 
 
 def _shortage(asked: int, free: int, fitting: int, node: int | None = None) -> Shortage:
-    reason = Reason.BIND_POLICY if asked <= free.bit_count() else Reason.NOT_ENOUGH_CPUS
+    reason = Reason.BIND_POLICY_UNMET if asked <= free.bit_count() else Reason.NOT_ENOUGH_CPUS
     return Shortage(reason, asked, free.bit_count(), fitting.bit_count(), node)
 
 

@@ -6,6 +6,7 @@ import enum
 
 import msgspec
 
+from agent.allocate.reasons import Reason
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
 
@@ -53,13 +54,6 @@ class Taken(msgspec.Struct, frozen=True):
     cpus: int
     steps: tuple[Step, ...]
     apart: bool
-
-
-class Reason(enum.Enum):
-    """Why no CPUs could be taken."""
-
-    NOT_ENOUGH_CPUS = "not-enough-cpus"
-    BIND_POLICY = "required-bind-policy"
 
 
 class Shortage(msgspec.Struct, frozen=True):

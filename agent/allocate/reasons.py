@@ -8,23 +8,27 @@ import msgspec
 
 
 class Reason(enum.StrEnum):
-    """Stable words, for people, metrics and events."""
+    """Stable words for metrics, events and whoever turns them into sentences.
 
-    ANNOTATION = "annotation can't be read"
-    ARCHITECTURE = "policy is not supported on ARM"
-    CPU_NOT_INTEGER = "requested CPUs must be integer"
-    SMT_ALIGNMENT = "requested CPUs are no multiple of the threads of a core"
-    BIND_POLICY_CONFLICT = "the node's CPU bind policy differs from the one the pod requires"
-    NUMA_POLICY_CONFLICT = "the node's NUMA policy differs from the pod's"
-    NO_CPU_TOPOLOGY = "the node's CPU topology is unknown"
-    NO_NUMA_RESOURCES = "the node's NUMA resources are unknown"
-    AMPLIFIED_CPU = "not enough amplified CPU"
-    NOT_ENOUGH_CPUS = "not enough free CPUs"
-    BIND_POLICY_UNMET = "free CPUs can't meet the required bind policy"
-    NUMA_UNSATISFIED = "no NUMA nodes have enough"
-    NUMA_UNALIGNED = "resources can't be on the same NUMA nodes"
-    NUMA_INSUFFICIENT = "the chosen NUMA nodes have not enough"
-    NO_POOL_FITS = "no shared pool of NUMA nodes fits the limit"
+    The NUMA_ ones: the node's NUMA policy is another than the pod's; it has one but no NUMA
+    resources; no NUMA nodes have enough of a resource; none have enough of all; those chosen have
+    not enough."""
+
+    ANNOTATION = "annotation"
+    ARCHITECTURE = "architecture"
+    CPU_NOT_INTEGER = "cpu-not-integer"
+    SMT_ALIGNMENT = "smt-alignment"
+    BIND_POLICY_CONFLICT = "bind-policy-conflict"
+    NUMA_POLICY_CONFLICT = "numa-policy-conflict"
+    NO_CPU_TOPOLOGY = "no-cpu-topology"
+    NO_NUMA_RESOURCES = "no-numa-resources"
+    AMPLIFIED_CPU = "amplified-cpu"
+    NOT_ENOUGH_CPUS = "not-enough-cpus"
+    BIND_POLICY_UNMET = "bind-policy-unmet"
+    NUMA_UNSATISFIED = "numa-unsatisfied"
+    NUMA_UNALIGNED = "numa-unaligned"
+    NUMA_INSUFFICIENT = "numa-insufficient"
+    NO_POOL_FITS = "no-pool-fits"
 
 
 class Rejection(msgspec.Struct, frozen=True):

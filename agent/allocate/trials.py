@@ -170,7 +170,6 @@ class Trials:
 
 def _rejection(shortage: Shortage) -> Rejection:
     nodes = () if shortage.node is None else (shortage.node,)
-    enough = shortage.free >= shortage.asked
-    reason = Reason.BIND_POLICY_UNMET if enough else Reason.NOT_ENOUGH_CPUS
-    have = shortage.fitting if enough else shortage.free
-    return Rejection(reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)
+    unmet = shortage.reason is Reason.BIND_POLICY_UNMET
+    have = shortage.fitting if unmet else shortage.free
+    return Rejection(shortage.reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)

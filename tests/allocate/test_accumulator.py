@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
 from agent.allocate.accumulator import take, take_on_nodes
-from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
+from agent.allocate.cpu_request import CpuRequest, Shortage, Step, Taken
 from agent.allocate.holdings import NOTHING_HELD, Holdings
 from agent.allocate.layout import Layout
+from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
@@ -177,17 +178,17 @@ def test_preferred(request_: CpuRequest, preferred: str, expected: str) -> None:
         pytest.param(CpuRequest(7), Shortage(Reason.NOT_ENOUGH_CPUS, 7, 6, 6), id="too many"),
         pytest.param(
             CpuRequest(6, FULL, required=True),
-            Shortage(Reason.BIND_POLICY, 6, 6, 4),
+            Shortage(Reason.BIND_POLICY_UNMET, 6, 6, 4),
             id="too few whole cores",
         ),
         pytest.param(
             CpuRequest(3, FULL, required=True),
-            Shortage(Reason.BIND_POLICY, 3, 6, 4),
+            Shortage(Reason.BIND_POLICY_UNMET, 3, 6, 4),
             id="no whole number of cores",
         ),
         pytest.param(
             CpuRequest(5, SPREAD, required=True),
-            Shortage(Reason.BIND_POLICY, 5, 6, 4),
+            Shortage(Reason.BIND_POLICY_UNMET, 5, 6, 4),
             id="too few cores",
         ),
         pytest.param(
@@ -255,9 +256,9 @@ def test_given_nodes_that_cannot_give() -> None:
     request = CpuRequest(6, FULL, required=True)
     assert take_on_nodes(
         small, mask("0-7,8-12,14"), NOTHING_HELD, request, {0: 0, 1: 6}
-    ) == Shortage(Reason.BIND_POLICY, 6, 6, 4, node=1)
+    ) == Shortage(Reason.BIND_POLICY_UNMET, 6, 6, 4, node=1)
     assert take_on_nodes(small, small.cpus, NOTHING_HELD, request, {0: 3, 1: 3}) == Shortage(
-        Reason.BIND_POLICY, 3, 8, 8, node=0
+        Reason.BIND_POLICY_UNMET, 3, 8, 8, node=0
     )
     for shares in ({0: 2}, {0: 8, 1: -2}):
         with pytest.raises(ValueError, match="do not add up to 6 CPUs"):
