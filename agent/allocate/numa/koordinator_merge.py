@@ -23,6 +23,7 @@ from agent.allocate.numa.columns import (
     no_combination,
     single_node_only,
 )
+from agent.allocate.numa.combinations import Place, first_place
 from agent.allocate.numa.hint import Cause, Merged, Provider
 from agent.allocate.numa.intersections import intersections
 from agent.allocate.numa.masks import of_nodes
@@ -116,7 +117,7 @@ def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
 
 def _combine(
     table: list[Column], full: int, apart: _Exclusivity | None
-) -> tuple[list[Column], scan.Best, scan.Place | None, bool]:
+) -> tuple[list[Column], scan.Best, Place | None, bool]:
     """The hints that were looked at, what the scan ends with, a combination of that mask if there
     is one, and whether it is preferred. The full mask, not preferred and without a score, is what
     stands before the scan."""
@@ -137,7 +138,7 @@ def _combine(
     scores = [[0 if hint.mask is None else hint.score for hint in column.hints] for column in table]
     stands = before if masks == {full} and not preferred else None
     best = scan.outcome(lists, scores, masks, stands)
-    place = scan.first_place(lists, full) if best.place is None else best.place
+    place = first_place(lists, full) if best.place is None else best.place
     return table, best, place, preferred
 
 
@@ -151,7 +152,7 @@ def _of_masks(column: Column, masks: set[int], full: int) -> Column:
     return column.keep(kept, full)
 
 
-def _unsatisfied(table: Sequence[Column], place: scan.Place, mask: int) -> bool:
+def _unsatisfied(table: Sequence[Column], place: Place, mask: int) -> bool:
     """A resource can't be satisfied, or one names more nodes than the mask has."""
     hints = [column.hints[index] for column, index in zip(table, place, strict=True)]
     return any(hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent.allocate.numa import scan
 from agent.allocate.numa.columns import (
     Column,
     aligned,
@@ -25,6 +24,7 @@ from agent.allocate.numa.columns import (
     no_combination,
     single_node_only,
 )
+from agent.allocate.numa.combinations import first_place
 from agent.allocate.numa.distances import Distances, span
 from agent.allocate.numa.hint import Cause, Merged, Provider
 from agent.allocate.numa.intersections import intersections
@@ -74,7 +74,7 @@ def merge(
     elif preferred:
         picks = tuple(_preferring(column, chosen) for column in table)
     else:
-        picks = scan.first_place([column.masks for column in table], chosen)
+        picks = first_place([column.masks for column in table], chosen)
         why = causes(table, picks, kept_out=False)
     mask: int | None = full if chosen is None else chosen
     return Merged(

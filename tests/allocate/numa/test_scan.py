@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.scan import Best, first_place, outcome
+from agent.allocate.numa.combinations import first_place
+from agent.allocate.numa.scan import Best, outcome
 
 Lists = list[list[int]]
 
