@@ -8,27 +8,36 @@ import msgspec
 
 
 class Reason(enum.StrEnum):
-    """Stable words for metrics, events and whoever turns them into sentences.
+    """Stable words, for metrics, events and whoever turns them into sentences."""
 
-    The NUMA_ ones: the node's NUMA policy is another than the pod's; it has one but no NUMA
-    resources; no NUMA nodes have enough of a resource; none have enough of all; those chosen have
-    not enough."""
-
-    ANNOTATION = "annotation"
     ARCHITECTURE = "architecture"
+    """ARM has not this bind or exclusive policy."""
     CPU_NOT_INTEGER = "cpu-not-integer"
+    """CPUs are bound, and the request is no whole number of them."""
     SMT_ALIGNMENT = "smt-alignment"
+    """Whole cores are required, and the request is no multiple of a core's threads."""
     BIND_POLICY_CONFLICT = "bind-policy-conflict"
+    """The pod requires another bind policy than its node."""
     NUMA_POLICY_CONFLICT = "numa-policy-conflict"
+    """The pod has another NUMA policy than its node."""
     NO_CPU_TOPOLOGY = "no-cpu-topology"
+    """CPUs are to be bound, and the node does not tell which it has."""
     NO_NUMA_RESOURCES = "no-numa-resources"
+    """A NUMA policy holds, and the node does not tell what its NUMA nodes have."""
     AMPLIFIED_CPU = "amplified-cpu"
+    """Bound CPUs are paid for amplified, and not so much is left."""
     NOT_ENOUGH_CPUS = "not-enough-cpus"
+    """Fewer CPUs are free."""
     BIND_POLICY_UNMET = "bind-policy-unmet"
+    """Enough CPUs are free, but not as the required bind policy wants them."""
     NUMA_UNSATISFIED = "numa-unsatisfied"
+    """No NUMA nodes have enough of a resource."""
     NUMA_UNALIGNED = "numa-unaligned"
+    """The resources have no NUMA nodes in common that the policy admits."""
     NUMA_INSUFFICIENT = "numa-insufficient"
+    """The NUMA nodes have not enough of a resource."""
     NO_POOL_FITS = "no-pool-fits"
+    """The limit is larger than the shared pools."""
 
 
 class Rejection(msgspec.Struct, frozen=True):

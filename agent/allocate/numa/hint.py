@@ -28,12 +28,12 @@ Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
 class Cause(enum.StrEnum):
     """Why a merged mask is not the preferred one; all that hold are given, in this order."""
 
-    RESOURCE_LACKING = "ResourceLacking"
-    NOT_ON_ONE_NODE = "NotOnOneNode"
-    NOTHING_IN_COMMON = "NothingInCommon"
-    HINT_NOT_PREFERRED = "HintNotPreferred"
-    MASKS_DIFFER = "MasksDiffer"
-    NODE_EXCLUSIVE = "NodeExclusive"
+    RESOURCE_LACKING = "resource-lacking"
+    NOT_ON_ONE_NODE = "not-on-one-node"
+    NOTHING_IN_COMMON = "nothing-in-common"
+    HINT_NOT_PREFERRED = "hint-not-preferred"
+    MASKS_DIFFER = "masks-differ"
+    NODE_EXCLUSIVE = "node-exclusive"
 
 
 class Pick(msgspec.Struct, frozen=True):

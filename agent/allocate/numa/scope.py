@@ -20,8 +20,8 @@ class Scope(enum.StrEnum):
 class Refusal(enum.StrEnum):
     """Where an admission ended: the merge was not aligned, or nothing could be allocated there."""
 
-    ALIGNMENT = "Alignment"
-    ALLOCATION = "Allocation"
+    ALIGNMENT = "alignment"
+    ALLOCATION = "allocation"
 
 
 class Admission(msgspec.Struct, frozen=True):
