@@ -14,7 +14,7 @@ from agent.allocate.ask import Ask
 from agent.allocate.bits import members
 from agent.allocate.inforce import InForce
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import Merged
+from agent.allocate.numa.hint import Cause, Merged
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
@@ -76,12 +76,13 @@ def _candidate(mask: int, result: Allotment | Rejection, scores: dict[int, int])
 
 
 def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
-    if not merged.lacking:
-        nodes = tuple(members(merged.combined or 0))
-        causes = ", ".join(merged.causes)
-        return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=causes),)
-    return tuple(
-        Rejection(Reason.NUMA_UNSATISFIED, name, wanted[name], trials.left(name))
-        for pick in merged.lacking
-        if (name := pick.resource) is not None
-    )
+    if Cause.RESOURCE_LACKING in merged.causes or Cause.NOT_ON_ONE_NODE in merged.causes:
+        together = Cause.RESOURCE_LACKING in merged.causes
+        reason = Reason.NUMA_UNSATISFIED if together else Reason.NUMA_UNALIGNED
+        return tuple(
+            Rejection(reason, name, wanted[name], trials.left(name, together=together))
+            for pick in merged.lacking
+            if (name := pick.resource) is not None
+        )
+    nodes = tuple(members(merged.combined or 0))
+    return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)

@@ -104,9 +104,10 @@ class Trials:
         """Whether any NUMA node has this resource."""
         return any(name in amounts for amounts in self.totals.values())
 
-    def left(self, name: str) -> int:
-        """What all NUMA nodes together have left of a resource."""
-        return sum(amounts.get(name, 0) for amounts in self.available.values())
+    def left(self, name: str, *, together: bool) -> int:
+        """What the NUMA nodes have left of a resource, all together or the one that has most."""
+        amounts = [held.get(name, 0) for held in self.available.values()]
+        return sum(amounts) if together else max(amounts, default=0)
 
     def _bound(self, amounts: Amounts, nodes: Collection[int]) -> Allotment | Rejection:
         request = self._request()

@@ -194,7 +194,7 @@ def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
             numa(NumaPolicy.SINGLE_NUMA_NODE),
             owner(9),
             [],
-            [(Reason.NUMA_UNALIGNED, "", None, None)],
+            [(Reason.NUMA_UNALIGNED, "cpu", 9000, 8000)],
             id="too much for one NUMA node",
         ),
         pytest.param(
