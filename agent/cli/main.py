@@ -14,6 +14,7 @@ COMMANDS = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
     "agent": "run the node agent: discover, keep pools and cgroups right, report",
     "proxy": "run the CRI proxy in front of the container runtime",
+    "conformance": "compare our decisions with vector files of the systems we replace",
     "restore": "give back every cgroup value that the agent changed",
 }
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage(words: Sequence[str]) -> int:
-    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<11} {text}" for name, text in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="topolet",
         usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help tells the options)",

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from agent.cli import options
+from agent.cli import options, output
 from agent.discover import cpus
 from agent.discover.facts import DiscoveryError
 from agent.model import snapshot as snapshots
@@ -62,26 +62,16 @@ def run(arguments: argparse.Namespace) -> int:
         elif arguments.watch:
             _watch(topology, _snapshot_path(arguments))
         elif arguments.owners:
-            print(_encodable(owned(topology, _snapshot_path(arguments))), end="")
+            print(output.encodable(owned(topology, _snapshot_path(arguments))), end="")
         else:
-            print(_encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
+            print(output.encodable(machine.draw(topology, _width(), colour=_coloured())), end="")
         sys.stdout.flush()
     except OSError as error:
-        return _unwritten(error)
+        return output.unwritten("topology", error)
     except (DiscoveryError, SettingsError) as error:
         print(f"topolet topology: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def _unwritten(error: OSError) -> int:
-    """A reader that has seen enough (`head`) is no fault; a full disk is."""
-    with open(os.devnull, "wb") as nowhere:  # for what Python flushes when it ends
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    if isinstance(error, BrokenPipeError):
-        return 0
-    print(f"topolet topology: standard output: {error.strerror}", file=sys.stderr)
-    return 1
 
 
 def owned(topology: Topology, snapshot_path: str, height: int | None = None) -> str:
@@ -137,7 +127,7 @@ def _watch(topology: Topology, snapshot_path: str) -> None:
     with contextlib.suppress(KeyboardInterrupt), Screen(sys.stdout) as screen:
         while True:
             lines = shutil.get_terminal_size((100, 24)).lines
-            screen.show(_encodable(owned(topology, snapshot_path, lines)), lines)
+            screen.show(output.encodable(owned(topology, snapshot_path, lines)), lines)
             time.sleep(_WATCH_SECONDS)
 
 
@@ -151,14 +141,3 @@ def _width() -> int:
 
 def _coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def _encodable(text: str) -> str:
-    """The text, with plain characters for the frames where the terminal has no others."""
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        plain = text.translate(str.maketrans("╭╮╰╯│─·", "++++|--"))
-        return plain.encode(encoding, "replace").decode(encoding)
-    return text

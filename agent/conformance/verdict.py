@@ -1,8 +1,4 @@
-"""What comes of one vector case: the same answer, a declared difference, or a disagreement.
-
-A module a kind: `NAME`; `KEYS`, the keys that its cases have and no other kind's; `DIFFERENCES`;
-`judge(case) -> Verdict`, which may raise KeyError, TypeError or ValueError on a case it can't read.
-"""
+"""What comes of one vector case: the same answer, a declared difference, or a disagreement."""
 
 from __future__ import annotations
 

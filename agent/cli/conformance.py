@@ -1,0 +1,124 @@
+"""Compare our decisions with vector files: cases that other systems answered, a JSON object a line.
+
+Files are plain or gzip; the keys of its cases tell a file's kind. Exit code 0: no case disagrees;
+1: one does, or too many differ in declared ways; 2: a file can't be read or is of no known kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.cli import output
+from agent.conformance import run as runs
+from agent.conformance.files import FileError
+from agent.conformance.kinds import KINDS, Kind
+from agent.conformance.run import DECLARED_PERCENT, Disagreement, Result
+from agent.view.units import count
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("files", nargs="+", metavar="FILE", help="vector file")
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+
+
+def run(arguments: argparse.Namespace, known: Sequence[Kind] = KINDS) -> int:
+    """Runs every file; what can't be read has a line on standard error and no result."""
+    unread = False
+    results: list[Result] = []
+    try:
+        for path in arguments.files:
+            try:
+                result = runs.judge(path, known)
+            except FileError as error:
+                _remark(str(error))
+                unread = True
+                continue
+            if arguments.output == "text":
+                print(output.encodable(described(result)), end="", flush=True)
+            if result.too_many_declared:
+                _remark(f"{result.file}: {_too_many(result)}")
+            results.append(result)
+        if arguments.output == "json":
+            json.dump([body(result) for result in results], sys.stdout, indent=1)
+            print(flush=True)
+    except OSError as error:
+        failed = output.unwritten("conformance", error)
+        if failed:
+            return failed
+    if unread:
+        return 2
+    return 0 if all(result.passes for result in results) else 1
+
+
+def described(result: Result) -> str:
+    """A few lines for people, with the first disagreement as JSON that can be copied."""
+    return "".join(f"{line}\n" for line in _lines(result))
+
+
+def _lines(result: Result) -> Iterator[str]:
+    yield f"{result.file}: {result.kind}, {result.cases:,} {_noun('case', result.cases)}"
+    width = len(f"{result.cases:,}")
+
+    def counted(number: int, what: str) -> str:
+        return f"  {number:>{width},} {what}"
+
+    yield counted(result.agree, _verb("agree", result.agree))
+    for each in result.declared:
+        difference = each.difference
+        apart = "listed" if difference.listed else "declared"
+        verb = _verb("differ", each.cases)
+        yield counted(each.cases, f"{verb}, {apart}: {difference.name} ({difference.reason})")
+    yield counted(result.disagree, _verb("disagree", result.disagree))
+    if result.first:
+        yield from _pictured(result.first, " " * (width + 3))
+
+
+def _pictured(first: Disagreement, indent: str) -> Iterator[str]:
+    question = {key: value for key, value in first.case.items() if key != "expect"}
+    yield f"{indent}first: line {first.line}"
+    yield f"{indent}case   {_json(question)}"
+    yield f"{indent}expect {_json(first.case.get('expect'))}"
+    yield f"{indent}ours   {_json(first.ours)}"
+
+
+def body(result: Result) -> dict[str, Any]:
+    """The result as JSON values."""
+    return {
+        "file": result.file,
+        "kind": result.kind,
+        "cases": result.cases,
+        "agree": result.agree,
+        "declared": {each.difference.name: each.cases for each in result.declared},
+        "disagree": result.disagree,
+        "first": msgspec.to_builtins(result.first),
+    }
+
+
+def _too_many(result: Result) -> str:
+    cases = count(result.cases, "case")
+    return (
+        f"{count(result.unlisted, 'declared difference')} in {cases}: "
+        f"more than {DECLARED_PERCENT} %"
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+
+
+def _noun(noun: str, number: int) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _verb(verb: str, number: int) -> str:
+    return f"{verb}s" if number == 1 else verb
+
+
+def _remark(text: str) -> None:
+    print(f"topolet conformance: {text}", file=sys.stderr)

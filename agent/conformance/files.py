@@ -1,0 +1,58 @@
+"""Vector files: JSON lines, one case a line, plain or gzip."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
+
+Case = dict[str, Any]
+
+LONGEST_BYTES: Final = 1 << 26
+"""Of one line, so that a file without line ends does not fill the memory."""
+
+_GZIP: Final = b"\x1f\x8b"
+_CASE: Final = msgspec.json.Decoder(Case)
+
+
+class FileError(Exception):
+    """A file that can't be read to its end; names the file, and the line where one is at fault."""
+
+    def __init__(self, path: str, reason: str, line: int | None = None) -> None:
+        place = path if line is None else f"{path}, line {line}"
+        super().__init__(f"{place}: {reason}")
+
+
+def read(path: str) -> Iterator[tuple[int, Case]]:
+    """The cases with their line numbers, from 1, one at a time. Raises FileError."""
+    number = 0
+    try:
+        with open(path, "rb") as raw, _plain(raw) as content:
+            while line := content.readline(LONGEST_BYTES + 1):
+                number += 1
+                yield number, _case(path, number, line)
+    except (EOFError, OSError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileError(path, reason, number + 1 if number else None) from None
+
+
+def _plain(raw: io.BufferedReader) -> io.BufferedIOBase:
+    return gzip.GzipFile(fileobj=raw) if raw.peek(len(_GZIP)).startswith(_GZIP) else raw
+
+
+def _case(path: str, number: int, line: bytes) -> Case:
+    if len(line) > LONGEST_BYTES:
+        raise FileError(path, f"longer than {LONGEST_BYTES} bytes", number)
+    if not line.strip():
+        raise FileError(path, "is blank", number)
+    try:
+        return jsontext.decode(_CASE, line)
+    except JsonError as error:
+        raise FileError(path, str(error), number) from None

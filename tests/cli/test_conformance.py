@@ -1,0 +1,139 @@
+"""The command `topolet conformance`."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.cli import conformance
+from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO
+
+
+def write(folder: Path, name: str, *cases: dict[str, Any]) -> str:
+    file = folder / name
+    file.write_bytes(gzip.compress("".join(json.dumps(each) + "\n" for each in cases).encode()))
+    return str(file)
+
+
+def run(*words: str) -> int:
+    parser = argparse.ArgumentParser()
+    conformance.add_arguments(parser)
+    return conformance.run(parser.parse_args(words), [PARITY])
+
+
+def topolet(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    more = {"stdout": subprocess.PIPE, "text": True, **more}
+    command = [sys.executable, "-m", "agent", "conformance", *words]
+    return subprocess.run(command, stderr=subprocess.PIPE, check=False, timeout=60, **more)
+
+
+def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [RIGHT] * 1000 + [NEGATIVE, NEGATIVE, WRONG, ZERO]
+    mixed = write(tmp_path, "mixed", *cases)
+    single = write(tmp_path, "single", RIGHT)
+    assert run(mixed, single) == 1
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert told.out == (
+        f"{mixed}: parity, 1,004 cases\n"
+        "  1,000 agree\n"
+        "      1 differs, declared: zero (zero is even)\n"
+        "      2 differ, listed: negative (so are negative numbers)\n"
+        "      1 disagrees\n"
+        "        first: line 1003\n"
+        '        case   {"number":{"value":4}}\n'
+        "        expect false\n"
+        "        ours   true\n"
+        f"{single}: parity, 1 case\n"
+        "  1 agrees\n"
+        "  0 disagree\n"
+    )
+
+
+def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixed = write(tmp_path, "mixed", *[RIGHT] * 97, NEGATIVE, ZERO, WRONG)
+    good = write(tmp_path, "good", RIGHT)
+    assert run(mixed, good, "--output=json") == 1
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert json.loads(told.out) == [
+        {
+            "file": mixed,
+            "kind": "parity",
+            "cases": 100,
+            "agree": 97,
+            "declared": {"zero": 1, "negative": 1},
+            "disagree": 1,
+            "first": {"line": 100, "case": WRONG, "ours": True},
+        },
+        {
+            "file": good,
+            "kind": "parity",
+            "cases": 1,
+            "agree": 1,
+            "declared": {},
+            "disagree": 0,
+            "first": None,
+        },
+    ]
+
+
+def test_too_many_declared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path, "cases", *[RIGHT] * 97, ZERO, ZERO)
+    assert run(file) == 1
+    assert capsys.readouterr().err == (
+        f"topolet conformance: {file}: 2 declared differences in 99 cases: more than 2 %\n"
+    )
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_file_that_cannot_be_read_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    none = str(tmp_path / "none")
+    wrong = write(tmp_path, "wrong", WRONG)
+    unknown = write(tmp_path, "unknown", {"what": 1})
+    assert run(none, wrong, unknown, f"--output={output}") == 2
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [
+        f"topolet conformance: {none}: No such file or directory",
+        f"topolet conformance: {unknown}, line 1: a case of no known kind; its keys: what",
+    ]
+    if output == "json":
+        assert [entry["file"] for entry in json.loads(told.out)] == [wrong]
+    else:
+        assert told.out.startswith(f"{wrong}: parity, 1 case\n  0 agree\n  1 disagrees\n")
+
+
+def test_nothing_to_run() -> None:
+    done = topolet()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "required: FILE" in done.stderr
+
+
+def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:
+    done = topolet(str(tmp_path), "--output=json")
+    assert (done.returncode, json.loads(done.stdout)) == (2, [])
+    assert done.stderr == f"topolet conformance: {tmp_path}: Is a directory\n"
+
+
+def test_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    (tmp_path / write(tmp_path, "cases", RIGHT)).rename(file)
+    assert run(file) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/?: parity")
+
+
+def test_full_disk(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = topolet(str(tmp_path), "--output=json", stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.endswith("conformance: standard output: No space left on device\n")

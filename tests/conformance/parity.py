@@ -1,0 +1,36 @@
+"""A kind of vectors for tests: is a number even? The other side is wrong about 0 and below."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.conformance.kinds import Kind
+from agent.conformance.verdict import Difference, Verdict
+
+DIFFERENCES = (
+    Difference("zero", "zero is even"),
+    Difference("negative", "so are negative numbers", listed=True),
+)
+
+
+def judge(case: dict[str, Any]) -> Verdict:
+    even = case["number"]["value"] % 2 == 0
+    agrees = even == case["expect"]
+    declared = None
+    if not agrees and even:
+        value = case["number"]["value"]
+        declared = "zero" if value == 0 else "negative" if value < 0 else None
+    return Verdict(agrees=agrees, ours=even, declared=declared)
+
+
+PARITY = Kind("parity", frozenset({"number", "expect"}), "tests.conformance")
+
+
+def case(value: object, expect: bool) -> dict[str, Any]:
+    return {"number": {"value": value}, "expect": expect}
+
+
+RIGHT = case(1, False)
+ZERO = case(0, False)
+NEGATIVE = case(-2, False)
+WRONG = case(4, False)

@@ -1,0 +1,102 @@
+"""Reading vector files, good and broken."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from agent.conformance import files
+from agent.conformance.files import FileError
+
+TWO = b'{"a": 1}\n{"b": [null]}\n'
+READ = [(1, {"a": 1}), (2, {"b": [None]})]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        TWO,
+        TWO.rstrip(),
+        TWO.replace(b"\n", b"\r\n"),
+        gzip.compress(TWO),
+        gzip.compress(TWO[:12]) + gzip.compress(TWO[12:]),
+    ],
+    ids=["plain", "no last line end", "other line ends", "gzip", "gzip in two members"],
+)
+def test_content_decides_not_the_name(tmp_path: Path, content: bytes) -> None:
+    for name in ("cases.jsonl", "cases.jsonl.gz"):
+        file = tmp_path / name
+        file.write_bytes(content)
+        assert list(files.read(str(file))) == READ
+
+
+def test_empty_file_has_no_case(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    assert not list(files.read(str(tmp_path / "empty")))
+
+
+LONG = gzip.compress(b"".join(b'{"number": %d}\n' % number for number in range(50_000)))
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "reason"),
+    [
+        (b"{}\n{'a'}\n", ", line 2", "is not JSON"),
+        (b'{"a": 1}\n\n{"a": 2}\n', ", line 2", "is blank"),
+        (b'{}\n{}\n["a"]\n', ", line 3", "Expected `object`, got `array`"),
+        (b'{"a": "\xff"}\n', ", line 1", "is not JSON"),
+        (b'{"a": ' + b"[" * 100_000 + b"\n", ", line 1", "is not JSON"),
+        (b"\x1f\x8bnothing but text", "", "Unknown compression method"),
+        (gzip.compress(b"")[:4], "", "ended before"),
+        (gzip.compress(TWO)[:-9] + b"\0" * 9, ", line", ""),
+        (LONG[: len(LONG) // 2], ", line", "ended before"),
+    ],
+    ids=[
+        "bad JSON",
+        "blank",
+        "no object",
+        "no UTF-8",
+        "nested without end",
+        "gzip in name alone",
+        "torn at its start",
+        "wrong checksum",
+        "torn in its middle",
+    ],
+)
+def test_broken(tmp_path: Path, content: bytes, place: str, reason: str) -> None:
+    file = tmp_path / "cases"
+    file.write_bytes(content)
+    with pytest.raises(FileError) as caught:
+        list(files.read(str(file)))
+    assert str(caught.value).startswith(f"{file}{place}")
+    assert reason in str(caught.value)
+
+
+def test_torn_file_gives_what_stands_before_and_names_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "cases"
+    file.write_bytes(LONG[: len(LONG) // 2])
+    read: list[dict[str, object]] = []
+    with pytest.raises(FileError) as caught:
+        read.extend(case for _, case in files.read(str(file)))
+    assert read == [{"number": number} for number in range(len(read))]
+    assert 1_000 < len(read) < 50_000
+    assert f"line {len(read) + 1}: " in str(caught.value)
+
+
+def test_line_without_end_does_not_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LONGEST_BYTES", 20)
+    file = tmp_path / "cases"
+    file.write_bytes(b'{"a": 1}\n{"a": "01234567890"}\n')
+    with pytest.raises(FileError, match="line 2: longer than 20 bytes"):
+        list(files.read(str(file)))
+
+
+def test_no_file_and_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="/none: No such file or directory"):
+        list(files.read(str(tmp_path / "none")))
+    with pytest.raises(FileError, match="Is a directory"):
+        list(files.read(str(tmp_path)))

@@ -1,0 +1,85 @@
+"""A vector file judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.conformance import run
+from agent.conformance.files import FileError
+from agent.conformance.kinds import KINDS, Kind
+from agent.conformance.run import Disagreement, Result
+from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO, case
+from tests.conftest import SHARED
+
+OTHER = Kind("other", frozenset({"other"}), "tests.conformance.absent")
+
+
+def judged(folder: Path, *cases: Any) -> Result:
+    file = folder / "cases"
+    file.write_text("".join(json.dumps(each) + "\n" for each in cases))
+    return run.judge(str(file), (OTHER, PARITY))
+
+
+def test_counts(tmp_path: Path) -> None:
+    last = case(6, False)
+    result = judged(tmp_path, RIGHT, NEGATIVE, WRONG, ZERO, NEGATIVE, last, RIGHT, RIGHT)
+    assert (result.file, result.kind) == (str(tmp_path / "cases"), "parity")
+    assert (result.cases, result.agree, result.disagree) == (8, 3, 2)
+    assert [(each.difference.name, each.cases) for each in result.declared] == [
+        ("zero", 1),
+        ("negative", 2),
+    ]
+    assert result.first == Disagreement(3, WRONG, ours=True)
+    assert not result.passes
+
+
+@pytest.mark.parametrize(
+    ("right", "zero", "negative", "too_many"),
+    [
+        (98, 2, 0, False),
+        (97, 2, 0, True),
+        (0, 0, 3, False),
+        (49, 1, 50, False),
+        (0, 1, 0, True),
+    ],
+)
+def test_declared_differences_are_few_unless_listed(
+    tmp_path: Path, right: int, zero: int, negative: int, too_many: bool
+) -> None:
+    result = judged(tmp_path, *[RIGHT] * right, *[ZERO] * zero, *[NEGATIVE] * negative)
+    assert result.too_many_declared is too_many
+    assert result.passes is not too_many
+
+
+@pytest.mark.parametrize(
+    ("cases", "reason"),
+    [
+        ([], ": has no case"),
+        ([{}], ", line 1: a case of no known kind; its keys: none"),
+        ([RIGHT, {"what": 1, "a": 2}], ", line 2: a case of no known kind; its keys: a, what"),
+        ([RIGHT, {"other": 1}], ", line 2: other among parity; its keys: other"),
+        ([{"number": {}, "expect": 1}], ", line 1: missing or unknown: 'value'"),
+        ([RIGHT, RIGHT, {"number": 7, "expect": 1}], ", line 3: TypeError: 'int' object is not"),
+        ([case("odd", True)], ", line 1: TypeError: "),
+        ([{"number": [], "expect": 1}], ", line 1: TypeError: list indices"),
+    ],
+)
+def test_what_cannot_be_judged_is_named(tmp_path: Path, cases: list[Any], reason: str) -> None:
+    with pytest.raises(FileError) as caught:
+        judged(tmp_path, *cases)
+    assert str(caught.value).startswith(f"{tmp_path}/cases{reason}")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_vectors_of_the_systems_we_replace(kind: Kind) -> None:
+    path = SHARED / "vectors" / f"{kind.name}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"no {path}")
+    result = run.judge(str(path))
+    assert result.kind == kind.name
+    assert result.first is None
+    assert result.passes
