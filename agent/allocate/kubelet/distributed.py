@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.allocate.kubelet import order
 from agent.allocate.kubelet.balance import shares
-from agent.allocate.kubelet.packed import NotEnoughCpus, take_packed
+from agent.allocate.kubelet.packed import NotEnoughCpusError, take_packed
 from agent.allocate.layout import Layout
 
 
@@ -13,10 +13,10 @@ def take_distributed(
 ) -> int:
     """Exactly `count` of the free CPUs, handed out in groups of `group`; packed where the count is
     no multiple of it or no spread is possible. `spread`: as in `take_packed`, inside each node.
-    Raises NotEnoughCpus."""
+    Raises NotEnoughCpusError."""
     available = free.bit_count()
     if count > available:
-        raise NotEnoughCpus(count, available)
+        raise NotEnoughCpusError(count, available)
     if not count or count % group:
         return take_packed(layout, free, count, spread=spread)
     nodes = order.nodes(layout, free)

@@ -22,7 +22,7 @@ class CpuHint(msgspec.Struct, frozen=True):
     preferred: bool
 
 
-class TooManyNodes(ValueError):
+class TooManyNodesError(ValueError):
     """The machine has more NUMA nodes with CPUs than hints can be listed for."""
 
 
@@ -32,7 +32,7 @@ def container_hints(
     """By size of the mask, then by its nodes; None: no preference; empty: can't be satisfied.
 
     A container that has its CPUs gets the masks that hold these. Raises KeyError where the pod has
-    no such container, TooManyNodes.
+    no such container, TooManyNodesError.
     """
     asked = cpus_of(pod, pod.container(container))
     if not asked:
@@ -44,7 +44,7 @@ def container_hints(
 
 
 def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[CpuHint, ...] | None:
-    """The same for the pod as a whole. Raises TooManyNodes."""
+    """The same for the pod as a whole. Raises TooManyNodesError."""
     asked = pod_cpus(pod)
     if not asked:
         return None
@@ -66,24 +66,22 @@ def _hints(policy: StaticPolicy, available: int, bound: int, asked: int) -> tupl
     well as bound counts once."""
     layout = policy.layout
     if len(layout.nodes) > MAX_NODES:
-        raise TooManyNodes(f"{len(layout.nodes)} NUMA nodes have CPUs: at most {MAX_NODES} can")
+        raise TooManyNodesError(
+            f"{len(layout.nodes)} NUMA nodes have CPUs: at most {MAX_NODES} can"
+        )
     usable = available | bound
-    places = [
-        (1 << node.id, (node.cpus & usable).bit_count(), node.cpus.bit_count())
-        for node in layout.nodes
-    ]
+    width = max((node.id for node in layout.nodes), default=0) + 1
+    low = (1 << width) - 1
+    places = [(node.cpus & usable).bit_count() << width | 1 << node.id for node in layout.nodes]
     needed = sum(1 << node.id for node in layout.nodes if node.cpus & bound)
-    smallest = _smallest([size for _, _, size in places], asked)
-    hints = []
-    for count in range(1, len(places) + 1):
-        for chosen in combinations(places, count):
-            nodes = held = 0
-            for bit, usable_here, _ in chosen:
-                nodes |= bit
-                held += usable_here
-            if held >= asked and not needed & ~nodes:
-                hints.append(CpuHint(nodes, _preferred(policy, nodes, count, smallest)))
-    return tuple(hints)
+    smallest = _smallest([node.cpus.bit_count() for node in layout.nodes], asked)
+    enough = asked << width
+    return tuple(
+        CpuHint(total & low, _preferred(policy, total & low, count, smallest))
+        for count in range(1, len(places) + 1)
+        for total in map(sum, combinations(places, count))
+        if total >= enough and not needed & ~total
+    )
 
 
 def _smallest(sizes: list[int], asked: int) -> int:

@@ -11,7 +11,7 @@ from agent.allocate.kubelet import order
 from agent.allocate.layout import Layout
 
 
-class NotEnoughCpus(ValueError):
+class NotEnoughCpusError(ValueError):
     """More CPUs were requested than are free."""
 
     def __init__(self, requested: int, free: int) -> None:
@@ -23,12 +23,15 @@ class NotEnoughCpus(ValueError):
 def take_packed(
     layout: Layout, free: int, count: int, *, by_cache: bool = False, spread: bool = False
 ) -> int:
-    """Exactly `count` of the free CPUs. `by_cache`: share as few L3 caches as possible; `spread`:
-    the last CPUs by their numbers in a socket, whatever core they are of. Raises NotEnoughCpus."""
+    """Exactly `count` of the free CPUs. Raises NotEnoughCpusError.
+
+    `by_cache`: on as few L3 caches as possible; `spread`: the last CPUs by their numbers in a
+    socket, whatever core they are of.
+    """
     available = free.bit_count()
     if count >= available:
         if count > available:
-            raise NotEnoughCpus(count, available)
+            raise NotEnoughCpusError(count, available)
         return free
     rest, missing = _whole_areas(layout, free, count)
     if missing and by_cache:
@@ -73,8 +76,11 @@ def _caches(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
     if not missing:
         return rest, 0
     cores = -(-missing // layout.threads)
+    touched = layout.touched(rest)
     for cache in ordered:
-        part = layout.expand(lowest(layout.touched(rest & cache), cores)) & rest
+        if (rest & cache).bit_count() < missing:
+            continue
+        part = layout.expand(lowest(touched & cache, cores)) & rest
         held = part.bit_count()
         if held == missing + 1 and missing % 2:
             part ^= 1 << part.bit_length() - 1

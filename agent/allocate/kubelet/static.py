@@ -2,8 +2,8 @@
 
 Containers of Guaranteed pods that request whole CPUs get CPUs of their own; all others share the
 default set. Three answers differ from the kubelet's on purpose: with full-pcpus-only no half core
-is handed out where the reservation splits cores; the default set is never emptied; and CPUs that an
-app container has are not reusable because its pod's init container, which had them, is placed again.
+is handed out, the default set is never emptied, and an init container that is placed again makes no
+CPUs reusable that another container of its pod runs on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from agent.allocate.kubelet import options as option_rules
 from agent.allocate.kubelet.demand import PodCpu, SharedReason, exclusive_cpus
 from agent.allocate.kubelet.options import StartError, StartProblem, StaticOptions
-from agent.allocate.kubelet.packed import NotEnoughCpus
+from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.kubelet.state import StaticState
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import Layout
@@ -97,7 +97,7 @@ def make_with_count(
     option_rules.check(options, layout, topology_policy)
     try:
         reserved = take(layout, layout.cpus, count, options)
-    except NotEnoughCpus as error:
+    except NotEnoughCpusError as error:
         raise StartError(StartProblem.RESERVED_TOO_MANY, subject=f"{count} CPUs") from error
     return make(layout, options, topology_policy, reserved)
 
@@ -202,7 +202,7 @@ def _chosen(
             usable = _whole(policy.layout, aligned) if policy.options.full_pcpus_only else aligned
             first = _take(policy, aligned, min(asked, usable.bit_count()))
         return first | _take(policy, allocatable & ~first, asked - first.bit_count())
-    except NotEnoughCpus:
+    except NotEnoughCpusError:
         if policy.options.full_pcpus_only:
             cores = _whole(policy.layout, allocatable).bit_count()
             return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, asked, cores)
@@ -212,7 +212,7 @@ def _chosen(
 
 def _take(policy: StaticPolicy, free: int, count: int) -> int:
     """Half cores have their weight in the order of what is used most, as in the kubelet, but with
-    full-pcpus-only none is handed out. Raises NotEnoughCpus."""
+    full-pcpus-only none is handed out. Raises NotEnoughCpusError."""
     layout, options = policy.layout, policy.options
     cpus = take(layout, free, count, options)
     if options.full_pcpus_only and _whole(layout, cpus) != cpus:

@@ -9,7 +9,7 @@ from agent.allocate.layout import Layout
 
 
 def take(layout: Layout, free: int, count: int, options: StaticOptions) -> int:
-    """Exactly `count` of the free CPUs. Raises NotEnoughCpus.
+    """Exactly `count` of the free CPUs. Raises NotEnoughCpusError.
 
     That whole cores are asked for whole is for the caller to see to; here `full_pcpus_only` makes
     the groups in which CPUs are distributed.
