@@ -7,10 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
-from agent.allocate.kubelet.hints import CpuHint, container_hints, pod_hints
+from agent.allocate.kubelet.hints import container_hints, pod_hints
 from agent.allocate.kubelet.options import StartError, StaticOptions
 from agent.allocate.kubelet.state import EMPTY, StaticState
 from agent.allocate.kubelet.static import (
+    RefusalReason,
     Refused,
     StaticPolicy,
     allocate,
@@ -20,11 +21,14 @@ from agent.allocate.kubelet.static import (
     start,
 )
 from agent.allocate.layout import of
+from agent.allocate.numa.hint import Hint
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, less_even
 from agent.conformance.machines import cpus
+from agent.conformance.numa_hints import ids
 from agent.conformance.verdict import Difference, Verdict
 from agent.model.cpuset import CpuSet
-from agent.model.policies import NumaPolicy
+from agent.model.policies import kubelet_numa_policy
+from agent.model.quantities import milli
 
 NAME: Final = "kubelet-static-policy"
 KEYS: Final = frozenset({"topologyPolicy", "pods", "steps", "options"})
@@ -50,13 +54,6 @@ SHARED_EMPTIED: Final = Difference(
     listed=True,
 )
 DIFFERENCES: Final = (HALF_CORES, REUSABLE_TWICE, HANDED_OUT_TWICE, SHARED_EMPTIED, SHARED_SLICE)
-
-_POLICIES: Final = {
-    "none": NumaPolicy.NONE,
-    "best-effort": NumaPolicy.BEST_EFFORT,
-    "restricted": NumaPolicy.RESTRICTED,
-    "single-numa-node": NumaPolicy.SINGLE_NUMA_NODE,
-}
 
 
 def judge(case: dict[str, Any]) -> Verdict:
@@ -132,9 +129,11 @@ class _Run:
             return None
         given = CpuSet.parse(theirs["cpuset"]).mask
         layout, options = self._policy.layout, self._policy.options
-        if not theirs["default"] and ours["default"]:
+        refused = ours.get("error")
+        if refused == RefusalReason.DEFAULT_EMPTIED.value and not theirs["default"]:
             return SHARED_EMPTIED
-        if options.full_pcpus_only and layout.expand(layout.whole(given)) != given:
+        halves = options.full_pcpus_only and layout.expand(layout.whole(given)) != given
+        if halves and refused in (None, RefusalReason.NOT_ENOUGH_CORES.value):
             return HALF_CORES
         mine = CpuSet.parse(ours["cpuset"] or "").mask
         free = self._policy.available(before) | before.reusable_by(pod.uid)
@@ -181,7 +180,9 @@ def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
 def _policy(case: dict[str, Any]) -> StaticPolicy:
     layout = of(cpus(case["shape"], case["numbering"], case["l3"]))
     options = StaticOptions(**{name.replace("-", "_"): True for name in case["options"]})
-    topology_policy = _POLICIES[case["topologyPolicy"]]
+    topology_policy = kubelet_numa_policy(case["topologyPolicy"])
+    if topology_policy is None:
+        raise ValueError(f"topologyPolicy {case['topologyPolicy']!r} is not known")
     if "reserved" in case:
         return make(layout, options, topology_policy, CpuSet.parse(case["reserved"]).mask)
     return make_with_count(layout, options, topology_policy, case["numReserved"])
@@ -209,17 +210,13 @@ def _pod(pod: dict[str, Any]) -> PodCpu:
 
 
 def _container(container: dict[str, Any]) -> ContainerCpu:
-    cpu = container["cpu"]
-    milli = int(cpu[:-1]) if cpu.endswith("m") else int(cpu) * 1000
-    return ContainerCpu(container["name"], milli, container.get("sidecar", False))
+    return ContainerCpu(container["name"], milli(container["cpu"]), container.get("sidecar", False))
 
 
-def _hints(hints: tuple[CpuHint, ...] | None) -> list[dict[str, Any]] | None:
+def _hints(hints: tuple[Hint, ...] | None) -> list[dict[str, Any]] | None:
     if hints is None:
         return None
-    return [
-        {"mask": list(CpuSet.from_int(hint.nodes)), "preferred": hint.preferred} for hint in hints
-    ]
+    return [{"mask": ids(hint.mask), "preferred": hint.preferred} for hint in hints]
 
 
 def _text(mask: int) -> str:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-from typing import Final
-
-import msgspec
-
+from agent.allocate.bits import members
 from agent.allocate.kubelet.demand import PodCpu, cpus_of, pod_cpus
 from agent.allocate.kubelet.state import StaticState
 from agent.allocate.kubelet.static import StaticPolicy
-
-MAX_NODES: Final = 16
-"""NUMA nodes with CPUs for which all masks are listed (65,535 of them)."""
-
-
-class CpuHint(msgspec.Struct, frozen=True):
-    """`nodes`: ids of NUMA nodes as a bit mask."""
-
-    nodes: int
-    preferred: bool
-
-
-class TooManyNodesError(ValueError):
-    """The machine has more NUMA nodes with CPUs than hints can be listed for."""
+from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.masks import of_nodes, subsets
 
 
 def container_hints(
     policy: StaticPolicy, state: StaticState, pod: PodCpu, container: str
-) -> tuple[CpuHint, ...] | None:
-    """By size of the mask, then by its nodes; None: no preference; empty: can't be satisfied.
+) -> tuple[Hint, ...] | None:
+    """In the order of `subsets`, whose limit holds; None: no preference; empty: can't be satisfied.
 
     A container that has its CPUs gets the masks that hold these. Raises KeyError where the pod has
-    no such container, TooManyNodesError.
+    no such container.
     """
     asked = cpus_of(pod, pod.container(container))
     if not asked:
@@ -43,8 +27,8 @@ def container_hints(
     return _hints(policy, policy.available(state), state.reusable_by(pod.uid), asked)
 
 
-def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[CpuHint, ...] | None:
-    """The same for the pod as a whole. Raises TooManyNodesError."""
+def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[Hint, ...] | None:
+    """The same for the pod as a whole."""
     asked = pod_cpus(pod)
     if not asked:
         return None
@@ -61,26 +45,18 @@ def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[Cp
     return _hints(policy, policy.available(state), reusable, asked)
 
 
-def _hints(policy: StaticPolicy, available: int, bound: int, asked: int) -> tuple[CpuHint, ...]:
+def _hints(policy: StaticPolicy, available: int, bound: int, asked: int) -> tuple[Hint, ...]:
     """Masks with enough CPUs that have all nodes of the `bound` CPUs; a CPU that is available as
     well as bound counts once."""
     layout = policy.layout
-    if len(layout.nodes) > MAX_NODES:
-        raise TooManyNodesError(
-            f"{len(layout.nodes)} NUMA nodes have CPUs: at most {MAX_NODES} can"
-        )
     usable = available | bound
-    width = max((node.id for node in layout.nodes), default=0) + 1
-    low = (1 << width) - 1
-    places = [(node.cpus & usable).bit_count() << width | 1 << node.id for node in layout.nodes]
-    needed = sum(1 << node.id for node in layout.nodes if node.cpus & bound)
+    places = [(1 << node.id, (node.cpus & usable).bit_count()) for node in layout.nodes]
+    needed = of_nodes(layout.node_ids(bound))
     smallest = _smallest([node.cpus.bit_count() for node in layout.nodes], asked)
-    enough = asked << width
     return tuple(
-        CpuHint(total & low, _preferred(policy, total & low, count, smallest))
-        for count in range(1, len(places) + 1)
-        for total in map(sum, combinations(places, count))
-        if total >= enough and not needed & ~total
+        Hint(mask, _preferred(policy, mask, smallest))
+        for mask in subsets(node.id for node in layout.nodes)
+        if not needed & ~mask and sum(held for node, held in places if node & mask) >= asked
     )
 
 
@@ -94,13 +70,13 @@ def _smallest(sizes: list[int], asked: int) -> int:
     return len(sizes)
 
 
-def _preferred(policy: StaticPolicy, nodes: int, count: int, smallest: int) -> bool:
-    if count == smallest:
+def _preferred(policy: StaticPolicy, mask: int, smallest: int) -> bool:
+    if mask.bit_count() == smallest:
         return True
     layout = policy.layout
     per_socket = len(layout.nodes) // len(layout.sockets)
     if not policy.options.align_by_socket or not per_socket:
         return False
-    cpus = sum(node.cpus for node in layout.nodes if nodes >> node.id & 1)
+    cpus = layout.of_nodes(members(mask))
     touched = sum(1 for socket in layout.sockets if socket.cpus & cpus)
     return touched == -(-smallest // per_socket)
