@@ -125,7 +125,7 @@ class _Run:
         if "hints" in theirs:
             twice = before.reusable_by(pod.uid) & self._policy.available(before)
             return REUSABLE_TWICE if twice and _offers_more(ours, theirs) else None
-        if not theirs.get("cpuset"):
+        if "error" in theirs or not theirs.get("cpuset"):
             return None
         given = CpuSet.parse(theirs["cpuset"]).mask
         layout, options = self._policy.layout, self._policy.options
