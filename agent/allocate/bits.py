@@ -9,27 +9,26 @@ def lowest(mask: int, count: int) -> int:
     """The `count` lowest members, all where there are fewer."""
     if count <= 0:
         return 0
-    missing = count
-    taken = 0
-    rest = mask
-    base = 0
-    width = 1 << max(0, mask.bit_length() - 1).bit_length()
     if mask.bit_count() <= count:
         return mask
+    base = (mask & -mask).bit_length() - 1
+    rest = mask >> base
+    width = 1 << (rest.bit_length() - 1).bit_length()
+    taken = 0
     while width > 1:
         width >>= 1
         low = rest & ((1 << width) - 1)
         held = low.bit_count()
-        if held <= missing:
+        if held < count:
             taken |= low << base
-            missing -= held
-            if not missing:
-                break
+            count -= held
             rest >>= width
             base += width
+        elif held == count:
+            return taken | low << base
         else:
             rest = low
-    return taken
+    return taken | rest << base
 
 
 def members(mask: int) -> Iterator[int]:

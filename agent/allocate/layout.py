@@ -17,9 +17,19 @@ from agent.model.topology import Cpu, Topology
 
 
 class Area(msgspec.Struct, frozen=True):
-    """A NUMA node, a socket or an L3 cache: its id and the mask of its CPUs."""
+    """A NUMA node, a socket or an L3 cache: its id and the mask of its CPUs; `around`: the CPUs of
+    the sockets it lies in."""
 
     id: int
+    cpus: int
+    around: int
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """The CPUs that a socket and a NUMA node share; both by their place in the layout's tuples."""
+
+    socket: int
+    node: int
     cpus: int
 
 
@@ -34,7 +44,8 @@ class Layout(msgspec.Struct, frozen=True):
     """All areas sorted by id; those without CPUs are left out.
 
     `threads`: of the core that has most. `caches` have the id of their lowest CPU; CPUs of unknown
-    L3 share one cache a socket, as the kubelet assumes. A NUMA node may span sockets.
+    L3 share one cache a socket, as the kubelet assumes. A NUMA node may span sockets. `cells` are
+    in the order of sockets, then nodes. `sizes`: leads by the threads of their cores, most first.
     """
 
     cpus: int
@@ -44,6 +55,8 @@ class Layout(msgspec.Struct, frozen=True):
     nodes: tuple[Area, ...]
     sockets: tuple[Area, ...]
     caches: tuple[Area, ...]
+    cells: tuple[Cell, ...]
+    sizes: tuple[tuple[int, int], ...]
 
     def at_least(self, cpus: int) -> list[int]:
         """Leads of the cores that have at least 1, 2, ... `threads` of these CPUs."""
@@ -76,6 +89,17 @@ class Layout(msgspec.Struct, frozen=True):
             for offset in stride.offsets:
                 leads |= cpus >> offset & stride.leads
         return leads
+
+    def firsts(self, cpus: int) -> int:
+        """The lowest of these CPUs on each core."""
+        found = 0
+        for stride in self.strides:
+            left = stride.leads
+            for offset in stride.offsets:
+                present = cpus >> offset & left
+                found |= present << offset
+                left ^= present
+        return found
 
     def expand(self, leads: int) -> int:
         """All threads of these cores."""
@@ -120,14 +144,26 @@ def of(cpus: Iterable[Cpu]) -> Layout:
         strides[offsets] = strides.get(offsets, 0) | 1 << first
     ordered = sorted(strides.items())
     leads = sum(mask for _, mask in ordered)
+    sizes: dict[int, int] = {}
+    for offsets, mask in ordered:
+        sizes[len(offsets)] = sizes.get(len(offsets), 0) | mask
+    by_socket = _areas(sockets.items(), sockets)
+    by_node = _areas(nodes.items(), sockets)
     return Layout(
         cpus=sum(cores.values()),
         leads=leads,
-        threads=max((len(offsets) for offsets, _ in ordered), default=_NO_THREADS),
+        threads=max(sizes, default=_NO_THREADS),
         strides=tuple(Stride(mask, offsets) for offsets, mask in ordered),
-        nodes=_areas(nodes.items()),
-        sockets=_areas(sockets.items()),
-        caches=_areas((_low(mask), mask) for mask in caches.values()),
+        nodes=by_node,
+        sockets=by_socket,
+        caches=_areas(((_low(mask), mask) for mask in caches.values()), sockets),
+        cells=tuple(
+            Cell(i, k, socket.cpus & node.cpus)
+            for i, socket in enumerate(by_socket)
+            for k, node in enumerate(by_node)
+            if socket.cpus & node.cpus
+        ),
+        sizes=tuple(sorted(sizes.items(), reverse=True)),
     )
 
 
@@ -139,8 +175,11 @@ def of_topology(topology: Topology) -> Layout:
 _NO_THREADS: Final = 1
 
 
-def _areas(masks: Iterable[tuple[int, int]]) -> tuple[Area, ...]:
-    return tuple(Area(key, mask) for key, mask in sorted(masks))
+def _areas(masks: Iterable[tuple[int, int]], sockets: dict[int, int]) -> tuple[Area, ...]:
+    return tuple(
+        Area(key, mask, sum(socket for socket in sockets.values() if socket & mask))
+        for key, mask in sorted(masks)
+    )
 
 
 def _low(mask: int) -> int:

@@ -1,0 +1,136 @@
+"""Exactly so many CPUs for a pod, of those that are available.
+
+What is available and not held by as many pods as may share a CPU is free. A required bind policy
+narrows that: FullPCPUs to whole cores, SpreadByPCPUs to one CPU of each core. Preferred CPUs are
+taken before all others, in a search of their own. How CPUs are chosen is in packing, how they are
+shared out over NUMA nodes in evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from agent.allocate import evenly
+from agent.allocate.bits import members
+from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
+from agent.allocate.holdings import Holdings
+from agent.allocate.layout import Layout
+from agent.allocate.packing import Found, Terms, pack, whole_cores
+from agent.model.policies import BindPolicy, NumaStrategy
+
+
+def take(
+    layout: Layout,
+    available: int,
+    holdings: Holdings,
+    request: CpuRequest,
+    max_ref: int = 1,
+    preferred: int = 0,
+) -> Taken | Shortage:
+    """The CPUs for the request; `max_ref`: how many pods may share a CPU, ValueError below 1."""
+    free = available & layout.cpus & ~holdings.full(max_ref)
+    if request.nodes is not None:
+        free &= layout.of_nodes(members(request.nodes))
+    fitting, preferred = _fitting(layout, free, preferred, request)
+    if request.count > fitting.bit_count():
+        return _shortage(request.count, free, fitting)
+    search = _evenly if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY else pack
+    terms = Terms.of(layout, holdings, request, max_ref)
+    found = _find(search, terms, fitting, preferred, request.count)
+    if found is None:
+        return _shortage(request.count, free, fitting)
+    cpus, steps = found
+    return Taken(cpus, steps, terms.apart(cpus))
+
+
+def take_on_nodes(
+    layout: Layout,
+    available: int,
+    holdings: Holdings,
+    request: CpuRequest,
+    shares: Mapping[int, int],
+    max_ref: int = 1,
+    preferred: int = 0,
+) -> Taken | Shortage:
+    """So many CPUs from each NUMA node: `shares` by node id. ValueError where one is negative or
+    they do not add up to the request, whose `nodes` do not matter here."""
+    if sum(shares.values()) != request.count or min(shares.values(), default=0) < 0:
+        raise ValueError(f"shares: {dict(shares)} do not add up to {request.count} CPUs")
+    free = available & layout.cpus & ~holdings.full(max_ref)
+    fitting, preferred = _fitting(layout, free, preferred, request)
+    terms = Terms.of(layout, holdings, request, max_ref)
+    taken = 0
+    steps = [Step.GIVEN_NODES]
+    for id_, share in sorted(shares.items()):
+        node = layout.of_nodes((id_,))
+        here = fitting & node
+        found = None
+        if share <= here.bit_count():
+            found = _find(pack, terms, here, preferred & node, share)
+        if found is None:
+            return _shortage(share, free & node, here, id_)
+        taken |= found[0]
+        steps += found[1]
+    return Taken(taken, _distinct(steps), terms.apart(taken))
+
+
+def _find(
+    search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
+) -> Found | None:
+    """None where a required FullPCPUs can't be met; `free` has at least `need` CPUs."""
+    first = free & preferred
+    if first:
+        count = min(need, first.bit_count())
+        cpus, steps = search(terms, first, count)
+        rest, more = search(terms, free & ~first, need - count)
+        cpus, steps = cpus | rest, _distinct((Step.PREFERRED, *steps, *more))
+    else:
+        cpus, steps = search(terms, free, need)
+    layout, request = terms.layout, terms.request
+    if not request.required or request.bind is not BindPolicy.FULL_PCPUS:
+        return cpus, steps
+    if layout.expand(layout.touched(cpus)) != cpus:
+        # Where cores differ in threads, other cores may add up to what is needed.
+        cpus, steps = whole_cores(layout, free, need, ()), (Step.CORES_OVER_SOCKETS,)
+    return (cpus, steps) if cpus.bit_count() == need else None
+
+
+def _evenly(terms: Terms, free: int, need: int) -> Found:
+    layout, request = terms.layout, terms.request
+    full = request.bind is BindPolicy.FULL_PCPUS
+    open_ = free & ~(terms.nodes_off if full else terms.nodes_off | terms.cores_off)
+    if open_.bit_count() >= need:
+        free = open_
+    taken = 0
+    steps = [Step.EVENLY]
+    shares = evenly.shares(layout, free, need, full, request.nodes is not None)
+    for id_, share in shares.items():
+        cpus, more = pack(terms, free & layout.of_nodes((id_,)), share)
+        taken |= cpus
+        steps += more
+    return taken, _distinct(steps)
+
+
+def _fitting(layout: Layout, free: int, preferred: int, request: CpuRequest) -> tuple[int, int]:
+    """What suits a required bind policy: of the free CPUs, and of the preferred among them."""
+    if not request.required:
+        return free, preferred
+    if request.bind is BindPolicy.FULL_PCPUS:
+        return (
+            layout.expand(layout.whole(free)),
+            layout.expand(layout.whole(free & preferred)),
+        )
+    if request.bind is BindPolicy.SPREAD_BY_PCPUS:
+        first = layout.firsts(free & preferred)
+        beside = free & ~layout.expand(layout.touched(first))
+        return first | layout.firsts(beside), first
+    return free, preferred
+
+
+def _shortage(asked: int, free: int, fitting: int, node: int | None = None) -> Shortage:
+    reason = Reason.BIND_POLICY if asked <= free.bit_count() else Reason.NOT_ENOUGH_CPUS
+    return Shortage(reason, asked, free.bit_count(), fitting.bit_count(), node)
+
+
+def _distinct(steps: Iterable[Step]) -> tuple[Step, ...]:
+    return tuple(dict.fromkeys(steps))

@@ -1,0 +1,213 @@
+"""How CPUs are chosen for one request: Koordinator's rule, on masks.
+
+There are enough free CPUs; what is left to decide is which. A step that finds all that is needed
+ends the search:
+
+1. For FullPCPUs, and where cores have one thread: the whole cores of one NUMA node, else of one
+   socket. Else over sockets: those whose whole cores are all needed, most first, then core by core
+   from the others, fewest first, while a whole core is still needed.
+2. For the other policies: one thread of each core in one NUMA node, else more threads of its cores;
+   else the same in one socket. Every core gives one thread before any gives a second.
+3. What is still missing, CPU by CPU (see singles).
+
+The strategy says which NUMA node or socket of those that have enough: the one with the fewest free
+CPUs (MostAllocated), else with the most.
+
+A pod with an exclusive policy first does without the CPUs on cores, or in NUMA nodes, that pods of
+the same policy hold, then with them: in one NUMA node (in step 1 only where NUMA nodes are what is
+exclusive), in one socket in step 2 (only where cores are), and in step 3.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from agent.allocate.bits import lowest
+from agent.allocate.caches import in_fewest
+from agent.allocate.cpu_request import CpuRequest, Step
+from agent.allocate.holdings import Holdings
+from agent.allocate.layout import Layout
+from agent.allocate.ranking import best_fit, core_tiers, first_of, rounds, tiers
+from agent.allocate.singles import take_singles
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+
+Found: TypeAlias = tuple[int, tuple[Step, ...]]
+"""A mask of CPUs, and the steps that gave them."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What holds throughout one search.
+
+    Of the request its policies count, not how many CPUs. `cores_off`, `nodes_off`: CPUs on cores,
+    or in NUMA nodes, that pods with the same exclusive policy hold. `levels`: see ranking.
+    """
+
+    layout: Layout
+    request: CpuRequest
+    cores_off: int
+    nodes_off: int
+    levels: tuple[int, ...]
+
+    @classmethod
+    def of(cls, layout: Layout, holdings: Holdings, request: CpuRequest, max_ref: int) -> Terms:
+        """The terms of a request beside what other pods hold; `max_ref` pods may share a CPU."""
+        cores = nodes = 0
+        if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
+            cores = layout.expand(layout.touched(holdings.core_exclusive[0]))
+        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL and holdings.node_exclusive:
+            nodes = _nodes_of(layout, holdings.node_exclusive[0])
+        return cls(layout, request, cores, nodes, holdings.held[: max_ref - 1])
+
+    def apart(self, cpus: int) -> bool:
+        """Whether none of these CPUs is near a pod with the same exclusive policy."""
+        return not cpus & (self.cores_off | self.nodes_off)
+
+
+def pack(terms: Terms, free: int, need: int) -> Found:
+    """`need` of the free CPUs, which are at least as many, and the steps that gave them."""
+    if not need:
+        return 0, ()
+    if terms.request.bind is BindPolicy.FULL_PCPUS or terms.layout.threads == 1:
+        return _cores(terms, free, need)
+    return _threads(terms, free, need)
+
+
+def _cores(terms: Terms, free: int, need: int) -> Found:
+    layout, request, levels = terms.layout, terms.request, terms.levels
+    most = request.strategy is NumaStrategy.MOST_ALLOCATED
+    whole = layout.expand(layout.whole(free))
+    open_ = whole & ~terms.nodes_off
+    step = Step.CORES_IN_NODE
+    area = best_fit(layout.nodes, open_, open_, free & ~terms.nodes_off, need, most)
+    if not area and open_ != whole:
+        area = best_fit(layout.nodes, whole, whole, free, need, most)
+    if not area:
+        step = Step.CORES_IN_SOCKET
+        area = best_fit(layout.sockets, whole, whole, 0, need, most)
+    if area:
+        cpus = _first_cores(layout, whole & area, need, levels)
+        if request.prefer_l3:
+            cpus = in_fewest(layout, whole & area, cpus, levels, _first_cores)
+        return cpus, (step,)
+    cpus = _over_sockets(layout, whole, need, levels, request.prefer_l3)
+    steps = (Step.CORES_OVER_SOCKETS,) if cpus else ()
+    if cpus.bit_count() == need:
+        return cpus, steps
+    off = terms.cores_off | terms.nodes_off
+    if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+        off |= _nodes_of(layout, cpus)
+    return _singles(terms, free, need, cpus, off), (*steps, Step.SINGLE_CPUS)
+
+
+def _threads(terms: Terms, free: int, need: int) -> Found:
+    layout, request, levels = terms.layout, terms.request, terms.levels
+    most = request.strategy is NumaStrategy.MOST_ALLOCATED
+    off = terms.cores_off | terms.nodes_off
+    open_ = free & ~off
+    firsts = _firsts(layout, open_, levels)
+    step = Step.THREADS_IN_NODE
+    area = best_fit(layout.nodes, firsts, open_, open_, need, most)
+    if not area:
+        area = best_fit(layout.nodes, free, free, free, need, most)
+        if area:
+            return _by_rounds(layout, free & area, need, levels), (Step.CPUS_IN_NODE,)
+        step = Step.THREADS_IN_SOCKET
+        if terms.nodes_off:
+            open_ = free
+            firsts = _firsts(layout, open_, levels)
+        area = best_fit(layout.sockets, firsts, firsts, 0, need, most)
+    if area:
+        cpus = _first_threads(layout, open_ & area, need, levels)
+        if request.prefer_l3:
+            cpus = in_fewest(layout, firsts & area, cpus, levels, _first_threads)
+        return cpus, (step,)
+    area = best_fit(layout.sockets, free, free, 0, need, most)
+    if area:
+        return _by_rounds(layout, free & area, need, levels), (Step.CPUS_IN_SOCKET,)
+    return _singles(terms, free, need, 0, off), (Step.SINGLE_CPUS,)
+
+
+def _over_sockets(
+    layout: Layout, whole: int, need: int, levels: tuple[int, ...], prefer_l3: bool
+) -> int:
+    """Whole cores only; fewer CPUs than needed where those are too few or not all needed."""
+    sockets = [whole & area.cpus for area in layout.sockets]
+    taken = 0
+    left = []
+    for cpus in sorted(sockets, key=int.bit_count, reverse=True):
+        if cpus.bit_count() <= need:
+            taken |= cpus
+            need -= cpus.bit_count()
+        else:
+            left.append(cpus)
+    for cpus in sorted(left, key=int.bit_count):
+        part = whole_cores(layout, cpus, need, levels)
+        if prefer_l3 and part:
+            part = in_fewest(layout, cpus, part, levels, whole_cores)
+        taken |= part
+        need -= part.bit_count()
+    return taken
+
+
+def _singles(terms: Terms, free: int, need: int, taken: int, off: int) -> int:
+    """What is taken and, to make up the need, single CPUs: those that are off last."""
+    most = terms.request.strategy is NumaStrategy.MOST_ALLOCATED
+    for open_ in (free & ~off, free):
+        missing = need - taken.bit_count()
+        if missing:
+            taken |= take_singles(terms.layout, open_ & ~taken, missing, taken, terms.levels, most)
+    return taken
+
+
+def whole_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    """As many of these whole cores as are needed entirely; those with most threads first."""
+    taken = 0
+    for threads, alike in layout.sizes:
+        for leads in core_tiers(layout, cpus & alike, cpus, levels):
+            chosen = lowest(leads, need // threads)
+            taken |= layout.expand(chosen)
+            need -= threads * chosen.bit_count()
+    return taken
+
+
+def _first_cores(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    """Whole cores, and a part of one where the need does not end with a core."""
+    taken = whole_cores(layout, cpus, need, levels)
+    missing = need - taken.bit_count()
+    if not missing:
+        return taken
+    for _, alike in reversed(layout.sizes):
+        for leads in core_tiers(layout, cpus & alike & ~taken, cpus, levels):
+            return taken | lowest(layout.expand(leads & -leads), missing)
+    return taken
+
+
+def _firsts(layout: Layout, cpus: int, levels: tuple[int, ...]) -> int:
+    """One of these CPUs on each core."""
+    return sum(next(rounds(layout, tiers(cpus, levels)), ())) if levels else layout.firsts(cpus)
+
+
+def _first_threads(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    if not levels:
+        return lowest(layout.firsts(cpus), need)
+    return first_of(next(rounds(layout, tiers(cpus, levels)), ()), need)
+
+
+def _by_rounds(layout: Layout, cpus: int, need: int, levels: tuple[int, ...]) -> int:
+    order = tiers(cpus, levels)
+    if cpus.bit_count() <= layout.threads:
+        return first_of(order, need)
+    taken = 0
+    for this in rounds(layout, order):
+        part = first_of(this, need)
+        taken |= part
+        need -= part.bit_count()
+        if not need:
+            break
+    return taken
+
+
+def _nodes_of(layout: Layout, cpus: int) -> int:
+    return sum(node.cpus for node in layout.nodes if node.cpus & cpus)

@@ -1,0 +1,471 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate import layout as layouts
+from agent.allocate.accumulator import take, take_on_nodes
+from agent.allocate.cpu_request import CpuRequest, Reason, Shortage, Step, Taken
+from agent.allocate.holdings import NOTHING_HELD, Holdings
+from agent.allocate.layout import Layout
+from agent.conformance import machines
+from agent.model.cpuset import CpuSet
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
+from agent.model.topology import Cpu
+from tests.allocate.machines import MACHINES, even_machines, held, masks, pods
+
+FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
+MOST, LEAST = NumaStrategy.MOST_ALLOCATED, NumaStrategy.LEAST_ALLOCATED
+EVENLY = NumaStrategy.DISTRIBUTE_EVENLY
+CORE, NODE = ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL
+
+
+def machine(*shape: int, caches: int | None = None) -> Layout:
+    return layouts.of(machines.cpus(shape, "adjacent", caches))
+
+
+def mask(text: str) -> int:
+    return CpuSet.parse(text).mask
+
+
+def cpus(answer: Taken | Shortage) -> str:
+    assert isinstance(answer, Taken), answer
+    return str(CpuSet.from_int(answer.cpus))
+
+
+FOUR_NODES = machine(2, 2, 4, 2)
+"""Cores are 0-1, 2-3, ...; NUMA nodes 0-7, 8-15, 16-23, 24-31; sockets 0-15, 16-31."""
+
+
+@pytest.mark.parametrize(
+    ("free", "request_", "expected", "steps"),
+    [
+        pytest.param("0-31", CpuRequest(0), "", (), id="nothing"),
+        pytest.param(
+            "0-31", CpuRequest(4, FULL), "0-3", (Step.CORES_IN_NODE,), id="cores in a node"
+        ),
+        pytest.param(
+            "0-9,12-31",
+            CpuRequest(4, FULL, strategy=MOST),
+            "8-9,12-13",
+            (Step.CORES_IN_NODE,),
+            id="the fullest node",
+        ),
+        pytest.param(
+            "0-3,8-9,16-21,24-29",
+            CpuRequest(4, FULL),
+            "16-19",
+            (Step.CORES_IN_NODE,),
+            id="the emptiest node",
+        ),
+        pytest.param(
+            "0-7,10-15,16-23,28-31",
+            CpuRequest(8, FULL, strategy=MOST),
+            "16-23",
+            (Step.CORES_IN_NODE,),
+            id="of nodes alike that in the fuller socket",
+        ),
+        pytest.param(
+            "0,2-31", CpuRequest(3, FULL, strategy=MOST), "2-4", (Step.CORES_IN_NODE,), id="odd"
+        ),
+        pytest.param(
+            "0-31", CpuRequest(12, FULL), "0-11", (Step.CORES_IN_SOCKET,), id="cores in a socket"
+        ),
+        pytest.param(
+            "2-31", CpuRequest(20, FULL), "2-5,16-31", (Step.CORES_OVER_SOCKETS,), id="over sockets"
+        ),
+        pytest.param(
+            "0,2,4-5,8,17",
+            CpuRequest(4, FULL),
+            "0,2,4-5",
+            (Step.CORES_OVER_SOCKETS, Step.SINGLE_CPUS),
+            id="single CPUs near the whole cores",
+        ),
+        pytest.param(
+            "0-31", CpuRequest(4), "0,2,4,6", (Step.THREADS_IN_NODE,), id="a thread per core"
+        ),
+        pytest.param(
+            "0-31", CpuRequest(6), "0-4,6", (Step.CPUS_IN_NODE,), id="more threads of a node"
+        ),
+        pytest.param(
+            "0,2,4,8,10,12,16-19",
+            CpuRequest(6, strategy=MOST),
+            "0,2,4,8,10,12",
+            (Step.THREADS_IN_SOCKET,),
+            id="a thread per core in a socket",
+        ),
+        pytest.param(
+            "0-5,8-9", CpuRequest(8), "0-5,8-9", (Step.CPUS_IN_SOCKET,), id="CPUs of a socket"
+        ),
+        pytest.param(
+            "0-9,12,16-24",
+            CpuRequest(18),
+            "0-9,12,16-20,22,24",
+            (Step.SINGLE_CPUS,),
+            id="CPUs of both sockets",
+        ),
+    ],
+)
+def test_steps(free: str, request_: CpuRequest, expected: str, steps: tuple[Step, ...]) -> None:
+    answer = take(FOUR_NODES, mask(free), NOTHING_HELD, request_)
+    assert (cpus(answer), isinstance(answer, Taken) and answer.steps) == (
+        str(CpuSet.parse(expected)),
+        steps,
+    )
+
+
+HELD = NOTHING_HELD.adding(mask("0"), CORE).adding(mask("8-9"), NODE)
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected", "apart"),
+    [
+        pytest.param(CpuRequest(3, exclusive=CORE), "2,4,6", True, id="other cores"),
+        pytest.param(CpuRequest(4, exclusive=CORE), "1-2,4,6", False, id="too few other cores"),
+        pytest.param(CpuRequest(2, FULL, NODE, MOST), "2-3", True, id="another node"),
+        pytest.param(CpuRequest(2, FULL, CORE, MOST), "2-3", True, id="whole cores are apart"),
+        pytest.param(CpuRequest(8, FULL, NODE), "2-7,10-11", False, id="more than another node"),
+        pytest.param(CpuRequest(2, FULL, strategy=LEAST), "2-3", True, id="no policy"),
+    ],
+)
+def test_exclusive(request_: CpuRequest, expected: str, apart: bool) -> None:
+    small = machine(1, 2, 4, 2)
+    available = small.cpus & ~mask("0,8-9")
+    answer = take(small, available, HELD, request_)
+    assert isinstance(answer, Taken)
+    assert (cpus(answer), answer.apart) == (expected, apart)
+
+
+@pytest.mark.parametrize(
+    ("request_", "preferred", "expected"),
+    [
+        pytest.param(CpuRequest(2, FULL), "4-7", "4-5", id="enough"),
+        pytest.param(CpuRequest(4, FULL, strategy=MOST), "6-7", "0-1,6-7", id="and others"),
+        pytest.param(CpuRequest(2, FULL, strategy=MOST), "5", "0,5", id="half a core"),
+        pytest.param(CpuRequest(2, FULL, required=True), "5", "0-1", id="not against the policy"),
+        pytest.param(
+            CpuRequest(2, SPREAD, required=True),
+            "5,6-7",
+            "5-6",
+            id="the preferred thread of a core",
+        ),
+        pytest.param(
+            CpuRequest(3, SPREAD, strategy=MOST), "7,99", "0,2,7", id="not on the machine"
+        ),
+        pytest.param(
+            CpuRequest(4, FULL, strategy=MOST, required=True), "5-7", "0-1,6-7", id="whole cores"
+        ),
+        pytest.param(
+            CpuRequest(8, SPREAD, required=True), "5", "0,2,5-6,8,10,12,14", id="no second thread"
+        ),
+        pytest.param(CpuRequest(6, FULL, strategy=EVENLY), "2-3,10-11", "0-3,10-11", id="evenly"),
+    ],
+)
+def test_preferred(request_: CpuRequest, preferred: str, expected: str) -> None:
+    small = machine(1, 2, 4, 2)
+    answer = take(small, small.cpus, NOTHING_HELD, request_, preferred=mask(preferred))
+    assert cpus(answer) == expected
+    assert isinstance(answer, Taken)
+    assert (Step.PREFERRED in answer.steps) == (bool(mask(expected) & mask(preferred)))
+
+
+@pytest.mark.parametrize(
+    ("request_", "shortage"),
+    [
+        pytest.param(CpuRequest(7), Shortage(Reason.NOT_ENOUGH_CPUS, 7, 6, 6), id="too many"),
+        pytest.param(
+            CpuRequest(6, FULL, required=True),
+            Shortage(Reason.BIND_POLICY, 6, 6, 4),
+            id="too few whole cores",
+        ),
+        pytest.param(
+            CpuRequest(3, FULL, required=True),
+            Shortage(Reason.BIND_POLICY, 3, 6, 4),
+            id="no whole number of cores",
+        ),
+        pytest.param(
+            CpuRequest(5, SPREAD, required=True),
+            Shortage(Reason.BIND_POLICY, 5, 6, 4),
+            id="too few cores",
+        ),
+        pytest.param(
+            CpuRequest(5, nodes=0b10), Shortage(Reason.NOT_ENOUGH_CPUS, 5, 2, 2), id="that node"
+        ),
+        pytest.param(
+            CpuRequest(1, nodes=0b100), Shortage(Reason.NOT_ENOUGH_CPUS, 1, 0, 0), id="no such node"
+        ),
+    ],
+)
+def test_shortage(request_: CpuRequest, shortage: Shortage) -> None:
+    assert take(machine(1, 2, 4, 2), mask("0-2,5,8-9"), NOTHING_HELD, request_) == shortage
+
+
+@pytest.mark.parametrize(
+    ("free", "request_", "expected"),
+    [
+        pytest.param("0-2,4", CpuRequest(3), "0-2", id="of a node"),
+        pytest.param("0-1,4-5", CpuRequest(2, FULL), "0-1", id="that are no whole cores"),
+        pytest.param("0-1,4-5", CpuRequest(2), "0,4", id="one thread per core all the same"),
+    ],
+)
+def test_as_few_cpus_as_a_core_can_have_are_not_spread(
+    free: str, request_: CpuRequest, expected: str
+) -> None:
+    assert cpus(take(machine(1, 1, 2, 4), mask(free), NOTHING_HELD, request_)) == expected
+
+
+def test_a_negative_count() -> None:
+    with pytest.raises(ValueError, match="count: -1"):
+        CpuRequest(-1)
+
+
+def test_shared_cpus_go_to_those_that_fewest_hold() -> None:
+    small = machine(1, 1, 4, 2)
+    holdings = NOTHING_HELD.adding(mask("0-3,5")).adding(mask("0-1"))
+    assert cpus(take(small, small.cpus, holdings, CpuRequest(2, FULL), 3)) == "6-7"
+    assert cpus(take(small, small.cpus, holdings, CpuRequest(4, FULL), 3)) == "4-7"
+    assert cpus(take(small, small.cpus, holdings, CpuRequest(2), 3)) == "4,6"
+    assert cpus(take(small, small.cpus, holdings, CpuRequest(6), 2)) == "2-7"
+    assert take(small, small.cpus, holdings, CpuRequest(7), 2) == Shortage(
+        Reason.NOT_ENOUGH_CPUS, 7, 6, 6
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "request_", "expected"),
+    [
+        pytest.param({0: 2, 1: 2}, CpuRequest(4, FULL), "0-1,8-9", id="cores"),
+        pytest.param({1: 3, 0: 1}, CpuRequest(4), "0,8,10,12", id="threads"),
+        pytest.param({0: 0, 1: 2}, CpuRequest(2), "8,10", id="none from one"),
+        pytest.param({0: 2, 1: 2}, CpuRequest(4, SPREAD, required=True), "0,2,8,10", id="required"),
+    ],
+)
+def test_given_nodes(shares: dict[int, int], request_: CpuRequest, expected: str) -> None:
+    small = machine(1, 2, 4, 2)
+    answer = take_on_nodes(small, small.cpus, NOTHING_HELD, request_, shares)
+    assert cpus(answer) == expected
+    assert isinstance(answer, Taken)
+    assert answer.steps[0] is Step.GIVEN_NODES
+
+
+def test_given_nodes_that_cannot_give() -> None:
+    small = machine(1, 2, 4, 2)
+    request = CpuRequest(6, FULL, required=True)
+    assert take_on_nodes(
+        small, mask("0-7,8-12,14"), NOTHING_HELD, request, {0: 0, 1: 6}
+    ) == Shortage(Reason.BIND_POLICY, 6, 6, 4, node=1)
+    assert take_on_nodes(small, small.cpus, NOTHING_HELD, request, {0: 3, 1: 3}) == Shortage(
+        Reason.BIND_POLICY, 3, 8, 8, node=0
+    )
+    for shares in ({0: 2}, {0: 8, 1: -2}):
+        with pytest.raises(ValueError, match="do not add up to 6 CPUs"):
+            take_on_nodes(small, small.cpus, NOTHING_HELD, request, shares)
+
+
+def test_cores_that_differ() -> None:
+    # Two cores of two threads, then four of one; each half is a NUMA node.
+    hybrid = layouts.of(
+        [
+            *(Cpu(i, i - i % 2, None, None, 0, 0) for i in range(4)),
+            *(Cpu(i, i, None, None, 0, 1) for i in range(4, 8)),
+        ]
+    )
+
+    def taken(count: int, bind: BindPolicy) -> str:
+        request = CpuRequest(count, bind, required=True, strategy=MOST)
+        return cpus(take(hybrid, hybrid.cpus, NOTHING_HELD, request))
+
+    assert taken(2, FULL) == "0-1"
+    assert taken(3, FULL) == "0-1,4"
+    assert taken(5, FULL) == "0-4"
+    assert taken(6, SPREAD) == "0,2,4-7"
+
+
+def test_a_part_of_the_smallest_core() -> None:
+    layout = layouts.of(Cpu(i, 0 if i < 4 else 4, None, None, 0, 0) for i in range(6))
+    assert cpus(take(layout, layout.cpus, NOTHING_HELD, CpuRequest(1, FULL))) == "4"
+
+
+def test_prefer_l3_leaves_the_larger_cache_alone() -> None:
+    layout = machine(1, 1, 12, 2, caches=3)
+    request = CpuRequest(4, FULL, prefer_l3=True)
+    assert cpus(take(layout, mask("6-21"), NOTHING_HELD, request)) == "16-19"
+
+
+def test_cores_that_do_not_add_up_by_caches() -> None:
+    # Socket 0: cores 0-1 and 2 share a cache, core 3-4 has its own. Socket 1: three cores of two.
+    hybrid = layouts.of(
+        [
+            *(Cpu(i, core, l3, None, 0, 0) for i, core, l3 in ((0, 0, 0), (1, 0, 0), (2, 2, 0))),
+            *(Cpu(i, 3, 3, None, 0, 0) for i in (3, 4)),
+            *(Cpu(i, i - i % 2, 6, None, 1, 1) for i in range(6, 12)),
+        ]
+    )
+    request = CpuRequest(10, FULL, required=True, prefer_l3=True)
+    assert cpus(take(hybrid, hybrid.cpus, NOTHING_HELD, request)) == "0-1,3-4,6-11"
+
+
+POLICIES = st.sampled_from((BindPolicy.DEFAULT, FULL, SPREAD))
+
+
+@st.composite
+def requests(draw: st.DrawFn, layout: Layout) -> CpuRequest:
+    nodes = draw(st.none() | st.integers(0, 2 ** len(layout.nodes) - 1))
+    return CpuRequest(
+        draw(st.integers(0, layout.cpus.bit_count())),
+        draw(POLICIES),
+        draw(st.sampled_from(ExclusivePolicy)),
+        draw(st.sampled_from(NumaStrategy)),
+        draw(st.booleans()),
+        draw(st.booleans()),
+        nodes,
+    )
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_exactly_as_many_of_the_free_cpus_or_a_shortage(data: st.DataObject) -> None:
+    cpus = data.draw(MACHINES)
+    layout = layouts.of(cpus)
+    holdings = held(data.draw(pods(cpus)))
+    max_ref = data.draw(st.integers(1, 3))
+    available, preferred = data.draw(masks(cpus)), data.draw(masks(cpus))
+    request = data.draw(requests(layout))
+    free = available & ~holdings.full(max_ref)
+    if request.nodes is not None:
+        free &= sum(area.cpus for area in layout.nodes if request.nodes >> area.id & 1)
+
+    answer = take(layout, available, holdings, request, max_ref, preferred)
+
+    assert answer == take(layout, available, holdings, request, max_ref, preferred)
+    whole = layout.expand(layout.whole(free))
+    fits = {FULL: whole, SPREAD: layout.touched(free)}.get(request.bind, free)
+    enough = request.count <= (fits if request.required else free).bit_count()
+    alike = len(layout.sizes) == 1 and request.count % layout.threads == 0
+    if isinstance(answer, Shortage):
+        assert (answer.asked, answer.free) == (request.count, free.bit_count())
+        assert (answer.reason is Reason.NOT_ENOUGH_CPUS) == (answer.asked > answer.free)
+        assert not enough or (request.required and request.bind is FULL and not alike)
+        return
+    assert enough
+    assert answer.cpus.bit_count() == request.count
+    assert not answer.cpus & ~free
+    if request.required and request.bind is FULL:
+        assert layout.expand(layout.whole(answer.cpus)) == answer.cpus
+    elif request.required and request.bind is SPREAD:
+        assert layout.touched(answer.cpus).bit_count() == request.count
+    if not request.required:
+        assert (answer.cpus & preferred).bit_count() == min(
+            request.count, (free & preferred).bit_count()
+        )
+    assert answer.apart == (not answer.cpus & near(layout, holdings, request.exclusive))
+
+
+def near(layout: Layout, holdings: Holdings, exclusive: ExclusivePolicy) -> int:
+    """What lies on cores or NUMA nodes that are held with this policy."""
+    held = {CORE: holdings.core_exclusive, NODE: holdings.node_exclusive}.get(exclusive, ())
+    areas = {CORE: [layout.expand(1 << lead) for lead in CpuSet.from_int(layout.leads)]}
+    areas[NODE] = [area.cpus for area in layout.nodes]
+    return sum(cpus for cpus in areas.get(exclusive, ()) if held and cpus & held[0])
+
+
+@given(st.data())
+def test_evenly_leaves_nothing_to_even_out(data: st.DataObject) -> None:
+    """Between NUMA nodes of the request no CPU (FullPCPUs: core) could move to a smaller share."""
+    cpus = data.draw(even_machines())
+    layout = layouts.of(cpus)
+    free = data.draw(masks(cpus))
+    bind = data.draw(POLICIES)
+    rooms = free
+    unit = 1
+    if bind is FULL:
+        rooms, unit = layout.expand(layout.whole(free)), layout.threads
+    need = data.draw(st.integers(0, rooms.bit_count() // unit)) * unit
+    all_nodes = (1 << len(layout.nodes)) - 1
+    request = CpuRequest(need, bind, strategy=EVENLY, nodes=all_nodes)
+    answer = take(layout, free, NOTHING_HELD, request)
+    assert isinstance(answer, Taken)
+    if bind is FULL:
+        assert layout.expand(layout.whole(answer.cpus)) == answer.cpus
+    shares = [
+        ((answer.cpus & area.cpus).bit_count(), (rooms & area.cpus).bit_count())
+        for area in layout.nodes
+    ]
+    for low, low_room in shares:
+        for high, _ in shares:
+            assert high - low <= unit or low + unit > low_room
+
+
+def test_evenly_without_named_nodes_takes_the_fewest() -> None:
+    request = CpuRequest(12, FULL, strategy=EVENLY)
+    answer = take(FOUR_NODES, FOUR_NODES.cpus, NOTHING_HELD, request)
+    assert (cpus(answer), isinstance(answer, Taken) and answer.steps) == (
+        "0-5,8-13",
+        (Step.EVENLY, Step.CORES_IN_NODE),
+    )
+
+
+def test_evenly_apart_from_exclusive_numa_nodes() -> None:
+    holdings = NOTHING_HELD.adding(mask("0"), NODE).adding(mask("24"))
+    request = CpuRequest(12, SPREAD, NODE, EVENLY)
+    answer = take(FOUR_NODES, FOUR_NODES.cpus, holdings, request)
+    assert isinstance(answer, Taken)
+    assert (cpus(answer), answer.apart) == ("16-20,22,25-30", True)
+
+
+L3 = machine(1, 2, 8, 2, caches=8)
+"""L3 caches 0-3, 4-7, ...; NUMA nodes 0-15, 16-31."""
+
+
+@pytest.mark.parametrize(
+    ("free", "request_", "plain", "packed"),
+    [
+        pytest.param("2-15", CpuRequest(4, FULL), "2-5", "4-7", id="one cache"),
+        pytest.param("2-7,10-15", CpuRequest(2, FULL), "2-3", "2-3", id="already in one"),
+        pytest.param("2-9", CpuRequest(6, FULL), "2-7", "2-7", id="no fewer"),
+        pytest.param("2-15", CpuRequest(6, FULL), "2-7", "2-7", id="the smallest that fits last"),
+        pytest.param("2-3,6-15", CpuRequest(8, FULL), "2-3,6-11", "8-15", id="two of three"),
+        pytest.param("2-15", CpuRequest(2), "2,4", "4,6", id="a thread per core"),
+        pytest.param("0-15", CpuRequest(10), "0-4,6,8,10,12,14", "0-4,6,8,10,12,14", id="spread"),
+        pytest.param("2-31", CpuRequest(20, FULL), "2-21", "4-23", id="over NUMA nodes"),
+    ],
+)
+def test_prefer_l3(free: str, request_: CpuRequest, plain: str, packed: str) -> None:
+    assert cpus(take(L3, mask(free), NOTHING_HELD, request_)) == plain
+    near = msgspec.structs.replace(request_, prefer_l3=True)
+    assert cpus(take(L3, mask(free), NOTHING_HELD, near)) == packed
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_prefer_l3_costs_nothing_else(data: st.DataObject) -> None:
+    cpus = data.draw(MACHINES)
+    layout = layouts.of(cpus)
+    holdings = held(data.draw(pods(cpus)))
+    max_ref = data.draw(st.integers(1, 3))
+    available = data.draw(masks(cpus))
+    request = msgspec.structs.replace(data.draw(requests(layout)), prefer_l3=False)
+    near = msgspec.structs.replace(request, prefer_l3=True)
+
+    plain = take(layout, available, holdings, request, max_ref)
+    packed = take(layout, available, holdings, near, max_ref)
+
+    if isinstance(plain, Shortage) or isinstance(packed, Shortage):
+        assert plain == packed
+        return
+    assert set(layout.node_ids(packed.cpus)) <= set(layout.node_ids(plain.cpus))
+    assert layout.whole(packed.cpus).bit_count() >= layout.whole(plain.cpus).bit_count()
+    assert touched(layout, packed.cpus) <= touched(layout, plain.cpus)
+    assert packed.steps == plain.steps
+    if plain.steps == (Step.CORES_IN_NODE,):
+        (node,) = (area.cpus for area in layout.nodes if area.cpus & plain.cpus)
+        whole = layout.expand(layout.whole(available & ~holdings.full(max_ref))) & node
+        one = any((whole & each.cpus).bit_count() >= request.count for each in layout.caches)
+        if one and len(layout.sizes) == 1:
+            assert touched(layout, packed.cpus) == 1
+
+
+def touched(layout: Layout, cpus: int) -> int:
+    return sum(1 for each in layout.caches if each.cpus & cpus)

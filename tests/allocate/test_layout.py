@@ -1,0 +1,104 @@
+"""Each mask against the same question asked of every CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import layout as layouts
+from agent.model.cpuset import CpuSet
+from agent.model.topology import Cpu
+from tests.allocate.machines import MACHINES, masks
+
+
+def some(data: st.DataObject) -> tuple[tuple[Cpu, ...], int]:
+    cpus = data.draw(MACHINES)
+    return cpus, data.draw(masks(cpus))
+
+
+def leads_where(cpus: tuple[Cpu, ...], wanted: dict[int, bool]) -> CpuSet:
+    return CpuSet(core for core in {cpu.core for cpu in cpus} if wanted[core])
+
+
+@given(st.data())
+def test_cores_by_how_many_cpus_they_have(data: st.DataObject) -> None:
+    cpus, mask = some(data)
+    chosen = [cpu for cpu in cpus if mask >> cpu.id & 1]
+    threads = Counter(cpu.core for cpu in cpus)
+    had = Counter(cpu.core for cpu in chosen)
+    layout = layouts.of(cpus)
+
+    assert layout.threads == max(threads.values())
+    assert CpuSet.from_int(layout.whole(mask)) == leads_where(
+        cpus, {core: had[core] == threads[core] for core in threads}
+    )
+    assert CpuSet.from_int(layout.touched(mask)) == CpuSet(had)
+    assert [CpuSet.from_int(each) for each in layout.at_least(mask)] == [
+        leads_where(cpus, {core: had[core] >= count for core in threads})
+        for count in range(1, layout.threads + 1)
+    ]
+    assert {size: CpuSet.from_int(leads) for size, leads in layout.sizes} == {
+        size: leads_where(cpus, {core: threads[core] == size for core in threads})
+        for size in set(threads.values())
+    }
+
+
+@given(st.data())
+def test_threads_of_cores(data: st.DataObject) -> None:
+    cpus, mask = some(data)
+    layout = layouts.of(cpus)
+    cores = {cpu.core for cpu in cpus if mask >> cpu.id & 1}
+
+    assert CpuSet.from_int(layout.expand(layout.touched(mask))) == CpuSet(
+        cpu.id for cpu in cpus if cpu.core in cores
+    )
+    assert CpuSet.from_int(layout.firsts(mask)) == CpuSet(
+        min(cpu.id for cpu in cpus if cpu.core == core and mask >> cpu.id & 1) for core in cores
+    )
+
+
+@given(st.data())
+def test_areas(data: st.DataObject) -> None:
+    cpus, mask = some(data)
+    layout = layouts.of(cpus)
+
+    for areas, name in ((layout.nodes, "node"), (layout.sockets, "socket")):
+        assert [(area.id, CpuSet.from_int(area.cpus)) for area in areas] == [
+            (id_, CpuSet(cpu.id for cpu in cpus if getattr(cpu, name) == id_))
+            for id_ in sorted({getattr(cpu, name) for cpu in cpus})
+        ]
+        for area in areas:
+            sockets = {cpu.socket for cpu in cpus if area.cpus >> cpu.id & 1}
+            assert CpuSet.from_int(area.around) == CpuSet(
+                cpu.id for cpu in cpus if cpu.socket in sockets
+            )
+    nodes = sorted({cpu.node for cpu in cpus if mask >> cpu.id & 1})
+    assert layout.node_ids(mask) == tuple(nodes)
+    assert CpuSet.from_int(layout.of_nodes([*nodes, 99])) == CpuSet(
+        cpu.id for cpu in cpus if cpu.node in nodes
+    )
+    assert sum(cell.cpus for cell in layout.cells) == layout.cpus == sum(1 << c.id for c in cpus)
+    for cell in layout.cells:
+        assert cell.cpus == layout.sockets[cell.socket].cpus & layout.nodes[cell.node].cpus
+
+
+@pytest.mark.parametrize(
+    ("l3", "expected"),
+    [
+        pytest.param((0, 0, 2, 2), [(0, "0-1"), (2, "2-3")], id="known"),
+        pytest.param((None,) * 4, [(0, "0-1"), (2, "2-3")], id="one a socket where unknown"),
+        pytest.param((0, 1, None, None), [(0, "0"), (1, "1"), (2, "2-3")], id="partly known"),
+    ],
+)
+def test_caches(l3: tuple[int | None, ...], expected: list[tuple[int, str]]) -> None:
+    layout = layouts.of(Cpu(i, i, l3[i], None, i // 2, 0) for i in range(4))
+    assert [(each.id, str(CpuSet.from_int(each.cpus))) for each in layout.caches] == expected
+    assert [str(CpuSet.from_int(each.around)) for each in layout.nodes] == ["0-3"]
+
+
+def test_no_cpus() -> None:
+    layout = layouts.of(())
+    assert (layout.cpus, layout.threads, layout.nodes, layout.at_least(0)) == (0, 1, (), [0])

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.conformance.koordinator_take_cpus import KEYS, MORE_THAN_ASKED, judge
+from agent.conformance.verdict import Verdict
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / "koordinator-take-cpus.jsonl.gz"
+
+CASE = {
+    "shape": [1, 1, 4, 2],
+    "numbering": "adjacent",
+    "maxRef": 1,
+    "available": "1-7",
+    "need": 3,
+    "bind": "FullPCPUs",
+    "exclusive": "",
+    "strategy": "MostAllocated",
+    "allocated": [{"cpus": "0", "ref": 1, "exclusive": "None"}],
+    "expect": {"cpuset": "2-4"},
+}
+
+
+def judged(**other: Any) -> Verdict:
+    return judge({**CASE, **other})
+
+
+def test_agreement() -> None:
+    assert judged() == Verdict(agrees=True, ours={"cpuset": "2-4"})
+    assert judged(preferred="6-7") == Verdict(agrees=False, ours={"cpuset": "2,6-7"})
+    assert judged(need=8, expect={"error": "too few"}) == Verdict(
+        agrees=True, ours={"error": "not-enough-cpus"}
+    )
+
+
+def test_an_answer_where_an_error_is_expected_and_an_error_where_none_is() -> None:
+    assert judged(expect={"error": "too few"}) == Verdict(agrees=False, ours={"cpuset": "2-4"})
+    assert judged(need=0, expect={"error": "none"}) == Verdict(agrees=False, ours={"cpuset": ""})
+    assert judged(need=8) == Verdict(agrees=False, ours={"error": "not-enough-cpus"})
+
+
+@pytest.mark.parametrize(
+    ("other", "declared"),
+    [
+        pytest.param({"expect": {"cpuset": "2-5"}}, MORE_THAN_ASKED.name, id="a whole core"),
+        pytest.param({"expect": {"cpuset": "1-5"}}, None, id="more than a core"),
+        pytest.param({"expect": {"cpuset": "4-6"}}, None, id="other CPUs"),
+        pytest.param({"need": 2, "expect": {"cpuset": "2-4"}}, None, id="whole cores asked"),
+        pytest.param({"bind": "Default", "expect": {"cpuset": "2-5"}}, None, id="another policy"),
+        pytest.param(
+            {"need": 2, "preferred": "1", "expect": {"cpuset": "1-3"}},
+            MORE_THAN_ASKED.name,
+            id="what preferred CPUs leave ends inside a core",
+        ),
+    ],
+)
+def test_declared(other: dict[str, Any], declared: str | None) -> None:
+    verdict = judged(**other)
+    assert not verdict.agrees
+    assert verdict.declared == declared
+
+
+@pytest.mark.parametrize("key", [*CASE])
+def test_a_case_that_lacks_a_key(key: str) -> None:
+    with pytest.raises(KeyError, match=key):
+        judge({name: value for name, value in CASE.items() if name != key})
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_koordinators_answers() -> None:
+    outcomes: Counter[str | None] = Counter()
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            case = msgspec.json.decode(line)
+            assert set(case) >= KEYS
+            verdict = judge(case)
+            assert verdict.agrees or verdict.declared, (case, verdict.ours)
+            outcomes[verdict.declared] += 1
+    declared = outcomes[MORE_THAN_ASKED.name]
+    assert 0 < declared <= 0.02 * outcomes.total()
