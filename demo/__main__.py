@@ -19,6 +19,7 @@ from collections import deque
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.discover import cpus
+from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.snapshot import Snapshot
 from agent.model.topology import Topology
@@ -154,7 +155,14 @@ def main() -> int:
         print("make run: needs root: containers and cgroups are real", file=sys.stderr)
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    stage = Stage(pathlib.Path(arguments.dir).resolve(), arguments.runtime or None)
+    folder = pathlib.Path(arguments.dir).resolve()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(str(folder / "demo.lock"))
+        stage = Stage(folder, arguments.runtime or None)
+    except (LockedError, StageError, OSError) as error:
+        print(f"make run: {error}", file=sys.stderr)
+        return 1
     code = 0
     try:
         stage.start(lambda text: print(f"{text} ...", flush=True))
@@ -166,8 +174,10 @@ def main() -> int:
         code = 1
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        print("ending the agent, giving every cpuset back, ending pods and runtime", flush=True)
+        runtime = "" if arguments.runtime else " and runtime"
+        print(f"ending the agent, giving every cpuset back, ending pods{runtime}", flush=True)
         print(stage.stop())
+        lock.release()
     return code
 
 

@@ -45,6 +45,7 @@ def pod(
     status: str | None = None,
     numa_nodes: tuple[int, ...] = (),
     containers: tuple[Container, ...] = (),
+    cpu_milli: int | None = None,
 ) -> Pod:
     """A pod whose uid is its name; `status` is the raw resource-status."""
     body: dict[str, object] = {"cpuset": cpuset} if cpuset else {}
@@ -60,6 +61,7 @@ def pod(
         kube_class=kube_class,
         created_at=created_at,
         containers=containers,
+        cpu_milli=cpu_milli,
     )
 
 

@@ -33,6 +33,14 @@ class Cell(msgspec.Struct, frozen=True):
     cpus: int
 
 
+class Section(msgspec.Struct, frozen=True):
+    """A socket with its NUMA nodes, or a NUMA node with its sockets: `parts`, sorted by id."""
+
+    id: int
+    cpus: int
+    parts: tuple[Area, ...]
+
+
 class Stride(msgspec.Struct, frozen=True):
     """Cores alike: their leads, and the offsets of their threads from the lead (the first is 0)."""
 
@@ -46,6 +54,8 @@ class Layout(msgspec.Struct, frozen=True):
     `threads`: of the core that has most. `caches` have the id of their lowest CPU; CPUs of unknown
     L3 share one cache a socket, as the kubelet assumes. A NUMA node may span sockets. `cells` are
     in the order of sockets, then nodes. `sizes`: leads by the threads of their cores, most first.
+    `sections` are the larger of the two: NUMA nodes where `nodes_first` (there are no fewer
+    sockets), else sockets; the kubelet fills machines in that order.
     """
 
     cpus: int
@@ -57,6 +67,8 @@ class Layout(msgspec.Struct, frozen=True):
     caches: tuple[Area, ...]
     cells: tuple[Cell, ...]
     sizes: tuple[tuple[int, int], ...]
+    sections: tuple[Section, ...]
+    nodes_first: bool
 
     def at_least(self, cpus: int) -> list[int]:
         """Leads of the cores that have at least 1, 2, ... `threads` of these CPUs."""
@@ -149,6 +161,8 @@ def of(cpus: Iterable[Cpu]) -> Layout:
         sizes[len(offsets)] = sizes.get(len(offsets), 0) | mask
     by_socket = _areas(sockets.items(), sockets)
     by_node = _areas(nodes.items(), sockets)
+    nodes_first = len(by_socket) >= len(by_node)
+    outer, inner = (by_node, by_socket) if nodes_first else (by_socket, by_node)
     return Layout(
         cpus=sum(cores.values()),
         leads=leads,
@@ -164,6 +178,11 @@ def of(cpus: Iterable[Cpu]) -> Layout:
             if socket.cpus & node.cpus
         ),
         sizes=tuple(sorted(sizes.items(), reverse=True)),
+        sections=tuple(
+            Section(area.id, area.cpus, tuple(part for part in inner if part.cpus & area.cpus))
+            for area in outer
+        ),
+        nodes_first=nodes_first,
     )
 
 

@@ -6,17 +6,24 @@ or would leave a shared pool empty while somebody runs in it. Whoever owned its 
 on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
 
 Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away
-and what the kernel isolates is in neither (koordinator.md §2.3 item 4, §2.6).
+and what the kernel isolates is in neither (koordinator.md §2.3 item 4, §2.6). A Guaranteed pod
+without a class of ours is LS, unless a kubelet with the static policy gave it CPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 import msgspec
 
 from agent.allocate.shares import kubelet_may_own, shared_cpus
-from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    ResourceStatus,
+    resource_status,
+)
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
@@ -29,6 +36,19 @@ class KubeletCpus(msgspec.Struct, frozen=True):
 
     static: bool = False
     by_uid: dict[str, CpuSet] = {}
+
+
+class PoolRules(msgspec.Struct, frozen=True):
+    """What is done with the CPUs that the kubelet reserves. `owners_on_reserved`: LSE and LSR pods
+    may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
+    (fine-grained CPU orchestration proposal)."""
+
+    reserved: CpuSet = EMPTY
+    owners_on_reserved: bool = False
+    be_on_reserved: bool = False
+
+
+DEFAULT_RULES: Final = PoolRules()
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -56,6 +76,7 @@ def decide(
     kubelet: KubeletCpus,
     owned_before: Collection[str],
     running_on: Mapping[str, CpuSet],
+    rules: PoolRules = DEFAULT_RULES,
 ) -> Decision:
     """`owned_before`: uids of the last decision's owners (empty after a restart); `running_on`: by
     pod uid, the CPUs that its running containers hold now."""
@@ -64,16 +85,17 @@ def decide(
     claims: list[tuple[Pod, CpuSet]] = []
     for pod in pods:
         try:
-            wish = resource_status(pod.annotations).cpus()
+            status = resource_status(pod.annotations)
+            if wish := status.cpus():
+                claims.append((pod, wish))
+            elif reason := _unknown_nodes(status, topology):
+                refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
         except AnnotationError as error:
             refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
-            continue
-        if wish:
-            claims.append((pod, wish))
 
     kubelet_cpus = _kubelet_owned(pods, kubelet)
     shared = (topology.online - topology.isolated or topology.online) - union(kubelet_cpus.values())
-    ledger = _Claims(topology, shared, kubelet_cpus)
+    ledger = _Claims(topology, shared, kubelet_cpus, rules)
     claimants = {pod.uid for pod, _ in claims}
     for pod in pods:
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
@@ -87,7 +109,7 @@ def decide(
 
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
-    be_pools = _by_node(topology, ledger.be)
+    be_pools = _by_node(topology, _be_pool(ledger.be, pods, rules))
     owned = {owner.uid: owner.cpuset for owner in owners}
     reasons = {each.uid: each.reason for each in refusals}
     wanted = {}
@@ -101,6 +123,12 @@ def decide(
     return Decision(
         owners, ls_pools, be_pools, tuple(sorted(refusals, key=lambda each: each.uid)), wanted
     )
+
+
+def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
+    known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
+    named = [node for node in status.shared_numa_nodes() if node not in known]
+    return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
 def _in_order(
@@ -131,7 +159,11 @@ class _Claims:
     """The pools while claims are heard one after the other."""
 
     def __init__(
-        self, topology: Topology, shared: CpuSet, kubelet_cpus: Mapping[str, CpuSet]
+        self,
+        topology: Topology,
+        shared: CpuSet,
+        kubelet_cpus: Mapping[str, CpuSet],
+        rules: PoolRules,
     ) -> None:
         self._online = topology.online
         self._offline = topology.offline
@@ -139,6 +171,7 @@ class _Claims:
         self.be = shared
         self.owners: list[Owner] = []
         self._kubelet = union(kubelet_cpus.values())
+        self._reserved = EMPTY if rules.owners_on_reserved else rules.reserved
         self._ls_user: str | None = None
         self._be_user: str | None = None
 
@@ -161,6 +194,8 @@ class _Claims:
         if not keeps:
             if taken := wish & self._kubelet:
                 return f"CPUs {taken} were given away by the kubelet"
+            if taken := wish & self._reserved:
+                return f"CPUs {taken} are reserved by the kubelet"
             if self._ls_user and not self.ls - wish:
                 return f"CPUs {wish} are all that pod {self._ls_user} and others share"
             if pod.qos is QoS.LSE and self._be_user and not self.be - wish:
@@ -177,6 +212,13 @@ def _kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, Cpu
         return {}
     foreign = {pod.uid for pod in pods if not kubelet_may_own(pod.labels, pod.kube_class)}
     return {uid: cpus for uid, cpus in kubelet.by_uid.items() if uid not in foreign}
+
+
+def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:
+    reserved = free & rules.reserved
+    requested = sum(pod.cpu_milli or 0 for pod in pods if pod.qos is QoS.BE)
+    fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested
+    return reserved if fits else free
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     except (LockedError, CgroupError, OSError) as error:
         return options.fail(error)
     for change in restored.outcome.changes:
-        if change.state is State.GONE:
+        if change.state in (State.GONE, State.RIGHT):
             continue
         print(_line(change), file=sys.stderr if change.state is State.FAILED else sys.stdout)
     if restored.unasked:

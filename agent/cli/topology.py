@@ -51,6 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not os.path.isdir(root):
         print(f"topolet topology: --root {root}: no such folder", file=sys.stderr)
         return 2
+    if arguments.output == "json" and (arguments.owners or arguments.watch):
+        print("topolet topology: --output json has no --owners or --watch", file=sys.stderr)
+        return 2
     try:
         topology = cpus.read(root)
         if arguments.output == "json":

@@ -10,11 +10,12 @@ import re
 
 from agent.discover.facts import CPU, cpu_list, cpu_map, integer, optional_integer, partition
 from agent.host.files import Tree
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpuset import EMPTY, CpuSet, union
 
 _CORE_NAMES = ("core_cpus", "thread_siblings")
 _SOCKET_NAMES = ("package_cpus", "core_siblings")
 _DIE_NAMES = ("die_cpus",)
+_BOOK_NAMES = ("book_id", "drawer_id")
 _COMPUTE_UNITS = re.compile(rb"cpu family\s*:\s*(21|22)\b")
 
 
@@ -52,10 +53,11 @@ def cores(tree: Tree, cpus: CpuSet) -> dict[int, CpuSet]:
 def sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
     """The CPUs of each socket, by the kernel's `physical_package_id`.
 
-    The sibling files decide which cores belong together; the ids only name the groups. A group
-    whose id is unknown (-1 on many ARM and POWER machines) or taken already (s390 counts anew in
-    each book) gets the lowest free number. Without sibling files equal ids belong together, and a
-    machine that knows no sockets is socket 0.
+    The sibling files decide which cores belong together, and the ids name the groups. Two groups of
+    one id are one socket (kernels that know no cluster-on-die list the siblings of a NUMA node),
+    unless they lie in different books (s390 counts anew in each); then the later one, like a group
+    whose id is unknown (-1 on many ARM and POWER machines), gets the lowest free number. Without
+    sibling files equal ids belong together, and a machine that knows no sockets is socket 0.
     """
     siblings = Siblings(tree, _SOCKET_NAMES)
     ids: dict[int, int | None] = {}
@@ -72,14 +74,15 @@ def sockets(tree: Tree, cores: dict[int, CpuSet]) -> dict[int, CpuSet]:
         return CpuSet(other for other in cores if number(other) == number(cpu))
 
     named: dict[int, CpuSet] = {}
+    books: dict[int, tuple[int | None, ...]] = {}
     nameless: list[CpuSet] = []
     for first, members in partition(CpuSet(cores), sharers):
         package = number(first)
         cpus = union(cores[core] for core in members)
-        if package is None or package in named:
+        if package is None or books.setdefault(package, _book(tree, first)) != _book(tree, first):
             nameless.append(cpus)
         else:
-            named[package] = cpus
+            named[package] = named.get(package, EMPTY) | cpus
     free = 0
     for cpus in nameless:
         while free in named:
@@ -105,6 +108,10 @@ def _package_id(tree: Tree, cpu: int) -> int | None:
     # -1 is "unknown", which some kernels print unsigned.
     found = integer(tree, f"{CPU}/cpu{cpu}/topology/physical_package_id")
     return found if found is not None and 0 <= found < 1 << 31 else None
+
+
+def _book(tree: Tree, cpu: int) -> tuple[int | None, ...]:
+    return tuple(optional_integer(tree, f"{CPU}/cpu{cpu}/topology/{name}") for name in _BOOK_NAMES)
 
 
 def _die_id(tree: Tree, cpu: int) -> int | None:

@@ -9,8 +9,11 @@ import msgspec
 from agent.model import jsontext
 from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.jsontext import JsonError
+from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
+RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
+NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 
 KEYS_READ = (RESOURCE_STATUS,)
 """What decisions read, and so what the doorbell carries to the agent."""
@@ -29,7 +32,7 @@ class NumaNodeResources(msgspec.Struct, frozen=True):
     """What a pod got of one NUMA node; quantities as Kubernetes writes them."""
 
     node: int
-    resources: dict[str, str | int | float] = {}
+    resources: dict[str, Quantity] = {}
 
 
 class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
@@ -46,12 +49,37 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
             raise AnnotationError(RESOURCE_STATUS, f"cpuset: {error}") from None
 
     def shared_numa_nodes(self) -> tuple[int, ...]:
-        """NUMA nodes whose pools the pod is held to, in the annotation's order."""
+        """NUMA nodes whose pools the pod is held to, in the annotation's order.
+        Raises AnnotationError."""
         return tuple(
             each.node
             for each in self.numa_node_resources
-            if any(_positive(each.resources.get(name)) for name in _CPU_RESOURCES)
+            if any(_amount(each, name) > 0 for name in _CPU_RESOURCES if name in each.resources)
         )
+
+    def amounts(self) -> dict[int, dict[str, int]]:
+        """By NUMA node and resource what the pod got: `cpu` in milli-CPU, the rest in units (bytes,
+        devices); an entry for a node that is named twice is the sum. Raises AnnotationError."""
+        amounts: dict[int, dict[str, int]] = {}
+        for each in self.numa_node_resources:
+            node = amounts.setdefault(each.node, {})
+            for name in each.resources:
+                node[name] = node.get(name, 0) + _amount(each, name)
+        return amounts
+
+
+def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
+    """The resource-status that reads back as these CPUs and amounts (as of `amounts()`)."""
+    parts = [
+        {"node": node, "resources": {name: _text(name, of[name]) for name in sorted(of)}}
+        for node, of in sorted(amounts.items())
+    ]
+    status: dict[str, object] = {}
+    if cpus:
+        status["cpuset"] = str(cpus)
+    if parts:
+        status["numaNodeResources"] = parts
+    return msgspec.json.encode(status).decode()
 
 
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
@@ -69,10 +97,13 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
         raise AnnotationError(RESOURCE_STATUS, str(error)) from None
 
 
-def _positive(quantity: str | int | float | None) -> bool:
-    if quantity is None:
-        return False
-    if isinstance(quantity, str):
-        mantissa = quantity.lower().partition("e")[0]
-        return not mantissa.startswith("-") and any(digit in mantissa for digit in "123456789")
-    return quantity > 0
+def _text(name: str, amount: int) -> str:
+    return cpu(amount) if name == "cpu" else str(amount)
+
+
+def _amount(part: NumaNodeResources, name: str) -> int:
+    try:
+        return (milli if name == "cpu" else whole)(part.resources[name])
+    except QuantityError as error:
+        where = f"numaNodeResources of node {part.node}, {name[:60]!r}"
+        raise AnnotationError(RESOURCE_STATUS, f"{where}: {error}") from None

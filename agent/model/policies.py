@@ -47,3 +47,18 @@ class NumaExclusive(enum.StrEnum):
 
     PREFERRED = "Preferred"
     REQUIRED = "Required"
+
+
+def kubelet_numa_policy(text: str) -> NumaPolicy | None:
+    """A topology manager policy in any of its spellings: the kubelet's own (`single-numa-node`),
+    NodeResourceTopology's seven (`SingleNUMANodePodLevel`) and Koordinator's; None if unknown.
+
+    Container scope counts as the same policy of the whole pod (numa-topology-scheduling proposal).
+    """
+    word = text.replace("-", "").lower()
+    for scope in ("podlevel", "containerlevel"):
+        word = word.removesuffix(scope)
+    return _BY_WORD.get(word)
+
+
+_BY_WORD = {each.lower(): each for each in NumaPolicy}

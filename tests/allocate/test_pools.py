@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.allocate.pools import Decision, KubeletCpus, PoolRules, decide
 from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
@@ -20,9 +20,11 @@ def decided(
     kubelet: KubeletCpus | None = None,
     owned_before: tuple[str, ...] = (),
     running_on: dict[str, str] | None = None,
+    rules: PoolRules | None = None,
 ) -> Decision:
     running = {uid: CpuSet.parse(text) for uid, text in (running_on or {}).items()}
-    return decide(topology, pods, kubelet or KubeletCpus(), owned_before, running)
+    kubelet, rules = kubelet or KubeletCpus(), rules or PoolRules()
+    return decide(topology, pods, kubelet, owned_before, running, rules)
 
 
 def wanted(decision: Decision) -> dict[str, str | None]:
@@ -149,6 +151,30 @@ def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:
     old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
     decision = decided(machine(), old, young, running_on={"a": "1", "z": "0,2-3"})
     assert [owner.uid for owner in decision.owners] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("resources", "reason"),
+    [
+        (
+            '[{"node": 0, "resources": {"cpu": "2"}}, {"node": 7, "resources": {"cpu": "2"}}]',
+            "NUMA nodes 7 do not exist",
+        ),
+        (
+            '[{"node": 0, "resources": {"cpu": "two"}}]',
+            "numaNodeResources of node 0, 'cpu': 'two' is no quantity",
+        ),
+    ],
+)
+def test_numa_nodes_that_make_no_sense_are_refused_by_name_and_the_pod_shares(
+    resources: str, reason: str
+) -> None:
+    status = f'{{"numaNodeResources": {resources}}}'
+    decision = decided(machine(2, 2), pod("lost", "LS", status=status))
+    (refusal,) = decision.refusals
+    assert (refusal.title, refusal.reason) == ("ns/lost", reason)
+    assert decision.pods["lost"].refused == reason
+    assert decision.pods["lost"].cpuset
 
 
 @pytest.mark.parametrize(("sharer", "refused"), [("LS", True), ("BE", True), (None, False)])
@@ -297,3 +323,50 @@ def test_a_restart_decides_as_if_it_had_not_happened(
     if any(each.blocked or each.refused for each in steady.pods.values()):
         return  # who won a conflict is in the last snapshot, not in the cgroups
     assert decided(topology, *here, running_on=running) == steady
+
+
+RESERVED = CpuSet.parse("0-1")
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+def test_no_pod_owns_reserved_cpus_unless_configured_or_it_has_them(qos: str) -> None:
+    topology, owner = machine(), pod("a", qos, "1-2")
+    refused = decided(topology, owner, rules=PoolRules(RESERVED))
+    assert [each.reason for each in refused.refusals] == ["CPUs 1 are reserved by the kubelet"]
+    allowed = decided(topology, owner, rules=PoolRules(RESERVED, owners_on_reserved=True))
+    keeps = decided(topology, owner, owned_before=("a",), rules=PoolRules(RESERVED))
+    assert [each.cpuset for each in (*allowed.owners, *keeps.owners)] == ["1-2", "1-2"]
+
+
+@pytest.mark.parametrize(
+    ("pods", "be"),
+    [
+        pytest.param([pod("b", "BE", cpu_milli=2000)], "0-1", id="fits"),
+        pytest.param([pod("b", "BE", cpu_milli=2001)], "0-3", id="does not fit"),
+        pytest.param([pod("b", "BE"), pod("l", "LS", cpu_milli=9000)], "0-1", id="LS is no matter"),
+        pytest.param(
+            [pod("b", "BE", cpu_milli=1500), pod("a", "LSE", "0")], "1-3", id="one CPU less"
+        ),
+        pytest.param(
+            [pod("b", "BE"), pod("a", "LSE", "0-1")], "2-3", id="nothing reserved is left"
+        ),
+    ],
+)
+def test_be_pods_run_on_reserved_cpus_alone_while_they_fit_there(pods: list[Pod], be: str) -> None:
+    rules = PoolRules(RESERVED, owners_on_reserved=True, be_on_reserved=True)
+    decision = decided(machine(), *pods, rules=rules)
+    assert decision.pods["b"].cpuset == be
+    assert str(pool_cpus(decision.be_pools)) == be
+
+
+def test_reserved_cpus_stay_in_the_ls_pool() -> None:
+    rules = PoolRules(RESERVED, be_on_reserved=True)
+    assert decided(machine(), pod("l", "LS"), rules=rules).pods["l"].cpuset == "0-3"
+
+
+@pytest.mark.parametrize(("static", "cpuset"), [(False, "0-3"), (True, None)])
+def test_guaranteed_without_a_class_is_ls_or_the_kubelets(static: bool, cpuset: str | None) -> None:
+    kubelet = KubeletCpus(static, {"g": CpuSet.parse("2")})
+    decision = decided(machine(), pod("g", kube_class="guaranteed"), kubelet=kubelet)
+    assert decision.pods["g"].qos is QoS.LS
+    assert decision.pods["g"].cpuset == cpuset

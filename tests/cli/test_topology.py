@@ -107,6 +107,13 @@ def test_root_that_is_no_folder(tmp_path: Path, output: str) -> None:
     assert done.stderr == f"topolet topology: --root {tmp_path}/none: no such folder\n"
 
 
+@pytest.mark.parametrize("flag", ["--owners", "--watch"])
+def test_json_has_no_owners(flag: str) -> None:
+    done = run("--output", "json", flag)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--output json has no --owners or --watch" in done.stderr
+
+
 def test_root_without_a_machine(tmp_path: Path) -> None:
     done = run("--root", str(tmp_path))
     assert (done.returncode, done.stdout) == (1, "")

@@ -169,8 +169,14 @@ SOCKETS: dict[str, tuple[Files, dict[str, int]]] = {
         {"0": 1, "1": 2, "2": 0},
     ),
     "ids that begin anew in each book": (
-        machine(4, 1, 1, 1) | every_cpu("physical_package_id", ["1", "2", "1", "2"]),
+        machine(4, 1, 1, 1)
+        | every_cpu("physical_package_id", ["1", "2", "1", "2"])
+        | every_cpu("book_id", ["0", "0", "1", "1"]),
         {"0": 1, "1": 2, "2": 0, "3": 3},
+    ),
+    "siblings of a NUMA node only, as kernels before cluster-on-die list them": (
+        machine(4, 1, 1, 1) | every_cpu("physical_package_id", ["0", "0", "1", "1"]),
+        {"0-1": 0, "2-3": 1},
     ),
     "large ids": (
         machine(2, 1, 1, 2) | every_cpu("physical_package_id", ["36", "36", "8442", "8442"]),

@@ -63,6 +63,19 @@ def living(folder: pathlib.Path) -> list[str]:
     return found
 
 
+def refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
+    done = subprocess.run(
+        demo(folder, *flags), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_runtime_that_is_no_socket_is_named(folder: pathlib.Path) -> None:
+    refused(folder, "--runtime=foo", reason="RUNTIME=foo: no unix:///absolute/path")
+
+
 def test_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
     for _ in range(2):
         check_shown(played(folder))
@@ -74,6 +87,7 @@ def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
     with (folder / "out").open("w") as out:
         first = subprocess.Popen(demo(folder), stdout=out, stderr=out)
     eventually("pods came", lambda: "LSE pod" in (folder / "out").read_text(), 30.0)
+    refused(folder, reason=f"demo.lock is locked by process {first.pid}")
     first.send_signal(signal.SIGKILL)
     first.wait()
     pid, _ = json.loads((folder / "agent.pid").read_text())

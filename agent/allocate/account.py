@@ -1,0 +1,125 @@
+"""What is taken of a node: the sum of the claims of its pods, whatever order they came in."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agent.allocate.claims import Claim
+from agent.allocate.holdings import NOTHING_HELD, Holdings
+from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.numa.koordinator_merge import NodeStatus
+
+
+class Account:
+    """Two accounts of the same claims are equal. Not safe for threads: its ledger is."""
+
+    def __init__(self, facts: NodeFacts) -> None:
+        self._facts = facts
+        self._areas = facts.layout.nodes if facts.layout else ()
+        self._ids = {area.id for area in self._areas} | set(facts.zones)
+        self.holdings: Holdings = NOTHING_HELD
+        self.cpu_milli = 0
+        self._used: Counter[tuple[int, str]] = Counter()
+        self._unrecorded: Counter[int] = Counter()
+        self._inside: Counter[int] = Counter()
+        self._spanning: Counter[int] = Counter()
+        self._totals = facts.totals()
+
+    def add(self, claim: Claim) -> None:
+        """Counts one pod in."""
+        self.holdings = self.holdings.adding(claim.cpus.mask, claim.exclusive)
+        self._count(claim, 1)
+
+    def remove(self, claim: Claim) -> None:
+        """Counts out a pod that was counted in."""
+        self.holdings = self.holdings.removing(claim.cpus.mask, claim.exclusive)
+        self._count(claim, -1)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Account) and self._state() == other._state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def free_cpus(self) -> int:
+        """Mask of the CPUs that a pod may still own."""
+        layout = self._facts.layout
+        if layout is None:
+            return 0
+        return layout.cpus & ~self._facts.kept.mask & ~self.holdings.full(self._facts.max_ref)
+
+    def overcommitted(self) -> int:
+        """Mask of the CPUs that more pods hold than may share one."""
+        return self.holdings.full(self._facts.max_ref + 1)
+
+    def totals(self) -> Amounts:
+        """What the NUMA nodes have to give."""
+        return self._totals
+
+    def recorded(self) -> Amounts:
+        """What is left by the amounts that pods were given of NUMA nodes, never below 0: what
+        Koordinator scores NUMA nodes by."""
+        return {
+            node: {name: max(0, total - self._used[node, name]) for name, total in amounts.items()}
+            for node, amounts in self._totals.items()
+        }
+
+    def available(self) -> Amounts:
+        """What is really left: CPUs that a pod owns are gone, whatever amounts it was given."""
+        left = self.recorded()
+        for node, cpu_milli in self._unrecorded.items():
+            if "cpu" in left.get(node, ()):
+                total = self._totals[node]["cpu"]
+                left[node]["cpu"] = max(0, total - self._used[node, "cpu"] - cpu_milli)
+        return left
+
+    def numa_status(self) -> dict[int, NodeStatus]:
+        """Of every NUMA node."""
+        return {
+            node: NodeStatus.SHARED
+            if self._spanning[node]
+            else NodeStatus.SINGLE
+            if self._inside[node]
+            else NodeStatus.IDLE
+            for node in sorted(self._ids)
+        }
+
+    def paid(self, claim: Claim) -> int:
+        """Milli-CPU that a pod costs the whole node, CPUs of its own amplified."""
+        bound = 1000 * len(claim.cpus)
+        return max(claim.cpu_milli, bound) - bound + self._facts.amplified(bound)
+
+    def _count(self, claim: Claim, sign: int) -> None:
+        self.cpu_milli += sign * self.paid(claim)
+        own = {
+            area.id: count
+            for area in self._areas
+            if (count := (area.cpus & claim.cpus.mask).bit_count())
+        }
+        for node in own.keys() | claim.amounts.keys():
+            amounts = claim.amounts.get(node, {})
+            for name, amount in amounts.items():
+                self._add(self._used, (node, name), sign * amount)
+            if node in own:
+                bound = 1000 * own[node]
+                more = self._facts.amplified(bound) - bound
+                if "cpu" in amounts:
+                    self._add(self._used, (node, "cpu"), sign * more)
+                missing = max(0, bound - amounts.get("cpu", 0)) + (0 if "cpu" in amounts else more)
+                self._add(self._unrecorded, node, sign * missing)
+        for node in own:
+            self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
+
+    def _add(self, counter: Counter, key: object, amount: int) -> None:  # type: ignore[type-arg]
+        counter[key] += amount
+        if not counter[key]:
+            del counter[key]
+
+    def _state(self) -> tuple[object, ...]:
+        return (
+            self.holdings,
+            self.cpu_milli,
+            self._used,
+            self._unrecorded,
+            self._inside,
+            self._spanning,
+        )

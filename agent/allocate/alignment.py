@@ -1,0 +1,87 @@
+"""Which NUMA nodes a pod gets under a NUMA policy: hints, their merge, and a trial of the answer.
+
+Koordinator's topology manager (koordinator.md §4.5) with the hints of CPU, memory and whatever else
+NUMA nodes count; but nothing that would fail when it is reserved is admitted, under BestEffort
+neither, and a machine of one NUMA node keeps accounts too.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.bits import members
+from agent.allocate.inforce import InForce
+from agent.allocate.numa import koordinator_merge
+from agent.allocate.numa.hint import Merged
+from agent.allocate.numa.resource_hints import resource_hints
+from agent.allocate.offer import Candidate
+from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.trials import Allotment, Trials
+from agent.model.policies import NumaExclusive
+
+
+class Aligned(msgspec.Struct, frozen=True):
+    """`found`: the allotment, or why there is none; `candidates` as they were tried."""
+
+    found: Allotment | tuple[Rejection, ...]
+    candidates: tuple[Candidate, ...] = ()
+    merged: Merged | None = None
+
+
+def align(account: Account, ask: Ask, policies: InForce, trials: Trials) -> Aligned:
+    """The place of a pod that asks for something the NUMA nodes count."""
+    wanted = {name: amount for name, amount in ask.requests.items() if trials.numa_knows(name)}
+    if not trials.totals:
+        return Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
+    if not wanted:
+        return Aligned(Allotment(0, {}))
+    tried: dict[int, Allotment | Rejection] = {}
+    scores: dict[int, int] = {}
+
+    def fits(mask: int) -> bool:
+        tried[mask] = trials.on_nodes(tuple(members(mask)))
+        return isinstance(tried[mask], Allotment)
+
+    def score(mask: int) -> int:
+        scores[mask] = trials.score(mask)
+        return scores[mask]
+
+    hints = resource_hints(
+        wanted,
+        trials.available,
+        trials.totals,
+        policies.numa,
+        score,
+        fits,
+        narrowest=policies.numa_exclusive is not NumaExclusive.REQUIRED,
+    )
+    merged = koordinator_merge.merge(
+        [hints], trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
+    )
+    candidates = tuple(_candidate(mask, result, scores) for mask, result in tried.items())
+    if not merged.admit:
+        return Aligned(_rejections(wanted, merged, trials), candidates, merged)
+    nodes = tuple(trials.totals) if merged.mask is None else tuple(members(merged.mask))
+    found = trials.on_nodes(nodes)
+    if isinstance(found, Rejection):
+        return Aligned((found,), candidates, merged)
+    return Aligned(found, candidates, merged)
+
+
+def _candidate(mask: int, result: Allotment | Rejection, scores: dict[int, int]) -> Candidate:
+    rejection = result if isinstance(result, Rejection) else None
+    return Candidate(tuple(members(mask)), scores.get(mask), rejection)
+
+
+def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
+    if not merged.lacking:
+        nodes = tuple(members(merged.combined or 0))
+        causes = ", ".join(merged.causes)
+        return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=causes),)
+    return tuple(
+        Rejection(Reason.NUMA_UNSATISFIED, name, wanted[name], trials.left(name))
+        for pick in merged.lacking
+        if (name := pick.resource) is not None
+    )

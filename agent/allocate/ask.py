@@ -1,0 +1,77 @@
+"""A pod's wish, before anything is given: amounts, class, and how CPUs and NUMA nodes shall lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.policies import BindPolicy
+from agent.model.qos import QoS
+from agent.model.resource_spec import NumaSpec, ResourceSpec, numa_spec, resource_spec
+
+PRIORITY_CLASS_LABEL = "koordinator.sh/priority-class"
+PROD: Final = "koord-prod"
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: its
+    class and priority let the pod own CPUs. `cpu_limit_milli` None: no limit."""
+
+    uid: str
+    title: str
+    qos: QoS = QoS.LS
+    owner: bool = False
+    requests: dict[str, int] = {}
+    cpu_limit_milli: int | None = None
+    spec: ResourceSpec = ResourceSpec()
+    numa: NumaSpec = NumaSpec()
+
+    @property
+    def bursts(self) -> bool:
+        """Shares CPUs, and wants to do so on NUMA nodes that fit its limit."""
+        policy = self.spec.required or self.spec.preferred
+        shares = self.qos is QoS.LS and not self.owner
+        return shares and policy is BindPolicy.CONSTRAINED_BURST
+
+
+def ask_of(
+    uid: str,
+    title: str,
+    qos: QoS,
+    annotations: Mapping[str, str],
+    requests: Mapping[str, int],
+    *,
+    priority: int | None = None,
+    priority_class: str = "",
+    cpu_limit_milli: int | None = None,
+) -> Ask:
+    """`priority_class`: the value of its label, which goes before the number. Raises
+    AnnotationError."""
+    return Ask(
+        uid,
+        title,
+        qos,
+        qos in _OWNERS and _band(priority, priority_class) in (PROD, None),
+        {name: amount for name, amount in requests.items() if amount > 0},
+        cpu_limit_milli,
+        resource_spec(annotations),
+        numa_spec(annotations),
+    )
+
+
+_OWNERS: Final = (QoS.LSE, QoS.LSR)
+_BANDS: Final = {
+    PROD: range(9000, 10_000),
+    "koord-mid": range(7000, 8000),
+    "koord-batch": range(5000, 6000),
+    "koord-free": range(3000, 4000),
+}
+
+
+def _band(priority: int | None, priority_class: str) -> str | None:
+    """None: in no band, so the class's own default holds, which for LSE and LSR is prod."""
+    if priority_class in _BANDS:
+        return priority_class
+    return next((name for name, band in _BANDS.items() if priority in band), None)

@@ -1,0 +1,39 @@
+"""What a pod holds of a node, read from its annotations and written to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.model.annotations import RESOURCE_STATUS, resource_status, status_text
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.policies import ExclusivePolicy
+from agent.model.resource_spec import resource_spec
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """One pod's part. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest in units;
+    `cpu_milli`: what the whole pod requests, wherever it runs. `exclusive` counts with `cpus` only.
+    """
+
+    uid: str
+    title: str
+    cpus: CpuSet = EMPTY
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE
+    amounts: dict[int, dict[str, int]] = {}
+    cpu_milli: int = 0
+
+    def annotations(self) -> dict[str, str]:
+        """The annotation that `claim_of` reads back; none for a pod that was given nothing."""
+        if not self.cpus and not self.amounts:
+            return {}
+        return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
+
+
+def claim_of(uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0) -> Claim:
+    """The claim that a pod's annotations make. Raises AnnotationError."""
+    status = resource_status(annotations)
+    cpus = status.cpus()
+    exclusive = resource_spec(annotations).exclusive if cpus else ExclusivePolicy.NONE
+    return Claim(uid, title, cpus, exclusive, status.amounts(), cpu_milli)

@@ -1,0 +1,49 @@
+"""The policies in force for one pod on one node, all together, or why they can't be."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate import precedence
+from agent.allocate.ask import Ask
+from agent.allocate.node import NodeFacts
+from agent.allocate.precedence import Bind, Chosen
+from agent.allocate.reasons import Rejection
+from agent.model.policies import ExclusivePolicy, NumaExclusive, NumaPolicy, NumaStrategy
+
+
+class InForce(msgspec.Struct, frozen=True):
+    """`bind` None: the pod shares CPUs. `chosen`: the same policies for people, with their
+    sources."""
+
+    bind: Bind | None
+    exclusive: ExclusivePolicy
+    numa: NumaPolicy
+    numa_exclusive: NumaExclusive | None
+    strategy: NumaStrategy
+    chosen: tuple[Chosen, ...]
+
+
+def in_force(facts: NodeFacts, ask: Ask) -> InForce | Rejection:
+    """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
+    policies, profile = facts.policies, facts.profile
+    if rejection := precedence.architecture(ask.spec, policies):
+        return rejection
+    numa = precedence.numa_policy(ask.numa, policies, profile)
+    if isinstance(numa, Rejection):
+        return numa
+    bind = precedence.bind(ask.spec, ask.qos, policies, profile, owner=ask.owner)
+    if isinstance(bind, Rejection):
+        return bind
+    strategy = precedence.numa_strategy(policies, profile)
+    chosen = [Chosen("numa policy", *numa), Chosen("numa strategy", *strategy)]
+    if bind[0]:
+        chosen.append(Chosen("cpu bind policy", bind[0].policy, bind[1]))
+    return InForce(
+        bind[0] if ask.requests.get("cpu") else None,
+        ask.spec.exclusive,
+        numa[0],
+        precedence.numa_exclusive(ask.numa),
+        strategy[0],
+        tuple(chosen),
+    )

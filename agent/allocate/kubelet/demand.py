@@ -1,0 +1,74 @@
+"""How many exclusive CPUs pods ask for: whole CPUs of Guaranteed pods (peers.md §3.1)."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from agent.model.qos import KubeClass
+
+
+class ContainerCpu(msgspec.Struct, frozen=True):
+    """A container's CPU request. `sidecar`: an init container that keeps running."""
+
+    name: str
+    cpu_milli: int
+    sidecar: bool = False
+
+
+class PodCpu(msgspec.Struct, frozen=True):
+    """A pod, as far as exclusive CPUs matter; `init` in the order of the start."""
+
+    uid: str
+    kube_class: KubeClass
+    containers: tuple[ContainerCpu, ...]
+    init: tuple[ContainerCpu, ...] = ()
+
+    def container(self, name: str) -> ContainerCpu:
+        """Raises KeyError where the pod has no such container."""
+        for each in (*self.init, *self.containers):
+            if each.name == name:
+                return each
+        raise KeyError(f"pod {self.uid} has no container {name}")
+
+    def ends_before_others(self, name: str) -> bool:
+        """Whether it is a plain init container, whose CPUs the next ones may have."""
+        return any(each.name == name and not each.sidecar for each in self.init)
+
+
+class SharedReason(enum.StrEnum):
+    """Why a container runs on the shared CPUs."""
+
+    NOT_GUARANTEED = "the pod is not Guaranteed"
+    NO_REQUEST = "the container requests no CPU"
+    FRACTION = "the container requests no whole number of CPUs"
+
+
+def exclusive_cpus(pod: PodCpu, container: ContainerCpu) -> int | SharedReason:
+    """The CPUs that a container is to have alone, at least 1, or why it has none."""
+    if pod.kube_class != "guaranteed":
+        return SharedReason.NOT_GUARANTEED
+    if container.cpu_milli <= 0:
+        return SharedReason.NO_REQUEST
+    cpus, fraction = divmod(container.cpu_milli, 1000)
+    return SharedReason.FRACTION if fraction else cpus
+
+
+def cpus_of(pod: PodCpu, container: ContainerCpu) -> int:
+    """The same, 0 where it has none."""
+    asked = exclusive_cpus(pod, container)
+    return asked if isinstance(asked, int) else 0
+
+
+def pod_cpus(pod: PodCpu) -> int:
+    """The most exclusive CPUs that the pod holds at one time: each plain init container runs beside
+    the sidecars before it, the containers beside all sidecars."""
+    sidecars = most = 0
+    for container in pod.init:
+        asked = cpus_of(pod, container)
+        if container.sidecar:
+            sidecars += asked
+        else:
+            most = max(most, sidecars + asked)
+    return max(most, sidecars + sum(cpus_of(pod, each) for each in pod.containers))

@@ -1,0 +1,111 @@
+"""The one account of a node: who holds what, what a pod would get, and what then remains.
+
+`offer` prices a place and changes nothing; `commit` makes an offer come true, if it still can;
+`record` takes what a pod's annotations say, true or not: two pods that hold the same CPU both count
+and are reported. The state is that of the claims alone, so that a restart rebuilds it from the
+pods' annotations in any order. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+import msgspec
+
+from agent.allocate import offering
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.claims import Claim
+from agent.allocate.node import NodeFacts
+from agent.allocate.offer import Declined, Offer
+from agent.model.cpuset import CpuSet
+
+
+class StaleOfferError(Exception):
+    """An offer that is not true any more; the message says what is gone."""
+
+
+class Overlap(msgspec.Struct, frozen=True):
+    """CPUs that more pods hold than may share one; `uids` ascending."""
+
+    cpus: CpuSet
+    uids: tuple[str, ...]
+
+
+class Ledger:
+    """Claims by pod uid on a node of these facts."""
+
+    def __init__(self, facts: NodeFacts, claims: Iterable[Claim] = ()) -> None:
+        self._facts = facts
+        self._claims: dict[str, Claim] = {}
+        self._account = Account(facts)
+        for claim in claims:
+            self.record(claim)
+
+    @property
+    def facts(self) -> NodeFacts:
+        return self._facts
+
+    @property
+    def claims(self) -> Mapping[str, Claim]:
+        """A live view, by uid."""
+        return MappingProxyType(self._claims)
+
+    @property
+    def account(self) -> Account:
+        """The sums, to read."""
+        return self._account
+
+    def with_facts(self, facts: NodeFacts) -> Ledger:
+        """The same claims on a node that has changed."""
+        return Ledger(facts, self._claims.values())
+
+    def offer(self, ask: Ask) -> Offer | Declined:
+        """A place for the pod as things stand; a pod that has one is offered another as if it had
+        none."""
+        held = self._claims.get(ask.uid)
+        if held is None:
+            return offering.offer(self._facts, self._account, ask)
+        self._account.remove(held)
+        try:
+            return offering.offer(self._facts, self._account, ask)
+        finally:
+            self._account.add(held)
+
+    def commit(self, offer: Offer) -> Claim:
+        """Raises StaleOfferError, and changes nothing, where something was given away since."""
+        held = self.release(offer.claim.uid)
+        if gone := offering.gone(self._facts, self._account, offer.claim):
+            if held:
+                self.record(held)
+            raise StaleOfferError(f"pod {offer.claim.title}: {gone}")
+        self.record(offer.claim)
+        return offer.claim
+
+    def record(self, claim: Claim) -> None:
+        """Takes a claim as it is, in place of an earlier one of the same pod."""
+        self.release(claim.uid)
+        self._claims[claim.uid] = claim
+        self._account.add(claim)
+
+    def release(self, uid: str) -> Claim | None:
+        """Gives back what a pod held; None for one that is not known."""
+        claim = self._claims.pop(uid, None)
+        if claim:
+            self._account.remove(claim)
+        return claim
+
+    def overlaps(self) -> tuple[Overlap, ...]:
+        """CPUs that are held too often, in one entry for each set of holders."""
+        excess = self._account.overcommitted()
+        if not excess:
+            return ()
+        holders: dict[int, tuple[str, ...]] = {}
+        for uid in sorted(self._claims):
+            for cpu in CpuSet.from_int(self._claims[uid].cpus.mask & excess):
+                holders[cpu] = (*holders.get(cpu, ()), uid)
+        shared: dict[tuple[str, ...], list[int]] = {}
+        for cpu, uids in sorted(holders.items()):
+            shared.setdefault(uids, []).append(cpu)
+        return tuple(Overlap(CpuSet(cpus), uids) for uids, cpus in shared.items())

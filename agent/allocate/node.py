@@ -1,0 +1,55 @@
+"""What stands about a node while pods come and go: machine, what may be given away, policies."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from agent.allocate.layout import Layout
+from agent.allocate.precedence import PROFILES, NodePolicies, Profile
+from agent.model.cpuset import EMPTY, CpuSet
+
+Amounts = dict[int, dict[str, int]]
+"""By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """`layout` None: the CPU topology is unknown. `zones`: what NodeResourceTopology calls
+    allocatable. `reserved`: CPUs that no pod may own (kubelet, node reservation, system QoS, given
+    away by the kubelet); `kubelet_reserved`: those of them that the profile may give to owners.
+
+    `cpu_ratio`: how many CPUs one CPU is sold as; bound CPUs are paid for in full. `cpu_milli`: the
+    node's allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
+    """
+
+    layout: Layout | None
+    zones: Amounts = {}
+    reserved: CpuSet = EMPTY
+    kubelet_reserved: CpuSet = EMPTY
+    policies: NodePolicies = NodePolicies()
+    profile: Profile = PROFILES["koordinator"]
+    cpu_ratio: float = 1.0
+    cpu_milli: int | None = None
+    max_ref: int = 1
+
+    @property
+    def kept(self) -> CpuSet:
+        """CPUs that no pod may own under the profile."""
+        if self.profile.owners_on_reserved:
+            return self.reserved - self.kubelet_reserved
+        return self.reserved | self.kubelet_reserved
+
+    def amplified(self, cpu_milli: int) -> int:
+        """An amount of bound CPU as it is paid for (rounded up, as Koordinator does)."""
+        return cpu_milli if self.cpu_ratio <= 1 else math.ceil(cpu_milli * self.cpu_ratio)
+
+    def totals(self) -> Amounts:
+        """What the NUMA nodes have to give: zones without kept CPUs, CPU amplified."""
+        totals = {node: dict(amounts) for node, amounts in self.zones.items()}
+        kept = self.kept.mask
+        for area in self.layout.nodes if self.layout else ():
+            if "cpu" in totals.get(area.id, ()):
+                free = totals[area.id]["cpu"] - 1000 * (area.cpus & kept).bit_count()
+                totals[area.id]["cpu"] = self.amplified(free)
+        return totals

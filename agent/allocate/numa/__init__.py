@@ -1,0 +1,1 @@
+"""NUMA hints: where a pod's resources could lie together, and the merge that chooses one mask."""

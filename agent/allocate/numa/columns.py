@@ -1,0 +1,142 @@
+"""The hints of all providers as columns, one a resource: a merge takes one hint from each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from agent.allocate.bits import members
+from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
+from agent.allocate.numa.masks import of_nodes
+
+_ANY: Final = (Hint(None, True),)
+_LACKING: Final = (Hint(None, False, 0, True),)
+
+
+class Column:
+    """One resource's hints in their order, or those of them that a policy keeps.
+
+    `masks`: as hinted, no preference as the machine's full mask; `named`: None kept.
+    """
+
+    __slots__ = ("hints", "kept", "masks", "named", "provider", "resource")
+
+    def __init__(
+        self,
+        provider: int,
+        resource: str | None,
+        hints: Sequence[Hint],
+        full: int,
+        kept: Sequence[int] | None = None,
+    ) -> None:
+        self.provider = provider
+        self.resource = resource
+        self.hints = hints
+        self.kept = kept
+        self.named = [hint.mask for hint in hints]
+        self.masks = [full if mask is None else mask for mask in self.named]
+
+    @property
+    def lacking(self) -> bool:
+        """Nothing satisfies this resource."""
+        return self.hints is _LACKING
+
+    def keep(self, kept: Sequence[int], full: int) -> Column:
+        """Only the hints at these places."""
+        places = kept if self.kept is None else [self.kept[index] for index in kept]
+        hints = [self.hints[index] for index in kept]
+        return Column(self.provider, self.resource, hints, full, places)
+
+    def pick(self, index: int) -> Pick:
+        """The hint at `index`, by its place in what the provider gave."""
+        if self.hints is _ANY or self.hints is _LACKING:
+            return Pick(self.provider, self.resource, None)
+        return Pick(self.provider, self.resource, index if self.kept is None else self.kept[index])
+
+
+def columns(providers: Iterable[Provider], full: int) -> list[Column]:
+    """Providers and resources in their order. Raises ValueError, naming provider and resource, for
+    a mask with nodes that the machine lacks and for a negative score."""
+    made = []
+    for number, provider in enumerate(providers):
+        if not provider:
+            made.append(Column(number, None, _ANY, full))
+        for resource, hints in provider.items():
+            if hints is None:
+                made.append(Column(number, resource, _ANY, full))
+            elif not hints:
+                made.append(Column(number, resource, _LACKING, full))
+            else:
+                made.append(_checked(Column(number, resource, hints, full), full))
+    return made
+
+
+def full_mask(nodes: Iterable[int]) -> int:
+    """The mask of a machine's NUMA nodes. Raises ValueError where there are none."""
+    full = of_nodes(nodes)
+    if not full:
+        raise ValueError("a machine has at least one NUMA node")
+    return full
+
+
+def single_node_only(column: Column, full: int) -> Column:
+    """Preferred hints of one NUMA node or of no preference: all that SingleNUMANode looks at."""
+    kept = [
+        index
+        for index, (hint, mask) in enumerate(zip(column.hints, column.named, strict=True))
+        if hint.preferred and (mask is None or mask.bit_count() == 1)
+    ]
+    return column.keep(kept, full) if len(kept) < len(column.hints) else column
+
+
+def aligned(columns: Sequence[Column], full: int) -> set[int]:
+    """The masks that every column prefers: one preferred hint each, all of the same mask, where
+    no preference goes with any. Without any mask it is the full one."""
+    common: set[int] | None = None
+    offered: set[int] = set()
+    for column in columns:
+        preferred = {hint.mask for hint in column.hints if hint.preferred}
+        indifferent = None in preferred
+        masks = {mask for mask in preferred if mask}
+        if indifferent:
+            offered |= masks
+        elif common is None:
+            common = masks
+        else:
+            common &= masks
+        if common is not None and not common:
+            return common
+    return offered | {full} if common is None else common
+
+
+def causes(columns: Sequence[Column], place: Sequence[int], kept_out: bool) -> tuple[Cause, ...]:
+    """Why the combination at this place is not preferred; `kept_out`: by exclusivity."""
+    hints = [column.hints[index] for column, index in zip(columns, place, strict=True)]
+    pairs = list(zip(columns, hints, strict=True))
+    found = []
+    if any(column.lacking for column in columns):
+        found.append(Cause.RESOURCE_LACKING)
+    if any(not hint.preferred for column, hint in pairs if not column.lacking):
+        found.append(Cause.HINT_NOT_PREFERRED)
+    if len({hint.mask for hint in hints} - {None}) > 1:
+        found.append(Cause.MASKS_DIFFER)
+    if kept_out:
+        found.append(Cause.NODE_EXCLUSIVE)
+    return tuple(found)
+
+
+def _checked(column: Column, full: int) -> Column:
+    union = 0
+    for mask in column.masks:
+        union |= mask
+    if union & ~full:
+        stray = ", ".join(str(node) for node in members(union & ~full))
+        raise ValueError(
+            f"hints of provider {column.provider}, {column.resource}: "
+            f"the machine has no NUMA node {stray}"
+        )
+    if min(hint.score for hint in column.hints) < 0:
+        raise ValueError(
+            f"hints of provider {column.provider}, {column.resource}: a score is negative"
+        )
+    return column

@@ -1,0 +1,63 @@
+"""Hints and what a merge of them answers.
+
+A NUMA mask is an int whose bits are NUMA node ids; `None` as a mask names no node: any will do.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """One set of NUMA nodes that a resource could come from. `score`: 0 or more."""
+
+    mask: int | None
+    preferred: bool
+    score: int = 0
+    unsatisfied: bool = False
+
+
+Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
+"""Hints by resource: `None` has no preference, an empty sequence can't be satisfied."""
+
+
+class Cause(enum.StrEnum):
+    """Why a merged mask is not the preferred one; all that hold are given, in this order."""
+
+    RESOURCE_LACKING = "ResourceLacking"
+    NOTHING_IN_COMMON = "NothingInCommon"
+    HINT_NOT_PREFERRED = "HintNotPreferred"
+    MASKS_DIFFER = "MasksDiffer"
+    NODE_EXCLUSIVE = "NodeExclusive"
+
+
+class Pick(msgspec.Struct, frozen=True):
+    """A hint by its place: `resource` is None for a provider without hints, `index` is None where
+    the resource has no list or an empty one."""
+
+    provider: int
+    resource: str | None
+    index: int | None
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """What a merge chose and why.
+
+    `mask` None: no restriction. `picks`: the hints that made the winner, one a resource, empty
+    where the answer is the one that stands before any hint. `lacking`: resources with an empty
+    list. `combined`: the mask of the winner before the policy replaced it, if it did.
+    """
+
+    mask: int | None
+    preferred: bool
+    admit: bool
+    score: int = 0
+    unsatisfied: bool = False
+    combined: int | None = None
+    causes: tuple[Cause, ...] = ()
+    picks: tuple[Pick, ...] = ()
+    lacking: tuple[Pick, ...] = ()

@@ -1,0 +1,112 @@
+"""The kubelet's merge of NUMA hints.
+
+Combinations and preferred ones are as in Koordinator's merge, without scores. Among preferred ones
+the narrowest mask wins: fewest nodes, then (where closest nodes are asked for) smallest distance,
+then the lowest number. Otherwise the mask should have as many nodes as the neediest resource
+needs at least: B, the largest over the resources of the fewest nodes that one of its hints names.
+The kubelet's comparison, candidate by candidate, ends with the narrowest mask of B nodes if there
+is one, else of the most nodes below B, else of the fewest above: a mask of B nodes is never left,
+one below B is left only for one nearer to B, and one above B for any narrower one. So only the
+set of all intersections is needed, in no order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from agent.allocate.numa import scan
+from agent.allocate.numa.columns import (
+    Column,
+    aligned,
+    causes,
+    columns,
+    full_mask,
+    single_node_only,
+)
+from agent.allocate.numa.distances import Distances, span
+from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.intersections import intersections
+from agent.model.policies import NumaPolicy
+
+
+def merge(
+    providers: Sequence[Provider],
+    nodes: Iterable[int],
+    policy: NumaPolicy,
+    distances: Distances | None = None,
+) -> Merged:
+    """The NUMA nodes for a pod or a container. `distances`: given where the closest nodes are
+    preferred; without meaning for one node, so SingleNUMANode ignores it.
+
+    None and BestEffort always admit, the others a preferred combination. Raises ValueError for
+    hints with nodes that the machine lacks, naming provider and resource, and for nodes without a
+    distance."""
+    full = full_mask(nodes)
+    if policy is NumaPolicy.NONE:
+        return Merged(None, preferred=False, admit=True)
+    table = columns(providers, full)
+    lacking = tuple(column.pick(0) for column in table if column.lacking)
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE
+    if single:
+        table = [single_node_only(column, full) for column in table]
+        distances = None
+
+    def narrowness(mask: int) -> tuple[int, int]:
+        return (0 if distances is None else span(mask, distances), mask)
+
+    masks = aligned(table, full)
+    preferred = bool(masks)
+    if preferred:
+        count = min(mask.bit_count() for mask in masks)
+    else:
+        masks = intersections([column.masks for column in table], full)
+        count = _count(masks, _needed(table))
+    chosen = min(
+        (mask for mask in masks if mask.bit_count() == count), key=narrowness, default=None
+    )
+    picks: tuple[int, ...] = ()
+    why: tuple[Cause, ...] = ()
+    if chosen is None:
+        why = (Cause.NOTHING_IN_COMMON,)
+    elif preferred:
+        picks = tuple(_preferring(column, chosen) for column in table)
+    else:
+        picks = scan.first_place([column.masks for column in table], chosen)
+        why = causes(table, picks, kept_out=False)
+    mask: int | None = full if chosen is None else chosen
+    return Merged(
+        None if single and mask == full else mask,
+        preferred=preferred,
+        admit=preferred or policy is NumaPolicy.BEST_EFFORT,
+        combined=chosen,
+        causes=why,
+        picks=tuple(column.pick(index) for column, index in zip(table, picks, strict=False)),
+        lacking=lacking,
+    )
+
+
+def _needed(table: Sequence[Column]) -> int:
+    """B; resources without a preference need nothing."""
+    return max(
+        (
+            min((mask.bit_count() for mask in column.named if mask is not None), default=0)
+            for column in table
+        ),
+        default=0,
+    )
+
+
+def _count(masks: Iterable[int], needed: int) -> int:
+    counts = {mask.bit_count() for mask in masks}
+    if needed in counts or not counts:
+        return needed
+    below = [count for count in counts if count < needed]
+    return max(below) if below else min(counts)
+
+
+def _preferring(column: Column, mask: int) -> int:
+    return next(
+        index
+        for index, hint in enumerate(column.hints)
+        if hint.preferred and (hint.mask is None or hint.mask == mask)
+    )

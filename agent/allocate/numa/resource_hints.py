@@ -1,0 +1,117 @@
+"""Hints of CPU, memory and whatever else the NUMA nodes of a machine count.
+
+A set of nodes is a hint of all requested resources if a trial allocation fits on it, less those
+resources of which one of its nodes has nothing left: a pod's memory may span a node without CPUs,
+its CPUs can't.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias
+
+from agent.allocate.bits import members
+from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.masks import subsets
+from agent.model.policies import NumaPolicy, NumaStrategy
+
+Amounts: TypeAlias = Mapping[int, Mapping[str, int]]
+"""By NUMA id, then by resource, in that resource's own unit (cpu in milli, memory in bytes)."""
+
+
+def resource_hints(
+    request: Mapping[str, int],
+    available: Amounts,
+    total: Amounts,
+    policy: NumaPolicy,
+    score: Callable[[int], int],
+    fits: Callable[[int], bool],
+    *,
+    narrowest: bool = False,
+) -> dict[str, tuple[Hint, ...]]:
+    """By requested resource that any node of `total` counts: its hints, none where nothing fits.
+
+    `request` counts as `available` does (amplified or not). `fits`: the trial allocation of the
+    whole request on a mask, asked only where the mask has enough of everything by the sums;
+    `score`: of a mask that fits. Preferred are the masks of the fewest nodes, all under
+    Restricted. Exact for resources that up to ten nodes have something left of; beyond, the masks
+    of `subsets`.
+
+    `narrowest`: no masks of more nodes than the fewest that all resources prefer together. A merge
+    of these hints with no others, and without exclusivity, chooses the same then."""
+    wanted = {
+        resource: amount
+        for resource, amount in request.items()
+        if amount > 0 and any(resource in held for held in total.values())
+    }
+    free = {resource: _free(available, resource) for resource in wanted}
+    holders = {resource: sum(node for node, _ in held) for resource, held in free.items()}
+    found: dict[str, list[Hint]] = {resource: [] for resource in wanted}
+    fewest = dict.fromkeys(wanted, 0)
+    agreed = 0
+    for mask in _candidates(holders.values()):
+        size = mask.bit_count()
+        if narrowest and agreed and size > agreed:
+            break
+        enough = all(
+            sum(amount for node, amount in free[resource] if mask & node) >= needed
+            for resource, needed in wanted.items()
+        )
+        if not enough or not fits(mask):
+            continue
+        worth = score(mask)
+        preferring = 0
+        for resource, holder in holders.items():
+            if mask & ~holder:
+                continue
+            smallest = fewest[resource] = fewest[resource] or size
+            preferred = policy is NumaPolicy.RESTRICTED or size == smallest
+            preferring += preferred
+            found[resource].append(Hint(mask, preferred, worth))
+        if preferring == len(wanted):
+            agreed = agreed or size
+    return {resource: tuple(hints) for resource, hints in found.items()}
+
+
+def allocation_score(
+    mask: int,
+    request: Mapping[str, int],
+    available: Amounts,
+    total: Amounts,
+    strategy: NumaStrategy,
+    weights: Mapping[str, int],
+) -> int:
+    """0 to 100: how empty or full the nodes of a mask are with the request on them, the weighted
+    mean over resources in integer arithmetic. Fuller is better for MostAllocated alone. What is
+    not counted on the mask is worth 0."""
+    weight_sum = sum(weights.values())
+    if not weight_sum:
+        return 0
+    nodes = list(members(mask))
+    score = 0
+    for resource, weight in weights.items():
+        capacity = sum(total.get(node, {}).get(resource, 0) for node in nodes)
+        free = sum(available.get(node, {}).get(resource, 0) for node in nodes)
+        used = capacity - free + request.get(resource, 0)
+        if capacity <= 0:
+            continue
+        if strategy is NumaStrategy.MOST_ALLOCATED:
+            score += weight * (min(used, capacity) * 100 // capacity)
+        elif used <= capacity:
+            score += weight * ((capacity - used) * 100 // capacity)
+    return score // weight_sum
+
+
+def _candidates(holders: Iterable[int]) -> Iterable[int]:
+    """The subsets of each set of nodes, in the order of `subsets`."""
+    distinct = set(holders)
+    if len(distinct) == 1:
+        return subsets(members(distinct.pop()))
+    masks = {mask for holder in distinct for mask in subsets(members(holder))}
+    return sorted(masks, key=lambda mask: (mask.bit_count(), tuple(members(mask))))
+
+
+def _free(available: Amounts, resource: str) -> list[tuple[int, int]]:
+    """The nodes that have something left, as bits, and how much."""
+    amounts = ((1 << node, held.get(resource, 0)) for node, held in available.items())
+    return [(node, amount) for node, amount in amounts if amount > 0]

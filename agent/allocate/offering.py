@@ -1,0 +1,105 @@
+"""Finding a pod its place on a node: the rules first, then CPUs, then NUMA nodes.
+
+Checks come in Koordinator's order (koordinator.md §4.2): policies, whole CPUs, amplified CPU, SMT
+alignment. Without a NUMA policy an owner's CPUs are taken from the whole machine. With one, hints
+say which NUMA nodes could hold CPU, memory and the rest, their merge says which nodes it is, and
+the amounts are split over those. Nothing is offered that could not be committed at once.
+"""
+
+from __future__ import annotations
+
+from agent.allocate import alignment, burst
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.claims import Claim
+from agent.allocate.inforce import InForce, in_force
+from agent.allocate.node import NodeFacts
+from agent.allocate.offer import Declined, Offer, Price, Why
+from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.trials import Allotment, Trials
+from agent.model.cpuset import CpuSet
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
+
+
+def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
+    """The place for a pod that holds nothing on the node yet."""
+    if not ask.requests:
+        return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
+    policies = in_force(facts, ask)
+    if isinstance(policies, Rejection):
+        return Declined(ask.uid, ask.title, (policies,), Why())
+    why = Why(policies.chosen)
+    if rejection := _unfit(facts, account, ask, policies):
+        return Declined(ask.uid, ask.title, (rejection,), why)
+    trials = Trials(facts, account, ask, policies)
+    if policies.numa is NumaPolicy.NONE:
+        found = _unaligned(ask, policies, trials)
+        if isinstance(found, Rejection):
+            return Declined(ask.uid, ask.title, (found,), why)
+    else:
+        aligned = alignment.align(account, ask, policies, trials)
+        why = Why(policies.chosen, aligned.candidates, aligned.merged)
+        if isinstance(aligned.found, tuple):
+            return Declined(ask.uid, ask.title, aligned.found, why)
+        found = aligned.found
+    claim = Claim(
+        ask.uid,
+        ask.title,
+        CpuSet.from_int(found.cpus),
+        policies.exclusive if found.cpus else ExclusivePolicy.NONE,
+        found.amounts,
+        ask.requests.get("cpu", 0),
+    )
+    why = Why(policies.chosen, why.candidates, why.merged, found.steps)
+    return Offer(claim, trials.price(found), why)
+
+
+def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
+    """What a claim needs that an account has not any more; empty if it has all."""
+    if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
+        return f"CPUs {missing} are not free any more"
+    if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
+        paid, left = account.paid(claim), facts.cpu_milli - account.cpu_milli
+        if paid > left:
+            return f"the node has {left} of {paid} amplified CPU left"
+    available = account.available()
+    for node, amounts in claim.amounts.items():
+        for name, amount in amounts.items():
+            left = available.get(node, {}).get(name, 0)
+            if amount > left:
+                return f"NUMA node {node} has {left} of {amount} {name} left"
+    return ""
+
+
+def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> Rejection | None:
+    cpu_milli = ask.requests.get("cpu", 0)
+    bind = policies.bind
+    if bind and cpu_milli % 1000:
+        return Rejection(Reason.CPU_NOT_INTEGER, "cpu", cpu_milli)
+    if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
+        asked = facts.amplified(cpu_milli) if bind else cpu_milli
+        left = facts.cpu_milli - account.cpu_milli
+        if asked > left:
+            return Rejection(Reason.AMPLIFIED_CPU, "cpu", asked, left)
+    if bind is None:
+        return None
+    if facts.layout is None:
+        return Rejection(Reason.NO_CPU_TOPOLOGY)
+    if bind.required and bind.policy is BindPolicy.FULL_PCPUS:
+        threads = facts.layout.threads
+        if cpu_milli // 1000 % threads:
+            return Rejection(Reason.SMT_ALIGNMENT, "cpu", cpu_milli, detail=f"{threads} threads")
+    return None
+
+
+def _unaligned(ask: Ask, policies: InForce, trials: Trials) -> Allotment | Rejection:
+    if policies.bind or not ask.bursts or ask.cpu_limit_milli is None:
+        return trials.anywhere()
+    pools = trials.pools
+    left = {node: trials.available.get(node, {}).get("cpu", pool) for node, pool in pools.items()}
+    request = ask.requests.get("cpu", 0)
+    nodes = burst.nodes(ask.cpu_limit_milli, request, pools, left, policies.strategy)
+    if isinstance(nodes, Rejection):
+        return nodes
+    shares = burst.amounts(request, nodes, left)
+    return Allotment(0, {node: {"cpu": share} for node, share in shares.items()})

@@ -1,0 +1,176 @@
+"""What a pod would get of given NUMA nodes: its amounts split over them, and its CPUs in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from agent.allocate import accumulator, burst, split
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.cpu_request import CpuRequest, Shortage, Step
+from agent.allocate.inforce import InForce
+from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.numa.resource_hints import allocation_score
+from agent.allocate.offer import Price
+from agent.allocate.reasons import Reason, Rejection
+from agent.model.policies import BindPolicy
+
+_WEIGHTS: Final = {"cpu": 1, "memory": 1}
+
+
+class Allotment(msgspec.Struct, frozen=True):
+    """`cpus`: a mask, 0 for a pod that shares; `amounts`: by NUMA node, empty where the pod is not
+    held to any; `steps`: how the CPUs were found."""
+
+    cpus: int
+    amounts: Amounts
+    steps: tuple[Step, ...] = ()
+
+
+class Trials:
+    """Trials for one pod on one node as it stands."""
+
+    def __init__(self, facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> None:
+        self._facts = facts
+        self._account = account
+        self._ask = ask
+        self._policies = policies
+        self._free = account.free_cpus()
+        self.totals = account.totals()
+        self.available = account.available()
+        self.pools = burst.pools(facts, account)
+        self._recorded = account.recorded()
+        if policies.bind:
+            self._trim()
+
+    def anywhere(self) -> Allotment | Rejection:
+        """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
+        layout = self._facts.layout
+        request = self._request()
+        if layout is None or request is None:
+            return Allotment(0, {})
+        taken = accumulator.take(
+            layout, self._free, self._account.holdings, request, self._facts.max_ref
+        )
+        if isinstance(taken, Shortage):
+            return _rejection(taken)
+        return Allotment(taken.cpus, {}, taken.steps)
+
+    def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
+        """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
+        to give; a pod that bursts fits its limit into their pools."""
+        limit = self._ask.cpu_limit_milli
+        if self._ask.bursts and limit is not None and self._policies.bind is None:
+            pool = sum(self.pools.get(node, 0) for node in nodes)
+            if pool < limit:
+                return Rejection(Reason.NO_POOL_FITS, "cpu", limit, pool, tuple(sorted(nodes)))
+        amounts: Amounts = {}
+        for name, asked in self._ask.requests.items():
+            if not self.numa_knows(name):
+                continue
+            room = {node: self.available.get(node, {}).get(name, 0) for node in nodes}
+            unit = self._unit(name)
+            way = split.packed if self._facts.profile.packed else split.evenly
+            shares = way(asked, room, unit)
+            if (given := sum(shares.values())) < asked:
+                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
+            for node, share in shares.items():
+                amounts.setdefault(node, {})[name] = share
+        return self._bound(amounts, nodes)
+
+    def score(self, mask: int) -> int:
+        """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
+        strategy = self._facts.profile.strategy
+        return allocation_score(
+            mask, self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS
+        )
+
+    def price(self, found: Allotment) -> Price:
+        """Of what was found, before it is given."""
+        layout = self._facts.layout
+        used = set(found.amounts)
+        split_cores = 0
+        if layout:
+            used.update(layout.node_ids(found.cpus))
+            touched = layout.touched(found.cpus) & layout.whole(self._free)
+            split_cores = (touched & ~layout.whole(found.cpus)).bit_count()
+        mask = sum(1 << node for node in used or self.totals)
+        return Price(self.score(mask), len(used), split_cores)
+
+    def numa_knows(self, name: str) -> bool:
+        """Whether any NUMA node has this resource."""
+        return any(name in amounts for amounts in self.totals.values())
+
+    def left(self, name: str) -> int:
+        """What all NUMA nodes together have left of a resource."""
+        return sum(amounts.get(name, 0) for amounts in self.available.values())
+
+    def _bound(self, amounts: Amounts, nodes: Collection[int]) -> Allotment | Rejection:
+        request = self._request()
+        layout = self._facts.layout
+        if request is None or layout is None:
+            return Allotment(0, amounts)
+        shares: dict[int, int] = {}
+        for area in layout.nodes:
+            if area.id in nodes:
+                free = (self._free & area.cpus).bit_count()
+                share = min(free, amounts.get(area.id, {}).get("cpu", 0) // 1000)
+                if share:
+                    shares[area.id] = share
+        if (given := sum(shares.values())) < request.count:
+            where = tuple(sorted(nodes))
+            return Rejection(
+                Reason.NOT_ENOUGH_CPUS, "cpu", 1000 * request.count, 1000 * given, where
+            )
+        taken = accumulator.take_on_nodes(
+            layout, self._free, self._account.holdings, request, shares, self._facts.max_ref
+        )
+        if isinstance(taken, Shortage):
+            return _rejection(taken)
+        return Allotment(taken.cpus, amounts, taken.steps)
+
+    def _request(self) -> CpuRequest | None:
+        bind = self._policies.bind
+        if bind is None:
+            return None
+        return CpuRequest(
+            self._ask.requests["cpu"] // 1000,
+            bind.policy,
+            self._policies.exclusive,
+            self._policies.strategy,
+            required=bind.required,
+            prefer_l3=self._facts.profile.prefer_l3,
+        )
+
+    def _unit(self, name: str) -> int:
+        bind = self._policies.bind
+        if name != "cpu" or bind is None:
+            return 1
+        whole_cores = bind.required and bind.policy is BindPolicy.FULL_PCPUS
+        return 1000 * (self._facts.layout.threads if whole_cores and self._facts.layout else 1)
+
+    def _trim(self) -> None:
+        """A node has no more CPU for an owner than it has free CPUs that suit a required policy."""
+        layout, bind = self._facts.layout, self._policies.bind
+        if layout is None or bind is None or not bind.required:
+            return
+        for area in layout.nodes:
+            free = self._free & area.cpus
+            if bind.policy is BindPolicy.FULL_PCPUS:
+                free = layout.expand(layout.whole(free))
+            else:
+                free = layout.touched(free)
+            for room in (self.available.get(area.id, {}), self._recorded.get(area.id, {})):
+                if "cpu" in room:
+                    room["cpu"] = min(room["cpu"], 1000 * free.bit_count())
+
+
+def _rejection(shortage: Shortage) -> Rejection:
+    nodes = () if shortage.node is None else (shortage.node,)
+    enough = shortage.free >= shortage.asked
+    reason = Reason.BIND_POLICY_UNMET if enough else Reason.NOT_ENOUGH_CPUS
+    have = shortage.fitting if enough else shortage.free
+    return Rejection(reason, "cpu", 1000 * shortage.asked, 1000 * have, nodes)

@@ -1,0 +1,223 @@
+"""kubelet-static-policy: sequences of allocations, removals and hints on one static policy."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
+from agent.allocate.kubelet.hints import container_hints, pod_hints
+from agent.allocate.kubelet.options import StartError, StaticOptions
+from agent.allocate.kubelet.state import EMPTY, StaticState
+from agent.allocate.kubelet.static import (
+    RefusalReason,
+    Refused,
+    StaticPolicy,
+    allocate,
+    make,
+    make_with_count,
+    remove,
+    start,
+)
+from agent.allocate.layout import of
+from agent.allocate.numa.hint import Hint
+from agent.conformance.kubelet_shared_slice import SHARED_SLICE, less_even
+from agent.conformance.machines import cpus
+from agent.conformance.numa_hints import ids
+from agent.conformance.verdict import Difference, Verdict
+from agent.model.cpuset import CpuSet
+from agent.model.policies import kubelet_numa_policy
+from agent.model.quantities import milli
+
+NAME: Final = "kubelet-static-policy"
+KEYS: Final = frozenset({"topologyPolicy", "pods", "steps", "options"})
+HALF_CORES: Final = Difference(
+    "half-cores",
+    "full-pcpus-only hands out half a core where the reservation or an older assignment splits it",
+    listed=True,
+)
+REUSABLE_TWICE: Final = Difference(
+    "reusable-counted-twice",
+    "hints offer NUMA nodes with too few CPUs: those of a removed init container count as reusable"
+    " and as free",
+    listed=True,
+)
+HANDED_OUT_TWICE: Final = Difference(
+    "reused-while-held",
+    "an init container placed again makes its CPUs reusable that an app container of the pod has",
+    listed=True,
+)
+SHARED_EMPTIED: Final = Difference(
+    "shared-pool-emptied",
+    "an allocation takes the last CPUs that all containers without CPUs of their own share",
+    listed=True,
+)
+DIFFERENCES: Final = (HALF_CORES, REUSABLE_TWICE, HANDED_OUT_TWICE, SHARED_EMPTIED, SHARED_SLICE)
+
+
+def judge(case: dict[str, Any]) -> Verdict:
+    """A sequence is judged up to the first step that differs: what follows has another state."""
+    expect = case["expect"]
+    begun: dict[str, Any] = {}
+    try:
+        policy = _policy(case)
+        begun["reserved"] = _text(policy.reserved)
+        state = start(policy, _found(case.get("state")))
+    except StartError as error:
+        agrees = "error" in expect["start"] and begun.items() <= expect["start"].items()
+        return Verdict(agrees, {"start": {**begun, "error": str(error)}})
+    begun["default"] = _text(state.default)
+    if begun != expect["start"]:
+        return Verdict(False, {"start": begun})
+    pods = {each["name"]: _pod(each) for each in case["pods"]}
+    run = _Run(policy, state)
+    answers: list[dict[str, Any]] = []
+    for step, theirs in zip(case["steps"], expect["steps"], strict=True):
+        pod = pods[step["pod"]]
+        before = run.state
+        answer = run.answer(pod, step)
+        answers.append(answer)
+        if "hang" in theirs or "panic" in theirs:
+            break
+        if not _same(answer, theirs):
+            declared = run.difference(before, pod, step, answer, theirs)
+            name = None if declared is None else declared.name
+            return Verdict(False, {"start": begun, "steps": answers}, name)
+    return Verdict(True, {"start": begun, "steps": answers})
+
+
+class _Run:
+    """A sequence as far as it has come. `doubtful`: CPUs that the kubelet thinks reusable by the
+    pod that placed a container last, though another of its containers runs on them."""
+
+    def __init__(self, policy: StaticPolicy, state: StaticState) -> None:
+        self._policy = policy
+        self.state = state
+        self._doubtful = 0
+
+    def answer(self, pod: PodCpu, step: dict[str, Any]) -> dict[str, Any]:
+        before = self.state.reusable_of
+        self.state, answer = _answer(self._policy, self.state, pod, step)
+        if step["op"] == "allocate" and "error" not in answer and answer["cpuset"]:
+            cpus = CpuSet.parse(answer["cpuset"]).mask
+            kept = self._doubtful if before == pod.uid else 0
+            if pod.ends_before_others(step["container"]):
+                self._doubtful = (kept | cpus) & ~self.state.reusable
+            else:
+                self._doubtful = kept & ~cpus
+        return answer
+
+    def difference(
+        self,
+        before: StaticState,
+        pod: PodCpu,
+        step: dict[str, Any],
+        ours: dict[str, Any],
+        theirs: dict[str, Any],
+    ) -> Difference | None:
+        """Why the kubelet's answer to this step is wrong, if it is known to be."""
+        if self._doubtful and before.reusable_of == pod.uid:
+            reusable = before.reusable | self._doubtful
+            doubtful = msgspec.structs.replace(before, reusable=reusable)
+            if _same(_answer(self._policy, doubtful, pod, step)[1], theirs):
+                return HANDED_OUT_TWICE
+        if "hints" in theirs:
+            twice = before.reusable_by(pod.uid) & self._policy.available(before)
+            return REUSABLE_TWICE if twice and _offers_more(ours, theirs) else None
+        if "error" in theirs or not theirs.get("cpuset"):
+            return None
+        given = CpuSet.parse(theirs["cpuset"]).mask
+        layout, options = self._policy.layout, self._policy.options
+        refused = ours.get("error")
+        if refused == RefusalReason.DEFAULT_EMPTIED.value and not theirs["default"]:
+            return SHARED_EMPTIED
+        halves = options.full_pcpus_only and layout.expand(layout.whole(given)) != given
+        if halves and refused in (None, RefusalReason.NOT_ENOUGH_CORES.value):
+            return HALF_CORES
+        mine = CpuSet.parse(ours["cpuset"] or "").mask
+        free = self._policy.available(before) | before.reusable_by(pod.uid)
+        if options.distribute_cpus_across_numa and less_even(layout, free, mine, given):
+            return SHARED_SLICE
+        return None
+
+
+def _offers_more(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Whether the kubelet has all hints of ours, and more."""
+    return bool(theirs["hints"]) and all(hint in theirs["hints"] for hint in ours["hints"])
+
+
+def _answer(
+    policy: StaticPolicy, state: StaticState, pod: PodCpu, step: dict[str, Any]
+) -> tuple[StaticState, dict[str, Any]]:
+    answer: dict[str, Any] = {}
+    match step["op"]:
+        case "allocate":
+            name = step["container"]
+            state, placement = allocate(policy, state, pod, name, step.get("mask"))
+            if isinstance(placement, Refused):
+                answer["error"] = placement.reason.value
+            held = state.held(pod.uid, name)
+            answer["cpuset"] = _text(held) if held else None
+        case "remove":
+            state = remove(state, pod.uid, step["container"])
+        case "hints":
+            answer["hints"] = _hints(container_hints(policy, state, pod, step["container"]))
+        case "podHints":
+            answer["hints"] = _hints(pod_hints(policy, state, pod))
+        case other:
+            raise ValueError(f"op {other!r} is not known")
+    return state, {**answer, "default": _text(state.default)}
+
+
+def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    if "error" in theirs:
+        same_cpus = ours.get("cpuset") == theirs.get("cpuset")
+        return "error" in ours and same_cpus and ours["default"] == theirs["default"]
+    return ours == theirs
+
+
+def _policy(case: dict[str, Any]) -> StaticPolicy:
+    layout = of(cpus(case["shape"], case["numbering"], case["l3"]))
+    options = StaticOptions(**{name.replace("-", "_"): True for name in case["options"]})
+    topology_policy = kubelet_numa_policy(case["topologyPolicy"])
+    if topology_policy is None:
+        raise ValueError(f"topologyPolicy {case['topologyPolicy']!r} is not known")
+    if "reserved" in case:
+        return make(layout, options, topology_policy, CpuSet.parse(case["reserved"]).mask)
+    return make_with_count(layout, options, topology_policy, case["numReserved"])
+
+
+def _found(state: dict[str, Any] | None) -> StaticState:
+    if state is None:
+        return EMPTY
+    return StaticState(
+        CpuSet.parse(state["default"]).mask,
+        {
+            uid: {name: CpuSet.parse(text).mask for name, text in held.items()}
+            for uid, held in state["assignments"].items()
+        },
+    )
+
+
+def _pod(pod: dict[str, Any]) -> PodCpu:
+    """A container that is limited to no CPU counts as unlimited, so its pod is not Guaranteed."""
+    containers = tuple(_container(each) for each in pod["containers"])
+    init = tuple(_container(each) for each in pod["init"])
+    limited = all(each.cpu_milli for each in (*init, *containers))
+    guaranteed = pod["qos"] == "Guaranteed" and limited
+    return PodCpu(pod["name"], "guaranteed" if guaranteed else "burstable", containers, init)
+
+
+def _container(container: dict[str, Any]) -> ContainerCpu:
+    return ContainerCpu(container["name"], milli(container["cpu"]), container.get("sidecar", False))
+
+
+def _hints(hints: tuple[Hint, ...] | None) -> list[dict[str, Any]] | None:
+    if hints is None:
+        return None
+    return [{"mask": ids(hint.mask), "preferred": hint.preferred} for hint in hints]
+
+
+def _text(mask: int) -> str:
+    return str(CpuSet.from_int(mask))

@@ -1,0 +1,42 @@
+"""kubelet-take-cpus: the static CPU manager's choice of CPUs, packed or distributed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.take import take
+from agent.allocate.layout import of
+from agent.conformance.kubelet_shared_slice import SHARED_SLICE, less_even
+from agent.conformance.machines import cpus
+from agent.conformance.verdict import Verdict
+from agent.model.cpuset import CpuSet
+
+NAME: Final = "kubelet-take-cpus"
+KEYS: Final = frozenset({"l3", "available", "need", "options"})
+DIFFERENCES: Final = (SHARED_SLICE,)
+
+
+def judge(case: dict[str, Any]) -> Verdict:
+    layout = of(cpus(case["shape"], case["numbering"], case["l3"]))
+    options = StaticOptions(**{name.replace("-", "_"): True for name in case["options"]})
+    free = CpuSet.parse(case["available"]).mask
+    expect = case["expect"]
+    try:
+        taken = take(layout, free, case["need"], options)
+    except NotEnoughCpusError as error:
+        refused = "error" in expect or "hang" in expect or "panic" in expect
+        return Verdict(refused, {"error": str(error)})
+    ours = {"cpuset": str(CpuSet.from_int(taken))}
+    if "hang" in expect or "panic" in expect:
+        return Verdict(taken.bit_count() == case["need"] and not taken & ~free, ours)
+    if ours == expect:
+        return Verdict(True, ours)
+    theirs = CpuSet.parse(expect.get("cpuset", "")).mask
+    overwritten = (
+        case.get("quirk") == "shared-slice"
+        and options.distribute_cpus_across_numa
+        and less_even(layout, free, taken, theirs)
+    )
+    return Verdict(False, ours, SHARED_SLICE.name if overwritten else None)

@@ -1,0 +1,67 @@
+"""Kubernetes quantities (`2`, `1500m`, `1.5Gi`, `2e3`) as plain integers, rounded up.
+
+Rounding up is the API server's own: no finer unit than the one asked for is ever lost.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+Quantity = str | int | float
+"""As JSON carries it: a string, or a bare number."""
+
+
+class QuantityError(ValueError):
+    """A text that is no quantity; the message quotes it."""
+
+
+def milli(quantity: Quantity) -> int:
+    """Thousandths (of a CPU), rounded away from zero. Raises QuantityError."""
+    return _scaled(quantity, 3)
+
+
+def whole(quantity: Quantity) -> int:
+    """Units (bytes, devices), rounded away from zero. Raises QuantityError."""
+    return _scaled(quantity, 0)
+
+
+def cpu(cpu_milli: int) -> str:
+    """The shortest form of an amount of CPU."""
+    return f"{cpu_milli}m" if cpu_milli % 1000 else str(cpu_milli // 1000)
+
+
+_TEXT: Final = re.compile(
+    r"([+-]?)(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?\d{1,2}))?",
+    re.ASCII,
+)
+_POWERS_OF_TEN: Final = {
+    "n": -9,
+    "u": -6,
+    "m": -3,
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+    "P": 15,
+    "E": 18,
+}
+_POWERS_OF_TWO: Final = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
+
+
+def _scaled(quantity: Quantity, decimals: int) -> int:
+    text = repr(quantity) if isinstance(quantity, float) else str(quantity)
+    match = _TEXT.fullmatch(text)
+    if not match:
+        raise QuantityError(f"{text[:40]!r} is no quantity")
+    sign, digits, suffix, exponent = match.groups()
+    before, _, after = digits.partition(".")
+    value = int(before + after)
+    power = decimals - len(after) + int(exponent or 0)
+    if suffix in _POWERS_OF_TWO:
+        value <<= _POWERS_OF_TWO[suffix]
+    elif suffix:
+        power += _POWERS_OF_TEN[suffix]
+    scale: int = 10 ** abs(power)
+    scaled = value * scale if power >= 0 else -(-value // scale)
+    return -scaled if sign == "-" else scaled

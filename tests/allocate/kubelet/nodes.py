@@ -1,0 +1,91 @@
+"""Static policies and pods in few words."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
+from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.kubelet.state import EMPTY, StaticState
+from agent.allocate.kubelet.static import (
+    Exclusive,
+    Placement,
+    Refused,
+    StaticPolicy,
+    allocate,
+    make,
+    remove,
+    start,
+)
+from agent.allocate.layout import Layout, of
+from agent.conformance.machines import cpus
+from agent.model.cpuset import CpuSet
+from agent.model.policies import NumaPolicy
+
+
+def options(*names: str) -> StaticOptions:
+    return msgspec.convert(dict.fromkeys(names, True), StaticOptions)
+
+
+def machine(sockets: int, nodes: float, cores: int, threads: int) -> Layout:
+    """CPU n + cores * thread is a thread of core n."""
+    return of(cpus([sockets, nodes, cores, threads], "interleaved", sockets))
+
+
+def policy(layout: Layout, *names: str, reserved: str = "0") -> StaticPolicy:
+    return make(layout, options(*names), NumaPolicy.NONE, mask(reserved))
+
+
+def pod(uid: str, *requests: str, init: tuple[str, ...] = ()) -> PodCpu:
+    """A Guaranteed pod with containers c0, c1, ... and init containers i0, i1, ...; a request is
+    CPUs, with an `s` after it a sidecar's."""
+    return PodCpu(
+        uid,
+        "guaranteed",
+        tuple(_container(f"c{index}", each) for index, each in enumerate(requests)),
+        tuple(_container(f"i{index}", each) for index, each in enumerate(init)),
+    )
+
+
+def _container(name: str, request: str) -> ContainerCpu:
+    return ContainerCpu(name, int(float(request.rstrip("s")) * 1000), request.endswith("s"))
+
+
+class Node:
+    """A policy and its state from step to step."""
+
+    def __init__(self, policy: StaticPolicy, found: StaticState = EMPTY) -> None:
+        self.policy = policy
+        self.state = start(policy, found)
+
+    def place(self, pod: PodCpu, container: str, *nodes: int) -> Placement:
+        self.state, placement = allocate(self.policy, self.state, pod, container, nodes or None)
+        return placement
+
+    def cpus(self, pod: PodCpu, container: str, *nodes: int) -> str:
+        """The CPUs that it was given; fails for one that was given none."""
+        placement = self.place(pod, container, *nodes)
+        assert isinstance(placement, Exclusive), placement
+        return text(placement.cpus)
+
+    def refused(self, pod: PodCpu, container: str, *nodes: int) -> Refused:
+        before = self.state
+        placement = self.place(pod, container, *nodes)
+        assert isinstance(placement, Refused), placement
+        assert self.state == before
+        return placement
+
+    def remove(self, pod: PodCpu, container: str) -> None:
+        self.state = remove(self.state, pod.uid, container)
+
+    @property
+    def default(self) -> str:
+        return text(self.state.default)
+
+
+def mask(cpus: str) -> int:
+    return CpuSet.parse(cpus).mask
+
+
+def text(cpus: int) -> str:
+    return str(CpuSet.from_int(cpus))

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, SharedReason
+from agent.allocate.kubelet.options import StartError, StartProblem
+from agent.allocate.kubelet.state import EMPTY, StaticState
+from agent.allocate.kubelet.static import (
+    Exclusive,
+    RefusalReason,
+    Refused,
+    Shared,
+    StaticPolicy,
+    allocate,
+    make,
+    make_with_count,
+    remove,
+    start,
+)
+from agent.model.policies import NumaPolicy
+from tests.allocate.kubelet.nodes import Node, machine, mask, options, pod, policy, text
+
+STRICT = "strict-cpu-reservation"
+FULL = "full-pcpus-only"
+
+TWO = machine(2, 1, 4, 2)
+"""Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
+
+
+def problem_of(policy: StaticPolicy, found: StaticState) -> StartError:
+    with pytest.raises(StartError) as error:
+        start(policy, found)
+    return error.value
+
+
+def test_a_fresh_node_shares_everything() -> None:
+    assert Node(policy(TWO, reserved="0,8")).default == "0-15"
+
+
+def test_strictly_reserved_cpus_are_not_shared() -> None:
+    assert Node(policy(TWO, STRICT, reserved="0,8")).default == "1-7,9-15"
+
+
+def test_reserved_cpus_are_chosen_as_others_are() -> None:
+    assert text(make_with_count(TWO, options(), NumaPolicy.NONE, 3).reserved) == "0-1,8"
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"), [(17, StartProblem.RESERVED_TOO_MANY), (16, None), (0, None)]
+)
+def test_no_more_can_be_reserved_than_there_is(count: int, problem: StartProblem | None) -> None:
+    if problem is None:
+        assert make_with_count(TWO, options(), NumaPolicy.NONE, count).reserved.bit_count() == count
+        return
+    with pytest.raises(StartError, match="17 CPUs") as error:
+        make_with_count(TWO, options(), NumaPolicy.NONE, count)
+    assert error.value.problem is problem
+
+
+def test_reserved_cpus_must_exist() -> None:
+    with pytest.raises(StartError, match="reserved CPUs") as error:
+        make(TWO, options(), NumaPolicy.NONE, mask("0,16-17"))
+    assert error.value.problem is StartProblem.RESERVED_UNKNOWN
+    assert text(error.value.cpus) == "16-17"
+
+
+@pytest.mark.parametrize(
+    ("strict", "default", "assigned", "problem", "cpus"),
+    [
+        pytest.param(False, "", "3", StartProblem.DEFAULT_EMPTY, "", id="no default set"),
+        pytest.param(False, "1-15", "", StartProblem.RESERVED_NOT_SHARED, "0", id="not shared"),
+        pytest.param(True, "0-15", "", StartProblem.RESERVED_SHARED, "0", id="shared"),
+        pytest.param(False, "0-15", "3", StartProblem.ASSIGNED_AND_SHARED, "3", id="in both"),
+        pytest.param(False, "0-14", "", StartProblem.OTHER_CPUS, "15", id="CPUs missing"),
+        pytest.param(False, "0-15,20", "", StartProblem.OTHER_CPUS, "20", id="CPUs unknown"),
+        pytest.param(True, "1-14", "15", None, "", id="strict and right"),
+        pytest.param(False, "0-2,4-15", "3", None, "", id="right"),
+    ],
+)
+def test_what_a_stored_state_must_be(
+    strict: bool, default: str, assigned: str, problem: StartProblem | None, cpus: str
+) -> None:
+    chosen = policy(TWO, *[STRICT] * strict)
+    found = StaticState(mask(default), {"a": {"c0": mask(assigned)}} if assigned else {})
+    if problem is None:
+        assert start(chosen, found) == found
+        return
+    error = problem_of(chosen, found)
+    assert (error.problem, text(error.cpus)) == (problem, cpus)
+    if problem is StartProblem.ASSIGNED_AND_SHARED:
+        assert error.subject == "a/c0"
+
+
+@pytest.mark.parametrize(
+    ("kube_class", "cpu_milli", "reason"),
+    [
+        ("burstable", 2000, SharedReason.NOT_GUARANTEED),
+        ("guaranteed", 0, SharedReason.NO_REQUEST),
+        ("guaranteed", 1500, SharedReason.FRACTION),
+    ],
+)
+def test_who_shares_and_why(kube_class: str, cpu_milli: int, reason: SharedReason) -> None:
+    node = Node(policy(TWO))
+    asking = PodCpu("a", kube_class, (ContainerCpu("c0", cpu_milli),))  # type: ignore[arg-type]
+    assert node.place(asking, "c0") == Shared(reason)
+    assert node.default == "0-15"
+
+
+def test_cpus_are_taken_from_the_nodes_of_the_hint_first() -> None:
+    node = Node(policy(TWO))
+    assert node.cpus(pod("a", "2"), "c0", 1) == "4,12"
+    assert node.cpus(pod("b", "8"), "c0", 1) == "1,5-7,9,13-15"
+    assert node.default == "0,2-3,8,10-11"
+
+
+@pytest.mark.parametrize(("names", "expected"), [((), "2,10"), (("align-by-socket",), "1,9")])
+def test_align_by_socket_takes_from_all_nodes_of_the_socket(
+    names: tuple[str, ...], expected: str
+) -> None:
+    """Core 0 is reserved, so node 0 has fewer free CPUs than node 1 of the same socket."""
+    node = Node(policy(machine(2, 2, 2, 2), *names, reserved="0,8"))
+    assert node.cpus(pod("a", "2"), "c0", 1) == expected
+
+
+def test_a_container_that_has_its_cpus_keeps_them() -> None:
+    node = Node(policy(TWO))
+    once = node.cpus(pod("a", "2"), "c0")
+    again = node.place(pod("a", "2"), "c0", 1)
+    assert again == Exclusive(mask(once), repeated=True)
+
+
+def test_reserved_cpus_are_never_given_away() -> None:
+    node = Node(policy(TWO, reserved="0-7"))
+    assert node.refused(pod("a", "9"), "c0") == Refused(RefusalReason.NOT_ENOUGH_CPUS, 9, 8, 2)
+    assert node.cpus(pod("a", "8"), "c0") == "8-15"
+    assert node.default == "0-7"
+
+
+def test_cpus_of_ended_init_containers_are_used_again() -> None:
+    node = Node(policy(TWO, reserved="0,8"))
+    work = pod("a", "2", "2", init=("4", "1s"))
+    assert node.cpus(work, "i0") == "1-2,9-10"
+    assert node.place(work, "i1") == Exclusive(mask("1"), reused=mask("1"))
+    assert node.place(work, "c0") == Exclusive(mask("2,10"), reused=mask("2,10"))
+    assert node.place(work, "c1") == Exclusive(mask("3,11"))
+    assert node.default == "0,4-8,12-15"
+
+
+def test_cpus_of_an_init_container_are_for_its_own_pod() -> None:
+    node = Node(policy(TWO))
+    assert node.cpus(pod("a", "2", init=("4",)), "i0") == "1-2,9-10"
+    assert node.cpus(pod("b", "2"), "c0") == "3,11"
+
+
+def test_removing_gives_back_what_no_other_container_has() -> None:
+    node = Node(policy(TWO))
+    work = pod("a", "2", init=("4",))
+    node.cpus(work, "i0")
+    node.cpus(work, "c0")
+    node.remove(work, "i0")
+    assert node.default == "0,2-8,10-15"
+    node.remove(work, "c0")
+    assert node.state.default == TWO.cpus
+    assert node.state.assigned == {}
+    node.remove(work, "c0")
+    assert node.state.default == TWO.cpus
+
+
+@pytest.mark.parametrize(
+    ("requested", "reason", "available"),
+    [
+        (3, RefusalReason.NO_WHOLE_CORES, 14),
+        (16, RefusalReason.NOT_ENOUGH_CORES, 14),
+    ],
+)
+def test_whole_cores_alone(requested: int, reason: RefusalReason, available: int) -> None:
+    node = Node(policy(TWO, FULL))
+    assert node.refused(pod("a", str(requested)), "c0") == Refused(reason, requested, available, 2)
+
+
+def test_a_container_that_keeps_its_cores_may_be_refused_again() -> None:
+    """As in the kubelet, whose check of what is free comes first."""
+    node = Node(policy(TWO, FULL))
+    held = node.cpus(pod("a", "8"), "c0")
+    assert node.refused(pod("a", "8"), "c0") == Refused(
+        RefusalReason.NOT_ENOUGH_CORES, 8, 6, 2, mask(held)
+    )
+
+
+def test_no_half_core_is_given_away_where_the_reservation_splits_cores() -> None:
+    node = Node(policy(machine(2, 1, 2, 2), FULL, reserved="0-2"))
+    assert node.cpus(pod("a", "2"), "c0", 0) == "3,7"
+    assert node.refused(pod("b", "2"), "c0").reason is RefusalReason.NOT_ENOUGH_CORES
+
+
+def test_half_cores_of_older_assignments_are_not_given_away() -> None:
+    found = StaticState(mask("0-2,4-7"), {"old": {"c0": mask("3")}})
+    node = Node(policy(machine(1, 1, 4, 2), FULL), found)
+    assert node.cpus(pod("a", "4"), "c0") == "1-2,5-6"
+    refused = node.refused(pod("b", "2"), "c0")
+    assert refused.reason is RefusalReason.NOT_ENOUGH_CORES
+
+
+def test_the_default_set_is_never_emptied() -> None:
+    node = Node(policy(TWO, STRICT, reserved="0-7"))
+    assert node.refused(pod("a", "8"), "c0") == Refused(RefusalReason.DEFAULT_EMPTIED, 8, 8, 2)
+    assert node.cpus(pod("a", "7"), "c0") == "8-14"
+    assert node.refused(pod("b", "1"), "c0").reason is RefusalReason.DEFAULT_EMPTIED
+
+
+def test_an_init_container_placed_again_takes_nothing_from_its_siblings() -> None:
+    node = Node(policy(TWO))
+    work = pod("a", "2", "2", init=("4",))
+    node.cpus(work, "i0")
+    held = mask(node.cpus(work, "c0"))
+    node.place(work, "i0")
+    assert not mask(node.cpus(work, "c1")) & held
+
+
+def test_an_unknown_container_is_named() -> None:
+    with pytest.raises(KeyError, match="pod a has no container c9"):
+        Node(policy(TWO)).place(pod("a", "2"), "c9")
+
+
+PODS = (
+    pod("a", "2", "1", init=("4", "2s", "2")),
+    pod("b", "4", "3.5"),
+    pod("c", "1", "6", init=("2",)),
+    PodCpu("d", "burstable", (ContainerCpu("c0", 4000),)),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([(each, c.name) for each in PODS for c in (*each.init, *each.containers)]),
+        st.sampled_from([None, (0,), (1,), (0, 1), "remove", "remove"]),
+    ),
+    max_size=25,
+)
+OPTIONS = st.sampled_from(
+    [
+        (),
+        (FULL,),
+        (STRICT,),
+        (FULL, STRICT, "prefer-align-cpus-by-uncorecache"),
+        (FULL, "distribute-cpus-across-numa"),
+        ("distribute-cpus-across-cores", STRICT),
+        ("align-by-socket",),
+    ]
+)
+
+
+@given(STEPS, OPTIONS, st.sampled_from(["0", "0,8", "0-2", "3-12"]))
+def test_what_holds_after_every_step(
+    steps: list[tuple[tuple[PodCpu, str], object]], names: tuple[str, ...], reserved: str
+) -> None:
+    chosen = policy(TWO, *names, reserved=reserved)
+    state = begun = start(chosen, EMPTY)
+    for (each, container), step in steps:
+        if step == "remove":
+            state = remove(state, each.uid, container)
+        else:
+            state, placement = allocate(chosen, state, each, container, step)  # type: ignore[arg-type]
+            if isinstance(placement, Exclusive):
+                assert placement.cpus == state.held(each.uid, container)
+                whole = TWO.expand(TWO.whole(placement.cpus))
+                assert FULL not in names or whole == placement.cpus
+        check(chosen, state)
+    for uid, containers in state.assigned.items():
+        for container in containers:
+            state = remove(state, uid, container)
+    assert (state.default, state.assigned) == (begun.default, {})
+
+
+def check(policy: StaticPolicy, state: StaticState) -> None:
+    by_pod = []
+    for each in PODS:
+        running = held = 0
+        for name, cpus in state.assigned.get(each.uid, {}).items():
+            held |= cpus
+            if not each.ends_before_others(name):
+                assert not running & cpus, "running containers of a pod have CPUs of their own"
+                running |= cpus
+        assert not state.reusable_by(each.uid) & running
+        by_pod.append(held)
+    parts = [state.default, *by_pod]
+    assert sum(parts) == policy.all_cpus, "every CPU is in just one of them"
+    for index, part in enumerate(parts):
+        assert not any(part & other for other in parts[index + 1 :])
+    assert state.default
+    strict = policy.options.strict_cpu_reservation
+    assert state.default & policy.reserved == (0 if strict else policy.reserved)

@@ -1,0 +1,146 @@
+"""Both merges as their rules read: every combination tried, in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from agent.allocate.numa.hint import Hint, Provider
+from agent.allocate.numa.koordinator_merge import NodeStatus
+from agent.model.policies import NumaExclusive, NumaPolicy
+
+Answer = tuple[int | None, bool, bool, int, bool]
+"""Mask, preferred, admit, score, unsatisfied."""
+
+
+def _lists(providers: Sequence[Provider], policy: NumaPolicy) -> tuple[list[list[Hint]], bool]:
+    lists: list[list[Hint]] = []
+    lacking = False
+    for provider in providers:
+        if not provider:
+            lists.append([Hint(None, True)])
+        for hints in provider.values():
+            if hints is None:
+                lists.append([Hint(None, True)])
+            elif not hints:
+                lists.append([Hint(None, False, 0, True)])
+                lacking = True
+            else:
+                lists.append(list(hints))
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        lists = [
+            [
+                hint
+                for hint in hints
+                if hint.preferred and (hint.mask is None or hint.mask.bit_count() == 1)
+            ]
+            for hints in lists
+        ]
+    return lists, lacking
+
+
+def koordinator(
+    providers: Sequence[Provider],
+    nodes: Sequence[int],
+    policy: NumaPolicy,
+    exclusive: NumaExclusive | None,
+    statuses: Mapping[int, NodeStatus],
+) -> Answer:
+    full = sum(1 << node for node in nodes)
+    lists, lacking = _lists(providers, policy)
+    best = (full, False, 0, False)
+    for hints in itertools.product(*lists):
+        masks = [hint.mask for hint in hints if hint.mask is not None]
+        mask = full
+        for named in masks:
+            mask &= named
+        if mask == 0:
+            continue
+        preferred = all(hint.preferred for hint in hints)
+        preferred = preferred and all(named == masks[0] for named in masks)
+        if exclusive is NumaExclusive.REQUIRED:
+            mine = [statuses[node] for node in nodes if mask >> node & 1]
+            if len(mine) > 1 and NodeStatus.SINGLE in mine:
+                preferred = False
+            if mine == [NodeStatus.SHARED]:
+                preferred = False
+        unsatisfied = any(hint.unsatisfied for hint in hints)
+        if masks and mask.bit_count() != max(named.bit_count() for named in masks):
+            unsatisfied = True
+        score = sum(hint.score for hint in hints if hint.mask == mask)
+        if preferred != best[1]:
+            replaces = preferred
+        elif (mask.bit_count(), mask) < (best[0].bit_count(), best[0]):
+            replaces = True
+        else:
+            replaces = mask.bit_count() == best[0].bit_count() and score > best[2]
+        if replaces:
+            best = (mask, preferred, score, unsatisfied)
+    mask, preferred, score, unsatisfied = best
+    if policy is NumaPolicy.BEST_EFFORT:
+        return (
+            (full, False, True, 0, False) if unsatisfied else (mask, preferred, True, score, False)
+        )
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE
+    if lacking:
+        return None if single else full, False, False, 0, False
+    if single and mask == full:
+        return None, preferred, preferred, 0, False
+    return mask, preferred, preferred, score, unsatisfied
+
+
+def kubelet(
+    providers: Sequence[Provider],
+    nodes: Sequence[int],
+    policy: NumaPolicy,
+    distances: Mapping[int, Mapping[int, int]] | None,
+) -> tuple[int | None, bool, bool]:
+    full = sum(1 << node for node in nodes)
+    lists, _ = _lists(providers, policy)
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE
+
+    def width(mask: int) -> tuple[int, float, int]:
+        members = [node for node in nodes if mask >> node & 1]
+        mean = 0.0
+        if distances is not None and not single:
+            pairs = [distances[one][other] for one in members for other in members]
+            mean = sum(pairs) / len(pairs)
+        return len(members), mean, mask
+
+    needed = 0
+    for hints in lists:
+        counts = [hint.mask.bit_count() for hint in hints if hint.mask is not None]
+        if counts:
+            needed = max(needed, min(counts))
+    best: tuple[int, bool] | None = None
+    for combination in itertools.product(*lists):
+        masks = [hint.mask for hint in combination if hint.mask is not None]
+        mask = full
+        for named in masks:
+            mask &= named
+        if mask == 0:
+            continue
+        preferred = all(hint.preferred for hint in combination) and len(set(masks)) <= 1
+        if best is None:
+            best = mask, preferred
+            continue
+        current = best[0].bit_count()
+        count = mask.bit_count()
+        narrower = width(mask) < width(best[0])
+        if preferred != best[1]:
+            replaces = preferred
+        elif preferred or current > needed:
+            replaces = narrower
+        elif current == needed:
+            replaces = count == needed and narrower
+        elif count > needed:
+            replaces = False
+        elif count == needed or count > current:
+            replaces = True
+        else:
+            replaces = count == current and narrower
+        if replaces:
+            best = mask, preferred
+    answer, preferred = best or (full, False)
+    admit = preferred or policy is NumaPolicy.BEST_EFFORT
+    return None if single and answer == full else answer, preferred, admit

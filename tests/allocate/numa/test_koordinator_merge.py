@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
+from agent.allocate.numa.koordinator_merge import NodeStatus, merge
+from agent.model.policies import NumaExclusive, NumaPolicy
+from tests.allocate.numa import plain
+from tests.allocate.numa.strategies import DENSE, NODES, providers
+
+POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
+
+
+def answer(
+    given_hints: list[Provider],
+    nodes: list[int],
+    policy: NumaPolicy,
+    exclusive: NumaExclusive | None,
+    statuses: dict[int, NodeStatus],
+) -> plain.Answer:
+    merged = merge(given_hints, nodes, policy, exclusive, statuses)
+    return merged.mask, merged.preferred, merged.admit, merged.score, merged.unsatisfied
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.data())
+def test_the_answer_is_the_plain_products(data: st.DataObject) -> None:
+    nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
+    hints = data.draw(providers(nodes), label="hints")
+    policy = data.draw(st.sampled_from(POLICIES), label="policy")
+    exclusive = data.draw(st.sampled_from([None, *NumaExclusive]), label="exclusive")
+    statuses = {
+        node: data.draw(st.sampled_from(list(NodeStatus)), label=f"status {node}") for node in nodes
+    }
+    expected = plain.koordinator(hints, nodes, policy, exclusive, statuses)
+    assert answer(hints, nodes, policy, exclusive, statuses) == expected
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_long_lists_of_hints_that_none_prefers(seed: int) -> None:
+    draw = random.Random(seed)
+    nodes = list(range(draw.choice([3, 4])))
+    smallest = draw.choice([1, 1, 2])
+    lists = {}
+    for resource in ("cpu", "memory", "gpu")[: draw.choice([2, 3])]:
+        masks = [mask for mask in range(1, 1 << len(nodes)) if mask.bit_count() >= smallest]
+        masks += draw.choices(masks, k=draw.choice([0, 3]))
+        draw.shuffle(masks)
+        top = draw.choice([1, 3, 100])
+        lists[resource] = [Hint(mask, False, draw.randint(0, top)) for mask in masks]
+    expected = plain.koordinator([lists], nodes, NumaPolicy.RESTRICTED, None, {})
+    assert answer([lists], nodes, NumaPolicy.RESTRICTED, None, {}) == expected
+
+
+def all_masks(nodes: int, **chosen: object) -> list[Hint]:
+    sets = (
+        sum(1 << node for node in members)
+        for size in range(1, nodes + 1)
+        for members in itertools.combinations(range(nodes), size)
+    )
+    return [Hint(mask, mask.bit_count() == 1) for mask in sets]
+
+
+def test_eight_nodes_and_three_resources_need_no_product() -> None:
+    hints = {resource: all_masks(8) for resource in ("cpu", "memory", "gpu")}
+    merged = merge([hints], range(8), NumaPolicy.RESTRICTED)
+    assert (merged.mask, merged.preferred, merged.admit) == (1, True, True)
+
+
+def test_many_numa_nodes_of_which_two_have_cpus() -> None:
+    cpu = [Hint(1, True), Hint(1 << 40, True), Hint(1 | 1 << 40, False)]
+    memory = [Hint(1 << node, True, node) for node in range(34)]
+    memory += [Hint((1 << 34) - 1, False)]
+    nodes = [*range(33), 33, 40]
+    merged = merge([{"cpu": cpu}, {"memory": memory}], nodes, NumaPolicy.SINGLE_NUMA_NODE)
+    assert (merged.mask, merged.admit) == (1, True)
+
+
+def test_exclusivity_on_numa_ids_with_gaps() -> None:
+    hints = [{"cpu": [Hint(1 << 2, True), Hint(1 << 70, True)]}]
+    statuses = {2: NodeStatus.SHARED, 70: NodeStatus.IDLE}
+    merged = merge(hints, [2, 70], NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED, statuses)
+    assert (merged.mask, merged.admit) == (1 << 70, True)
+
+
+def test_exclusivity_says_so() -> None:
+    merged = merge(
+        [{"cpu": [Hint(1, True)]}],
+        [0, 1],
+        NumaPolicy.RESTRICTED,
+        NumaExclusive.REQUIRED,
+        {0: NodeStatus.SHARED},
+    )
+    assert not merged.admit
+    assert merged.causes == (Cause.NODE_EXCLUSIVE,)
+
+
+def test_the_reason_is_data() -> None:
+    merged = merge([{"cpu": [Hint(0b01, True)], "memory": []}, {}], [0, 1], NumaPolicy.BEST_EFFORT)
+    assert merged.mask == 0b11
+    assert merged.combined == 0b01
+    assert merged.causes == (Cause.RESOURCE_LACKING,)
+    assert merged.lacking == (Pick(0, "memory", None),)
+    assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
+
+
+def test_picks_count_in_what_the_provider_gave() -> None:
+    hints = [Hint(0b11, False), Hint(0b10, False), Hint(0b10, True, 4), Hint(0b10, True, 9)]
+    merged = merge([{"cpu": hints}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
+    assert (merged.mask, merged.score) == (0b10, 9)
+    assert merged.picks == (Pick(0, "cpu", 3),)
+
+
+def test_nothing_in_common() -> None:
+    merged = merge(
+        [{"cpu": [Hint(0b01, True)], "memory": [Hint(0b10, True)]}], [0, 1], NumaPolicy.RESTRICTED
+    )
+    assert (merged.mask, merged.admit, merged.combined) == (0b11, False, None)
+    assert merged.causes == (Cause.NOTHING_IN_COMMON,)
+
+
+def test_hints_that_differ_and_are_not_preferred() -> None:
+    merged = merge(
+        [{"cpu": [Hint(0b01, True)], "memory": [Hint(0b11, False)]}],
+        [0, 1],
+        NumaPolicy.RESTRICTED,
+    )
+    assert merged.unsatisfied
+    assert merged.causes == (Cause.HINT_NOT_PREFERRED, Cause.MASKS_DIFFER)
+
+
+def test_no_policy_restricts_nothing() -> None:
+    merged = merge([{"cpu": []}], [0, 1], NumaPolicy.NONE)
+    assert (merged.mask, merged.admit) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("hint", "message"),
+    [
+        (Hint(1 << 9, True), "hints of provider 1, cpu: the machine has no NUMA node 9"),
+        (Hint(1, True, -1), "hints of provider 1, cpu: a score is negative"),
+    ],
+)
+def test_bad_hints_are_named(hint: Hint, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        merge([{}, {"cpu": [hint]}], [0, 1], NumaPolicy.RESTRICTED)
+
+
+def test_a_machine_without_numa_nodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one NUMA node"):
+        merge([], [], NumaPolicy.RESTRICTED)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.numa.hint import Cause, Hint, Pick
+from agent.allocate.numa.kubelet_merge import merge
+from agent.model.policies import NumaPolicy
+from tests.allocate.numa import plain
+from tests.allocate.numa.strategies import DENSE, NODES, providers
+
+POLICIES = [NumaPolicy.BEST_EFFORT, NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE]
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.data())
+def test_the_answer_is_the_plain_products(data: st.DataObject) -> None:
+    nodes = data.draw(st.one_of(NODES, DENSE), label="nodes")
+    hints = data.draw(providers(nodes), label="hints")
+    policy = data.draw(st.sampled_from(POLICIES), label="policy")
+    distances = None
+    if data.draw(st.booleans(), label="closest"):
+        row = st.lists(st.sampled_from([10, 12, 20]), min_size=len(nodes), max_size=len(nodes))
+        distances = {
+            node: dict(zip(nodes, data.draw(row, label=f"distances {node}"), strict=True))
+            for node in nodes
+        }
+    merged = merge(hints, nodes, policy, distances)
+    expected = plain.kubelet(hints, nodes, policy, distances)
+    assert (merged.mask, merged.preferred, merged.admit) == expected
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_long_lists_that_meet_around_the_needed_count(seed: int) -> None:
+    draw = random.Random(seed)
+    nodes = list(range(draw.choice([4, 5, 6])))
+    smallest = draw.choice([1, 2, 3])
+    masks = [mask for mask in range(1, 1 << len(nodes)) if mask.bit_count() >= smallest]
+    lists = {
+        resource: [
+            Hint(mask, draw.random() < 0.1)
+            for mask in draw.sample(masks, min(len(masks), draw.choice([1, 3, 20])))
+        ]
+        for resource in ("cpu", "memory", "gpu")
+    }
+    merged = merge([lists], nodes, NumaPolicy.BEST_EFFORT)
+    expected = plain.kubelet([lists], nodes, NumaPolicy.BEST_EFFORT, None)
+    assert (merged.mask, merged.preferred, merged.admit) == expected
+
+
+def test_the_closest_nodes_on_numa_ids_with_gaps() -> None:
+    near, far = 1 << 2 | 1 << 70, 1 << 0 | 1 << 2
+    rows = {0: {0: 10, 2: 32, 70: 32}, 2: {0: 32, 2: 10, 70: 12}, 70: {0: 32, 2: 12, 70: 10}}
+    hints = [{"cpu": [Hint(far, True), Hint(near, True)]}]
+    merged = merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED, rows)
+    assert (merged.mask, merged.admit) == (near, True)
+    assert merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED).mask == far
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({1: {0: 20, 1: 10}}, "NUMA node 0 has no distances"),
+        ({0: {0: 10}, 1: {0: 20, 1: 10}}, "NUMA node 0 has no distance to node 1"),
+    ],
+)
+def test_a_missing_distance_is_named(rows: dict[int, dict[int, int]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        merge([{"cpu": [Hint(0b11, True)]}], [0, 1], NumaPolicy.RESTRICTED, rows)
+
+
+def test_conflicting_hints_are_admitted_under_best_effort_on_all_nodes() -> None:
+    hints = [{"cpu": [Hint(0b01, True)]}, {"memory": [Hint(0b10, True)]}]
+    merged = merge(hints, [0, 1], NumaPolicy.BEST_EFFORT)
+    assert (merged.mask, merged.preferred, merged.admit) == (0b11, False, True)
+    assert merged.causes == (Cause.NOTHING_IN_COMMON,)
+
+
+def test_the_hints_that_made_the_mask_are_told() -> None:
+    hints = [{"cpu": [Hint(0b11, False), Hint(0b110, True)], "memory": []}, {}]
+    merged = merge(hints, [0, 1, 2], NumaPolicy.RESTRICTED)
+    assert merged.mask == 0b11
+    assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
+    assert merged.lacking == (Pick(0, "memory", None),)
+    assert merged.causes == (Cause.RESOURCE_LACKING, Cause.HINT_NOT_PREFERRED)
+
+
+def test_no_policy_restricts_nothing() -> None:
+    merged = merge([{"cpu": []}], [0, 1], NumaPolicy.NONE)
+    assert (merged.mask, merged.admit) == (None, True)
+
+
+def test_hints_with_unknown_nodes_are_named() -> None:
+    with pytest.raises(ValueError, match="provider 0, cpu: the machine has no NUMA node 3"):
+        merge([{"cpu": [Hint(0b1000, True)]}], [0, 1], NumaPolicy.RESTRICTED)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.resource_hints import allocation_score, resource_hints
+from agent.model.policies import NumaPolicy, NumaStrategy
+
+FOUR = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}
+
+
+def everything(mask: int) -> bool:
+    return True
+
+
+def hints(
+    request: dict[str, int],
+    available: dict[int, dict[str, int]],
+    policy: NumaPolicy = NumaPolicy.BEST_EFFORT,
+) -> dict[str, tuple[Hint, ...]]:
+    return resource_hints(request, available, FOUR, policy, lambda mask: mask, everything)
+
+
+def test_the_fewest_nodes_are_preferred() -> None:
+    assert hints({"cpu": 2000}, FOUR) == {
+        "cpu": (Hint(0b01, True, 1), Hint(0b10, True, 2), Hint(0b11, False, 3))
+    }
+
+
+def test_all_are_preferred_under_restricted() -> None:
+    found = hints({"cpu": 2000}, FOUR, NumaPolicy.RESTRICTED)
+    assert all(hint.preferred for hint in found["cpu"])
+
+
+def test_a_node_with_nothing_left_is_no_hint_of_that_resource() -> None:
+    available = {0: {"cpu": 4000, "memory": 16}, 1: {"cpu": 0, "memory": 12}}
+    found = hints({"cpu": 2000, "memory": 20}, available)
+    assert found == {"cpu": (), "memory": (Hint(0b11, True, 3),)}
+
+
+def test_the_fewest_nodes_count_for_each_resource_alone() -> None:
+    available = {0: {"cpu": 1000}, 1: {"cpu": 3000, "memory": 16}, 2: {"memory": 16}}
+    found = hints({"cpu": 3000, "memory": 8}, available)
+    assert found["cpu"] == (Hint(0b010, True, 2), Hint(0b011, False, 3))
+    assert found["memory"] == (Hint(0b010, True, 2), Hint(0b110, False, 6))
+
+
+def test_what_no_node_counts_has_no_preference() -> None:
+    assert hints({"example.com/fpga": 1, "cpu": 0}, FOUR) == {}
+
+
+def test_a_failed_trial_is_no_hint() -> None:
+    found = resource_hints(
+        {"cpu": 1000}, FOUR, FOUR, NumaPolicy.BEST_EFFORT, lambda mask: 0, lambda mask: mask != 1
+    )
+    assert found == {"cpu": (Hint(0b10, True), Hint(0b11, False))}
+
+
+def test_a_trial_is_not_made_where_the_sums_are_too_small() -> None:
+    tried: list[int] = []
+
+    def trial(mask: int) -> bool:
+        tried.append(mask)
+        return True
+
+    resource_hints({"cpu": 6000}, FOUR, FOUR, NumaPolicy.BEST_EFFORT, lambda mask: 0, trial)
+    assert tried == [0b11]
+
+
+def test_many_nodes_of_which_two_have_cpus() -> None:
+    available = {node: {"cpu": 36000 if node < 2 else 0, "memory": 480} for node in range(34)}
+    tried: list[int] = []
+
+    def trial(mask: int) -> bool:
+        tried.append(mask)
+        return True
+
+    found = resource_hints(
+        {"cpu": 40000, "memory": 100},
+        available,
+        available,
+        NumaPolicy.BEST_EFFORT,
+        lambda mask: 0,
+        trial,
+    )
+    assert found["cpu"] == (Hint(0b11, True),)
+    assert found["memory"][0] == Hint(0b11, True)
+    assert len(tried) < 100
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_all_masks_by_the_rule(data: st.DataObject) -> None:
+    nodes = sorted(data.draw(st.sets(st.sampled_from([0, 1, 2, 5, 64]), min_size=1)))
+    amount = st.integers(-1, 3)
+    available = {node: {"cpu": data.draw(amount), "memory": data.draw(amount)} for node in nodes}
+    request = {"cpu": data.draw(st.integers(1, 4)), "memory": data.draw(st.integers(1, 4))}
+
+    def free(members: tuple[int, ...], resource: str) -> int:
+        return sum(max(0, available[node][resource]) for node in members)
+
+    def fits(members: tuple[int, ...]) -> bool:
+        enough = all(free(members, resource) >= request[resource] for resource in request)
+        return enough and sum(members) % 3 != 1
+
+    expected: dict[str, list[tuple[int, ...]]] = {resource: [] for resource in request}
+    for size in range(1, len(nodes) + 1):
+        for members in itertools.combinations(nodes, size):
+            for resource in request:
+                if all(available[node][resource] > 0 for node in members) and fits(members):
+                    expected[resource].append(members)
+
+    def ids(mask: int) -> tuple[int, ...]:
+        return tuple(node for node in nodes if mask >> node & 1)
+
+    found = resource_hints(
+        request,
+        available,
+        {node: {"cpu": 3, "memory": 3} for node in nodes},
+        NumaPolicy.BEST_EFFORT,
+        lambda mask: 0,
+        lambda mask: fits(ids(mask)),
+    )
+    for resource, sets in expected.items():
+        assert [ids(hint.mask or 0) for hint in found[resource]] == sets
+        preferred = [len(members) == len(sets[0]) for members in sets]
+        assert [hint.preferred for hint in found[resource]] == preferred
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mask", "request_cpu", "expected"),
+    [
+        (NumaStrategy.LEAST_ALLOCATED, 0b01, 1000, (50 + 100) // 2),
+        (NumaStrategy.MOST_ALLOCATED, 0b01, 1000, (50 + 0) // 2),
+        (NumaStrategy.LEAST_ALLOCATED, 0b11, 3000, (50 + 100) // 2),
+        (NumaStrategy.LEAST_ALLOCATED, 0b01, 4000, (0 + 100) // 2),
+        (NumaStrategy.MOST_ALLOCATED, 0b01, 4000, (100 + 0) // 2),
+        (NumaStrategy.LEAST_ALLOCATED, 0b100, 1000, 0),
+    ],
+)
+def test_scores(strategy: NumaStrategy, mask: int, request_cpu: int, expected: int) -> None:
+    available = {0: {"cpu": 3000, "memory": 16}, 1: {"cpu": 4000, "memory": 16}}
+    total = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}
+    weights = {"cpu": 1, "memory": 1}
+    request = {"cpu": request_cpu}
+    assert allocation_score(mask, request, available, total, strategy, weights) == expected
+
+
+def test_scores_weigh_resources() -> None:
+    score = allocation_score(
+        1,
+        {"cpu": 1000, "memory": 16},
+        FOUR,
+        FOUR,
+        NumaStrategy.MOST_ALLOCATED,
+        {"cpu": 3, "memory": 1},
+    )
+    assert score == (3 * 25 + 100) // 4

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from agent.allocate.account import Account
+from agent.allocate.claims import Claim
+from agent.allocate.node import NodeFacts
+from agent.allocate.numa.koordinator_merge import NodeStatus
+from agent.allocate.precedence import PROFILES
+from agent.model.cpuset import CpuSet
+from tests.allocate.nodes import GIB, claim, facts
+
+
+def account(node: NodeFacts, *claims: Claim) -> Account:
+    made = Account(node)
+    for each in claims:
+        made.add(each)
+    return made
+
+
+def free(made: Account) -> str:
+    return str(CpuSet.from_int(made.free_cpus()))
+
+
+def test_owned_and_kept_cpus_are_not_free() -> None:
+    node = facts(reserved=CpuSet.parse("0"), kubelet_reserved=CpuSet.parse("15"))
+    assert free(account(node, claim("a", "1-3"), claim("b", "8"))) == "4-7,9-14"
+
+
+def test_a_profile_may_give_the_kubelets_reserved_cpus_to_owners() -> None:
+    lenient = replace(PROFILES["koordinator"], owners_on_reserved=True)
+    node = facts(reserved=CpuSet.parse("0-1"), kubelet_reserved=CpuSet.parse("1"), profile=lenient)
+    assert free(account(node)) == "1-15"
+
+
+def test_a_cpu_is_free_while_fewer_pods_hold_it_than_may_share_it() -> None:
+    node = facts(max_ref=2)
+    assert free(account(node, claim("a", "0-3"), claim("b", "2-5"))) == "0-1,4-15"
+
+
+def test_kept_cpus_are_not_for_numa_nodes_to_give() -> None:
+    made = account(facts(reserved=CpuSet.parse("0,8-9")))
+    assert [made.totals()[node]["cpu"] for node in (0, 1)] == [7000, 6000]
+
+
+def test_amounts_and_owned_cpus_leave_what_is_available() -> None:
+    made = account(
+        facts(),
+        claim("shares", amounts={0: {"cpu": 1500, "memory": GIB}}),
+        claim("owns", "8-9", {1: {"cpu": 2000, "memory": 2 * GIB}}),
+    )
+    assert made.available() == {
+        0: {"cpu": 6500, "memory": 15 * GIB},
+        1: {"cpu": 6000, "memory": 14 * GIB},
+    }
+
+
+def test_owned_cpus_without_amounts_are_gone_all_the_same() -> None:
+    made = account(facts(), claim("owns", "8-9"))
+    assert made.available()[1]["cpu"] == 6000
+    assert made.recorded()[1]["cpu"] == 8000
+
+
+def test_amplified_cpu_is_sold_twice_save_what_is_owned() -> None:
+    made = account(
+        facts(cpu_ratio=1.5),
+        claim("owns", "0-1", {0: {"cpu": 2000}}),
+        claim("bare", "8"),
+        claim("shares", amounts={0: {"cpu": 500}}),
+    )
+    assert made.totals()[0]["cpu"] == 12_000
+    assert made.available()[0]["cpu"] == 12_000 - 3000 - 500
+    assert made.available()[1]["cpu"] == 12_000 - 1500
+
+
+def test_numa_nodes_of_pods_within_one_and_across_several() -> None:
+    shape = (4, 1, 2, 2)
+    made = account(facts(shape), claim("within", "0-1"), claim("across", "6-9"))
+    assert made.numa_status() == {
+        0: NodeStatus.SINGLE,
+        1: NodeStatus.SHARED,
+        2: NodeStatus.SHARED,
+        3: NodeStatus.IDLE,
+    }
+
+
+def test_amounts_of_a_numa_node_that_is_gone_harm_nobody() -> None:
+    made = account(facts(), claim("old", "40-41", {7: {"cpu": 2000}}))
+    assert free(made) == "0-15"
+    assert sorted(made.available()) == [0, 1]

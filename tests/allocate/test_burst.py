@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import burst
+from agent.allocate.reasons import Reason, Rejection
+from agent.model.policies import NumaStrategy
+
+MOST, LEAST, _ = NumaStrategy
+
+
+@pytest.mark.parametrize(
+    ("limit", "request_milli", "pools", "available", "strategy", "nodes"),
+    [
+        (4000, 1000, {0: 8000, 1: 4000, 2: 3000}, {0: 8000, 1: 4000, 2: 3000}, MOST, (1,)),
+        (4000, 1000, {0: 8000, 1: 4000, 2: 3000}, {0: 8000, 1: 4000, 2: 3000}, LEAST, (0,)),
+        (4000, 1000, {0: 8000, 1: 8000}, {0: 2000, 1: 3000}, LEAST, (1,)),
+        (4000, 2500, {0: 4000, 1: 8000}, {0: 2000, 1: 3000}, MOST, (1,)),
+        (12_000, 1000, {0: 4000, 1: 8000, 5: 6000}, {0: 4000, 1: 8000, 5: 6000}, MOST, (1, 5)),
+        (4000, 6000, {0: 4000, 1: 8000}, {0: 4000, 1: 3000}, LEAST, (0, 1)),
+    ],
+)
+def test_nodes_that_fit(limit, request_milli, pools, available, strategy, nodes) -> None:
+    assert burst.nodes(limit, request_milli, pools, available, strategy) == nodes
+
+
+def test_a_limit_beyond_all_pools_says_how_much_there_is() -> None:
+    got = burst.nodes(9000, 1000, {0: 4000, 1: 4000}, {0: 4000, 1: 4000}, LEAST)
+    assert got == Rejection(Reason.NO_POOL_FITS, "cpu", 9000, 8000)
+
+
+def test_pools_that_fit_but_are_promised_to_others_are_another_reason() -> None:
+    got = burst.nodes(4000, 3000, {0: 4000, 1: 4000}, {0: 1000, 1: 1000}, LEAST)
+    assert got == Rejection(Reason.NUMA_INSUFFICIENT, "cpu", 3000, 2000, (0, 1))
+
+
+amounts = st.integers(0, 16).map(lambda cpus: cpus * 1000)
+
+
+@given(
+    st.dictionaries(st.integers(0, 40), amounts, max_size=5),
+    st.integers(1, 40_000),
+    st.sampled_from(NumaStrategy),
+)
+def test_what_is_chosen_fits_and_no_single_node_was_passed_over(
+    pools: dict[int, int], limit: int, strategy: NumaStrategy
+) -> None:
+    got = burst.nodes(limit, 500, pools, pools, strategy)
+    if isinstance(got, Rejection):
+        assert sum(pools.values()) < max(limit, 500)
+        return
+    assert sum(pools[node] for node in got) >= limit
+    assert len(got) == 1 or max(pools.values()) < max(limit, 500)
+    assert sum(burst.amounts(500, got, pools).values()) >= 500
+    assert all(burst.amounts(500, got, pools)[node] > 0 for node in got)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.claims import Claim, claim_of
+from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.policies import ExclusivePolicy
+
+
+def test_a_pod_of_cpus_and_amounts() -> None:
+    status = (
+        '{"cpuset": "0-1", "numaNodeResources": ['
+        '{"node": 1, "resources": {"cpu": "2", "memory": "1Gi", "batch.io/x": 3}}]}'
+    )
+    spec = '{"preferredCPUExclusivePolicy": "PCPULevel"}'
+    claim = claim_of("u", "ns/p", {RESOURCE_STATUS: status, RESOURCE_SPEC: spec}, 2000)
+    assert claim == Claim(
+        "u",
+        "ns/p",
+        CpuSet((0, 1)),
+        ExclusivePolicy.PCPU_LEVEL,
+        {1: {"cpu": 2000, "memory": 1 << 30, "batch.io/x": 3}},
+        2000,
+    )
+
+
+def test_an_exclusive_policy_counts_with_cpus_only() -> None:
+    spec = {RESOURCE_SPEC: '{"preferredCPUExclusivePolicy": "NUMANodeLevel"}'}
+    assert claim_of("u", "ns/p", spec) == Claim("u", "ns/p")
+
+
+def test_a_node_that_is_named_twice_is_the_sum() -> None:
+    one = '{"node": 0, "resources": {"cpu": "1"}}'
+    status = f'{{"numaNodeResources": [{one}, {one}]}}'
+    assert claim_of("u", "ns/p", {RESOURCE_STATUS: status}).amounts == {0: {"cpu": 2000}}
+
+
+@pytest.mark.parametrize("amount", ['"1Zi"', '""', "true", "null"])
+def test_an_amount_that_is_none_is_named(amount: str) -> None:
+    status = f'{{"numaNodeResources": [{{"node": 3, "resources": {{"memory": {amount}}}}}]}}'
+    with pytest.raises(AnnotationError, match=r"node 3, 'memory'|numaNodeResources.0..resources"):
+        claim_of("u", "ns/p", {RESOURCE_STATUS: status})
+
+
+amounts = st.dictionaries(
+    st.integers(0, 70),
+    st.dictionaries(
+        st.sampled_from(["cpu", "memory", "hugepages-2Mi"]), st.integers(1, 1 << 40), min_size=1
+    ),
+    max_size=4,
+)
+cpusets = st.frozensets(st.integers(0, 40)).map(CpuSet)
+
+
+@given(cpusets, amounts)
+def test_what_is_written_reads_back(cpus: CpuSet, given_amounts: dict[int, dict[str, int]]) -> None:
+    claim = Claim("u", "ns/p", cpus, amounts=given_amounts)
+    assert claim_of("u", "ns/p", claim.annotations()) == claim
+    assert bool(claim.annotations()) == bool(cpus != EMPTY or given_amounts)

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from agent.allocate.ask import Ask
+from agent.allocate.claims import Claim
+from agent.allocate.cpu_request import Step
+from agent.allocate.ledger import Ledger
+from agent.allocate.node import NodeFacts
+from agent.allocate.numa.hint import Cause
+from agent.allocate.offer import Declined, Offer
+from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Source
+from agent.allocate.reasons import Reason
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaStrategy,
+)
+from agent.model.qos import QoS
+from agent.model.resource_spec import NumaSpec, ResourceSpec
+from tests.allocate.nodes import GIB, claim, facts, owner, sharer
+
+SPREAD = BindPolicy.SPREAD_BY_PCPUS
+FULL = BindPolicy.FULL_PCPUS
+
+
+def numa(policy: NumaPolicy, **more: object) -> NodeFacts:
+    return facts(policies=NodePolicies(numa_label=policy), **more)
+
+
+def offered(node: NodeFacts, ask: Ask, *held: Claim) -> Offer:
+    got = Ledger(node, held).offer(ask)
+    assert isinstance(got, Offer), got
+    return got
+
+
+def declined(node: NodeFacts, ask: Ask, *held: Claim) -> Declined:
+    got = Ledger(node, held).offer(ask)
+    assert isinstance(got, Declined), got
+    return got
+
+
+def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
+    return [(each.reason, each.resource, each.asked, each.available) for each in got.rejections]
+
+
+@pytest.mark.parametrize(
+    ("node", "ask", "held", "cpus", "amounts"),
+    [
+        pytest.param(facts(), sharer(1500), [], "", {}, id="a sharer is held to nothing"),
+        pytest.param(facts(), owner(4), [], "0-3", {}, id="an owner gets whole cores"),
+        pytest.param(
+            facts(), owner(4, spec=ResourceSpec(SPREAD)), [], "0,2,4,6", {}, id="spread over cores"
+        ),
+        pytest.param(
+            facts(), owner(2), [claim("b", "0-1")], "8-9", {}, id="the emptier NUMA node first"
+        ),
+        pytest.param(
+            facts(policies=NodePolicies(strategy_label=NumaStrategy.MOST_ALLOCATED)),
+            owner(2),
+            [claim("b", "0-1")],
+            "2-3",
+            {},
+            id="the fuller one by the node's label",
+        ),
+        pytest.param(
+            facts(policies=NodePolicies(distribute_across_numa=True)),
+            owner(12),
+            [],
+            "0-5,8-13",
+            {},
+            id="evenly over the NUMA nodes it needs",
+        ),
+        pytest.param(
+            numa(NumaPolicy.RESTRICTED),
+            owner(4, 8),
+            [claim("b", "0-1", {0: {"cpu": 2000, "memory": GIB}})],
+            "8-11",
+            {1: {"cpu": 4000, "memory": 8 * GIB}},
+            id="CPU and memory on one NUMA node",
+        ),
+        pytest.param(
+            numa(NumaPolicy.RESTRICTED),
+            owner(12, 4),
+            [],
+            "0-5,8-13",
+            {0: {"cpu": 6000, "memory": 2 * GIB}, 1: {"cpu": 6000, "memory": 2 * GIB}},
+            id="both NUMA nodes where one is too small",
+        ),
+        pytest.param(
+            numa(NumaPolicy.SINGLE_NUMA_NODE),
+            sharer(2500),
+            [claim("b", amounts={0: {"cpu": 1000}})],
+            "",
+            {1: {"cpu": 2500}},
+            id="a sharer is held to one NUMA node",
+        ),
+        pytest.param(
+            facts((1, 1, 4, 2), policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)),
+            sharer(2000),
+            [],
+            "",
+            {0: {"cpu": 2000}},
+            id="a machine of one NUMA node keeps accounts too",
+        ),
+        pytest.param(
+            numa(NumaPolicy.BEST_EFFORT),
+            Ask("a", "ns/a", requests={"cpu": 1000, "example.com/x": 3}),
+            [],
+            "",
+            {0: {"cpu": 1000}},
+            id="what no NUMA node counts is not theirs to give",
+        ),
+        pytest.param(
+            facts(policies=NodePolicies(bind_label=FULL)),
+            sharer(2000),
+            [],
+            "0-1",
+            {},
+            id="a node that binds gives CPUs to every pod",
+        ),
+        pytest.param(
+            facts(policies=NodePolicies(bind_label=FULL)),
+            Ask("a", "ns/a", QoS.BE, requests={"cpu": 2000}),
+            [],
+            "",
+            {},
+            id="but none to BE pods",
+        ),
+        pytest.param(numa(NumaPolicy.RESTRICTED), Ask("a", "ns/a"), [], "", {}, id="no requests"),
+    ],
+)
+def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
+    got = offered(node, ask, *held).claim
+    assert (str(got.cpus), got.amounts) == (cpus, amounts)
+
+
+@pytest.mark.parametrize(
+    ("node", "ask", "held", "why"),
+    [
+        pytest.param(
+            facts(),
+            Ask("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 1500}),
+            [],
+            [(Reason.CPU_NOT_INTEGER, "cpu", 1500, None)],
+            id="half a CPU",
+        ),
+        pytest.param(
+            facts(),
+            owner(3, spec=ResourceSpec(required=FULL)),
+            [],
+            [(Reason.SMT_ALIGNMENT, "cpu", 3000, None)],
+            id="half a core",
+        ),
+        pytest.param(
+            facts(),
+            owner(15),
+            [claim("b", "0-1")],
+            [(Reason.NOT_ENOUGH_CPUS, "cpu", 15_000, 14_000)],
+            id="more than is free",
+        ),
+        pytest.param(
+            facts((1, 1, 2, 2)),
+            owner(2, spec=ResourceSpec(required=FULL)),
+            [claim("b", "0"), claim("c", "2")],
+            [(Reason.BIND_POLICY_UNMET, "cpu", 2000, 0)],
+            id="no whole core is free",
+        ),
+        pytest.param(
+            NodeFacts(None),
+            owner(2),
+            [],
+            [(Reason.NO_CPU_TOPOLOGY, "", None, None)],
+            id="a node that does not know its CPUs",
+        ),
+        pytest.param(
+            facts(cpu_ratio=2.0, cpu_milli=32_000),
+            owner(8),
+            [claim("b", "0-7"), claim("c")],
+            [],
+            id="amplified CPU that just fits",
+        ),
+        pytest.param(
+            facts(cpu_ratio=2.0, cpu_milli=32_000),
+            owner(9),
+            [claim("b", "0-7")],
+            [(Reason.AMPLIFIED_CPU, "cpu", 18_000, 16_000)],
+            id="amplified CPU is paid for in full",
+        ),
+        pytest.param(
+            numa(NumaPolicy.SINGLE_NUMA_NODE),
+            owner(9),
+            [],
+            [(Reason.NUMA_UNALIGNED, "", None, None)],
+            id="too much for one NUMA node",
+        ),
+        pytest.param(
+            numa(NumaPolicy.RESTRICTED),
+            owner(4, 33),
+            [],
+            [
+                (Reason.NUMA_UNSATISFIED, "cpu", 4000, 16_000),
+                (Reason.NUMA_UNSATISFIED, "memory", 33 * GIB, 32 * GIB),
+            ],
+            id="too much for all of them",
+        ),
+        pytest.param(
+            numa(NumaPolicy.BEST_EFFORT),
+            owner(4, 33),
+            [],
+            [(Reason.NUMA_INSUFFICIENT, "memory", 33 * GIB, 32 * GIB)],
+            id="BestEffort admits nothing that could not be reserved",
+        ),
+        pytest.param(
+            facts(zones={}, policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED)),
+            sharer(1000),
+            [],
+            [(Reason.NO_NUMA_RESOURCES, "", None, None)],
+            id="a NUMA policy without NUMA resources",
+        ),
+        pytest.param(
+            numa(NumaPolicy.RESTRICTED),
+            sharer(1000, numa=NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)),
+            [],
+            [(Reason.NUMA_POLICY_CONFLICT, "", None, None)],
+            id="another NUMA policy than the node's",
+        ),
+        pytest.param(
+            facts(policies=NodePolicies(arm=True)),
+            owner(2, spec=ResourceSpec(SPREAD)),
+            [],
+            [(Reason.ARCHITECTURE, "", None, None)],
+            id="a policy that ARM has not",
+        ),
+    ],
+)
+def test_what_is_declined_says_what_is_lacking(node, ask, held, why) -> None:
+    got = Ledger(node, held).offer(ask)
+    assert (reasons(got) if isinstance(got, Declined) else []) == why
+
+
+def test_an_explanation_names_policies_candidates_and_the_step_that_decided() -> None:
+    node = facts(policies=NodePolicies(numa_kubelet=NumaPolicy.RESTRICTED, bind_label=FULL))
+    held = claim("b", "0-1", {0: {"cpu": 2000}})
+    why = offered(node, owner(8, spec=ResourceSpec(SPREAD)), held).why
+    assert why.policies == (
+        Chosen("numa policy", "Restricted", Source.KUBELET),
+        Chosen("numa strategy", "LeastAllocated", Source.DEFAULT),
+        Chosen("cpu bind policy", "FullPCPUs", Source.NODE_LABEL),
+    )
+    assert {each.nodes for each in why.candidates} <= {(0,), (1,), (0, 1)}
+    assert (1,) in {each.nodes for each in why.candidates if each.rejection is None}
+    assert why.merged is not None
+    assert why.merged.mask == 0b10
+    assert Step.CORES_IN_NODE in why.steps
+
+
+def test_a_declined_pod_can_see_which_nodes_were_tried_and_what_they_lack() -> None:
+    node = numa(NumaPolicy.RESTRICTED)
+    held = [claim("b", "0-7"), claim("c", "8-13", {1: {"cpu": 1000}})]
+    got = declined(node, owner(4, 1), *held)
+    assert {each.reason for each in got.rejections} == {Reason.NUMA_UNSATISFIED}
+    assert got.why.merged is not None
+
+
+def test_price_counts_numa_nodes_and_cores_that_are_broken() -> None:
+    whole = offered(facts(), owner(4)).price
+    broken = offered(facts(), owner(4, spec=ResourceSpec(SPREAD))).price
+    both = offered(facts(), owner(12)).price
+    assert (whole.numa_nodes, whole.split_cores) == (1, 0)
+    assert (broken.numa_nodes, broken.split_cores) == (1, 4)
+    assert both.numa_nodes == 2
+    assert both.score < whole.score
+
+
+def test_a_pod_alone_on_its_numa_node_keeps_pods_of_several_nodes_out() -> None:
+    alone = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.REQUIRED)
+    beside = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE, NumaExclusive.PREFERRED)
+    across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
+    got = declined(facts(), owner(4, numa=alone), across)
+    assert got.rejections[0].reason is Reason.NUMA_UNALIGNED
+    assert got.why.merged is not None
+    assert got.why.merged.causes == (Cause.NODE_EXCLUSIVE,)
+    assert offered(facts(), owner(4, numa=beside), across)
+
+
+def test_an_exclusive_policy_is_kept_in_the_claim_and_heard_by_the_next() -> None:
+    spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
+    first = offered(facts(), owner(2, spec=spec)).claim
+    assert first.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
+    most = facts(policies=NodePolicies(strategy_label=NumaStrategy.MOST_ALLOCATED))
+    assert str(offered(most, owner(2, uid="b", spec=spec), first).claim.cpus) == "8-9"
+    assert str(offered(most, owner(2, uid="b"), first).claim.cpus) == "2-3"
+
+
+def test_reserved_cpus_are_offered_only_where_the_profile_says_so() -> None:
+    node = facts((1, 1, 2, 2), kubelet_reserved=facts().layout and claim("", "0-1").cpus)
+    assert str(offered(node, owner(2)).claim.cpus) == "2-3"
+    lenient = replace(node, profile=replace(PROFILES["koordinator"], owners_on_reserved=True))
+    assert str(offered(lenient, owner(2)).claim.cpus) == "0-1"
+
+
+def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
+    packed = numa(NumaPolicy.RESTRICTED, profile=replace(PROFILES["koordinator"], packed=True))
+    assert offered(packed, sharer(12_000)).claim.amounts == {0: {"cpu": 8000}, 1: {"cpu": 4000}}
+
+
+BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
+
+
+def test_a_bursting_pod_is_held_to_a_pool_that_fits_its_limit() -> None:
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    assert offered(facts(), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1000}}
+    assert offered(facts(), ask, claim("b", "0-3"), claim("c", "8-11")).claim.amounts == {
+        0: {"cpu": 500},
+        1: {"cpu": 500},
+    }
+
+
+def test_a_bursting_pod_is_declined_where_no_pools_fit_its_limit() -> None:
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=14_500)
+    assert reasons(declined(facts(), ask, claim("b", "0-1"))) == [
+        (Reason.NO_POOL_FITS, "cpu", 14_500, 14_000)
+    ]
+
+
+@pytest.mark.parametrize("policy", [NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.BEST_EFFORT])
+def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolicy) -> None:
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=6000)
+    assert offered(numa(policy), ask, claim("b", "8-11")).claim.amounts == {0: {"cpu": 1000}}
+    crowded = [claim("b", "8-11"), claim("c", "0-3")]
+    got = Ledger(numa(policy), crowded).offer(ask)
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        assert isinstance(got, Declined)
+    else:
+        assert isinstance(got, Offer)
+        assert set(got.claim.amounts) == {0, 1}
+
+
+def test_a_pod_without_a_limit_may_burst_anywhere() -> None:
+    assert offered(facts(), sharer(1000, spec=BURST)).claim.amounts == {}
+
+
+@pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
+def test_34_numa_nodes_of_which_two_have_cpus(policy: NumaPolicy) -> None:
+    two = facts((2, 1, 36, 1))
+    zones = {**two.zones, **{node: {"memory": 96 * GIB} for node in range(2, 34)}}
+    node = replace(numa(policy), layout=two.layout, zones=zones)
+    got = offered(node, owner(30, 8), claim("b", "0-9", {0: {"cpu": 10_000}})).claim
+    assert (str(got.cpus), got.amounts) == ("36-65", {1: {"cpu": 30_000, "memory": 8 * GIB}})
+    much = sharer(60_000, 20)
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        assert declined(node, much).rejections
+    else:
+        assert offered(node, much).claim.amounts.keys() == {0, 1}

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import split
+
+nodes = st.dictionaries(st.integers(0, 70), st.integers(0, 40), max_size=6)
+units = st.integers(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "unit", "shares"),
+    [
+        (8, {0: 8, 1: 8}, 1, {0: 4, 1: 4}),
+        (7, {0: 8, 1: 8}, 1, {0: 3, 1: 4}),
+        (8, {0: 1, 1: 8}, 1, {0: 1, 1: 7}),
+        (12, {2: 9, 5: 2, 7: 9}, 1, {2: 5, 5: 2, 7: 5}),
+        (6, {0: 8, 1: 8}, 2, {0: 2, 1: 4}),
+        (6, {0: 3, 1: 8}, 2, {0: 2, 1: 4}),
+        (9, {0: 3, 1: 3}, 1, {0: 3, 1: 3}),
+        (3, {0: 0, 1: 8}, 1, {1: 3}),
+        (1, {}, 1, {}),
+    ],
+)
+def test_evenly(asked: int, available: dict[int, int], unit: int, shares: dict[int, int]) -> None:
+    assert split.evenly(asked, available, unit) == shares
+
+
+def test_order_follows_the_nodes_own_availability_where_the_mask_does_not_start_at_node_0() -> None:
+    assert split.evenly(10, {1: 9, 3: 2}) == {3: 2, 1: 8}
+
+
+@pytest.mark.parametrize(
+    ("asked", "available", "shares"),
+    [
+        (8, {0: 8, 1: 9}, {1: 8}),
+        (12, {0: 8, 1: 8, 2: 3}, {0: 8, 1: 4}),
+        (30, {0: 8, 1: 9}, {1: 9, 0: 8}),
+    ],
+)
+def test_packed(asked: int, available: dict[int, int], shares: dict[int, int]) -> None:
+    assert split.packed(asked, available) == shares
+
+
+@given(st.integers(0, 100), nodes, units, st.sampled_from([split.evenly, split.packed]))
+def test_nothing_is_lost_and_nothing_overdrawn(asked, available, unit, way) -> None:
+    shares = way(asked, available, unit)
+    room = sum(amount // unit for amount in available.values())
+    assert sum(shares.values()) == min(asked // unit, room) * unit
+    assert all(0 < share <= available[node] and not share % unit for node, share in shares.items())
+
+
+@given(st.integers(0, 100), nodes, units)
+def test_even_shares_differ_by_more_than_a_unit_only_where_the_poorer_node_is_full(
+    asked: int, available: dict[int, int], unit: int
+) -> None:
+    shares = split.evenly(asked, available, unit)
+    for poorer, richer in itertools.permutations(available, 2):
+        if shares.get(richer, 0) - shares.get(poorer, 0) > unit:
+            assert available[poorer] - shares.get(poorer, 0) < unit
+
+
+@given(st.integers(1, 100), nodes)
+def test_no_fewer_nodes_would_hold_what_is_packed(asked: int, available: dict[int, int]) -> None:
+    shares = split.packed(asked, available)
+    if shares:
+        fewer = itertools.combinations(available.values(), len(shares) - 1)
+        assert all(sum(each) < sum(shares.values()) for each in fewer)

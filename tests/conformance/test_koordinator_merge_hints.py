@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from agent.conformance.koordinator_merge_hints import KEYS, NAME, judge
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / f"{NAME}.jsonl.gz"
+
+CASE: dict[str, Any] = {
+    "policy": "Restricted",
+    "numaNodes": [0, 1],
+    "status": ["idle", "shared"],
+    "exclusive": "Required",
+    "hints": [
+        {
+            "cpu": [
+                {"mask": [0], "preferred": True, "score": 7},
+                {"mask": [1], "preferred": True, "score": 9},
+            ],
+            "memory": None,
+        },
+        {},
+    ],
+    "expect": {
+        "mask": [0],
+        "preferred": True,
+        "unsatisfied": False,
+        "score": 7,
+        "admit": True,
+    },
+}
+
+
+def test_a_case() -> None:
+    assert CASE.keys() >= KEYS
+    assert judge(CASE).agrees
+
+
+def test_another_answer_disagrees_and_ours_is_told() -> None:
+    verdict = judge(CASE | {"expect": CASE["expect"] | {"score": 9}})
+    assert not verdict.agrees
+    assert verdict.declared is None
+    assert verdict.ours == CASE["expect"]
+
+
+def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
+    verdict = judge(CASE | {"numaNodes": [0, 5], "hints": [], "expect": {"panic": True}})
+    assert verdict.agrees
+    assert verdict.ours["mask"] == [0, 5]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"policy": "Loose"}, {"status": ["idle"]}, {"hints": [{"cpu": [{"mask": [0]}]}]}],
+)
+def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        judge(CASE | broken)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_no_vector_disagrees() -> None:
+    with gzip.open(VECTORS, "rt") as lines:
+        cases = [json.loads(line) for line in lines]
+    assert len(cases) == 3963
+    assert [case for case in cases if not judge(case).agrees] == []

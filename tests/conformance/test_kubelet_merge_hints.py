@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from agent.conformance.kubelet_merge_hints import KEYS, NAME, judge
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / f"{NAME}.jsonl.gz"
+
+CASE: dict[str, Any] = {
+    "policy": "restricted",
+    "options": ["prefer-closest-numa-nodes"],
+    "numaNodes": [0, 2, 5],
+    "distances": [[10, 32, 32], [32, 10, 12], [32, 12, 10]],
+    "hints": [
+        None,
+        {
+            "cpu": [{"mask": [0, 2], "preferred": True}, {"mask": [2, 5], "preferred": True}],
+            "memory": [{"mask": None, "preferred": True}],
+        },
+    ],
+    "expect": {"admit": True, "mask": [2, 5], "preferred": True},
+}
+
+
+def test_a_case() -> None:
+    assert CASE.keys() >= KEYS
+    assert judge(CASE).agrees
+
+
+def test_another_answer_disagrees_and_ours_is_told() -> None:
+    verdict = judge(CASE | {"expect": CASE["expect"] | {"mask": [0, 2]}})
+    assert not verdict.agrees
+    assert verdict.declared is None
+    assert verdict.ours == CASE["expect"]
+
+
+def test_a_panic_agrees_with_our_answer_on_ids_with_gaps() -> None:
+    assert judge(CASE | {"expect": {"panic": True}}).agrees
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"policy": "loose"},
+        {"options": ["max-allowable-numa-nodes"]},
+        {"distances": [[10, 32, 32]]},
+        {"hints": [{"cpu": [{"mask": [9], "preferred": True}]}]},
+    ],
+)
+def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        judge(CASE | broken)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_no_vector_disagrees() -> None:
+    with gzip.open(VECTORS, "rt") as lines:
+        cases = [json.loads(line) for line in lines]
+    assert len(cases) == 3000
+    assert [case for case in cases if not judge(case).agrees] == []

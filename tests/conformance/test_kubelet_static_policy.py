@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agent.conformance.kubelet_static_policy import DIFFERENCES, KEYS, NAME, judge
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / f"{NAME}.jsonl.gz"
+
+
+def container(name: str, cpu: str) -> dict[str, Any]:
+    return {"name": name, "cpu": cpu}
+
+
+def case(
+    *steps: tuple[dict[str, Any], dict[str, Any]],
+    containers: tuple[dict[str, Any], ...],
+    init: tuple[dict[str, Any], ...] = (),
+    qos: str = "Guaranteed",
+    **other: Any,
+) -> dict[str, Any]:
+    """One pod; a step and what is expected of it stand together."""
+    return {
+        "shape": [2, 1, 4, 2],
+        "numbering": "interleaved",
+        "l3": 2,
+        "options": [],
+        "reserved": "0",
+        "topologyPolicy": "none",
+        "pods": [{"name": "a", "qos": qos, "init": init, "containers": containers}],
+        "steps": [{"pod": "a", **step} for step, _ in steps],
+        "expect": {
+            "start": {"reserved": "0", "default": "0-15"},
+            "steps": [expected for _, expected in steps],
+        },
+        **other,
+    }
+
+
+def allocate(name: str, *mask: int) -> dict[str, Any]:
+    step = {"op": "allocate", "container": name}
+    return {**step, "mask": mask} if mask else step
+
+
+def hints(name: str) -> dict[str, Any]:
+    return {"op": "hints", "container": name}
+
+
+def remove(name: str) -> dict[str, Any]:
+    return {"op": "remove", "container": name}
+
+
+def hint(*mask: int, preferred: bool = False) -> dict[str, Any]:
+    return {"mask": list(mask), "preferred": preferred}
+
+
+SHARED_STEP = (allocate("c0"), {"cpuset": None, "default": "0-15"})
+HALF_CORES = case(
+    (allocate("c0", 0), {"cpuset": "4-5", "default": "0-3,6-7"}),
+    containers=(container("c0", "2"),),
+    shape=[2, 1, 2, 2],
+    options=["full-pcpus-only"],
+    reserved="0-2",
+    expect={
+        "start": {"reserved": "0-2", "default": "0-7"},
+        "steps": [{"cpuset": "4-5", "default": "0-3,6-7"}],
+    },
+)
+COUNTED_TWICE = case(
+    (allocate("i0", 0), {"cpuset": "1-2,9-10", "default": "0,3-8,11-15"}),
+    (remove("i0"), {"default": "0-15"}),
+    (hints("c0"), {"hints": [hint(0), hint(0, 1, preferred=True)], "default": "0-15"}),
+    init=(container("i0", "4"),),
+    containers=(container("c0", "10"),),
+)
+REUSED = case(
+    (allocate("i0"), {"cpuset": "1-2,9-10", "default": "0,3-8,11-15"}),
+    (allocate("c0"), {"cpuset": "1,9", "default": "0,3-8,11-15"}),
+    (allocate("i0"), {"cpuset": "1-2,9-10", "default": "0,3-8,11-15"}),
+    (allocate("c1"), {"cpuset": "1,9", "default": "0,3-8,11-15"}),
+    init=(container("i0", "4"),),
+    containers=(container("c0", "2"), container("c1", "2")),
+)
+EMPTIED = case(
+    (allocate("c0"), {"cpuset": "8-15", "default": ""}),
+    containers=(container("c0", "8"),),
+    options=["strict-cpu-reservation"],
+    reserved="0-7",
+    expect={
+        "start": {"reserved": "0-7", "default": "8-15"},
+        "steps": [{"cpuset": "8-15", "default": ""}],
+    },
+)
+
+
+@pytest.mark.parametrize(
+    "agreed",
+    [
+        pytest.param(case(SHARED_STEP, containers=(container("c0", "1500m"),)), id="a fraction"),
+        pytest.param(
+            case(SHARED_STEP, containers=(container("c0", "2"),), qos="Burstable"), id="burstable"
+        ),
+        pytest.param(
+            case(SHARED_STEP, containers=(container("c0", "2"), container("c1", "0"))),
+            id="a container without CPU makes the pod burstable",
+        ),
+        pytest.param(
+            case(
+                (allocate("c0"), {"cpuset": "1-2,8-10", "default": "0,3-7,11-15"}),
+                (allocate("c1"), {"error": "not enough", "default": "0,3-7,11-15"}),
+                (
+                    {"op": "podHints"},
+                    {"hints": [], "default": "0,3-7,11-15"},
+                ),
+                (remove("c0"), {"default": "0-15"}),
+                containers=(container("c0", "5"), container("c1", "11")),
+            ),
+            id="errors in other words",
+        ),
+        pytest.param(
+            case(
+                (allocate("c0"), {"hang": True}),
+                containers=(container("c0", "5"),),
+            ),
+            id="no answer",
+        ),
+        pytest.param(
+            case(
+                containers=(),
+                topologyPolicy="single-numa-node",
+                options=["align-by-socket"],
+                expect={"start": {"error": "incompatible"}},
+            ),
+            id="options refused",
+        ),
+        pytest.param(
+            case(
+                containers=(),
+                state={"default": "0-14", "assignments": {}},
+                expect={"start": {"error": "CPUs differ", "reserved": "0"}},
+            ),
+            id="state refused",
+        ),
+    ],
+)
+def test_agreement(agreed: dict[str, Any]) -> None:
+    assert agreed.keys() >= KEYS
+    verdict = judge(agreed)
+    assert verdict.agrees, verdict.ours
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        (HALF_CORES, "half-cores"),
+        (COUNTED_TWICE, "reusable-counted-twice"),
+        (REUSED, "reused-while-held"),
+        (EMPTIED, "shared-pool-emptied"),
+    ],
+)
+def test_a_wrong_answer_is_declared(wrong: dict[str, Any], name: str) -> None:
+    verdict = judge(wrong)
+    assert not verdict.agrees
+    assert verdict.declared == name
+
+
+def answered(wrong: dict[str, Any], **last: Any) -> dict[str, Any]:
+    """The same case with another answer to its last step."""
+    expect = wrong["expect"]
+    steps = [*expect["steps"][:-1], {**expect["steps"][-1], **last}]
+    return {**wrong, "expect": {**expect, "steps": steps}}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(answered(HALF_CORES, cpuset="0,4", default="1-3,5-7"), id="whole cores"),
+        pytest.param({**answered(HALF_CORES, cpuset="6-7"), "options": []}, id="half cores may be"),
+        pytest.param(answered(COUNTED_TWICE, hints=[hint(0)]), id="a hint of ours is missing"),
+        pytest.param(
+            answered(
+                case(
+                    (hints("c0"), COUNTED_TWICE["expect"]["steps"][-1]),
+                    containers=(container("c0", "10"),),
+                )
+            ),
+            id="nothing was reusable",
+        ),
+        pytest.param(answered(REUSED, cpuset="4,12"), id="nothing is handed out twice"),
+        pytest.param(answered(EMPTIED, default="8"), id="something is left"),
+        pytest.param(answered(EMPTIED, error="too few"), id="another error"),
+    ],
+)
+def test_what_is_not_declared(wrong: dict[str, Any]) -> None:
+    verdict = judge(wrong)
+    assert not verdict.agrees
+    assert verdict.declared is None
+
+
+def test_another_start_disagrees() -> None:
+    other = {**EMPTIED, "expect": {"start": {"reserved": "0-7", "default": "0-15"}}}
+    assert judge(other).declared is None
+    assert not judge(other).agrees
+
+
+def test_the_kubelets_answers() -> None:
+    if not VECTORS.exists():
+        pytest.skip(f"no {VECTORS}")
+    declared: Counter[str] = Counter()
+    cases = 0
+    for line in gzip.decompress(VECTORS.read_bytes()).splitlines():
+        case = json.loads(line)
+        verdict = judge(case)
+        cases += 1
+        assert verdict.agrees or verdict.declared, (case, verdict.ours)
+        if verdict.declared:
+            declared[verdict.declared] += 1
+    assert cases == 750
+    assert declared.keys() <= {each.name for each in DIFFERENCES}

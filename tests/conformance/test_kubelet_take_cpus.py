@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from agent.conformance.kubelet_take_cpus import DIFFERENCES, KEYS, NAME, judge
+from agent.conformance.verdict import Verdict
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / f"{NAME}.jsonl.gz"
+
+CASE: dict[str, Any] = {
+    "shape": [2, 1, 4, 2],
+    "numbering": "interleaved",
+    "l3": 2,
+    "available": "1-15",
+    "need": 4,
+    "options": ["full-pcpus-only"],
+    "expect": {"cpuset": "1-2,9-10"},
+}
+OVERWRITTEN: dict[str, Any] = {
+    "shape": [2, 4, 4, 2],
+    "numbering": "interleaved",
+    "l3": 8,
+    "available": "0-63",
+    "need": 32,
+    "options": ["distribute-cpus-across-numa"],
+    "quirk": "shared-slice",
+    "expect": {"cpuset": "0-11,28-31,32-43,60-63"},
+}
+
+
+def judged(case: dict[str, Any], **other: Any) -> Verdict:
+    return judge({**case, **other})
+
+
+def test_agreement() -> None:
+    assert CASE.keys() >= KEYS
+    assert judge(CASE) == Verdict(agrees=True, ours={"cpuset": "1-2,9-10"})
+    assert judged(CASE, expect={"cpuset": "1-4"}) == Verdict(False, {"cpuset": "1-2,9-10"})
+
+
+def test_errors_agree_whatever_they_say() -> None:
+    assert judged(CASE, need=16, expect={"error": "too few"}).agrees
+    assert not judged(CASE, expect={"error": "too few"}).agrees
+    assert not judged(CASE, need=16).agrees
+
+
+@pytest.mark.parametrize("need", [4, 16])
+@pytest.mark.parametrize("outcome", ["hang", "panic"])
+def test_any_answer_is_better_than_none(need: int, outcome: str) -> None:
+    assert judged(CASE, need=need, expect={outcome: True}).agrees
+
+
+def test_an_overwritten_combination_is_declared() -> None:
+    verdict = judge(OVERWRITTEN)
+    assert verdict == Verdict(False, {"cpuset": "0-15,32-47"}, "shared-slice")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"quirk": None}, id="nothing was overwritten"),
+        pytest.param({"expect": {"cpuset": "0-14,32-47"}}, id="fewer CPUs"),
+        pytest.param({"expect": {"error": "none"}}, id="an error"),
+        pytest.param({"available": "0-15,32-63", "need": 31}, id="CPUs that are not free"),
+        pytest.param({"need": 16, "expect": {"cpuset": "16-31"}}, id="two nodes"),
+        pytest.param(
+            {"available": "0-59", "expect": {"cpuset": "0-27,32,36,40,44"}}, id="more even"
+        ),
+    ],
+)
+def test_what_is_not_declared(other: dict[str, Any]) -> None:
+    verdict = judged(OVERWRITTEN, **other)
+    assert not verdict.agrees
+    assert verdict.declared is None
+
+
+def test_the_kubelets_answers() -> None:
+    if not VECTORS.exists():
+        pytest.skip(f"no {VECTORS}")
+    declared: Counter[str] = Counter()
+    cases = 0
+    for line in gzip.decompress(VECTORS.read_bytes()).splitlines():
+        case = json.loads(line)
+        verdict = judge(case)
+        cases += 1
+        assert verdict.agrees or verdict.declared, (case, verdict.ours)
+        if verdict.declared:
+            declared[verdict.declared] += 1
+    assert cases == 4000
+    assert declared.keys() <= {each.name for each in DIFFERENCES}
+    assert declared.total() <= cases // 100

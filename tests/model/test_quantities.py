@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import quantities
+from agent.model.quantities import QuantityError
+
+
+@pytest.mark.parametrize(
+    ("text", "milli", "whole"),
+    [
+        ("2", 2000, 2),
+        ("1500m", 1500, 2),
+        ("0.5", 500, 1),
+        (".5", 500, 1),
+        ("1.", 1000, 1),
+        ("100u", 1, 1),
+        ("1n", 1, 1),
+        ("0", 0, 0),
+        ("2e3", 2_000_000, 2000),
+        ("2E3", 2_000_000, 2000),
+        ("12E", 12 * 10**21, 12 * 10**18),
+        ("25e-1", 2500, 3),
+        ("1Ki", 1024_000, 1024),
+        ("1.5Gi", 1_610_612_736_000, 1_610_612_736),
+        ("3k", 3_000_000, 3000),
+        ("-1500m", -1500, -2),
+        ("+4", 4000, 4),
+    ],
+)
+def test_quantities_are_rounded_up(text: str, milli: int, whole: int) -> None:
+    assert quantities.milli(text) == milli
+    assert quantities.whole(text) == whole
+
+
+@pytest.mark.parametrize("number", [4, 0, 1.5, 4e-5])
+def test_bare_json_numbers_count(number: float) -> None:
+    assert quantities.milli(number) == -(-Fraction(repr(number)) * 1000 // 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "m", "1 ", "1mi", "0x10", "1e999", "1e", "--1", "1.2.3", "Infinity", "\u0661", "9" * 99],
+)
+def test_no_quantity_is_named(text: str) -> None:
+    with pytest.raises(QuantityError, match="is no quantity"):
+        quantities.milli(text)
+
+
+def test_an_endless_number_is_refused() -> None:
+    with pytest.raises(QuantityError):
+        quantities.whole(float("inf"))
+
+
+@given(st.integers(0, 10**7))
+def test_a_printed_amount_of_cpu_reads_back(cpu_milli: int) -> None:
+    assert quantities.milli(quantities.cpu(cpu_milli)) == cpu_milli
