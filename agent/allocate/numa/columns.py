@@ -38,18 +38,20 @@ class Column:
 
     @property
     def lacking(self) -> bool:
-        """Nothing satisfies this resource."""
-        return self.hints is _LACKING
+        """Nothing satisfies this resource, or a policy kept no hint of it."""
+        return self.hints is _LACKING or not self.hints
 
     def keep(self, kept: Sequence[int], full: int) -> Column:
-        """Only the hints at these places."""
+        """Only the hints at these places, itself if those are all."""
+        if len(kept) == len(self.hints):
+            return self
         places = kept if self.kept is None else [self.kept[index] for index in kept]
         hints = [self.hints[index] for index in kept]
         return Column(self.provider, self.resource, hints, full, places)
 
     def pick(self, index: int) -> Pick:
         """The hint at `index`, by its place in what the provider gave."""
-        if self.hints is _ANY or self.hints is _LACKING:
+        if self.hints is _ANY or self.lacking:
             return Pick(self.provider, self.resource, None)
         return Pick(self.provider, self.resource, index if self.kept is None else self.kept[index])
 
@@ -86,7 +88,12 @@ def single_node_only(column: Column, full: int) -> Column:
         for index, (hint, mask) in enumerate(zip(column.hints, column.named, strict=True))
         if hint.preferred and (mask is None or mask.bit_count() == 1)
     ]
-    return column.keep(kept, full) if len(kept) < len(column.hints) else column
+    return column.keep(kept, full)
+
+
+def lacking(columns: Iterable[Column]) -> tuple[Pick, ...]:
+    """The resources that nothing satisfies."""
+    return tuple(column.pick(0) for column in columns if column.lacking)
 
 
 def aligned(columns: Sequence[Column], full: int) -> set[int]:
@@ -111,18 +118,28 @@ def aligned(columns: Sequence[Column], full: int) -> set[int]:
 
 def causes(columns: Sequence[Column], place: Sequence[int], kept_out: bool) -> tuple[Cause, ...]:
     """Why the combination at this place is not preferred; `kept_out`: by exclusivity."""
-    hints = [column.hints[index] for column, index in zip(columns, place, strict=True)]
-    pairs = list(zip(columns, hints, strict=True))
     found = []
     if any(column.lacking for column in columns):
         found.append(Cause.RESOURCE_LACKING)
-    if any(not hint.preferred for column, hint in pairs if not column.lacking):
+    hints = [
+        column.hints[index]
+        for column, index in zip(columns, place, strict=True)
+        if not column.lacking
+    ]
+    if not all(hint.preferred for hint in hints):
         found.append(Cause.HINT_NOT_PREFERRED)
     if len({hint.mask for hint in hints} - {None}) > 1:
         found.append(Cause.MASKS_DIFFER)
     if kept_out:
         found.append(Cause.NODE_EXCLUSIVE)
     return tuple(found)
+
+
+def no_combination(columns: Iterable[Column], single: bool) -> tuple[Cause, ...]:
+    """Why no combination has a node; `single`: only hints of one node were kept."""
+    if not any(column.lacking for column in columns):
+        return (Cause.NOTHING_IN_COMMON,)
+    return (Cause.NOT_ON_ONE_NODE if single else Cause.RESOURCE_LACKING,)
 
 
 def _checked(column: Column, full: int) -> Column:

@@ -29,6 +29,7 @@ class Cause(enum.StrEnum):
     """Why a merged mask is not the preferred one; all that hold are given, in this order."""
 
     RESOURCE_LACKING = "ResourceLacking"
+    NOT_ON_ONE_NODE = "NotOnOneNode"
     NOTHING_IN_COMMON = "NothingInCommon"
     HINT_NOT_PREFERRED = "HintNotPreferred"
     MASKS_DIFFER = "MasksDiffer"
@@ -47,9 +48,9 @@ class Pick(msgspec.Struct, frozen=True):
 class Merged(msgspec.Struct, frozen=True):
     """What a merge chose and why.
 
-    `mask` None: no restriction. `picks`: the hints that made the winner, one a resource, empty
-    where the answer is the one that stands before any hint. `lacking`: resources with an empty
-    list. `combined`: the mask of the winner before the policy replaced it, if it did.
+    `mask` None: no restriction. `combined`: the winner's mask before the policy replaced it, if it
+    did; None without a winner. `picks`: the hints that made the winner, one a resource. `lacking`:
+    resources that nothing satisfies, or under SingleNUMANode no preferred hint of one node.
     """
 
     mask: int | None

@@ -19,8 +19,11 @@ from agent.allocate.numa.columns import (
     causes,
     columns,
     full_mask,
+    lacking,
+    no_combination,
     single_node_only,
 )
+from agent.allocate.numa.combinations import Place, first_place
 from agent.allocate.numa.hint import Cause, Merged, Provider
 from agent.allocate.numa.intersections import intersections
 from agent.allocate.numa.masks import of_nodes
@@ -53,37 +56,46 @@ def merge(
     if policy is NumaPolicy.NONE:
         return Merged(None, preferred=False, admit=True)
     table = columns(providers, full)
-    lacking = tuple(column.pick(0) for column in table if column.lacking)
+    missing = lacking(table)
     single = policy is NumaPolicy.SINGLE_NUMA_NODE
-    if lacking and policy is not NumaPolicy.BEST_EFFORT:
+    if missing and policy is not NumaPolicy.BEST_EFFORT:
         return Merged(
             None if single else full,
             preferred=False,
             admit=False,
             causes=(Cause.RESOURCE_LACKING,),
-            lacking=lacking,
+            lacking=missing,
         )
     if single:
         table = [single_node_only(column, full) for column in table]
+        missing = lacking(table)
     apart = _Exclusivity(statuses or {}) if exclusive is NumaExclusive.REQUIRED else None
-    merged = _combine(table, full, apart)
-    admit = merged.preferred
-    if policy is NumaPolicy.BEST_EFFORT:
-        admit = True
-        if merged.unsatisfied:
-            merged = _replaced(merged, full, preferred=False)
-    elif single and merged.mask == full:
-        merged = _replaced(merged, None, preferred=merged.preferred)
+    table, best, place, preferred = _combine(table, full, apart)
+    why: tuple[Cause, ...] = ()
+    if place is None:
+        why = no_combination(table, single)
+    elif not preferred:
+        why = causes(table, place, apart is not None and apart.keeps_out(best.mask))
+    mask: int | None = best.mask
+    score = best.score
+    unsatisfied = best.place is not None and _unsatisfied(table, best.place, best.mask)
+    if (policy is NumaPolicy.BEST_EFFORT and unsatisfied) or (single and mask == full):
+        mask = None if single else full
+        preferred = preferred and single
+        score = 0
+        unsatisfied = False
     return Merged(
-        merged.mask,
-        preferred=merged.preferred,
-        admit=admit,
-        score=merged.score,
-        unsatisfied=merged.unsatisfied,
-        combined=merged.combined,
-        causes=merged.causes,
-        picks=merged.picks,
-        lacking=lacking,
+        mask,
+        preferred=preferred,
+        admit=preferred or policy is NumaPolicy.BEST_EFFORT,
+        score=score,
+        unsatisfied=unsatisfied,
+        combined=None if place is None else best.mask,
+        causes=why,
+        picks=()
+        if place is None
+        else tuple(column.pick(index) for column, index in zip(table, place, strict=True)),
+        lacking=missing,
     )
 
 
@@ -103,38 +115,31 @@ def _mask(statuses: Mapping[int, NodeStatus], wanted: NodeStatus) -> int:
     return of_nodes(node for node, status in statuses.items() if status is wanted)
 
 
-def _combine(table: Sequence[Column], full: int, apart: _Exclusivity | None) -> Merged:
+def _combine(
+    table: list[Column], full: int, apart: _Exclusivity | None
+) -> tuple[list[Column], scan.Best, Place | None, bool]:
+    """The hints that were looked at, what the scan ends with, a combination of that mask if there
+    is one, and whether it is preferred. The full mask, not preferred and without a score, is what
+    stands before the scan."""
+    before = scan.Best(full, 0, None)
     masks = aligned(table, full)
     if apart is not None:
         masks = {mask for mask in masks if not apart.keeps_out(mask)}
     preferred = bool(masks)
-    if preferred:
-        fewest = min(mask.bit_count() for mask in masks)
-        masks = {mask for mask in masks if mask.bit_count() == fewest}
-        table = [_of_masks(column, masks, full) for column in table]
-        start = None
-    else:
+    if not preferred:
         masks = intersections([column.masks for column in table], full)
-        fewest = min((mask.bit_count() for mask in masks), default=0)
-        masks = {mask for mask in masks if mask.bit_count() == fewest}
-        start = scan.Best(full, 0, None) if not masks or masks == {full} else None
+        if not masks:
+            return table, before, None, False
+    fewest = min(mask.bit_count() for mask in masks)
+    masks = {mask for mask in masks if mask.bit_count() == fewest}
+    if preferred:
+        table = [_of_masks(column, masks, full) for column in table]
+    lists = [column.masks for column in table]
     scores = [[0 if hint.mask is None else hint.score for hint in column.hints] for column in table]
-    best = scan.outcome([column.masks for column in table], scores, masks, start)
-    if not masks:
-        return Merged(full, preferred=False, admit=False, causes=(Cause.NOTHING_IN_COMMON,))
-    place = best.place or scan.first_place([column.masks for column in table], full)
-    return Merged(
-        best.mask,
-        preferred=preferred,
-        admit=preferred,
-        score=best.score,
-        unsatisfied=best.place is not None and _unsatisfied(table, best.place, best.mask),
-        combined=best.mask,
-        causes=()
-        if preferred
-        else causes(table, place, apart is not None and apart.keeps_out(best.mask)),
-        picks=tuple(column.pick(index) for column, index in zip(table, place, strict=True)),
-    )
+    stands = before if masks == {full} and not preferred else None
+    best = scan.outcome(lists, scores, masks, stands)
+    place = first_place(lists, full) if best.place is None else best.place
+    return table, best, place, preferred
 
 
 def _of_masks(column: Column, masks: set[int], full: int) -> Column:
@@ -147,18 +152,7 @@ def _of_masks(column: Column, masks: set[int], full: int) -> Column:
     return column.keep(kept, full)
 
 
-def _unsatisfied(table: Sequence[Column], place: scan.Place, mask: int) -> bool:
+def _unsatisfied(table: Sequence[Column], place: Place, mask: int) -> bool:
     """A resource can't be satisfied, or one names more nodes than the mask has."""
     hints = [column.hints[index] for column, index in zip(table, place, strict=True)]
     return any(hint.unsatisfied or (hint.mask is not None and hint.mask != mask) for hint in hints)
-
-
-def _replaced(merged: Merged, mask: int | None, *, preferred: bool) -> Merged:
-    return Merged(
-        mask,
-        preferred=preferred,
-        admit=merged.admit,
-        combined=merged.combined,
-        causes=merged.causes,
-        picks=merged.picks,
-    )

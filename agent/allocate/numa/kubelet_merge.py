@@ -14,15 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from agent.allocate.numa import scan
 from agent.allocate.numa.columns import (
     Column,
     aligned,
     causes,
     columns,
     full_mask,
+    lacking,
+    no_combination,
     single_node_only,
 )
+from agent.allocate.numa.combinations import first_place
 from agent.allocate.numa.distances import Distances, span
 from agent.allocate.numa.hint import Cause, Merged, Provider
 from agent.allocate.numa.intersections import intersections
@@ -45,8 +47,8 @@ def merge(
     if policy is NumaPolicy.NONE:
         return Merged(None, preferred=False, admit=True)
     table = columns(providers, full)
-    lacking = tuple(column.pick(0) for column in table if column.lacking)
     single = policy is NumaPolicy.SINGLE_NUMA_NODE
+    missing = lacking(table)
     if single:
         table = [single_node_only(column, full) for column in table]
         distances = None
@@ -67,11 +69,12 @@ def merge(
     picks: tuple[int, ...] = ()
     why: tuple[Cause, ...] = ()
     if chosen is None:
-        why = (Cause.NOTHING_IN_COMMON,)
+        why = no_combination(table, single and not missing)
+        missing = lacking(table)
     elif preferred:
         picks = tuple(_preferring(column, chosen) for column in table)
     else:
-        picks = scan.first_place([column.masks for column in table], chosen)
+        picks = first_place([column.masks for column in table], chosen)
         why = causes(table, picks, kept_out=False)
     mask: int | None = full if chosen is None else chosen
     return Merged(
@@ -81,7 +84,7 @@ def merge(
         combined=chosen,
         causes=why,
         picks=tuple(column.pick(index) for column, index in zip(table, picks, strict=False)),
-        lacking=lacking,
+        lacking=missing,
     )
 
 

@@ -1,0 +1,229 @@
+"""The combinations of one hint a list whose intersection is one given mask, never enumerated.
+
+No combination has fewer nodes than the mask, so that the hints of a list that contain it are its
+options, worth their score if they are the mask and nothing if they contain more. Combinations
+are ordered by their places. A combination with a score above 0 has a hint that is the mask, so
+that its other hints are free to choose among the options; one without must be searched for.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+Place: TypeAlias = tuple[int, ...]
+"""A combination: the index of its hint in each list."""
+
+
+def first_place(masks: Sequence[Sequence[int]], result: int) -> Place:
+    """The first combination that gives this mask. Raises ValueError where none does."""
+    scores = [[0] * len(held) for held in masks]
+    place = Combinations(result, masks, scores, room(masks)).first(None)
+    if place is None:
+        raise ValueError(f"no combination gives the mask {result:#x}")
+    return place
+
+
+def room(masks: Sequence[Sequence[int]]) -> list[int]:
+    """From each list on, how many nodes its hints and the later ones' can take away at most."""
+    union = 0
+    for held in masks:
+        for mask in held:
+            union |= mask
+    taken = [0]
+    for held in reversed(masks):
+        taken.append(taken[-1] + union.bit_count() - min(map(int.bit_count, held)))
+    taken.reverse()
+    return taken
+
+
+class Combinations:
+    """The combinations that give one mask. A list's hints that contain it are its options: worth
+    their score if they are the mask, else nothing."""
+
+    def __init__(
+        self,
+        mask: int,
+        masks: Sequence[Sequence[int]],
+        scores: Sequence[Sequence[int]],
+        room: Sequence[int],
+    ) -> None:
+        self.mask = mask
+        self._count = mask.bit_count()
+        self._room = room
+        self._masks = masks
+        self._named = [_places(mask, *pair) for pair in zip(masks, scores, strict=True)]
+        self._rest = [0] * (len(masks) + 1)
+        """From each list on, the most that its hints and the later ones' are worth."""
+        for index in range(len(masks) - 1, -1, -1):
+            most = max((worth for _, worth in self._named[index]), default=0)
+            self._rest[index] = self._rest[index + 1] + most
+        self._reaches: dict[tuple[int, int], bool] = {}
+        self._containing: dict[int, list[int]] = {}
+
+    @functools.cached_property
+    def last(self) -> Place:
+        """The last combination."""
+        place = self._exact(None, backwards=True)
+        if place is None:
+            raise ValueError(f"no combination gives the mask {self.mask:#x}")
+        return place
+
+    def score_of(self, place: Place) -> int:
+        return sum(
+            next((worth for at, worth in named if at == index), 0)
+            for named, index in zip(self._named, place, strict=True)
+        )
+
+    def highest(self, after: Place | None) -> int:
+        """The highest score after a point, after which there must be a combination."""
+        if after is None:
+            return self._rest[0]
+        most = 0
+        for index, held in self._shared(after):
+            if self._option(index, after[index], -1, backwards=False) is None:
+                continue
+            named = (worth for at, worth in self._named[index] if at > after[index])
+            most = max(most, held + max(named, default=0) + self._rest[index + 1])
+        return most
+
+    def first_above(self, score: int, after: Place | None) -> Place | None:
+        """The first combination after a point that scores more than `score`, 0 or more."""
+        return self._above(score, after, backwards=False)
+
+    def last_above(self, score: int, before: Place) -> Place | None:
+        """The last combination before a point that scores more than `score`, 0 or more."""
+        return self._above(score, before, backwards=True)
+
+    def first(self, after: Place | None) -> Place | None:
+        """The first combination after a point, whatever its score."""
+        return self._exact(after, backwards=False)
+
+    def _shared(self, place: Place) -> list[tuple[int, int]]:
+        """The lists at which a combination of this mask can part from `place`, with the worth of
+        what both share before; the longest shared part first."""
+        found = []
+        held = 0
+        for index, at in enumerate(place):
+            found.append((index, held))
+            if self._masks[index][at] & self.mask != self.mask:
+                break
+            held += next((worth for named, worth in self._named[index] if named == at), 0)
+        found.reverse()
+        return found
+
+    def _above(self, score: int, bound: Place | None, *, backwards: bool) -> Place | None:
+        if self._rest[0] <= score:
+            return None
+        starts = [(0, 0)] if bound is None else self._shared(bound)
+        for index, held in starts:
+            beyond = None if bound is None else bound[index]
+            taken = self._option(
+                index, beyond, score - held - self._rest[index + 1], backwards=backwards
+            )
+            if taken is None:
+                continue
+            place = [*(bound or ())[:index], taken[0]]
+            held += taken[1]
+            for later in range(index + 1, len(self._masks)):
+                missing = score - held - self._rest[later + 1]
+                taken = self._option(later, None, missing, backwards=backwards)
+                if taken is None:
+                    raise AssertionError("the rest of the lists is worth what it was said to be")
+                place.append(taken[0])
+                held += taken[1]
+            return tuple(place)
+        return None
+
+    def _option(
+        self, index: int, beyond: int | None, above: int, *, backwards: bool
+    ) -> tuple[int, int] | None:
+        """The next option of a list, and its worth, that is worth more than `above`."""
+        named = self._named[index]
+        if above >= 0:
+            for at, worth in reversed(named) if backwards else named:
+                passed = beyond is None or (at < beyond if backwards else at > beyond)
+                if passed and worth > above:
+                    return at, worth
+            return None
+        masks = self._masks[index]
+        mask = self.mask
+        for at in _beyond(len(masks), beyond, backwards):
+            if masks[at] & mask == mask:
+                worth = 0
+                if masks[at] == mask:
+                    worth = next(worth for place, worth in named if place == at)
+                return at, worth
+        return None
+
+    def _exact(self, bound: Place | None, *, backwards: bool) -> Place | None:
+        """The next combination whose intersection is the mask, whatever its score."""
+        if not self._masks:
+            return () if bound is None else None
+        shared = [_ALL]
+        if bound is not None:
+            for masks, at in zip(self._masks, bound, strict=True):
+                shared.append(shared[-1] & masks[at])
+        for index in range(0 if bound is None else len(bound) - 1, -1, -1):
+            common = shared[index]
+            if common & self.mask != self.mask:
+                continue
+            beyond = None if bound is None else bound[index]
+            place = [*(bound or ())[:index]]
+            for later in range(index, len(self._masks)):
+                masks = self._masks[later]
+                for at in _beyond(len(masks), beyond, backwards):
+                    mask = masks[at]
+                    if mask & self.mask == self.mask and self._reach(later + 1, common & mask):
+                        place.append(at)
+                        common &= mask
+                        break
+                else:
+                    break
+                beyond = None
+            else:
+                return tuple(place)
+        return None
+
+    def _reach(self, index: int, common: int) -> bool:
+        """Whether the lists from `index` on can bring `common`, which contains it, down to the
+        mask."""
+        if common == self.mask or any(self._named[index:]):
+            return True
+        if common.bit_count() - self._count > self._room[index] or index == len(self._masks):
+            return False
+        key = index, common
+        known = self._reaches.get(key)
+        if known is None:
+            known = any(self._reach(index + 1, common & mask) for mask in self._supersets(index))
+            self._reaches[key] = known
+        return known
+
+    def _supersets(self, index: int) -> list[int]:
+        """The masks of a list that contain this one, those that take most away first."""
+        known = self._containing.get(index)
+        if known is None:
+            containing = {mask for mask in self._masks[index] if mask & self.mask == self.mask}
+            known = sorted(containing, key=int.bit_count)
+            self._containing[index] = known
+        return known
+
+
+_ALL: Final = -1
+
+
+def _places(mask: int, masks: Sequence[int], scores: Sequence[int]) -> list[tuple[int, int]]:
+    """Where a list names the mask, and what that is worth."""
+    found = []
+    at = -1
+    for _ in range(masks.count(mask)):
+        at = masks.index(mask, at + 1)
+        found.append((at, scores[at]))
+    return found
+
+
+def _beyond(length: int, beyond: int | None, backwards: bool) -> range:
+    if backwards:
+        return range((length if beyond is None else beyond) - 1, -1, -1)
+    return range(0 if beyond is None else beyond + 1, length)
