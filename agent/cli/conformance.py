@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ from agent.conformance.files import FileError
 from agent.conformance.kinds import KINDS, Kind
 from agent.conformance.run import DECLARED_PERCENT, Disagreement, Result
 from agent.view.units import count
+
+_COLUMNS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +67,7 @@ def described(result: Result) -> str:
 def _lines(result: Result) -> Iterator[str]:
     yield f"{result.file}: {result.kind}, {result.cases:,} {_noun('case', result.cases)}"
     width = len(f"{result.cases:,}")
+    indent = " " * (width + 3)
 
     def counted(number: int, what: str) -> str:
         return f"  {number:>{width},} {what}"
@@ -72,11 +76,13 @@ def _lines(result: Result) -> Iterator[str]:
     for each in result.declared:
         difference = each.difference
         apart = "listed" if difference.listed else "declared"
-        verb = _verb("differ", each.cases)
-        yield counted(each.cases, f"{verb}, {apart}: {difference.name} ({difference.reason})")
+        yield counted(each.cases, f"{_verb('differ', each.cases)}, {apart}: {difference.name}")
+        yield from textwrap.wrap(
+            difference.reason, _COLUMNS, initial_indent=indent, subsequent_indent=indent
+        )
     yield counted(result.disagree, _verb("disagree", result.disagree))
     if result.first:
-        yield from _pictured(result.first, " " * (width + 3))
+        yield from _pictured(result.first, indent)
 
 
 def _pictured(first: Disagreement, indent: str) -> Iterator[str]:

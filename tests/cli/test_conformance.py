@@ -45,8 +45,12 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert told.out == (
         f"{mixed}: parity, 1,004 cases\n"
         "  1,000 agree\n"
-        "      1 differs, declared: zero (zero is even)\n"
-        "      2 differ, listed: negative (so are negative numbers)\n"
+        "      1 differs, declared: zero\n"
+        "        zero is even\n"
+        "      2 differ, listed: negative\n"
+        "        a negative number is as even as the same number above zero, "
+        "but the other side takes all of\n"
+        "        them for odd\n"
         "      1 disagrees\n"
         "        first: line 1003\n"
         '        case   {"number":{"value":4}}\n'

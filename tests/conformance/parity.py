@@ -7,9 +7,13 @@ from typing import Any
 from agent.conformance.kinds import Kind
 from agent.conformance.verdict import Difference, Verdict
 
+NEGATIVE_REASON = (
+    "a negative number is as even as the same number above zero, "
+    "but the other side takes all of them for odd"
+)
 DIFFERENCES = (
     Difference("zero", "zero is even"),
-    Difference("negative", "so are negative numbers", listed=True),
+    Difference("negative", NEGATIVE_REASON, listed=True),
 )
 
 
