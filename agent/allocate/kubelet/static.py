@@ -86,7 +86,7 @@ def make(
     """A policy with these CPUs reserved. Raises StartError."""
     option_rules.check(options, layout, topology_policy)
     if unknown := reserved & ~layout.cpus:
-        raise StartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown, subject="reserved CPUs")
+        raise StartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown)
     return StaticPolicy(layout, options, reserved, layout.expand(layout.touched(reserved)))
 
 

@@ -60,7 +60,7 @@ def test_no_more_can_be_reserved_than_there_is(count: int, problem: StartProblem
 
 
 def test_reserved_cpus_must_exist() -> None:
-    with pytest.raises(StartError, match="reserved CPUs") as error:
+    with pytest.raises(StartError, match="reserved CPUs do not exist: 16-17") as error:
         make(TWO, options(), NumaPolicy.NONE, mask("0,16-17"))
     assert error.value.problem is StartProblem.RESERVED_UNKNOWN
     assert text(error.value.cpus) == "16-17"
