@@ -9,17 +9,10 @@ import msgspec
 from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, cpus_of
 from agent.allocate.kubelet.hints import container_hints, pod_hints
 from agent.allocate.kubelet.options import StartError, StaticOptions
+from agent.allocate.kubelet.placement import RefusalReason, Refused
+from agent.allocate.kubelet.policy import StaticPolicy, make, make_with_count, start
 from agent.allocate.kubelet.state import EMPTY, StaticState
-from agent.allocate.kubelet.static import (
-    RefusalReason,
-    Refused,
-    StaticPolicy,
-    allocate,
-    make,
-    make_with_count,
-    remove,
-    start,
-)
+from agent.allocate.kubelet.static import allocate, remove
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import Hint
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten

@@ -36,6 +36,7 @@ class StartProblem(enum.StrEnum):
     RESERVED_NOT_SHARED = "reserved CPUs are missing in the default set"
     RESERVED_SHARED = "strictly reserved CPUs are in the default set"
     ASSIGNED_AND_SHARED = "assigned CPUs are in the default set"
+    ASSIGNED_TWICE = "assigned CPUs are another pod's too"
     OTHER_CPUS = "the CPUs of the state are not those of the machine"
 
 
