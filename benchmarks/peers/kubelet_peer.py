@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -78,6 +79,7 @@ def program(build: bool) -> Path:
         raise PeerError("the kubelet's code is not built yet: run once without --quick")
     if shutil.which("go") is None:
         raise PeerError("no go here")
+    print("building the kubelet's code: minutes, the first time", file=sys.stderr)
     home.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home) as folder:
         fresh = Path(folder) / built.name
