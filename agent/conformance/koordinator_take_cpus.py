@@ -15,8 +15,6 @@ from agent.conformance.verdict import Difference, Verdict
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
-NAME: Final = "koordinator-take-cpus"
-KEYS: Final = frozenset({"maxRef", "bind"})
 MORE_THAN_ASKED: Final = Difference(
     name="more-than-asked",
     reason=(

@@ -23,8 +23,6 @@ from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli
 
-NAME: Final = "kubelet-static-policy"
-KEYS: Final = frozenset({"topologyPolicy", "pods", "steps", "options"})
 HALF_CORES: Final = Difference(
     "half-cores",
     "full-pcpus-only hands out half a core where the reservation or an older assignment splits it",

@@ -13,8 +13,6 @@ from agent.conformance.machines import cpus
 from agent.conformance.verdict import Verdict
 from agent.model.cpuset import CpuSet
 
-NAME: Final = "kubelet-take-cpus"
-KEYS: Final = frozenset({"l3", "available", "need", "options"})
 DIFFERENCES: Final = (SHARED_SLICE,)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.conformance.koordinator_take_cpus import KEYS, MORE_THAN_ASKED, judge
+from agent.conformance.koordinator_take_cpus import MORE_THAN_ASKED, judge
 from agent.conformance.verdict import Verdict
 from tests.conftest import SHARED
 
@@ -78,7 +78,6 @@ def test_koordinators_answers() -> None:
     with gzip.open(VECTORS) as lines:
         for line in lines:
             case = msgspec.json.decode(line)
-            assert set(case) >= KEYS
             verdict = judge(case)
             assert verdict.agrees or verdict.declared, (case, verdict.ours)
             outcomes[verdict.declared] += 1
