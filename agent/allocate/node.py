@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
     `cpu_ratio`: how many CPUs one CPU is sold as; bound CPUs are paid for in full. `cpu_milli`: the
     node's allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
+    Raises ValueError for a ratio that is no number up to 1000, and for a `max_ref` below 1.
     """
 
     layout: Layout | None
@@ -32,6 +34,12 @@ class NodeFacts(msgspec.Struct, frozen=True):
     cpu_ratio: float = 1.0
     cpu_milli: int | None = None
     max_ref: int = 1
+
+    def __post_init__(self) -> None:
+        if not -math.inf < self.cpu_ratio <= _RATIO_MAX:
+            raise ValueError(f"cpu_ratio: {self.cpu_ratio} is no amplification")
+        if self.max_ref < 1:
+            raise ValueError(f"max_ref: {self.max_ref} pods cannot share a CPU")
 
     @property
     def kept(self) -> CpuSet:
@@ -51,5 +59,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
         for area in self.layout.nodes if self.layout else ():
             if "cpu" in totals.get(area.id, ()):
                 free = totals[area.id]["cpu"] - 1000 * (area.cpus & kept).bit_count()
-                totals[area.id]["cpu"] = self.amplified(free)
+                totals[area.id]["cpu"] = self.amplified(max(0, free))
         return totals
+
+
+_RATIO_MAX: Final = 1000
