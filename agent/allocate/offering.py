@@ -60,7 +60,7 @@ def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
         return f"CPUs {missing} are not free any more"
     if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
         paid, left = account.paid(claim), facts.cpu_milli - account.cpu_milli
-        if paid > left:
+        if paid > max(0, left):
             return f"the node has {left} of {paid} amplified CPU left"
     available = account.available()
     for node, amounts in claim.amounts.items():
@@ -79,7 +79,7 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
     if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
         asked = facts.amplified(cpu_milli) if bind else cpu_milli
         left = facts.cpu_milli - account.cpu_milli
-        if asked > left:
+        if asked > max(0, left):
             return Rejection(Reason.AMPLIFIED_CPU, "cpu", asked, left)
     if bind is None:
         return None
