@@ -61,20 +61,22 @@ class Trials:
 
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
         """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
-        to give; a pod that bursts fits its limit into their pools."""
-        limit = self._ask.cpu_limit_milli
-        if self._ask.bursts and limit is not None and self._policies.bind is None:
-            pool = sum(self.pools.get(node, 0) for node in nodes)
-            if pool < limit:
-                return Rejection(Reason.NO_POOL_FITS, "cpu", limit, pool, tuple(sorted(nodes)))
+        to give; a pod that bursts fits its limit into the pools of those that it is held to."""
+        limit = 0 if self._policies.bind else self._ask.burst_milli
         amounts: Amounts = {}
         for name, asked in self._ask.requests.items():
             if not self.numa_knows(name):
                 continue
             room = {node: self.available.get(node, {}).get(name, 0) for node in nodes}
-            unit = self._unit(name)
-            way = split.packed if self._facts.profile.packed else split.evenly
-            shares = way(asked, room, unit)
+            if limit and name == "cpu":
+                chosen = tuple(node for node in nodes if room[node] > 0)
+                pool = sum(self.pools.get(node, 0) for node in chosen)
+                if pool < limit:
+                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
+                shares = burst.amounts(asked, chosen, room)
+            else:
+                way = split.packed if self._facts.profile.packed else split.evenly
+                shares = way(asked, room, self._unit(name))
             if (given := sum(shares.values())) < asked:
                 return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
             for node, share in shares.items():

@@ -12,6 +12,7 @@ from agent.allocate.numa.hint import Cause
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Source
 from agent.allocate.reasons import Reason
+from agent.model.cpuset import CpuSet
 from agent.model.policies import (
     BindPolicy,
     ExclusivePolicy,
@@ -340,8 +341,71 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
         assert set(got.claim.amounts) == {0, 1}
 
 
-def test_a_pod_without_a_limit_may_burst_anywhere() -> None:
-    assert offered(facts(), sharer(1000, spec=BURST)).claim.amounts == {}
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_a_bursting_pod_is_held_to_all_nodes_that_its_limit_needs_if_amounts_are_packed(
+    policy: NumaPolicy,
+) -> None:
+    node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
+    ask = sharer(1000, 4, spec=BURST, cpu_limit_milli=12_500)
+    got = Ledger(node).offer(ask)
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        assert isinstance(got, Declined)
+    else:
+        assert isinstance(got, Offer)
+        assert [amounts["cpu"] for amounts in got.claim.amounts.values()] == [500, 500]
+
+
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_a_bursting_pod_that_requests_no_cpu_is_held_to_its_nodes_too(policy: NumaPolicy) -> None:
+    ask = Ask("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
+    assert offered(numa(policy), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
+    memory = replace(ask, requests={"memory": GIB})
+    held = offered(numa(policy), memory, claim("b", "0-3"))
+    assert held.claim.amounts[1]["cpu"] == 1
+    assert held.claim.cpu_milli == 0
+
+
+@pytest.mark.parametrize("policy", [NumaPolicy.NONE, NumaPolicy.BEST_EFFORT])
+def test_a_bursting_pod_is_held_to_no_numa_node_whose_cpu_is_all_promised(
+    policy: NumaPolicy,
+) -> None:
+    promised = claim("b", amounts={0: {"cpu": 8000}})
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=9000)
+    assert Reason.NO_POOL_FITS in {
+        each.reason for each in declined(numa(policy), ask, promised).rejections
+    }
+    assert offered(numa(policy), replace(ask, cpu_limit_milli=8000), promised).claim.amounts == {
+        1: {"cpu": 1000}
+    }
+
+
+def test_a_bursting_pod_is_held_where_numa_nodes_count_no_cpu() -> None:
+    ledger = Ledger(facts(zones={}), [claim("b", "0-3")])
+    got = ledger.offer(sharer(1000, spec=BURST, cpu_limit_milli=6000))
+    assert isinstance(got, Offer), got
+    assert ledger.commit(got).amounts == {1: {"cpu": 1000}}
+
+
+def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
+    node = facts((1, 1, 4, 2), reserved=CpuSet.parse("0-3"), kubelet_reserved=CpuSet.parse("0-1"))
+    assert offered(node, sharer(1000, spec=BURST, cpu_limit_milli=6000))
+    assert declined(node, sharer(1000, spec=BURST, cpu_limit_milli=6500))
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=limit)
+    assert offered(facts(), ask).claim.amounts == {}
+
+
+@pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
+@pytest.mark.parametrize("more", [{}, {"memory": GIB}])
+def test_an_owner_is_declined_by_name_where_numa_nodes_count_no_cpu(
+    policy: NumaPolicy, more: dict[str, int]
+) -> None:
+    node = numa(policy, zones={0: {"memory": GIB}, 1: {"memory": GIB}})
+    ask = Ask("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
+    assert reasons(declined(node, ask)) == [(Reason.NO_NUMA_RESOURCES, "cpu", 2000, None)]
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
