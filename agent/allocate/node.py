@@ -52,6 +52,13 @@ class NodeFacts(msgspec.Struct, frozen=True):
         """An amount of bound CPU as it is paid for (rounded up, as Koordinator does)."""
         return cpu_milli if self.cpu_ratio <= 1 else math.ceil(cpu_milli * self.cpu_ratio)
 
+    def unamplified(self, cpu_milli: int) -> int:
+        """The most bound CPU that so much pays for."""
+        bound = cpu_milli if self.cpu_ratio <= 1 else int(cpu_milli / self.cpu_ratio) + 1
+        while self.amplified(bound) > cpu_milli:
+            bound -= 1
+        return bound
+
     def totals(self) -> Amounts:
         """What the NUMA nodes have to give: zones without kept CPUs, CPU amplified."""
         totals = {node: dict(amounts) for node, amounts in self.zones.items()}

@@ -68,9 +68,10 @@ def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
     available = account.available()
     counted = {name for amounts in available.values() for name in amounts}
     for node, amounts in claim.amounts.items():
-        for name, amount in amounts.items():
+        for name, asked in amounts.items():
             if name not in counted:
                 continue
+            amount = facts.amplified(asked) if name == "cpu" and claim.cpus else asked
             left = available.get(node, {}).get(name, 0)
             if amount > left:
                 return f"NUMA node {node} has {left} of {amount} {name} left"

@@ -156,19 +156,25 @@ class Trials:
         return 1000 * (self._facts.layout.threads if whole_cores and self._facts.layout else 1)
 
     def _trim(self) -> None:
-        """A node has no more CPU for an owner than it has free CPUs that suit a required policy."""
+        """A node has no more CPU for an owner than it has free CPUs that suit a required policy,
+        nor more than it can be paid for there."""
         layout, bind = self._facts.layout, self._policies.bind
-        if layout is None or bind is None or not bind.required:
+        if layout is None or bind is None:
             return
         for area in layout.nodes:
             free = self._free & area.cpus
-            if bind.policy is BindPolicy.FULL_PCPUS:
+            if bind.required and bind.policy is BindPolicy.FULL_PCPUS:
                 free = layout.expand(layout.whole(free))
-            else:
+            elif bind.required:
                 free = layout.touched(free)
-            for room in (self.available.get(area.id, {}), self._recorded.get(area.id, {})):
-                if "cpu" in room:
-                    room["cpu"] = min(room["cpu"], 1000 * free.bit_count())
+            most = 1000 * free.bit_count()
+            room = self.available.get(area.id, {})
+            if "cpu" in room:
+                paid = min(room["cpu"], self._facts.amplified(most))
+                room["cpu"] = self._facts.unamplified(paid)
+            recorded = self._recorded.get(area.id, {})
+            if bind.required and "cpu" in recorded:
+                recorded["cpu"] = min(recorded["cpu"], most)
 
 
 def _rejection(shortage: Shortage) -> Rejection:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from agent.allocate import layout
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.cpu_request import Step
@@ -12,6 +13,7 @@ from agent.allocate.numa.hint import Cause
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Source
 from agent.allocate.reasons import Reason
+from agent.conformance import machines
 from agent.model.cpuset import CpuSet
 from agent.model.policies import (
     BindPolicy,
@@ -307,6 +309,22 @@ def test_reserved_cpus_are_offered_only_where_the_profile_says_so() -> None:
 def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
     packed = numa(NumaPolicy.RESTRICTED, profile=replace(PROFILES["koordinator"], packed=True))
     assert offered(packed, sharer(12_000)).claim.amounts == {0: {"cpu": 8000}, 1: {"cpu": 4000}}
+
+
+def test_an_owner_is_not_split_by_cpu_that_a_node_has_no_cpus_for() -> None:
+    """As where CPUs are offline and the zone still counts them."""
+    online = layout.of(cpu for cpu in machines.cpus((2, 1, 4, 2), "adjacent") if cpu.id >= 4)
+    got = offered(numa(NumaPolicy.RESTRICTED, layout=online), owner(10)).claim
+    assert got.amounts == {0: {"cpu": 4000}, 1: {"cpu": 6000}}
+
+
+def test_an_owner_gets_no_cpu_of_a_numa_node_that_it_cannot_pay_for_in_full() -> None:
+    node = numa(NumaPolicy.SINGLE_NUMA_NODE, cpu_ratio=1.5)
+    sharers = claim("b", amounts={0: {"cpu": 11_000}, 1: {"cpu": 9000}})
+    assert offered(node, owner(2), sharers).claim.amounts == {1: {"cpu": 2000}}
+    assert reasons(declined(node, owner(3), sharers)) == [
+        (Reason.NUMA_UNSATISFIED, "cpu", 3000, 2666)
+    ]
 
 
 BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
