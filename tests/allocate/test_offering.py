@@ -11,7 +11,7 @@ from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.numa.hint import Cause
 from agent.allocate.offer import Declined, Offer
-from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Source
+from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Profile, Source
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
@@ -259,6 +259,40 @@ def test_an_explanation_names_policies_candidates_and_the_step_that_decided() ->
     assert why.merged is not None
     assert why.merged.mask == 0b10
     assert Step.CORES_IN_NODE in why.steps
+
+
+def policies(node: NodeFacts, ask: Ask) -> set[tuple[str, str, Source]]:
+    return {(each.policy, each.value, each.source) for each in offered(node, ask).why.policies}
+
+
+def test_an_explanation_names_what_the_pod_itself_asked_for() -> None:
+    spec = ResourceSpec(exclusive=ExclusivePolicy.PCPU_LEVEL)
+    numa_spec = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)
+    assert {
+        ("cpu exclusive policy", "PCPULevel", Source.POD),
+        ("numa policy", "SingleNUMANode", Source.POD),
+        ("numa exclusive policy", "Required", Source.POD),
+    } <= policies(facts(), owner(2, spec=spec, numa=numa_spec))
+    burst = ("cpu bind policy", "ConstrainedBurst", Source.POD)
+    assert burst in policies(facts(), sharer(1000, spec=BURST, cpu_limit_milli=2000))
+
+
+def test_an_explanation_names_no_bind_policy_for_a_pod_that_asks_for_no_cpu() -> None:
+    node = facts(policies=NodePolicies(bind_label=FULL))
+    assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
+
+
+def test_arm_refuses_a_policy_that_the_nodes_label_brings() -> None:
+    node = facts(policies=NodePolicies(arm=True, bind_label=SPREAD))
+    assert reasons(declined(node, owner(2))) == [(Reason.ARCHITECTURE, "", None, None)]
+    assert offered(node, sharer(0, 1))
+
+
+def test_arm_has_its_own_default_bind_policy() -> None:
+    spread = Profile(NumaPolicy.NONE, NumaStrategy.LEAST_ALLOCATED, SPREAD)
+    assert str(offered(facts(profile=spread), owner(2)).claim.cpus) == "0,2"
+    arm = facts(profile=spread, policies=NodePolicies(arm=True))
+    assert str(offered(arm, owner(2)).claim.cpus) == "0-1"
 
 
 def test_a_declined_pod_can_see_which_nodes_were_tried_and_what_they_lack() -> None:
