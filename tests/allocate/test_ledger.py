@@ -132,6 +132,13 @@ def test_an_offer_of_amplified_cpu_that_is_sold_is_stale() -> None:
         ledger.commit(mine)
 
 
+def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_sold_than_there_is() -> None:
+    ledger = Ledger(facts(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
+    got = ledger.offer(sharer(0, 1))
+    assert isinstance(got, Offer), got
+    assert ledger.commit(got) == got.claim
+
+
 def test_claims_move_to_a_node_that_has_changed() -> None:
     smaller = facts((1, 1, 4, 2))
     ledger = Ledger(NODE, [claim("a", "0-1"), claim("b", "12")]).with_facts(smaller)
