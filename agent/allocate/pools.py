@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.claimants import Claimant, in_order
 from agent.allocate.shares import kubelet_may_own, shared_cpus
 from agent.model.annotations import (
     RESOURCE_STATUS,
@@ -101,9 +102,9 @@ def decide(
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
-    for pod, wish, keeps in _in_order(claims, topology, pods, owned_before, running_on):
-        reason = ledger.claim(pod, wish, keeps=keeps)
-        if reason:
+    for claim in in_order(claims, topology.online, shared, pods, owned_before, running_on):
+        if reason := ledger.claim(claim):
+            pod = claim.pod
             refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
             ledger.joins_pool(pod)
 
@@ -129,30 +130,6 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
     known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
     named = [node for node in status.shared_numa_nodes() if node not in known]
     return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
-
-
-def _in_order(
-    claims: list[tuple[Pod, CpuSet]],
-    topology: Topology,
-    pods: tuple[Pod, ...],
-    owned_before: Collection[str],
-    running_on: Mapping[str, CpuSet],
-) -> list[tuple[Pod, CpuSet, bool]]:
-    """Claims as they are heard, each with whether its pod has its CPUs already: it owned them, or
-    it runs on exactly them and nobody does who may not share them."""
-
-    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, int, str], Pod, CpuSet]:
-        owned = pod.uid in owned_before
-        runs = running_on.get(pod.uid) == wish & topology.online
-        alone = runs and not wish & union(
-            running_on.get(other.uid, EMPTY)
-            for other in pods
-            if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
-        )
-        return (not owned, not alone, not runs, pod.created_at, pod.uid), pod, wish
-
-    ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
-    return [(pod, wish, not rank[0] or not rank[1]) for rank, pod, wish in ordered]
 
 
 class _Claims:
@@ -181,8 +158,9 @@ class _Claims:
         else:
             self._ls_user = self._ls_user or pod.title
 
-    def claim(self, pod: Pod, wish: CpuSet, *, keeps: bool) -> str:
-        """Takes the CPUs that are online, or says why not; who `keeps` its CPUs had them before."""
+    def claim(self, claim: Claimant) -> str:
+        """Takes the CPUs that are online, or says why not."""
+        pod, wish = claim.pod, claim.wish
         if missing := wish - self._online - self._offline:
             return f"CPUs {missing} do not exist"
         if not wish & self._online:
@@ -191,11 +169,11 @@ class _Claims:
         for owner in self.owners:
             if taken := wish & owner.cpus:
                 return f"CPUs {taken} belong to pod {owner.title}"
-        if not keeps:
-            if taken := wish & self._kubelet:
-                return f"CPUs {taken} were given away by the kubelet"
-            if taken := wish & self._reserved:
-                return f"CPUs {taken} are reserved by the kubelet"
+        if not claim.keeps and (taken := wish & self._kubelet):
+            return f"CPUs {taken} were given away by the kubelet"
+        if not claim.keeps_reserved and (taken := wish & self._reserved):
+            return f"CPUs {taken} are reserved by the kubelet"
+        if not claim.keeps:
             if self._ls_user and not self.ls - wish:
                 return f"CPUs {wish} are all that pod {self._ls_user} and others share"
             if pod.qos is QoS.LSE and self._be_user and not self.be - wish:

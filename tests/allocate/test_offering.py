@@ -324,6 +324,20 @@ def test_a_pod_alone_on_its_numa_node_keeps_pods_of_several_nodes_out() -> None:
     assert offered(facts(), owner(4, numa=beside), across)
 
 
+def test_a_pod_of_several_nodes_lies_on_more_than_it_needs_where_the_narrowest_keep_it_out() -> (
+    None
+):
+    across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
+    ask = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
+    got = offered(numa(NumaPolicy.RESTRICTED), ask, across).claim
+    assert got.amounts == {0: {"cpu": 1000}, 1: {"cpu": 1000}}
+
+
+def test_a_sharer_has_no_exclusive_policy_in_its_claim() -> None:
+    ask = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
+    assert offered(facts(), ask).claim.exclusive is ExclusivePolicy.NONE
+
+
 def test_an_exclusive_policy_is_kept_in_the_claim_and_heard_by_the_next() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     first = offered(facts(), owner(2, spec=spec)).claim
