@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -288,13 +289,13 @@ def rows(peer: KubeletPeer | str, turns: Turns) -> list[Row]:
 def main() -> None:
     options = arguments(__doc__)
     turns = QUICK if options.quick else FULL
-    try:
-        built = program(build=not options.quick)
-    except PeerError as error:
-        table = rows(str(error), turns)
-    else:
-        with KubeletPeer(built) as peer:
-            table = rows(peer, turns)
+    peer: KubeletPeer | str
+    with ExitStack() as stack:
+        try:
+            peer = stack.enter_context(KubeletPeer(program(build=not options.quick)))
+        except PeerError as error:
+            peer = str(error)
+        table = rows(peer, turns)
     report(table, options.output)
 
 

@@ -27,12 +27,14 @@ class PeerError(Exception):
 
 
 class KubeletPeer:
-    """One process that is asked in turns."""
+    """One process that is asked in turns. Raises PeerError where it can't be started."""
 
     def __init__(self, program: Path) -> None:
-        self._process = subprocess.Popen(
-            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen([str(program)], stdin=pipe, stdout=pipe)
+        except OSError as error:
+            raise PeerError(str(error)) from None
 
     def __enter__(self) -> KubeletPeer:
         return self
@@ -80,11 +82,14 @@ def program(build: bool) -> Path:
     if shutil.which("go") is None:
         raise PeerError("no go here")
     print("building the kubelet's code: minutes, the first time", file=sys.stderr)
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as folder:
-        fresh = Path(folder) / built.name
-        _build(fresh)
-        fresh.replace(built)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            fresh = Path(folder) / built.name
+            _build(fresh)
+            fresh.replace(built)
+    except OSError as error:
+        raise PeerError(f"cache folder: {error}") from None
     return built
 
 
