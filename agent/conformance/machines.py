@@ -19,6 +19,10 @@ def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> t
     sockets, nodes_per_socket, cores_per_node, threads = shape
     nodes = round(sockets * nodes_per_socket)
     cores = nodes * int(cores_per_node)
+    if not (1 <= sockets <= cores and threads >= 1):
+        raise ValueError(f"shape {list(shape)} has no CPUs, or a socket without")
+    if caches is not None and not 1 <= caches <= cores:
+        raise ValueError(f"{caches} L3 caches for {cores} cores")
     made = []
     for core in range(cores):
         ids = [
