@@ -36,7 +36,8 @@ def judge(case: dict[str, Any]) -> Verdict:
     holdings = NOTHING_HELD
     for each in case["allocated"]:
         cpus = CpuSet.parse(each["cpus"]).mask
-        holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), each["ref"])
+        times = min(each["ref"], case["maxRef"])  # more is no different
+        holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), times)
     answer = take(
         _layout(tuple(case["shape"]), case["numbering"]),
         CpuSet.parse(case["available"]).mask,

@@ -83,3 +83,8 @@ def test_koordinators_answers() -> None:
             outcomes[verdict.declared] += 1
     declared = outcomes[MORE_THAN_ASKED.name]
     assert 0 < declared <= 0.02 * outcomes.total()
+
+
+def test_a_cpu_that_is_held_beyond_counting_is_just_taken() -> None:
+    held = [{"cpus": "0", "ref": 10**20, "exclusive": "None"}]
+    assert judged(allocated=held).agrees
