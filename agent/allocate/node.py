@@ -63,10 +63,11 @@ class NodeFacts(msgspec.Struct, frozen=True):
         """What the NUMA nodes have to give: zones without kept CPUs, CPU amplified."""
         totals = {node: dict(amounts) for node, amounts in self.zones.items()}
         kept = self.kept.mask
-        for area in self.layout.nodes if self.layout else ():
-            if "cpu" in totals.get(area.id, ()):
-                free = totals[area.id]["cpu"] - 1000 * (area.cpus & kept).bit_count()
-                totals[area.id]["cpu"] = self.amplified(max(0, free))
+        for node, amounts in totals.items():
+            if "cpu" in amounts:
+                cpus = self.layout.of_nodes((node,)) if self.layout else 0
+                free = amounts["cpu"] - 1000 * (cpus & kept).bit_count()
+                amounts["cpu"] = self.amplified(max(0, free))
         return totals
 
 

@@ -32,3 +32,8 @@ def test_a_numa_node_gives_nothing_where_more_cpus_are_kept_than_it_has_cpu() ->
     assert node.totals()[0]["cpu"] == 0
     smaller = replace(node, zones={0: {"cpu": 5000}, 1: {"cpu": 8000}})
     assert {each: held["cpu"] for each, held in smaller.totals().items()} == {0: 0, 1: 8000}
+
+
+def test_cpu_is_amplified_where_the_cpu_topology_is_unknown_too() -> None:
+    node = replace(facts(cpu_ratio=1.5), layout=None)
+    assert [held["cpu"] for held in node.totals().values()] == [12_000, 12_000]
