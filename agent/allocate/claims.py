@@ -38,11 +38,17 @@ class Claim(msgspec.Struct, frozen=True):
 
 def claim_of(uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0) -> Claim:
     """The claim that a pod's annotations make. Raises AnnotationError for a resource-status that
-    can't be read; a resource-spec that can't be is no exclusive policy, for the pod has its CPUs
-    all the same."""
+    can't be read. Whatever else a pod with CPUs of its own writes that can't be, it has its CPUs
+    all the same: then without amounts, or without an exclusive policy."""
     status = resource_status(annotations)
     cpus = status.cpus()
-    return Claim(uid, title, cpus, _exclusive(annotations, cpus), status.amounts(), cpu_milli)
+    try:
+        amounts = status.amounts()
+    except AnnotationError:
+        if not cpus:
+            raise
+        amounts = {}
+    return Claim(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
 
 
 def _exclusive(annotations: Mapping[str, str], cpus: CpuSet) -> ExclusivePolicy:

@@ -52,6 +52,12 @@ def test_cpus_count_whatever_the_pod_writes_about_its_wishes() -> None:
     assert claim_of("u", "ns/p", notes) == Claim("u", "ns/p", CpuSet(range(4)))
 
 
+def test_cpus_count_beside_amounts_that_are_none() -> None:
+    part = '{"node": 0, "resources": {"cpu": "four"}}'
+    notes = {RESOURCE_STATUS: f'{{"cpuset": "0-3", "numaNodeResources": [{part}]}}'}
+    assert claim_of("u", "ns/p", notes) == Claim("u", "ns/p", CpuSet(range(4)))
+
+
 @pytest.mark.parametrize("amount", ['"1Zi"', '""', "true", "null"])
 def test_an_amount_that_is_none_is_named(amount: str) -> None:
     status = f'{{"numaNodeResources": [{{"node": 3, "resources": {{"memory": {amount}}}}}]}}'
