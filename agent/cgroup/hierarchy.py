@@ -79,6 +79,16 @@ class Hierarchy:
             raise self._error("list", directory, directory, error) from error
         return tuple(f"{base}/{name}" for name in sorted(names))
 
+    def processes(self, group: str) -> tuple[int, ...]:
+        """Process ids in the group itself, not below it."""
+        directory = self._directory(group)
+        path = f"{directory}/cgroup.procs"
+        try:
+            with open(path, "rb") as file:
+                return tuple(map(int, file.read().split()))
+        except OSError as error:
+            raise self._error("read", path, directory, error) from error
+
     def write(self, group: str, cpus: CpuSet) -> None:
         """Set `cpuset.cpus` in one write(2); an empty set is a ValueError."""
         if not cpus:
