@@ -1,6 +1,9 @@
-"""What the kernel says of processes: `/proc/PID/status`."""
+"""What the kernel says of processes: `/proc/PID`."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Iterator
 
 _ALLOWED = "Cpus_allowed_list:"
 
@@ -16,3 +19,16 @@ def allowed_cpus(proc: str, pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None
+
+
+def named(proc: str, name: str) -> Iterator[tuple[int, list[str]]]:
+    """Processes whose program has this name, by pid: pid and command line. Raises OSError where
+    there is no procfs."""
+    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
+        try:
+            with open(f"{proc}/{pid}/cmdline", "rb") as file:
+                words = os.fsdecode(file.read()).rstrip("\0").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if os.path.basename(words[0]) == name:
+            yield pid, words
