@@ -49,7 +49,7 @@ def examine(settings: Settings) -> Examination:
         _seen(pod, container, snapshot, kubelet.by_uid.get(pod.uid), hierarchy)
         for pod in observed.pods
         for container in pod.containers
-        if container.state is ContainerState.RUNNING
+        if container.state is ContainerState.RUNNING and not container.virtual
     ]
     seen.sort(key=lambda each: each.title)
     owners = snapshot.owners if snapshot else ()

@@ -113,6 +113,8 @@ class Node:
         holds = {}
         for pod in observed.pods:
             for container in pod.containers:
+                if container.virtual:
+                    continue
                 if container.state is ContainerState.CREATED:
                     holds[container.id] = _starting(observed.starts_with, container, topology)
                 elif container.group is not None:
@@ -148,7 +150,9 @@ class Node:
                 continue
             cpus = CpuSet.parse(cpuset)
             for container in pod.containers:
-                if container.state is not ContainerState.CREATED or holds[container.id] == cpus:
+                if container.state is not ContainerState.CREATED or container.virtual:
+                    continue
+                if holds[container.id] == cpus:
                     continue
                 try:
                     self._cri.update_cpuset(container.id, cpus)
@@ -214,7 +218,7 @@ def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
         each.id: f"{pod.title} {each.name}"
         for pod in pods
         for each in pod.containers
-        if each.state is ContainerState.RUNNING and each.group is None
+        if each.state is ContainerState.RUNNING and each.group is None and not each.virtual
     }
 
 
