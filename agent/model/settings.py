@@ -52,6 +52,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         float,
         msgspec.Meta(ge=0, le=60, description="how long a creation waits for the agent, seconds"),
     ] = 0.5
+    drain_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0, le=600, description="proxy: how long calls under way may take at its end, seconds"
+        ),
+    ] = 5.0
     log_level: Annotated[
         str,
         msgspec.Meta(pattern="^(debug|info|warning|error)$", description="least level logged"),
