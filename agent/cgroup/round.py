@@ -17,7 +17,7 @@ from agent.model.cpuset import CpuSet
 
 
 class Round:
-    """Used once: `ask` for each group, then `plan`, `run`, `outcome`.
+    """Used once: `ask` for each group, then `plan`, `run`, `read_back`, `outcome`.
 
     Only `own` raises for the state of the machine; otherwise the outcome tells.
     """
@@ -104,7 +104,7 @@ class Round:
         return {each.group: self._own[each.group] for each in writes}
 
     def run(self, writes: Sequence[Write]) -> None:
-        """Write in this order, then read back the groups asked for."""
+        """Write in this order."""
         goals = {each.group: each.cpus for each in writes}
         errors: dict[str, CgroupError] = {}
         for each in writes:
@@ -130,11 +130,13 @@ class Round:
                 self._others[group] = self._failure(group, errors[group])
             else:
                 self._others[group] = Change(group, State.WRITTEN, self._own[group], goal)
+        for group in [each for each in self._asked if each in errors]:
+            self.fail(group, errors[group])
+
+    def read_back(self) -> None:
+        """Settle the groups asked for by what the kernel made of their values."""
         for group, cpus in list(self._asked.items()):
-            if group in errors:
-                self.fail(group, errors[group])
-            else:
-                self._read_back(group, cpus)
+            self._read_back(group, cpus)
 
     def outcome(self) -> Outcome:
         """What has come of it all."""
