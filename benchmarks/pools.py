@@ -31,6 +31,7 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.qos import QOS_LABEL, KubeClass
+from agent.node import wanted
 
 PODS = 250
 NEEDED_FILES = 4_096
@@ -95,15 +96,17 @@ def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
     written: Samples = [], []
     read: Samples = [], []
     with ExitStack() as stack:
-        hierarchy = Recorder()
-        pods = stack.enter_context(groups(hierarchy, sandboxes))
+        recorder = Recorder()
+        pods = stack.enter_context(groups(recorder, sandboxes))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        node = Node(hierarchy, Journal(Path(folder) / "journal"), pods)
+        journal = Journal(Path(folder) / "journal")
         recorded = []
         for moment in (OWNED, FREE):  # the first fills the journal
-            hierarchy.writes.clear()
-            node.round(moment)
-            recorded.append([(path, text) for path, text in hierarchy.writes])
+            recorder.writes = []
+            Node(recorder, journal, pods).round(moment)
+            recorded.append(recorder.writes)
+        node = Node(Hierarchy(), journal, pods)
+        node.round(FREE)
         files = {path: stack.enter_context(open(path, "r+b", 0)) for path, _ in recorded[0]}
         comes, goes = ([(files[path].fileno(), text) for path, text in each] for each in recorded)
         for _ in range(turns):
@@ -145,12 +148,7 @@ class Node:
         pods = self._moments[moment]
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), (), {})
-        wanted = {}
-        for each in pods:
-            for container in (*each.containers, *each.sandboxes):
-                if container.group is not None:
-                    wanted[container.group] = CpuSet.parse(decision.pods[each.uid].cpuset or "")
-        round_ = writer.write(self._hierarchy, self._journal, wanted)
+        round_ = writer.write(self._hierarchy, self._journal, wanted.cpusets(pods, decision))
         written = time.perf_counter()
         round_.read_back()
         end = time.perf_counter()
@@ -198,7 +196,9 @@ def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
             make(parent)
         pods = []
         for number in range(PODS):
-            kind: tuple[str, KubeClass] = ("LS", "burstable") if number % 3 else ("BE", "besteffort")
+            kind: tuple[str, KubeClass] = (
+                ("LS", "burstable") if number % 3 else ("BE", "besteffort")
+            )
             folder = make(f"{top}/{kind[1]}/pod{number:03}")
             names = ["sandbox"] * sandboxes + ["main", "sidecar"][: 1 + number % 2]
             inside = " ".join(make(f"{folder}/{name}") for name in names)

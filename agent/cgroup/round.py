@@ -35,11 +35,12 @@ class Round:
 
     def own(self, group: str) -> CpuSet:
         """The own value, read once; of the root what the machine has. Raises CgroupError."""
-        if group not in self._own:
+        own = self._own.get(group)
+        if own is None:
             top = group == "/"  # on v2 the root has no own value
             read = self._hierarchy.effective_cpus if top else self._hierarchy.own_cpus
-            self._own[group] = read(group)
-        return self._own[group]
+            own = self._own[group] = read(group)
+        return own
 
     def target(self, group: str) -> CpuSet | None:
         """What the group is to hold at the end, if it was asked for and may still get it."""
@@ -87,9 +88,13 @@ class Round:
         """Read what the groups asked for depend on, and put the writes in order."""
         for group in sorted(self._asked):  # what is above comes first, and reads all below it
             try:
-                for each in (*ancestors(group), group):
-                    self._values[each] = self.own(each)
-                if not self._inherits:
+                own = self._values[group] = self.own(group)
+                # On v1 what is above holds no less than the group, and what is below no more.
+                if self._inherits or not self._asked[group] <= own:
+                    for each in ancestors(group):
+                        if each not in self._values:
+                            self._values[each] = self.own(each)
+                if not self._inherits and not own <= self._asked[group]:
                     self._read_below(group)
             except CgroupError as error:
                 self.fail(group, error)
@@ -178,7 +183,8 @@ class Round:
         for other, goal in failed.items():
             if other in self._values and (stuck := (effective(now, other) - goal) & gain):
                 raise CgroupError(f"not written: {other!r} failed to give up CPUs '{stuck}'")
-        room = effective(now, parent(group))
+        above = parent(group)
+        room = effective(now, above) if self._inherits or above in self._values else cpus
         if not cpus <= room:
             raise CgroupError(f"not written: {parent(group)!r} has only CPUs '{room}'")
         if not self._inherits:

@@ -85,7 +85,7 @@ def restore(
 def _conflict(wanted: Mapping[str, CpuSet], group: str) -> str | None:
     cpus = wanted[group]
     for above in ancestors(group):
-        if not cpus <= wanted.get(above, cpus):
+        if above in wanted and not cpus <= wanted[above]:
             return f"'{cpus}' is beyond '{wanted[above]}', which {above!r} is to get"
     return None
 
