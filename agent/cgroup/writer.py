@@ -24,6 +24,13 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     Where all is right, this costs one read of each group (on v2 two) and no write. A journal that
     can't be written stops every write: no value is taken that could not be given back.
     """
+    round_ = write(hierarchy, journal, wanted)
+    round_.read_back()
+    return round_.outcome()
+
+
+def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> Round:
+    """The part of `apply` up to the last write; `read_back` is what remains to be done."""
     round_ = Round(hierarchy)
     for group, cpus in sorted(wanted.items()):
         conflict = _conflict(wanted, group)
@@ -38,9 +45,9 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     except JournalError as error:
         for group in round_.asked():
             round_.fail(group, str(error))
-        return round_.outcome()
+        return round_
     round_.run(writes)
-    return round_.outcome()
+    return round_
 
 
 def restore(
@@ -66,6 +73,7 @@ def restore(
         except CgroupError as error:
             round_.fail(group, error)
     round_.run(round_.plan())
+    round_.read_back()
     outcome = round_.outcome()
     try:
         journal.forget(each.group for each in outcome.changes if each.state is not State.FAILED)
@@ -77,7 +85,7 @@ def restore(
 def _conflict(wanted: Mapping[str, CpuSet], group: str) -> str | None:
     cpus = wanted[group]
     for above in ancestors(group):
-        if not cpus <= wanted.get(above, cpus):
+        if above in wanted and not cpus <= wanted[above]:
             return f"'{cpus}' is beyond '{wanted[above]}', which {above!r} is to get"
     return None
 

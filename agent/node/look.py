@@ -16,7 +16,7 @@ from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.doorbell import Created, PodComes, PodFailed, Ring
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.topology import Topology
-from agent.node import overlaps
+from agent.node import overlaps, wanted
 from agent.node.announced import Announced
 from agent.node.kubelet import KubeletView
 from agent.node.machine import Machine
@@ -127,15 +127,15 @@ class Node:
     def _set_right(self, observed: Observed, decision: Decision) -> tuple[bool, list[str]]:
         """Writes the cpusets of running containers and sandboxes; whether anything was written,
         and what could not be."""
-        wanted: dict[str, CpuSet] = {}
-        titles: dict[str, str] = {}
-        for pod in observed.pods:
-            cpuset = decision.pods[pod.uid].cpuset
-            for container in (*pod.containers, *pod.sandboxes):
-                if cpuset is not None and container.group is not None:
-                    wanted[container.group] = CpuSet.parse(cpuset)
-                    titles[container.group] = f"{pod.title} {container.name or 'sandbox'}"
-        outcome = writer.apply(self._hierarchy, self._journal, wanted)
+        outcome = writer.apply(
+            self._hierarchy, self._journal, wanted.cpusets(observed.pods, decision)
+        )
+        titles = {
+            each.group: f"{pod.title} {each.name or 'sandbox'}"
+            for pod in observed.pods
+            for each in (*pod.containers, *pod.sandboxes)
+            if each.group is not None
+        }
         failures = self._witness.written(outcome, titles)
         return bool(outcome.having(State.WRITTEN)), failures
 
