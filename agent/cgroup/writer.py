@@ -6,7 +6,7 @@ becomes part of the outcome, and the other groups are still served as far as the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -51,9 +51,13 @@ def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
 
 
 def restore(
-    hierarchy: Hierarchy, journal: Journal, chosen: Mapping[str, CpuSet] | None = None
+    hierarchy: Hierarchy,
+    journal: Journal,
+    chosen: Mapping[str, CpuSet] | None = None,
+    only: Collection[str] | None = None,
 ) -> Outcome:
-    """Give every journalled group its original value back, and drop the entries so settled.
+    """Give every journalled group its original value back, and drop the entries so settled; of
+    those in `only`, where it is given.
 
     `chosen` adds groups whose value was ours from their creation on, and wins over the journal; on
     v2 an empty set there lets the group inherit; where the kernel refuses that, it gets every CPU
@@ -61,7 +65,11 @@ def restore(
     cut to the parent's, which the note says, and a group whose value was empty (so nobody ran in
     it) keeps what it has.
     """
-    values = {group: CpuSet.parse(each.cpus) for group, each in journal.originals.items()}
+    values = {
+        group: CpuSet.parse(each.cpus)
+        for group, each in journal.originals.items()
+        if only is None or group in only
+    }
     values.update(chosen or {})
     round_ = Round(hierarchy)
     for group in sorted(values, key=lambda each: (each.count("/"), each)):

@@ -48,6 +48,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     period_seconds: Annotated[
         float, msgspec.Meta(gt=0, le=60, description="how often the agent looks unasked, seconds")
     ] = 0.5
+    exclude: Annotated[
+        str,
+        msgspec.Meta(
+            description="what the agent leaves alone: NAMESPACE, NAMESPACE/POD or "
+            "NAMESPACE/POD/CONTAINER, with * and ?, separated by commas"
+        ),
+    ] = ""
     hold_seconds: Annotated[
         float,
         msgspec.Meta(ge=0, le=60, description="how long a creation waits for the agent, seconds"),

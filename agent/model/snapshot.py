@@ -70,6 +70,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     pods: dict[str, PodWanted]
     containers: dict[str, str | None]
     """Container id to wanted cpuset (None: hands off)."""
+    excluded: tuple[str, ...] = ()
+    """Patterns of what is left alone (see exclusion)."""
 
 
 def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:

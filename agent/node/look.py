@@ -14,9 +14,10 @@ from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.outcome import State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.doorbell import Created, PodComes, PodFailed, Ring
+from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.topology import Topology
-from agent.node import overlaps, wanted
+from agent.node import excluded, overlaps, wanted
 from agent.node.announced import Announced
 from agent.node.kubelet import KubeletView
 from agent.node.machine import Machine
@@ -64,6 +65,8 @@ class Node:
         self._requested: dict[str, str] = {}
         self._witness = Witness(metrics)
         self._rung = True
+        self.exclude: Patterns = ()
+        """What is left alone; may be changed between looks."""
 
     def heard(self, rings: list[Ring]) -> None:
         """Takes note of what the proxy told; the next look answers it."""
@@ -81,17 +84,22 @@ class Node:
         """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or
         RoundError after the rest is done."""
         looked_at = time.monotonic_ns()
-        observed = self._observer.look()
+        observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
         listed = {pod.uid for pod in observed.pods}
-        pods = observed.pods + self._announced.missing_from(listed, time.monotonic())
+        pods = observed.pods + tuple(
+            pod
+            for pod in self._announced.missing_from(listed, time.monotonic())
+            if not excludes(self.exclude, pod.namespace, pod.name)
+        )
         holds = self._holds(observed, topology)
         running_on = _running_on(pods, holds)
         decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
         self._witness.decided(pods, decision, holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._remember_requests(observed)
+        failures += excluded.give_back(self._hierarchy, self._journal, alone)
         written, unwritten = self._set_right(observed, decision)
         failures += unwritten
         if written:
@@ -99,7 +107,14 @@ class Node:
         self._prepare_created(observed, decision, holds)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
-            decision, pods, blocked, kubelet.static, looked_at, fresh=self._rung
+            decision,
+            pods,
+            blocked,
+            kubelet.static,
+            looked_at,
+            fresh=self._rung,
+            excluded=self.exclude,
+            left_alone=[each.id for each in alone],
         )
         self._rung = False
         self._metrics.snapshot_generation.set(self._publisher.generation)
