@@ -20,8 +20,8 @@ class Kernel:
     """Groups by path; `cpus`: their own values, `/` what is online.
 
     Operations raise the OSError that the kernel answers with. `clears_used`: whether a v2 group
-    with processes may inherit again (6.1 refuses). A v2 group hands memory down with its CPUs, so it
-    has children or processes, not both.
+    with processes may inherit again (6.1 refuses). A v2 group hands memory down with its CPUs, so
+    it has children or processes, not both.
     """
 
     def __init__(

@@ -1,6 +1,5 @@
-"""Pods that come, go, change and lie, a kubelet that gives CPUs away, and an agent that is restarted
-or dies at any write: the real rounds over a model kernel, with the invariants checked at every
-write.
+"""Pods that come, go, change and lie, a kubelet that gives CPUs away, and an agent that restarts
+or dies at any write: the real rounds over a model kernel, the invariants checked at every write.
 
 The runtime is played as it behaves behind the proxy: a container starts on what the snapshot wants
 for its pod, and not while the snapshot blocks it.
@@ -10,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -30,7 +31,7 @@ from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Snapshot
 from agent.node.kubelet import KubeletView
-from agent.node.look import Node
+from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
 from agent.node.observed import Observer
 from agent.node.placement import Locator
@@ -65,12 +66,15 @@ class WatchedKernel(Kernel):
         self.journal = journal
         self.trace: list[tuple[str, CpuSet, dict[str, CpuSet]]] = []
         self.dies_at: int | None = None
+        self.refusing = ""
 
     def write(self, group: str, text: str) -> None:
         if self.dies_at is not None:
             if self.dies_at == 0:
                 raise Died
             self.dies_at -= 1
+        if group == self.refusing:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         assert CpuSet.parse(text), f"an empty cpuset for {group}"
         assert group in Journal(self.journal).originals, f"{group} is not journalled"
         gained = CpuSet.parse(text) - self.effective(group)
@@ -333,13 +337,30 @@ class Churn(RuleBasedStateMachine):
     @rule(data=st.data(), claim=claims)
     def claims_anew(self, data: st.DataObject, claim: str) -> None:
         uid = self.some(data, self.uids())
-        if uid in self.host.kubelet or uid in self.owned():
+        if uid in self.host.kubelet or (uid in self.owned() and self.harms(uid, claim)):
             claim = ""  # who has CPUs and claims others is believed: known, and left out here
         sandbox = self.host.sandbox_of(uid)
         notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
         listed = self.host.runtime.listed_sandboxes
         listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
         self.settled = False
+
+    def harms(self, uid: str, claim: str) -> bool:
+        """Whether it takes the kubelet's CPUs, or the last that are shared."""
+        cpus = EMPTY if claim == "x" else CpuSet.parse(claim)
+        kubelet = union(self.host.kubelet.values())
+        owned = union(each for other, each in self.owned().items() if other != uid)
+        return bool(cpus & kubelet) or not CPUS - cpus - owned - kubelet
+
+    @precondition(lambda self: self.host.running())
+    @rule(data=st.data())
+    def kernel_refuses(self, data: st.DataObject) -> None:
+        """Every write to one group, until it relents."""
+        self.host.kernel.refusing = data.draw(st.sampled_from(sorted(self.host.running())))
+
+    @rule()
+    def kernel_relents(self) -> None:
+        self.host.kernel.refusing = ""
 
     @precondition(lambda self: [uid for uid in self.uids() if self.unlabelled(uid)])
     @rule(data=st.data(), cpus=st.sets(st.integers(0, 5), max_size=2).map(CpuSet))
@@ -379,11 +400,16 @@ class Churn(RuleBasedStateMachine):
         granted = self.owned()
         bad = host.shared(before, granted)
         host.kernel.trace.clear()
-        self.agent.look()
+        failed = False
+        try:
+            self.agent.look()
+        except RoundError:
+            assert host.kernel.refusing
+            failed = True
         self.announced -= set(self.uids())
         self.check_writes(before, granted, bad)
-        self.check_decision()
-        self.settled = True
+        self.check_decision(failed=failed)
+        self.settled = not failed
 
     def check_writes(
         self, before: dict[str, CpuSet], granted: dict[str, CpuSet], bad: set[tuple[str, str]]
@@ -407,7 +433,7 @@ class Churn(RuleBasedStateMachine):
                 pair for pair in new if held[pair[0]] & held[pair[1]] & gained
             }, f"{group} gained {gained} too early: {new}"
 
-    def check_decision(self) -> None:
+    def check_decision(self, *, failed: bool = False) -> None:
         host = self.host
         snapshot = host.snapshot()
         assert snapshot is not None
@@ -420,6 +446,10 @@ class Churn(RuleBasedStateMachine):
             taken |= owner.cpus
             assert not owner.cpus & ls
             assert owner.qos is not QoS.LSE or not owner.cpus & be
+        if failed:
+            return
+        for uid, each in snapshot.pods.items():
+            assert not each.blocked or each.cpuset is None, f"{uid}: {each.blocked}"
         for group, uid in host.running().items():
             wanted = snapshot.pods[uid].cpuset
             if uid in host.kubelet:
@@ -445,6 +475,7 @@ class Churn(RuleBasedStateMachine):
         assert after is not None
         assert _told(before) == _told(after)
 
+    @precondition(lambda self: not self.host.kernel.refusing)
     @rule(writes=st.integers(0, 6))
     def dies(self, writes: int) -> None:
         """At a write; the next agent comes to where the first would have."""
