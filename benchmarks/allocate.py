@@ -20,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,14 @@ ANSWER_SECONDS = 120.0
 
 
 class Turns(msgspec.Struct, frozen=True):
-    """How much is measured. A batch has as many calls as fit its seconds, at least one."""
+    """How much is measured."""
 
     rounds: int
     batch_seconds: float
+
+    def fitting(self, nanoseconds: int) -> int:
+        """Calls of a batch where one takes so long; at least one."""
+        return max(1, int(self.batch_seconds * 1e9) // max(1, nanoseconds))
 
 
 FULL = Turns(rounds=7, batch_seconds=0.02)
@@ -85,71 +90,57 @@ class Times(msgspec.Struct, frozen=True):
     base: float | None
 
 
+class Question(msgspec.Struct, frozen=True):
+    """One decision for both sides: `ours` makes it, `asked` is what the other one is told, `same`
+    compares the two answers."""
+
+    case: str
+    ours: Callable[[], Any]
+    asked: dict[str, Any]
+    same: Callable[[Any, dict[str, Any]], bool]
+
+
 class Rivals:
     """Asks both sides in turns. `peer`: the other side, or why there is none."""
 
     def __init__(self, peer: KubeletPeer | str, turns: Turns) -> None:
-        self.peer = peer
+        self._peer = peer
         self._turns = turns
 
-    def times(
-        self,
-        case: str,
-        ours: Callable[[], Any],
-        question: dict[str, Any],
-        same: Callable[[Any, dict[str, Any]], bool],
-    ) -> Times:
-        """Of one question to both. Ends the program where the other side fails or differs."""
-        try:
-            return self._times(case, ours, question, same)
-        except PeerError as error:
-            raise SystemExit(f"{case}: {BASE}: {error}") from None
-
-    def _times(
-        self,
-        case: str,
-        ours: Callable[[], Any],
-        question: dict[str, Any],
-        same: Callable[[Any, dict[str, Any]], bool],
-    ) -> Times:
-        decided = ours()
+    def times(self, question: Question) -> Times:
+        """Ends the program where the other side fails or answers otherwise."""
+        decided = question.ours()
         mine: list[int] = []
         theirs: list[int] = []
-        calls = self._fitting(timed(ours, 1)[0])
-        base_calls = self._ask_first(case, question, lambda answer: same(decided, answer), theirs)
+        calls = self._turns.fitting(timed(question.ours, 1)[0])
+        base_calls = 0
+        if not isinstance(self._peer, str):
+            answer = self._ask(question, 1)
+            if not question.same(decided, answer):
+                raise SystemExit(f"{question.case}: ours differs from {answer}: {question.asked}")
+            took = answer["ns"][0]
+            if took > ONCE_SECONDS * 1e9:
+                theirs.append(took)
+            else:
+                base_calls = self._turns.fitting(took)
         for _ in range(self._turns.rounds):
-            mine += timed(ours, calls)
-            if base_calls and isinstance(self.peer, KubeletPeer):
-                theirs += self.peer.ask(question, base_calls, ANSWER_SECONDS)["ns"]
+            mine += timed(question.ours, calls)
+            if base_calls:
+                theirs += self._ask(question, base_calls)["ns"]
         base = statistics.median(theirs) / 1e3 if theirs else None
         return Times(statistics.median(mine) / 1e3, base)
 
-    def _ask_first(
-        self,
-        case: str,
-        question: dict[str, Any],
-        same: Callable[[dict[str, Any]], bool],
-        kept: list[int],
-    ) -> int:
-        """How many calls a batch of the other side has, 0: none more than the one in `kept`."""
-        if isinstance(self.peer, str):
-            return 0
-        answer = self.peer.ask(question, 1, ANSWER_SECONDS)
-        if not same(answer):
-            raise SystemExit(f"{case}: ours differs from {answer} on {question}")
-        if answer["ns"][0] > ONCE_SECONDS * 1e9:
-            kept += answer["ns"]
-            return 0
-        return self._fitting(answer["ns"][0])
-
-    def _fitting(self, nanoseconds: int) -> int:
-        return max(1, int(self._turns.batch_seconds * 1e9) // max(1, nanoseconds))
-
     def row(self, case: str, times: Times) -> Row:
         if times.base is None:
-            reason = self.peer if isinstance(self.peer, str) else "not asked"
-            return skipped(case, times.ours, UNIT, reason)
+            return skipped(case, times.ours, UNIT, str(self._peer))
         return compared(case, times.ours, times.base, BASE, UNIT)
+
+    def _ask(self, question: Question, calls: int) -> dict[str, Any]:
+        assert isinstance(self._peer, KubeletPeer)
+        try:
+            return self._peer.ask(question.asked, calls, ANSWER_SECONDS)
+        except PeerError as error:
+            raise SystemExit(f"{question.case}: {BASE}: {error}") from None
 
 
 def timed(call: Callable[[], Any], calls: int) -> list[int]:
@@ -196,15 +187,10 @@ def take_cpus(rivals: Rivals, size: int) -> Iterator[Row]:
     single: list[Row] = []
     total: list[Times] = []
     for point in points(machine):
-        question = {
-            "take": {
-                "cpus": there,
-                "available": str(CpuSet.from_int(point.free)),
-                "need": point.need,
-            }
-        }
+        available = str(CpuSet.from_int(point.free))
+        asked = {"take": {"cpus": there, "available": available, "need": point.need}}
         name = f"{case}_{point.name}"
-        times = rivals.times(name, taking(machine, point), question, same_cpus)
+        times = rivals.times(Question(name, taking(machine, point), asked, same_cpus))
         single.append(rivals.row(name, times))
         total.append(times)
     yield rivals.row(case, summed(total))
@@ -227,7 +213,7 @@ def theirs(cpu: Cpu) -> dict[str, int]:
 
 
 def same_cpus(ours: int, answer: dict[str, Any]) -> bool:
-    return str(CpuSet.from_int(ours)) == answer["cpuset"]
+    return str(CpuSet.from_int(ours)) == str(answer["cpuset"])
 
 
 def summed(times: list[Times]) -> Times:
@@ -257,8 +243,7 @@ def accumulated(machine: Layout, holdings: Holdings, request: CpuRequest, turns:
 
     if not isinstance(call(), Taken):
         raise SystemExit(f"no CPUs for {request}")
-    calls = max(1, int(turns.batch_seconds * 1e9) // max(1, timed(call, 1)[0]))
-    return statistics.median(timed(call, calls)) / 1e3
+    return statistics.median(timed(call, turns.fitting(timed(call, 1)[0]))) / 1e3
 
 
 def merges(rivals: Rivals) -> Iterator[Row]:
@@ -272,13 +257,13 @@ def merges(rivals: Rivals) -> Iterator[Row]:
             {f"resource-{index}": [Hint(CpuSet(mask).mask, len(mask) == narrow) for mask in masks]}
             for index, narrow in enumerate(resources)
         ]
-        asked = [
+        hints = [
             [{"mask": mask, "preferred": len(mask) == narrow} for mask in masks]
             for narrow in resources
         ]
-        question = {"merge": {"numaNodes": list(range(nodes)), "hints": asked}}
-        case = f"merge_{name}"
-        yield rivals.row(case, rivals.times(case, merging(providers, nodes), question, same_mask))
+        asked = {"merge": {"numaNodes": list(range(nodes)), "hints": hints}}
+        question = Question(f"merge_{name}", merging(providers, nodes), asked, same_mask)
+        yield rivals.row(question.case, rivals.times(question))
 
 
 def merging(providers: list[dict[str, list[Hint]]], nodes: int) -> Callable[[], Any]:
@@ -304,13 +289,13 @@ def rows(peer: KubeletPeer | str, turns: Turns) -> list[Row]:
 def main() -> None:
     options = arguments(__doc__)
     turns = QUICK if options.quick else FULL
-    try:
-        built = program(build=not options.quick)
-    except PeerError as error:
-        table = rows(str(error), turns)
-    else:
-        with KubeletPeer(built) as peer:
-            table = rows(peer, turns)
+    peer: KubeletPeer | str
+    with ExitStack() as stack:
+        try:
+            peer = stack.enter_context(KubeletPeer(program(build=not options.quick)))
+        except PeerError as error:
+            peer = str(error)
+        table = rows(peer, turns)
     report(table, options.output)
 
 

@@ -35,6 +35,8 @@ def align(account: Account, ask: Ask, policies: InForce, trials: Trials) -> Alig
     wanted = {name: amount for name, amount in ask.requests.items() if trials.numa_knows(name)}
     if not trials.totals:
         return Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
+    if "cpu" not in wanted and (policies.bind or ask.burst_milli):
+        return Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
     if not wanted:
         return Aligned(Allotment(0, {}))
     tried: dict[int, Allotment | Rejection] = {}

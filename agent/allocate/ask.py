@@ -17,7 +17,7 @@ PROD: Final = "koord-prod"
 
 class Ask(msgspec.Struct, frozen=True):
     """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: its
-    class and priority let the pod own CPUs. `cpu_limit_milli` None: no limit."""
+    class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit."""
 
     uid: str
     title: str
@@ -29,11 +29,12 @@ class Ask(msgspec.Struct, frozen=True):
     numa: NumaSpec = NumaSpec()
 
     @property
-    def bursts(self) -> bool:
-        """Shares CPUs, and wants to do so on NUMA nodes that fit its limit."""
+    def burst_milli(self) -> int:
+        """The limit that NUMA nodes shall fit, of a pod that shares CPUs and wants that; else 0."""
         policy = self.spec.required or self.spec.preferred
         shares = self.qos is QoS.LS and not self.owner
-        return shares and policy is BindPolicy.CONSTRAINED_BURST
+        bursts = shares and policy is BindPolicy.CONSTRAINED_BURST
+        return max(0, self.cpu_limit_milli or 0) if bursts else 0
 
 
 def ask_of(

@@ -20,7 +20,8 @@ def pools(facts: NodeFacts, account: Account) -> dict[int, int]:
     in the pool as on the node (koordinator.md §2.3)."""
     if facts.layout is None:
         return {}
-    shared = ~(account.holdings.full(1) | facts.reserved.mask)
+    kept = facts.reserved - facts.kubelet_reserved
+    shared = ~(account.holdings.full(1) | kept.mask)
     return {area.id: 1000 * (area.cpus & shared).bit_count() for area in facts.layout.nodes}
 
 
@@ -31,15 +32,17 @@ def nodes(
     available: Mapping[int, int],
     strategy: NumaStrategy,
 ) -> tuple[int, ...] | Rejection:
-    """The NUMA nodes to hold the pod to. `available`: milli-CPU not promised to anyone.
+    """The NUMA nodes to hold the pod to. `available`: milli-CPU not promised to anyone; nodes that
+    have none left hold no further pod.
 
     Among single nodes MostAllocated takes the smallest pool that fits, every other strategy the one
     with most CPU not promised; ties go to the lower id.
     """
+    pools = {node: pool for node, pool in pools.items() if available.get(node, 0) > 0}
     fitting = [
         node
         for node, pool in pools.items()
-        if pool >= limit_milli and available.get(node, 0) >= request_milli
+        if pool >= limit_milli and available[node] >= request_milli
     ]
     if fitting:
         if strategy is NumaStrategy.MOST_ALLOCATED:
@@ -49,20 +52,19 @@ def nodes(
     for node in sorted(pools, key=lambda node: (-pools[node], node)):
         chosen.append(node)
         fits = sum(pools[each] for each in chosen) >= limit_milli
-        if fits and sum(available.get(each, 0) for each in chosen) >= request_milli:
+        if fits and sum(available[each] for each in chosen) >= request_milli:
             return tuple(sorted(chosen))
     whole = sum(pools.values())
     if whole < limit_milli:
         return Rejection(Reason.NO_POOL_FITS, "cpu", limit_milli, whole)
-    return Rejection(
-        Reason.NUMA_INSUFFICIENT, "cpu", request_milli, sum(available.values()), tuple(pools)
-    )
+    left = sum(available[node] for node in pools)
+    return Rejection(Reason.NUMA_INSUFFICIENT, "cpu", request_milli, left, tuple(pools))
 
 
 def amounts(
     request_milli: int, chosen: tuple[int, ...], available: Mapping[int, int]
 ) -> dict[int, int]:
-    """The request over the chosen nodes; each gets something, for that is what holds the pod to
-    it."""
-    shares = split.evenly(request_milli, {node: available.get(node, 0) for node in chosen})
+    """The request over the chosen nodes, which have CPU left; each gets something, for that is what
+    holds the pod to it."""
+    shares = split.evenly(request_milli, {node: available[node] for node in chosen})
     return {node: max(1, shares.get(node, 0)) for node in chosen}

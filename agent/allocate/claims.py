@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.model.annotations import RESOURCE_STATUS, resource_status, status_text
+from agent.model.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+    status_text,
+)
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.policies import ExclusivePolicy
 from agent.model.resource_spec import resource_spec
@@ -32,8 +37,24 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def claim_of(uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0) -> Claim:
-    """The claim that a pod's annotations make. Raises AnnotationError."""
+    """The claim that a pod's annotations make. Raises AnnotationError for a resource-status that
+    can't be read. Whatever else a pod with CPUs of its own writes that can't be, it has its CPUs
+    all the same: then without amounts, or without an exclusive policy."""
     status = resource_status(annotations)
     cpus = status.cpus()
-    exclusive = resource_spec(annotations).exclusive if cpus else ExclusivePolicy.NONE
-    return Claim(uid, title, cpus, exclusive, status.amounts(), cpu_milli)
+    try:
+        amounts = status.amounts()
+    except AnnotationError:
+        if not cpus:
+            raise
+        amounts = {}
+    return Claim(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
+
+
+def _exclusive(annotations: Mapping[str, str], cpus: CpuSet) -> ExclusivePolicy:
+    if not cpus:
+        return ExclusivePolicy.NONE
+    try:
+        return resource_spec(annotations).exclusive
+    except AnnotationError:
+        return ExclusivePolicy.NONE

@@ -7,9 +7,15 @@ import msgspec
 from agent.allocate import precedence
 from agent.allocate.ask import Ask
 from agent.allocate.node import NodeFacts
-from agent.allocate.precedence import Bind, Chosen
+from agent.allocate.precedence import Bind, Chosen, Source
 from agent.allocate.reasons import Rejection
-from agent.model.policies import ExclusivePolicy, NumaExclusive, NumaPolicy, NumaStrategy
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaStrategy,
+)
 
 
 class InForce(msgspec.Struct, frozen=True):
@@ -27,23 +33,31 @@ class InForce(msgspec.Struct, frozen=True):
 def in_force(facts: NodeFacts, ask: Ask) -> InForce | Rejection:
     """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
     policies, profile = facts.policies, facts.profile
-    if rejection := precedence.architecture(ask.spec, policies):
-        return rejection
     numa = precedence.numa_policy(ask.numa, policies, profile)
     if isinstance(numa, Rejection):
         return numa
     bind = precedence.bind(ask.spec, ask.qos, policies, profile, owner=ask.owner)
     if isinstance(bind, Rejection):
         return bind
+    bound = bind[0] if ask.requests.get("cpu") else None
+    if rejection := precedence.architecture(ask.spec, policies, bound):
+        return rejection
+    numa_exclusive = precedence.numa_exclusive(ask.numa)
     strategy = precedence.numa_strategy(policies, profile)
     chosen = [Chosen("numa policy", *numa), Chosen("numa strategy", *strategy)]
-    if bind[0]:
-        chosen.append(Chosen("cpu bind policy", bind[0].policy, bind[1]))
+    if numa_exclusive and numa[0] is not NumaPolicy.NONE:
+        chosen.append(Chosen("numa exclusive policy", numa_exclusive, Source.POD))
+    if bound:
+        chosen.append(Chosen("cpu bind policy", bound.policy, bind[1]))
+    elif ask.burst_milli:
+        chosen.append(Chosen("cpu bind policy", BindPolicy.CONSTRAINED_BURST, bind[1]))
+    if bound and ask.spec.exclusive is not ExclusivePolicy.NONE:
+        chosen.append(Chosen("cpu exclusive policy", ask.spec.exclusive, Source.POD))
     return InForce(
-        bind[0] if ask.requests.get("cpu") else None,
+        bound,
         ask.spec.exclusive,
         numa[0],
-        precedence.numa_exclusive(ask.numa),
+        numa_exclusive,
         strategy[0],
         tuple(chosen),
     )

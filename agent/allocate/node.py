@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
     `cpu_ratio`: how many CPUs one CPU is sold as; bound CPUs are paid for in full. `cpu_milli`: the
     node's allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
+    Raises ValueError for a ratio that is no number up to 1000, and for a `max_ref` below 1.
     """
 
     layout: Layout | None
@@ -33,6 +35,12 @@ class NodeFacts(msgspec.Struct, frozen=True):
     cpu_milli: int | None = None
     max_ref: int = 1
 
+    def __post_init__(self) -> None:
+        if not -math.inf < self.cpu_ratio <= _RATIO_MAX:
+            raise ValueError(f"cpu_ratio: {self.cpu_ratio} is no amplification")
+        if self.max_ref < 1:
+            raise ValueError(f"max_ref: {self.max_ref} pods cannot share a CPU")
+
     @property
     def kept(self) -> CpuSet:
         """CPUs that no pod may own under the profile."""
@@ -44,12 +52,23 @@ class NodeFacts(msgspec.Struct, frozen=True):
         """An amount of bound CPU as it is paid for (rounded up, as Koordinator does)."""
         return cpu_milli if self.cpu_ratio <= 1 else math.ceil(cpu_milli * self.cpu_ratio)
 
+    def unamplified(self, cpu_milli: int) -> int:
+        """The most bound CPU that so much pays for."""
+        bound = cpu_milli if self.cpu_ratio <= 1 else int(cpu_milli / self.cpu_ratio) + 1
+        while self.amplified(bound) > cpu_milli:
+            bound -= 1
+        return bound
+
     def totals(self) -> Amounts:
         """What the NUMA nodes have to give: zones without kept CPUs, CPU amplified."""
         totals = {node: dict(amounts) for node, amounts in self.zones.items()}
         kept = self.kept.mask
-        for area in self.layout.nodes if self.layout else ():
-            if "cpu" in totals.get(area.id, ()):
-                free = totals[area.id]["cpu"] - 1000 * (area.cpus & kept).bit_count()
-                totals[area.id]["cpu"] = self.amplified(free)
+        for node, amounts in totals.items():
+            if "cpu" in amounts:
+                cpus = self.layout.of_nodes((node,)) if self.layout else 0
+                free = amounts["cpu"] - 1000 * (cpus & kept).bit_count()
+                amounts["cpu"] = self.amplified(max(0, free))
         return totals
+
+
+_RATIO_MAX: Final = 1000

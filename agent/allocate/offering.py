@@ -8,6 +8,8 @@ the amounts are split over those. Nothing is offered that could not be committed
 
 from __future__ import annotations
 
+import msgspec
+
 from agent.allocate import alignment, burst
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
@@ -23,7 +25,7 @@ from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 
 def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
     """The place for a pod that holds nothing on the node yet."""
-    if not ask.requests:
+    if not ask.requests and not ask.burst_milli:
         return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts, ask)
     if isinstance(policies, Rejection):
@@ -31,13 +33,14 @@ def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
     why = Why(policies.chosen)
     if rejection := _unfit(facts, account, ask, policies):
         return Declined(ask.uid, ask.title, (rejection,), why)
-    trials = Trials(facts, account, ask, policies)
+    held = _held_by_cpu(ask)
+    trials = Trials(facts, account, held, policies)
     if policies.numa is NumaPolicy.NONE:
-        found = _unaligned(ask, policies, trials)
+        found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):
             return Declined(ask.uid, ask.title, (found,), why)
     else:
-        aligned = alignment.align(account, ask, policies, trials)
+        aligned = alignment.align(account, held, policies, trials)
         why = Why(policies.chosen, aligned.candidates, aligned.merged)
         if isinstance(aligned.found, tuple):
             return Declined(ask.uid, ask.title, aligned.found, why)
@@ -60,11 +63,15 @@ def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
         return f"CPUs {missing} are not free any more"
     if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
         paid, left = account.paid(claim), facts.cpu_milli - account.cpu_milli
-        if paid > left:
+        if paid > max(0, left):
             return f"the node has {left} of {paid} amplified CPU left"
     available = account.available()
+    counted = {name for amounts in available.values() for name in amounts}
     for node, amounts in claim.amounts.items():
-        for name, amount in amounts.items():
+        for name, asked in amounts.items():
+            if name not in counted:
+                continue
+            amount = facts.amplified(asked) if name == "cpu" and claim.cpus else asked
             left = available.get(node, {}).get(name, 0)
             if amount > left:
                 return f"NUMA node {node} has {left} of {amount} {name} left"
@@ -79,7 +86,7 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
     if facts.cpu_ratio > 1 and facts.cpu_milli is not None:
         asked = facts.amplified(cpu_milli) if bind else cpu_milli
         left = facts.cpu_milli - account.cpu_milli
-        if asked > left:
+        if asked > max(0, left):
             return Rejection(Reason.AMPLIFIED_CPU, "cpu", asked, left)
     if bind is None:
         return None
@@ -92,13 +99,21 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
     return None
 
 
+def _held_by_cpu(ask: Ask) -> Ask:
+    """A pod that bursts is held to NUMA nodes by the CPU it has there: it asks for some."""
+    if not ask.burst_milli or ask.requests.get("cpu"):
+        return ask
+    return msgspec.structs.replace(ask, requests={**ask.requests, "cpu": 1})
+
+
 def _unaligned(ask: Ask, policies: InForce, trials: Trials) -> Allotment | Rejection:
-    if policies.bind or not ask.bursts or ask.cpu_limit_milli is None:
+    if policies.bind or not ask.burst_milli:
         return trials.anywhere()
-    pools = trials.pools
-    left = {node: trials.available.get(node, {}).get("cpu", pool) for node, pool in pools.items()}
-    request = ask.requests.get("cpu", 0)
-    nodes = burst.nodes(ask.cpu_limit_milli, request, pools, left, policies.strategy)
+    left = trials.pools
+    if trials.numa_knows("cpu"):
+        left = {node: trials.available.get(node, {}).get("cpu", 0) for node in trials.pools}
+    request = ask.requests["cpu"]
+    nodes = burst.nodes(ask.burst_milli, request, trials.pools, left, policies.strategy)
     if isinstance(nodes, Rejection):
         return nodes
     shares = burst.amounts(request, nodes, left)

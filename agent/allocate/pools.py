@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.claimants import Claimant, Places, in_order
 from agent.allocate.shares import kubelet_may_own, shared_cpus
 from agent.model.annotations import (
     RESOURCE_STATUS,
@@ -116,9 +117,10 @@ def decide(
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
-    for pod, wish, keeps in _in_order(claims, topology, pods, owned_before, running_on):
-        reason = ledger.claim(pod, wish, keeps=keeps)
-        if reason:
+    places = Places(topology.online, ledger.ls, ledger.system)
+    for claim in in_order(claims, places, pods, owned_before, running_on):
+        if reason := ledger.claim(claim):
+            pod = claim.pod
             refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
             ledger.joins_pool(pod)
 
@@ -146,30 +148,6 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
     return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
-def _in_order(
-    claims: list[tuple[Pod, CpuSet]],
-    topology: Topology,
-    pods: tuple[Pod, ...],
-    owned_before: Collection[str],
-    running_on: Mapping[str, CpuSet],
-) -> list[tuple[Pod, CpuSet, bool]]:
-    """Claims as they are heard, each with whether its pod has its CPUs already: it owned them, or
-    it runs on exactly them and nobody does who may not share them."""
-
-    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, int, str], Pod, CpuSet]:
-        owned = pod.uid in owned_before
-        runs = running_on.get(pod.uid) == wish & topology.online
-        alone = runs and not wish & union(
-            running_on.get(other.uid, EMPTY)
-            for other in pods
-            if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
-        )
-        return (not owned, not alone, not runs, pod.created_at, pod.uid), pod, wish
-
-    ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
-    return [(pod, wish, not rank[0] or not rank[1]) for rank, pod, wish in ordered]
-
-
 class _Claims:
     """The pools while claims are heard one after the other."""
 
@@ -180,9 +158,9 @@ class _Claims:
         self.ls = self.be = unbound - kubelet_cpus - rules.kept
         self.system = rules.system & topology.online - kubelet_cpus
         self.owners: list[Owner] = []
+        self._kubelet = kubelet_cpus
         kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
-        self._not_for_owners = (
-            (kubelet_cpus, "were given away by the kubelet"),
+        self._reserved = (
             (kubelet_reserved, "are reserved by the kubelet"),
             (rules.node_reserved, "are reserved by the node"),
             (rules.system if rules.system_exclusive else EMPTY, "belong to SYSTEM pods"),
@@ -196,8 +174,9 @@ class _Claims:
         else:
             self._users.setdefault(QoS.LS, pod.title)
 
-    def claim(self, pod: Pod, wish: CpuSet, *, keeps: bool) -> str:
-        """Takes the CPUs that are online, or says why not; who `keeps` its CPUs had them before."""
+    def claim(self, claim: Claimant) -> str:
+        """Takes the CPUs that are online, or says why not."""
+        pod, wish = claim.pod, claim.wish
         if missing := wish - self._online - self._offline:
             return f"CPUs {missing} do not exist"
         if not wish & self._online:
@@ -206,12 +185,14 @@ class _Claims:
         for owner in self.owners:
             if taken := wish & owner.cpus:
                 return f"CPUs {taken} belong to pod {owner.title}"
-        if not keeps:
-            for cpus, why in self._not_for_owners:
+        if not claim.keeps and (taken := wish & self._kubelet):
+            return f"CPUs {taken} were given away by the kubelet"
+        if not claim.keeps_reserved:
+            for cpus, why in self._reserved:
                 if taken := wish & cpus:
                     return f"CPUs {taken} {why}"
-            if user := self._left_with_nothing(pod, wish):
-                return f"CPUs {wish} are all that pod {user} and others share"
+        if not claim.keeps and (user := self._left_with_nothing(pod, wish)):
+            return f"CPUs {wish} are all that pod {user} and others share"
         self.ls -= wish
         self.system -= wish
         if pod.qos is QoS.LSE:

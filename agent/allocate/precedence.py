@@ -81,7 +81,7 @@ class NodePolicies(msgspec.Struct, frozen=True):
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """One policy in force: which (`numa policy`, `bind policy`, ...), its value, and whose word."""
+    """One policy in force: which (`numa policy`, `cpu bind policy`, ...), its value, whose word."""
 
     policy: str
     value: str
@@ -151,11 +151,13 @@ def bind(
 ) -> tuple[Bind | None, Source] | Rejection:
     """None: no CPUs are bound. `owner`: the pod's class and priority let it own CPUs.
 
-    A node's policy binds every pod that asks for CPU, save BE pods: they run on what is left.
+    A node's policy binds every pod that asks for CPU, save BE pods: they run on what is left. On
+    ARM FullPCPUs is the default, whatever is configured (fine-grained CPU orchestration proposal).
     """
     asked = spec.required or spec.preferred
     source = Source.DEFAULT if asked is BindPolicy.DEFAULT else Source.POD
-    wish = profile.bind if asked is BindPolicy.DEFAULT else asked
+    configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
+    wish = configured if asked is BindPolicy.DEFAULT else asked
     owns = owner and wish in _BINDING
     forced = BindPolicy.FULL_PCPUS if node.full_pcpus_only else node.bind_label
     if forced and qos is not QoS.BE:
@@ -176,11 +178,14 @@ def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[NumaStrategy, S
     return profile.strategy, Source.DEFAULT
 
 
-def architecture(spec: ResourceSpec, node: NodePolicies) -> Rejection | None:
-    """On ARM only FullPCPUs and NUMANodeLevel exist (fine-grained CPU orchestration proposal)."""
+def architecture(
+    spec: ResourceSpec, node: NodePolicies, bound: Bind | None = None
+) -> Rejection | None:
+    """On ARM only FullPCPUs and NUMANodeLevel exist (fine-grained CPU orchestration proposal).
+    `bound`: what is in force for the pod, as the node's label may say it."""
     if not node.arm:
         return None
-    for policy in (spec.required, spec.preferred):
+    for policy in (spec.required, spec.preferred, bound and bound.policy):
         if policy is BindPolicy.SPREAD_BY_PCPUS:
             return Rejection(Reason.ARCHITECTURE, detail=f"bind policy {policy}")
     if spec.exclusive is ExclusivePolicy.PCPU_LEVEL:

@@ -61,20 +61,22 @@ class Trials:
 
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
         """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
-        to give; a pod that bursts fits its limit into their pools."""
-        limit = self._ask.cpu_limit_milli
-        if self._ask.bursts and limit is not None and self._policies.bind is None:
-            pool = sum(self.pools.get(node, 0) for node in nodes)
-            if pool < limit:
-                return Rejection(Reason.NO_POOL_FITS, "cpu", limit, pool, tuple(sorted(nodes)))
+        to give; a pod that bursts fits its limit into the pools of those that it is held to."""
+        limit = 0 if self._policies.bind else self._ask.burst_milli
         amounts: Amounts = {}
         for name, asked in self._ask.requests.items():
             if not self.numa_knows(name):
                 continue
             room = {node: self.available.get(node, {}).get(name, 0) for node in nodes}
-            unit = self._unit(name)
-            way = split.packed if self._facts.profile.packed else split.evenly
-            shares = way(asked, room, unit)
+            if limit and name == "cpu":
+                chosen = tuple(node for node in nodes if room[node] > 0)
+                pool = sum(self.pools.get(node, 0) for node in chosen)
+                if pool < limit:
+                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
+                shares = burst.amounts(asked, chosen, room)
+            else:
+                way = split.packed if self._facts.profile.packed else split.evenly
+                shares = way(asked, room, self._unit(name))
             if (given := sum(shares.values())) < asked:
                 return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
             for node, share in shares.items():
@@ -154,19 +156,25 @@ class Trials:
         return 1000 * (self._facts.layout.threads if whole_cores and self._facts.layout else 1)
 
     def _trim(self) -> None:
-        """A node has no more CPU for an owner than it has free CPUs that suit a required policy."""
+        """A node has no more CPU for an owner than it has free CPUs that suit a required policy,
+        nor more than it can be paid for there."""
         layout, bind = self._facts.layout, self._policies.bind
-        if layout is None or bind is None or not bind.required:
+        if layout is None or bind is None:
             return
         for area in layout.nodes:
             free = self._free & area.cpus
-            if bind.policy is BindPolicy.FULL_PCPUS:
+            if bind.required and bind.policy is BindPolicy.FULL_PCPUS:
                 free = layout.expand(layout.whole(free))
-            else:
+            elif bind.required:
                 free = layout.touched(free)
-            for room in (self.available.get(area.id, {}), self._recorded.get(area.id, {})):
-                if "cpu" in room:
-                    room["cpu"] = min(room["cpu"], 1000 * free.bit_count())
+            most = 1000 * free.bit_count()
+            room = self.available.get(area.id, {})
+            if "cpu" in room:
+                paid = min(room["cpu"], self._facts.amplified(most))
+                room["cpu"] = self._facts.unamplified(paid)
+            recorded = self._recorded.get(area.id, {})
+            if bind.required and "cpu" in recorded:
+                recorded["cpu"] = min(recorded["cpu"], most)
 
 
 def _rejection(shortage: Shortage) -> Rejection:

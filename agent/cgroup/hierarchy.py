@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+from functools import lru_cache
 from typing import Final, Literal
 
+from agent.cgroup.handles import Handles
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 
 CPUS: Final = "cpuset.cpus"
@@ -21,7 +23,8 @@ _EFFECTIVE: Final = {
     (2, CPUS): "cpuset.cpus.effective",
     (2, MEMS): "cpuset.mems.effective",
 }
-_READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
+_LEAF_LINKS: Final = 2
+"""A cgroup's directory has as many links as it has groups in it, and these."""
 
 
 class CgroupError(Exception):
@@ -37,7 +40,7 @@ class Populated(CgroupError):  # noqa: N818 - a kernel's rule, not a fault
 
 
 class Hierarchy:
-    """One machine's cpuset hierarchy; holds no state but where it is.
+    """One machine's cpuset hierarchy; holds no state but where it is, and files open.
 
     `root` is where cgroup file systems are mounted, `proc` a procfs. Where v1 and v2 are mounted
     beside each other, the one that has the cpuset controller is taken. Raises CgroupError on a
@@ -48,6 +51,11 @@ class Hierarchy:
         self.proc = proc
         self.version: Literal[1, 2]
         self.version, self.path = _detect(root)
+        self._handles = Handles()
+
+    def close(self) -> None:
+        """Closes the files that stay open; the next use opens them again."""
+        self._handles.close()
 
     def own_cpus(self, group: str) -> CpuSet:
         """What stands in `cpuset.cpus`: on v2 empty for a group that inherits."""
@@ -71,19 +79,31 @@ class Hierarchy:
     def children(self, group: str) -> tuple[str, ...]:
         """The groups right below, sorted."""
         directory = self._directory(group)
-        base = group.rstrip("/")
         try:
+            if os.stat(directory).st_nlink == _LEAF_LINKS:
+                return ()
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
         except OSError as error:
-            raise self._error("list", directory, directory, error) from error
+            raise self._error("list", directory, group, error) from error
+        base = group.rstrip("/")
         return tuple(f"{base}/{name}" for name in sorted(names))
+
+    def processes(self, group: str) -> tuple[int, ...]:
+        """Process ids in the group itself, not below it."""
+        directory = self._directory(group)
+        path = f"{directory}/cgroup.procs"
+        try:
+            with open(path, "rb") as file:
+                return tuple(map(int, file.read().split()))
+        except OSError as error:
+            raise self._error("read", path, directory, error) from error
 
     def write(self, group: str, cpus: CpuSet) -> None:
         """Set `cpuset.cpus` in one write(2); an empty set is a ValueError."""
         if not cpus:
             raise ValueError(f"an empty cpuset is never written ({group!r})")
-        self._write(group, str(cpus))
+        self._write(group, cpus)
 
     def inherit(self, group: str) -> None:
         """Let a v2 group use its parent's CPUs again. Raises Populated.
@@ -93,7 +113,7 @@ class Hierarchy:
         if self.version == 1:
             raise ValueError(f"a cgroup v1 cpuset can't inherit ({group!r})")
         try:
-            self._write(group, "")
+            self._write(group, EMPTY)
         except CgroupError as error:
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
@@ -120,69 +140,68 @@ class Hierarchy:
         raise CgroupError(f"{path!r} names no group of the cgroup v{self.version} cpuset hierarchy")
 
     def _own(self, group: str, name: str) -> CpuSet:
-        directory = self._directory(group)
-        text = self._read(directory, name)
         # A v2 group without the file: its parent does not hand the controller down.
-        return EMPTY if text is None else _parsed(f"{directory}/{name}", text)
+        return self._read(group, name) or EMPTY
 
     def _effective(self, group: str, name: str) -> CpuSet:
         effective = _EFFECTIVE[self.version, name]
         while True:
-            directory = self._directory(group)
-            text = self._read(directory, effective)
-            if text is not None:
-                return _parsed(f"{directory}/{effective}", text)
+            cpus = self._read(group, effective)
+            if cpus is not None:
+                return cpus
             if self.version == 1:  # kernels before 3.17 have no such file
                 return self._own(group, name)
             if group == "/":
-                raise CgroupError(f"{directory!r} has no {effective}")
+                raise CgroupError(f"{self._directory(group)!r} has no {effective}")
             group = group.rpartition("/")[0] or "/"
 
-    def _read(self, directory: str, name: str) -> str | None:
+    def _read(self, group: str, name: str) -> CpuSet | None:
         """None where the group is there and the file is not."""
-        path = f"{directory}/{name}"
+        path = f"{self._directory(group)}/{name}"
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                return os.read(handle, _READ_BYTES).decode("ascii", "replace")
-            finally:
-                os.close(handle)
+            return _set(self._handles.read(path))
+        except CpuSetError as error:
+            raise CgroupError(f"cannot understand {path!r}: {error}") from error
         except OSError as error:
-            if error.errno == errno.ENOENT and os.path.isdir(directory):
+            if error.errno == errno.ENOENT and self.exists(group):
                 return None
-            raise self._error("read", path, directory, error) from error
+            raise self._error("read", path, group, error) from error
 
-    def _write(self, group: str, text: str) -> None:
-        directory = self._directory(group)
-        path = f"{directory}/{CPUS}"
+    def _write(self, group: str, cpus: CpuSet) -> None:
+        path = f"{self._directory(group)}/{CPUS}"
         try:
-            handle = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
-            try:
-                os.write(handle, f"{text}\n".encode("ascii"))
-            finally:
-                os.close(handle)
+            self._handles.write(path, _line(cpus))
         except OSError as error:
-            raise self._error(f"write {text!r} to", path, directory, error) from error
+            raise self._error(f"write '{cpus}' to", path, group, error) from error
 
-    def _error(self, verb: str, path: str, directory: str, error: OSError) -> CgroupError:
-        gone = error.errno == errno.ENODEV or not os.path.isdir(directory)
+    def _error(self, verb: str, path: str, group: str, error: OSError) -> CgroupError:
+        gone = error.errno == errno.ENODEV or not self.exists(group)
         kind = GroupGone if gone else CgroupError
         return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
     def _directory(self, group: str) -> str:
-        if group == "/":
-            return self.path
-        head, *parts = group.split("/")
-        if head or "\0" in group or not parts or not {"", ".", ".."}.isdisjoint(parts):
-            raise CgroupError(f"{group!r} is no path of a cgroup (such as '/kubepods/podX')")
-        return self.path + group
+        return self.path + _below(group)
 
 
-def _parsed(path: str, text: str) -> CpuSet:
-    try:
-        return CpuSet.parse(text)
-    except CpuSetError as error:
-        raise CgroupError(f"cannot understand {path!r}: {error}") from error
+# A pass asks for the same few values and the same groups again and again.
+@lru_cache(maxsize=8_192)
+def _below(group: str) -> str:
+    if group == "/":
+        return ""
+    head, *parts = group.split("/")
+    if head or "\0" in group or not parts or not {"", ".", ".."}.isdisjoint(parts):
+        raise CgroupError(f"{group!r} is no path of a cgroup (such as '/kubepods/podX')")
+    return group
+
+
+@lru_cache(maxsize=1_024)
+def _line(cpus: CpuSet) -> bytes:
+    return f"{cpus}\n".encode("ascii")
+
+
+@lru_cache(maxsize=1_024)
+def _set(text: bytes) -> CpuSet:
+    return CpuSet.parse(text.decode("ascii", "replace"))
 
 
 def _detect(root: str) -> tuple[Literal[1, 2], str]:

@@ -28,10 +28,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 import msgspec
 
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.cpuset import EMPTY, CpuSet
 
 
 class Write(msgspec.Struct, frozen=True):
@@ -42,8 +43,9 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Present own values by group path: `/` (its effective CPUs), every wanted group, all
-    their ancestors, and on v1 all their descendants.
+    """Present own values by group path: `/` (its effective CPUs), every wanted group and what its
+    change depends on: the ancestors of each, and on v1 the descendants. There, one that only loses
+    CPUs needs no ancestors, and one that only gains them no descendants.
 
     `inherits` is cgroup v2: an empty value there means the parent's.
     """
@@ -57,10 +59,11 @@ def parent(group: str) -> str:
     return group.rpartition("/")[0] or "/"
 
 
-def ancestors(group: str) -> list[str]:
+@lru_cache(maxsize=8_192)
+def ancestors(group: str) -> tuple[str, ...]:
     """From right below the root down to the group's parent; without the root."""
     parts = group.split("/")
-    return ["/".join(parts[:end]) for end in range(2, len(parts))]
+    return tuple("/".join(parts[:end]) for end in range(2, len(parts)))
 
 
 def effective(tree: Tree, group: str) -> CpuSet:
@@ -91,11 +94,11 @@ def _top_down(groups: Mapping[str, CpuSet]) -> list[str]:
 
 def _targets(tree: Tree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
     """The final value of each group that has one; top-down."""
-    need: dict[str, CpuSet] = {}
+    need: dict[str, int] = {}
     for group, cpus in wanted.items():
         _check(tree, wanted, group)
         for each in ancestors(group):
-            need[each] = need.get(each, EMPTY) | cpus
+            need[each] = need.get(each, 0) | cpus.mask
     targets: dict[str, CpuSet] = {}
     cut: set[str] = set()  # groups that must stay within a wanted one
     for group in _top_down(tree.cpus):
@@ -106,25 +109,30 @@ def _targets(tree: Tree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
             cut.add(group)
             targets[group] = wanted[group]
         elif tree.inherits:
-            targets[group] = own | need.get(group, EMPTY) if own else own
+            targets[group] = _grown(own, need.get(group, 0)) if own else own
         else:
             above = parent(group)
             if above in cut:
                 cut.add(group)
                 if not own <= targets[above]:
                     own = (own & targets[above]) or targets[above]
-            targets[group] = own | need.get(group, EMPTY)
+            targets[group] = _grown(own, need.get(group, 0))
     return targets
+
+
+def _grown(own: CpuSet, need: int) -> CpuSet:
+    return CpuSet.from_int(own.mask | need) if need & ~own.mask else own
 
 
 def _check(tree: Tree, wanted: Mapping[str, CpuSet], group: str) -> None:
     cpus = wanted[group]
     if group == "/" or not cpus:
         raise ValueError(f"{group!r} can't be given the cpuset '{cpus}'")
+    loses = not tree.inherits and group in tree.cpus and cpus <= tree.cpus[group]
     for each in (*ancestors(group), group):
-        if each not in tree.cpus:
+        if each not in tree.cpus and not loses:
             raise ValueError(f"{group!r} can't be planned: the tree lacks {each!r}")
-        if not cpus <= wanted.get(each, cpus):
+        if each in wanted and not cpus <= wanted[each]:
             raise ValueError(f"{group!r} wants '{cpus}', {each!r} above it only '{wanted[each]}'")
 
 
@@ -138,27 +146,34 @@ class _Task(msgspec.Struct):
 
 
 def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
-    own = dict(tree.cpus)
-    held = {group: effective(tree, group) for group in changed}
+    own = {group: tree.cpus[group].mask for group in changed}
+    held = {group: effective(tree, group).mask for group in changed}
+    goals = {group: targets[group].mask for group in changed}
     pending = set(changed)
     above: dict[str, str] = {}  # nearest ancestor that changes
-    below: dict[str, list[str]] = {group: [] for group in changed}
+    below: dict[str, list[str]] = {}
     for group in changed:
         for each in reversed(ancestors(group)):
-            if each in pending:
+            if each in own:
                 above[group] = each
-                below[each].append(group)
+                below.setdefault(each, []).append(group)
                 break
 
-    gained = union(targets[group] - held[group] for group in changed)
+    gained = 0
+    for group in changed:
+        gained |= goals[group] & ~held[group]
     for group in reversed(changed):
-        target, now = targets[group], held[group]
-        if target <= now or (now - target) & gained:
-            least = (target | union(held[each] for each in below[group])) & now
+        goal, now = goals[group], held[group]
+        lost = now & ~goal
+        if not goal & ~now or lost & gained:
+            least = goal
+            for each in below.get(group, ()):
+                least |= held[each]
+            least &= now
             if least and least != own[group]:
-                yield Write(group, least)
+                yield Write(group, targets[group] if least == goal else CpuSet.from_int(least))
                 own[group] = held[group] = least
-            if held[group] == target:
+            if held[group] == goal:
                 pending.discard(group)
 
     tasks: list[_Task] = []
@@ -168,25 +183,26 @@ def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> I
     for group in changed:
         if group not in pending:
             continue
-        target = targets[group]
-        fits = all(held[each] <= target for each in below[group])
-        value = target if fits else held[group] | target
-        if fits or (not target <= held[group] and value != own[group]):
+        goal, now = goals[group], held[group]
+        fits = all(not held[each] & ~goal for each in below.get(group, ()))
+        value = goal if fits else now | goal
+        if fits or (goal & ~now and value != own[group]):
             over = above.get(group)
             final[group] = grown[group] = len(tasks)
-            tasks.append(_Task(Write(group, value), {grown[over]} if over in grown else set()))
+            cpus = targets[group] if fits else CpuSet.from_int(value)
+            tasks.append(_Task(Write(group, cpus), {grown[over]} if over in grown else set()))
         if not fits:
             deferred.append(group)
     for group in reversed(deferred):
-        after = {final[each] for each in below[group] if each in final}
+        after = {final[each] for each in below.get(group, ()) if each in final}
         if group in grown:
             after.add(grown[group])
         final[group] = len(tasks)
         tasks.append(_Task(Write(group, targets[group]), after))
 
-    givers = [(final[each], lost) for each in final if (lost := held[each] - targets[each])]
+    givers = [(final[each], lost) for each in final if (lost := held[each] & ~goals[each])]
     for group, index in grown.items():
-        gain = targets[group] - held[group]
+        gain = goals[group] & ~held[group]
         tasks[index].waits = {giver for giver, lost in givers if lost & gain and giver != index}
     yield from _sequence(tasks)
 

@@ -17,7 +17,7 @@ from agent.model.cpuset import CpuSet
 
 
 class Round:
-    """Used once: `ask` for each group, then `plan`, `run`, `outcome`.
+    """Used once: `ask` for each group, then `plan`, `run`, `read_back`, `outcome`.
 
     Only `own` raises for the state of the machine; otherwise the outcome tells.
     """
@@ -35,11 +35,12 @@ class Round:
 
     def own(self, group: str) -> CpuSet:
         """The own value, read once; of the root what the machine has. Raises CgroupError."""
-        if group not in self._own:
+        own = self._own.get(group)
+        if own is None:
             top = group == "/"  # on v2 the root has no own value
             read = self._hierarchy.effective_cpus if top else self._hierarchy.own_cpus
-            self._own[group] = read(group)
-        return self._own[group]
+            own = self._own[group] = read(group)
+        return own
 
     def target(self, group: str) -> CpuSet | None:
         """What the group is to hold at the end, if it was asked for and may still get it."""
@@ -87,9 +88,13 @@ class Round:
         """Read what the groups asked for depend on, and put the writes in order."""
         for group in sorted(self._asked):  # what is above comes first, and reads all below it
             try:
-                for each in (*ancestors(group), group):
-                    self._values[each] = self.own(each)
-                if not self._inherits:
+                own = self._values[group] = self.own(group)
+                # On v1 what is above holds no less than the group, and what is below no more.
+                if self._inherits or not self._asked[group] <= own:
+                    for each in ancestors(group):
+                        if each not in self._values:
+                            self._values[each] = self.own(each)
+                if not self._inherits and not own <= self._asked[group]:
                     self._read_below(group)
             except CgroupError as error:
                 self.fail(group, error)
@@ -104,7 +109,7 @@ class Round:
         return {each.group: self._own[each.group] for each in writes}
 
     def run(self, writes: Sequence[Write]) -> None:
-        """Write in this order, then read back the groups asked for."""
+        """Write in this order."""
         goals = {each.group: each.cpus for each in writes}
         errors: dict[str, CgroupError] = {}
         for each in writes:
@@ -130,11 +135,13 @@ class Round:
                 self._others[group] = self._failure(group, errors[group])
             else:
                 self._others[group] = Change(group, State.WRITTEN, self._own[group], goal)
+        for group in [each for each in self._asked if each in errors]:
+            self.fail(group, errors[group])
+
+    def read_back(self) -> None:
+        """Settle the groups asked for by what the kernel made of their values."""
         for group, cpus in list(self._asked.items()):
-            if group in errors:
-                self.fail(group, errors[group])
-            else:
-                self._read_back(group, cpus)
+            self._read_back(group, cpus)
 
     def outcome(self) -> Outcome:
         """What has come of it all."""
@@ -176,7 +183,8 @@ class Round:
         for other, goal in failed.items():
             if other in self._values and (stuck := (effective(now, other) - goal) & gain):
                 raise CgroupError(f"not written: {other!r} failed to give up CPUs '{stuck}'")
-        room = effective(now, parent(group))
+        above = parent(group)
+        room = effective(now, above) if self._inherits or above in self._values else cpus
         if not cpus <= room:
             raise CgroupError(f"not written: {parent(group)!r} has only CPUs '{room}'")
         if not self._inherits:

@@ -6,7 +6,7 @@ becomes part of the outcome, and the other groups are still served as far as the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -24,6 +24,13 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     Where all is right, this costs one read of each group (on v2 two) and no write. A journal that
     can't be written stops every write: no value is taken that could not be given back.
     """
+    round_ = write(hierarchy, journal, wanted)
+    round_.read_back()
+    return round_.outcome()
+
+
+def write(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> Round:
+    """The part of `apply` up to the last write; `read_back` is what remains to be done."""
     round_ = Round(hierarchy)
     for group, cpus in sorted(wanted.items()):
         conflict = _conflict(wanted, group)
@@ -38,15 +45,19 @@ def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) 
     except JournalError as error:
         for group in round_.asked():
             round_.fail(group, str(error))
-        return round_.outcome()
+        return round_
     round_.run(writes)
-    return round_.outcome()
+    return round_
 
 
 def restore(
-    hierarchy: Hierarchy, journal: Journal, chosen: Mapping[str, CpuSet] | None = None
+    hierarchy: Hierarchy,
+    journal: Journal,
+    chosen: Mapping[str, CpuSet] | None = None,
+    only: Collection[str] | None = None,
 ) -> Outcome:
-    """Give every journalled group its original value back, and drop the entries so settled.
+    """Give every journalled group its original value back, and drop the entries so settled; of
+    those in `only`, where it is given.
 
     `chosen` adds groups whose value was ours from their creation on, and wins over the journal; on
     v2 an empty set there lets the group inherit; where the kernel refuses that, it gets every CPU
@@ -54,7 +65,11 @@ def restore(
     cut to the parent's, which the note says, and a group whose value was empty (so nobody ran in
     it) keeps what it has.
     """
-    values = {group: CpuSet.parse(each.cpus) for group, each in journal.originals.items()}
+    values = {
+        group: CpuSet.parse(each.cpus)
+        for group, each in journal.originals.items()
+        if only is None or group in only
+    }
     values.update(chosen or {})
     round_ = Round(hierarchy)
     for group in sorted(values, key=lambda each: (each.count("/"), each)):
@@ -66,6 +81,7 @@ def restore(
         except CgroupError as error:
             round_.fail(group, error)
     round_.run(round_.plan())
+    round_.read_back()
     outcome = round_.outcome()
     try:
         journal.forget(each.group for each in outcome.changes if each.state is not State.FAILED)
@@ -77,7 +93,7 @@ def restore(
 def _conflict(wanted: Mapping[str, CpuSet], group: str) -> str | None:
     cpus = wanted[group]
     for above in ancestors(group):
-        if not cpus <= wanted.get(above, cpus):
+        if above in wanted and not cpus <= wanted[above]:
             return f"'{cpus}' is beyond '{wanted[above]}', which {above!r} is to get"
     return None
 

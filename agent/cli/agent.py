@@ -21,6 +21,7 @@ OPTIONS = (
     "cgroup_root",
     "kubelet_dir",
     "http",
+    "exclude",
     "period_seconds",
     "log_level",
 )
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     try:
-        daemon.run(settings)
+        daemon.run(settings, lambda: options.load(arguments))
     except (LockedError, HttpError, CgroupError, SettingsError, OSError) as error:
         return options.fail(error)
     return 0

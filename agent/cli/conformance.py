@@ -23,6 +23,10 @@ from agent.conformance.run import DECLARED_PERCENT, Disagreement, Result
 from agent.view.units import count
 
 _COLUMNS = 100
+_LONGEST = 600
+"""Characters of a JSON text that people are shown."""
+_BEFORE = 100
+"""Of these, how many stand before the place where two texts differ."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +64,8 @@ def run(arguments: argparse.Namespace, known: Sequence[Kind] = KINDS) -> int:
 
 
 def described(result: Result) -> str:
-    """A few lines for people, with the first disagreement as JSON that can be copied."""
+    """A few lines for people, with the first disagreement as JSON: whole where it is short, else
+    what lies around the place where the answers differ."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
@@ -86,11 +91,25 @@ def _lines(result: Result) -> Iterator[str]:
 
 
 def _pictured(first: Disagreement, indent: str) -> Iterator[str]:
-    question = {key: value for key, value in first.case.items() if key != "expect"}
-    yield f"{indent}first: line {first.line}"
-    yield f"{indent}case   {_json(question)}"
-    yield f"{indent}expect {_json(first.case.get('expect'))}"
-    yield f"{indent}ours   {_json(first.ours)}"
+    question = _json({key: value for key, value in first.case.items() if key != "expect"})
+    answers = first.case.get("expect"), first.ours
+    expect, ours = (_json(answer, sort_keys=True) for answer in answers)  # alike looks alike
+    pairs = enumerate(zip(expect, ours, strict=False))
+    differ_at = next((place for place, (theirs, mine) in pairs if theirs != mine), 0)
+    cut = max(map(len, (question, expect, ours))) > _LONGEST
+    yield f"{indent}first: line {first.line}{' (--output json shows all of it)' if cut else ''}"
+    yield f"{indent}case   {_part(question, 0)}"
+    yield f"{indent}expect {_part(expect, differ_at)}"
+    yield f"{indent}ours   {_part(ours, differ_at)}"
+
+
+def _part(text: str, place: int) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    start = max(0, place - _BEFORE)
+    before = "... " if start else ""
+    after = " ..." if start + _LONGEST < len(text) else ""
+    return f"{before}{text[start : start + _LONGEST]}{after}"
 
 
 def body(result: Result) -> dict[str, Any]:
@@ -114,8 +133,8 @@ def _too_many(result: Result) -> str:
     )
 
 
-def _json(value: Any) -> str:
-    return json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+def _json(value: Any, sort_keys: bool = False) -> str:
+    return json.dumps(msgspec.to_builtins(value), separators=(",", ":"), sort_keys=sort_keys)
 
 
 def _noun(noun: str, number: int) -> str:

@@ -15,6 +15,7 @@ COMMANDS = {
     "agent": "run the node agent: discover, keep pools and cgroups right, report",
     "proxy": "run the CRI proxy in front of the container runtime",
     "conformance": "compare our decisions with vector files of the systems we replace",
+    "doctor": "show what containers should run on beside what they run on",
     "restore": "give back every cgroup value that the agent changed",
 }
 

@@ -6,11 +6,20 @@ import argparse
 import os
 
 from agent.cli import options
+from agent.host.activation import ActivationError, inherited
 from agent.host.listener import Listener, ListenError
 from agent.model.settings import Settings, SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
-OPTIONS = ("listen", "runtime_endpoint", "state_dir", "hold_seconds", "proxy_http", "log_level")
+OPTIONS = (
+    "listen",
+    "runtime_endpoint",
+    "state_dir",
+    "hold_seconds",
+    "drain_seconds",
+    "proxy_http",
+    "log_level",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,16 +33,21 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     try:
-        listener = _listen(settings)
-    except (ListenError, SettingsError, OSError) as error:
+        listening = inherited(os.environ)
+        listener = None
+        if listening is None:
+            listener = _listen(settings)
+            listening = listener.socket
+    except (ActivationError, ListenError, SettingsError, OSError) as error:
         return options.fail(error)
     # A kubelet that connects now waits for the imports instead of failing.
     from agent.proxy import daemon
 
     try:
-        daemon.run(settings, listener.socket)
+        daemon.run(settings, listening)
     finally:
-        listener.close()
+        if listener:
+            listener.close()
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Vector files: JSON lines, one case a line, plain or gzip."""
+"""Vector files: JSON lines, one case a line, plain or gzip; blank lines are no cases."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def read(path: str) -> Iterator[tuple[int, Case]]:
         with open(path, "rb") as raw, _plain(raw) as content:
             while line := content.readline(LONGEST_BYTES + 1):
                 number += 1
-                yield number, _case(path, number, line)
+                if line.strip():
+                    yield number, _case(path, number, line)
     except (EOFError, OSError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise FileError(path, reason, number + 1 if number else None) from None
@@ -50,8 +51,6 @@ def _plain(raw: io.BufferedReader) -> io.BufferedIOBase:
 def _case(path: str, number: int, line: bytes) -> Case:
     if len(line) > LONGEST_BYTES:
         raise FileError(path, f"longer than {LONGEST_BYTES} bytes", number)
-    if not line.strip():
-        raise FileError(path, "is blank", number)
     try:
         return jsontext.decode(_CASE, line)
     except JsonError as error:

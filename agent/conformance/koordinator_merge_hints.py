@@ -9,8 +9,6 @@ from agent.conformance.numa_hints import ids, providers
 from agent.conformance.verdict import Difference, Verdict
 from agent.model.policies import NumaExclusive, NumaPolicy
 
-NAME: Final = "koordinator-merge-hints"
-KEYS: Final = frozenset({"numaNodes", "status", "exclusive", "hints"})
 DIFFERENCES: Final[tuple[Difference, ...]] = ()
 
 

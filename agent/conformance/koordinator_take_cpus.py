@@ -15,8 +15,6 @@ from agent.conformance.verdict import Difference, Verdict
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
-NAME: Final = "koordinator-take-cpus"
-KEYS: Final = frozenset({"maxRef", "bind"})
 MORE_THAN_ASKED: Final = Difference(
     name="more-than-asked",
     reason=(
@@ -38,7 +36,8 @@ def judge(case: dict[str, Any]) -> Verdict:
     holdings = NOTHING_HELD
     for each in case["allocated"]:
         cpus = CpuSet.parse(each["cpus"]).mask
-        holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), each["ref"])
+        times = min(each["ref"], case["maxRef"])  # more is no different
+        holdings = holdings.adding(cpus, _exclusive(each["exclusive"]), times)
     answer = take(
         _layout(tuple(case["shape"]), case["numbering"]),
         CpuSet.parse(case["available"]).mask,

@@ -10,8 +10,6 @@ from agent.conformance.numa_hints import ids, providers
 from agent.conformance.verdict import Difference, Verdict
 from agent.model.policies import NumaPolicy
 
-NAME: Final = "kubelet-merge-hints"
-KEYS: Final = frozenset({"numaNodes", "options", "hints"})
 DIFFERENCES: Final[tuple[Difference, ...]] = ()
 
 CLOSEST: Final = "prefer-closest-numa-nodes"

@@ -1,5 +1,5 @@
 """The kubelet's distribution over four or more NUMA nodes: a combination tried later overwrites the
-end of the best one that it remembers, so that it hands out a worse one."""
+end of the best one that it remembers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,24 @@ from agent.conformance.verdict import Difference
 
 SHARED_SLICE: Final = Difference(
     "shared-slice",
-    "distribution over four or more NUMA nodes leaves the free CPUs no more even than ours: the"
-    " best combination found was overwritten by a later one",
+    "distribution over four or more NUMA nodes: the best combination found is overwritten by a"
+    " later one, that leaves the nodes no more even",
     listed=True,
 )
 _FEWEST_NODES: Final = 4
 
 
-def less_even(layout: Layout, free: int, ours: int, theirs: int) -> bool:
-    """Whether the two take equally many CPUs from that many NUMA nodes, and ours leaves the nodes
-    at least as even: the predicate, narrowed further by what is known of the case."""
-    alike = ours.bit_count() == theirs.bit_count() and not (ours | theirs) & ~free
-    spans = len(layout.node_ids(ours)) >= _FEWEST_NODES
-    return alike and spans and _squares(layout, free & ~ours) <= _squares(layout, free & ~theirs)
+def overwritten(layout: Layout, free: int, ours: int, theirs: int) -> bool:
+    """Whether both take as many of the free CPUs from as many NUMA nodes, enough for slices to be
+    shared, and ours leaves the nodes at least as even."""
+    nodes = len(layout.node_ids(ours))
+    return (
+        nodes >= _FEWEST_NODES
+        and nodes == len(layout.node_ids(theirs))
+        and ours.bit_count() == theirs.bit_count()
+        and not theirs & ~free
+        and _squares(layout, free & ~ours) <= _squares(layout, free & ~theirs)
+    )
 
 
 def _squares(layout: Layout, left: int) -> int:

@@ -6,23 +6,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, cpus_of
 from agent.allocate.kubelet.hints import container_hints, pod_hints
 from agent.allocate.kubelet.options import StartError, StaticOptions
+from agent.allocate.kubelet.placement import RefusalReason, Refused
+from agent.allocate.kubelet.policy import StaticPolicy, make, make_with_count, start
 from agent.allocate.kubelet.state import EMPTY, StaticState
-from agent.allocate.kubelet.static import (
-    RefusalReason,
-    Refused,
-    StaticPolicy,
-    allocate,
-    make,
-    make_with_count,
-    remove,
-    start,
-)
+from agent.allocate.kubelet.static import allocate, remove
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import Hint
-from agent.conformance.kubelet_shared_slice import SHARED_SLICE, less_even
+from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
 from agent.conformance.numa_hints import ids
 from agent.conformance.verdict import Difference, Verdict
@@ -30,8 +23,6 @@ from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli
 
-NAME: Final = "kubelet-static-policy"
-KEYS: Final = frozenset({"topologyPolicy", "pods", "steps", "options"})
 HALF_CORES: Final = Difference(
     "half-cores",
     "full-pcpus-only hands out half a core where the reservation or an older assignment splits it",
@@ -75,15 +66,15 @@ def judge(case: dict[str, Any]) -> Verdict:
     answers: list[dict[str, Any]] = []
     for step, theirs in zip(case["steps"], expect["steps"], strict=True):
         pod = pods[step["pod"]]
-        before = run.state
-        answer = run.answer(pod, step)
+        after, answer = _answer(policy, run.state, pod, step)
         answers.append(answer)
         if "hang" in theirs or "panic" in theirs:
             break
         if not _same(answer, theirs):
-            declared = run.difference(before, pod, step, answer, theirs)
+            declared = run.difference(pod, step, answer, theirs)
             name = None if declared is None else declared.name
             return Verdict(False, {"start": begun, "steps": answers}, name)
+        run.go_on(pod, step, after, answer)
     return Verdict(True, {"start": begun, "steps": answers})
 
 
@@ -96,27 +87,30 @@ class _Run:
         self.state = state
         self._doubtful = 0
 
-    def answer(self, pod: PodCpu, step: dict[str, Any]) -> dict[str, Any]:
-        before = self.state.reusable_of
-        self.state, answer = _answer(self._policy, self.state, pod, step)
-        if step["op"] == "allocate" and "error" not in answer and answer["cpuset"]:
-            cpus = CpuSet.parse(answer["cpuset"]).mask
-            kept = self._doubtful if before == pod.uid else 0
-            if pod.ends_before_others(step["container"]):
-                self._doubtful = (kept | cpus) & ~self.state.reusable
+    def go_on(
+        self, pod: PodCpu, step: dict[str, Any], after: StaticState, answer: dict[str, Any]
+    ) -> None:
+        before, self.state = self.state, after
+        if step["op"] != "allocate" or "error" in answer:
+            return
+        container = pod.container(step["container"])
+        if cpus_of(pod, container):
+            held = after.held(pod.uid, container.name)
+            kept = self._doubtful if before.reusable_of == pod.uid else 0
+            if pod.ends_before_others(container.name):
+                self._doubtful = (kept | held) & ~after.reusable
             else:
-                self._doubtful = kept & ~cpus
-        return answer
+                self._doubtful = kept & ~held
 
     def difference(
         self,
-        before: StaticState,
         pod: PodCpu,
         step: dict[str, Any],
         ours: dict[str, Any],
         theirs: dict[str, Any],
     ) -> Difference | None:
         """Why the kubelet's answer to this step is wrong, if it is known to be."""
+        before = self.state
         if self._doubtful and before.reusable_of == pod.uid:
             reusable = before.reusable | self._doubtful
             doubtful = msgspec.structs.replace(before, reusable=reusable)
@@ -137,7 +131,7 @@ class _Run:
             return HALF_CORES
         mine = CpuSet.parse(ours["cpuset"] or "").mask
         free = self._policy.available(before) | before.reusable_by(pod.uid)
-        if options.distribute_cpus_across_numa and less_even(layout, free, mine, given):
+        if options.distribute_cpus_across_numa and overwritten(layout, free, mine, given):
             return SHARED_SLICE
         return None
 

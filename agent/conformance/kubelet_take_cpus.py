@@ -8,13 +8,11 @@ from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import of
-from agent.conformance.kubelet_shared_slice import SHARED_SLICE, less_even
+from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
 from agent.conformance.verdict import Verdict
 from agent.model.cpuset import CpuSet
 
-NAME: Final = "kubelet-take-cpus"
-KEYS: Final = frozenset({"l3", "available", "need", "options"})
 DIFFERENCES: Final = (SHARED_SLICE,)
 
 
@@ -34,9 +32,6 @@ def judge(case: dict[str, Any]) -> Verdict:
     if ours == expect:
         return Verdict(True, ours)
     theirs = CpuSet.parse(expect.get("cpuset", "")).mask
-    overwritten = (
-        case.get("quirk") == "shared-slice"
-        and options.distribute_cpus_across_numa
-        and less_even(layout, free, taken, theirs)
-    )
-    return Verdict(False, ours, SHARED_SLICE.name if overwritten else None)
+    quirk = case.get("quirk") == SHARED_SLICE.name and options.distribute_cpus_across_numa
+    declared = quirk and overwritten(layout, free, taken, theirs)
+    return Verdict(False, ours, SHARED_SLICE.name if declared else None)

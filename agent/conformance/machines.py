@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Final
 
 from agent.model.topology import Cpu
+
+MOST_CPUS: Final = 65_536
 
 
 def cpus(shape: Sequence[float], numbering: str, caches: int | None = None) -> tuple[Cpu, ...]:
     """`shape`: sockets, NUMA nodes a socket (0.5: a node spans two), cores a node, threads a core;
     `caches`: L3 caches of the whole machine. Raises ValueError for anything else."""
+    if not math.prod(shape) <= MOST_CPUS:
+        raise ValueError(f"shape {list(shape)} has more than {MOST_CPUS} CPUs")
     sockets, nodes_per_socket, cores_per_node, threads = shape
     nodes = round(sockets * nodes_per_socket)
     cores = nodes * int(cores_per_node)
+    if not (1 <= sockets <= cores and threads >= 1):
+        raise ValueError(f"shape {list(shape)} has no CPUs, or a socket without")
+    if caches is not None and not 1 <= caches <= cores:
+        raise ValueError(f"{caches} L3 caches for {cores} cores")
     made = []
     for core in range(cores):
         ids = [

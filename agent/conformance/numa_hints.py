@@ -7,6 +7,7 @@ from typing import Any
 from agent.allocate.bits import members
 from agent.allocate.numa.hint import Hint, Provider
 from agent.allocate.numa.masks import of_nodes
+from agent.model.cpuset import MAX_ID
 
 
 def providers(written: list[Any]) -> list[Provider]:
@@ -27,6 +28,8 @@ def ids(mask: int | None) -> list[int] | None:
 
 def _hint(hint: dict[str, Any]) -> Hint:
     mask = hint["mask"]
+    if mask and max(mask) > MAX_ID:
+        raise ValueError(f"mask: NUMA node {max(mask)} is beyond {MAX_ID}")
     return Hint(
         None if mask is None else of_nodes(mask),
         preferred=hint["preferred"],

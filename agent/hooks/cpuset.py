@@ -27,6 +27,7 @@ from agent.hooks.requests import (
 )
 from agent.model.annotations import AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.exclusion import excludes
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
@@ -81,6 +82,8 @@ def create(
 ) -> Answer:
     """The answer for a new container."""
     pod = announced(request.pod, 0)
+    if snapshot and excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
+        return Keep()
     if snapshot is None:
         return Wait("the agent has written no snapshot") if claims(pod) else Keep()
     known = snapshot.pods.get(pod.uid)

@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 
 from agent.host import files
+from agent.kube import documents
+from agent.kube.documents import DocumentError
 
 Object = dict[str, Any]
 
@@ -29,11 +31,10 @@ class EmbeddedStore:
         """The stored object, None when there is none. Raises StoreError."""
         path = self._path(kind, name)
         try:
-            with open(path, "rb") as file:
-                content = yaml.load(file, _Loader)
+            content = documents.read(path)
         except FileNotFoundError:
             return None
-        except (OSError, yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        except (OSError, DocumentError) as error:
             raise StoreError(f"{kind} {name} in {path}: {error}") from error
         if not isinstance(content, dict):
             raise StoreError(f"{kind} {name} in {path} is no object")
@@ -62,5 +63,4 @@ class EmbeddedStore:
         return os.path.join(self._folder, kind.lower(), f"{name}.yaml")
 
 
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

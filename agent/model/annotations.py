@@ -72,12 +72,13 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     def amounts(self) -> dict[int, dict[str, int]]:
         """By NUMA node and resource what the pod got: `cpu` in milli-CPU, the rest in units (bytes,
-        devices); an entry for a node that is named twice is the sum. Raises AnnotationError."""
+        devices); an entry for a node that is named twice is the sum. Negative amounts are none, or
+        they would add to what is left for others. Raises AnnotationError."""
         amounts: dict[int, dict[str, int]] = {}
         for each in self.numa_node_resources:
             node = amounts.setdefault(each.node, {})
             for name in each.resources:
-                node[name] = node.get(name, 0) + _amount(each, name)
+                node[name] = node.get(name, 0) + max(0, _amount(each, name))
         return amounts
 
 

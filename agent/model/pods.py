@@ -17,12 +17,16 @@ class ContainerState(enum.StrEnum):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """One container the runtime holds; `group` is its cpuset cgroup, None while it has none."""
+    """One container the runtime holds; `group` is its cpuset cgroup, None while it has none.
+
+    `virtual`: it runs in a virtual machine, whose kernel has its cgroup.
+    """
 
     id: str
     name: str
     state: ContainerState
     group: str | None = None
+    virtual: bool = False
 
 
 class Pod(msgspec.Struct, frozen=True):

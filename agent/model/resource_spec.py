@@ -18,7 +18,8 @@ from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, Num
 
 
 class ResourceSpec(msgspec.Struct, frozen=True):
-    """`required` None: nothing is required. DEFAULT in either place: the configured policy."""
+    """`required` None: nothing is required. DEFAULT in either place: the configured policy. No
+    exclusive policy is configured, so the proposal's `Default` is NONE."""
 
     preferred: BindPolicy = BindPolicy.DEFAULT
     required: BindPolicy | None = None
@@ -61,7 +62,11 @@ def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
     return ResourceSpec(
         word(BindPolicy, text.preferred_bind, "preferredCPUBindPolicy") or BindPolicy.DEFAULT,
         word(BindPolicy, text.required_bind, "requiredCPUBindPolicy"),
-        word(ExclusivePolicy, text.exclusive, "preferredCPUExclusivePolicy")
+        word(
+            ExclusivePolicy,
+            "" if text.exclusive == BindPolicy.DEFAULT else text.exclusive,
+            "preferredCPUExclusivePolicy",
+        )
         or ExclusivePolicy.NONE,
     )
 

@@ -48,10 +48,23 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     period_seconds: Annotated[
         float, msgspec.Meta(gt=0, le=60, description="how often the agent looks unasked, seconds")
     ] = 0.5
+    exclude: Annotated[
+        str,
+        msgspec.Meta(
+            description="what the agent leaves alone: NAMESPACE, NAMESPACE/POD or "
+            "NAMESPACE/POD/CONTAINER, with * and ?, separated by commas"
+        ),
+    ] = ""
     hold_seconds: Annotated[
         float,
         msgspec.Meta(ge=0, le=60, description="how long a creation waits for the agent, seconds"),
     ] = 0.5
+    drain_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            ge=0, le=600, description="proxy: how long calls under way may take at its end, seconds"
+        ),
+    ] = 5.0
     log_level: Annotated[
         str,
         msgspec.Meta(pattern="^(debug|info|warning|error)$", description="least level logged"),

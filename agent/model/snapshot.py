@@ -76,6 +76,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """Ids of the containers whose CFS quota is lifted, sorted."""
     system: str = ""
     """The CPUs of SYSTEM pods; empty: they are on the LS pool."""
+    excluded: tuple[str, ...] = ()
+    """Patterns of what is left alone (see exclusion)."""
 
 
 def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from agent.cgroup.hierarchy import Hierarchy
@@ -16,6 +18,7 @@ from agent.host.locks import Lock
 from agent.kube.store import EmbeddedStore, StoreError
 from agent.model import settings as options
 from agent.model.settings import Settings
+from agent.node import reload
 from agent.node.doorbell import Doorbell
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
@@ -76,9 +79,11 @@ class Health:
         return Answer(200, "ok\n")
 
 
-def run(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT; leaves every cpuset as it is. Raises LockedError, HttpError,
-    CgroupError or OSError when it can't start, OSError when its state folder is taken away."""
+def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
+    """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
+    Raises LockedError, HttpError, CgroupError, SettingsError or OSError when it can't start,
+    OSError when its state folder is taken away."""
+    exclude = reload.excluded(settings)
     os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
@@ -102,6 +107,7 @@ def run(settings: Settings) -> None:
         ),
         metrics=metrics,
     )
+    node.exclude = exclude
     health = Health(settings.period_seconds)
     pages = {
         "/metrics": lambda: Answer(200, metrics.render(), "text/plain; version=0.0.4"),
@@ -110,18 +116,27 @@ def run(settings: Settings) -> None:
     }
     server = HttpServer(settings.http, pages) if settings.http else None
     doorbell = Doorbell(str(state / "doorbell.sock"))
-    stopping = False
+    stopping = asked_to_reload = False
+
+    def hang_up(number: int, frame: object) -> None:
+        nonlocal asked_to_reload
+        asked_to_reload = True
+        doorbell.wake()
 
     def stop() -> None:
         nonlocal stopping
         stopping = True
         doorbell.wake()
 
+    signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
         log.info("agent looks at %s every %g s", settings.runtime_endpoint, settings.period_seconds)
         next_round = 0.0
         while not stopping:
             node.heard(doorbell.wait(next_round - time.monotonic()))
+            if asked_to_reload:
+                asked_to_reload = False
+                settings = reload.reloaded(settings, read_again, node)
             next_round = time.monotonic() + settings.period_seconds
             _round(node, health, metrics)
             if doorbell.lost():

@@ -14,9 +14,10 @@ from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.outcome import State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.doorbell import Created, PodComes, PodFailed, Ring
+from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.topology import Topology
-from agent.node import overlaps
+from agent.node import excluded, overlaps, wanted
 from agent.node.announced import Announced
 from agent.node.kubelet import KubeletView
 from agent.node.machine import Machine
@@ -64,6 +65,8 @@ class Node:
         self._requested: dict[str, str] = {}
         self._witness = Witness(metrics)
         self._rung = True
+        self.exclude: Patterns = ()
+        """What is left alone; may be changed between looks."""
 
     def heard(self, rings: list[Ring]) -> None:
         """Takes note of what the proxy told; the next look answers it."""
@@ -81,17 +84,22 @@ class Node:
         """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or
         RoundError after the rest is done."""
         looked_at = time.monotonic_ns()
-        observed = self._observer.look()
+        observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
         listed = {pod.uid for pod in observed.pods}
-        pods = observed.pods + self._announced.missing_from(listed, time.monotonic())
+        pods = observed.pods + tuple(
+            pod
+            for pod in self._announced.missing_from(listed, time.monotonic())
+            if not excludes(self.exclude, pod.namespace, pod.name)
+        )
         holds = self._holds(observed, topology)
         running_on = _running_on(pods, holds)
         decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
         self._witness.decided(pods, decision, holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._remember_requests(observed)
+        failures += excluded.give_back(self._hierarchy, self._journal, alone)
         written, unwritten = self._set_right(observed, decision)
         failures += unwritten
         if written:
@@ -99,7 +107,14 @@ class Node:
         self._prepare_created(observed, decision, holds)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
-            decision, pods, blocked, kubelet.static, looked_at, fresh=self._rung
+            decision,
+            pods,
+            blocked,
+            kubelet.static,
+            looked_at,
+            fresh=self._rung,
+            excluded=self.exclude,
+            left_alone=[each.id for each in alone],
         )
         self._rung = False
         self._metrics.snapshot_generation.set(self._publisher.generation)
@@ -113,6 +128,8 @@ class Node:
         holds = {}
         for pod in observed.pods:
             for container in pod.containers:
+                if container.virtual:
+                    continue
                 if container.state is ContainerState.CREATED:
                     holds[container.id] = _starting(observed.starts_with, container, topology)
                 elif container.group is not None:
@@ -125,15 +142,15 @@ class Node:
     def _set_right(self, observed: Observed, decision: Decision) -> tuple[bool, list[str]]:
         """Writes the cpusets of running containers and sandboxes; whether anything was written,
         and what could not be."""
-        wanted: dict[str, CpuSet] = {}
-        titles: dict[str, str] = {}
-        for pod in observed.pods:
-            cpuset = decision.pods[pod.uid].cpuset
-            for container in (*pod.containers, *pod.sandboxes):
-                if cpuset is not None and container.group is not None:
-                    wanted[container.group] = CpuSet.parse(cpuset)
-                    titles[container.group] = f"{pod.title} {container.name or 'sandbox'}"
-        outcome = writer.apply(self._hierarchy, self._journal, wanted)
+        outcome = writer.apply(
+            self._hierarchy, self._journal, wanted.cpusets(observed.pods, decision)
+        )
+        titles = {
+            each.group: f"{pod.title} {each.name or 'sandbox'}"
+            for pod in observed.pods
+            for each in (*pod.containers, *pod.sandboxes)
+            if each.group is not None
+        }
         failures = self._witness.written(outcome, titles)
         return bool(outcome.having(State.WRITTEN)), failures
 
@@ -148,7 +165,9 @@ class Node:
                 continue
             cpus = CpuSet.parse(cpuset)
             for container in pod.containers:
-                if container.state is not ContainerState.CREATED or holds[container.id] == cpus:
+                if container.state is not ContainerState.CREATED or container.virtual:
+                    continue
+                if holds[container.id] == cpus:
                     continue
                 try:
                     self._cri.update_cpuset(container.id, cpus)
@@ -214,7 +233,7 @@ def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
         each.id: f"{pod.title} {each.name}"
         for pod in pods
         for each in pod.containers
-        if each.state is ContainerState.RUNNING and each.group is None
+        if each.state is ContainerState.RUNNING and each.group is None and not each.virtual
     }
 
 

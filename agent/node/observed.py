@@ -15,6 +15,9 @@ from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
 
 log = logging.getLogger(__name__)
 
+_VIRTUAL = "kata"
+"""What the handlers of Kata Containers begin with (`kata`, `kata-qemu`, `kata-clh`, ...)."""
+
 _NO_ANSWER = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
 
 
@@ -46,8 +49,12 @@ class Observer:
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
         by_sandbox: dict[str, list[Container]] = {}
         starts_with: dict[str, str] = {}
+        virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}
         for each in containers:
-            seen = self._container(each, starts_with)
+            if each.sandbox_id in virtual:
+                seen: Container | None = Container(each.id, each.name, each.state, virtual=True)
+            else:
+                seen = self._container(each, starts_with)
             if seen is None:
                 continue
             by_sandbox.setdefault(each.sandbox_id, []).append(seen)
@@ -104,7 +111,7 @@ class Observer:
                     self._sandbox_group(each.id),
                 )
                 for each in sandboxes
-                if each.ready
+                if each.ready and not each.handler.startswith(_VIRTUAL)
             ),
         )
 

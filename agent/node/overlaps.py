@@ -25,10 +25,8 @@ class Overlap(msgspec.Struct, frozen=True):
 def find(
     pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]
 ) -> tuple[Overlap, ...]:
-    """`holds`: by container id, the CPUs it holds (or will start with); unknown ones are left out.
-
-    BE containers may hold the CPUs of owners that are not LSE.
-    """
+    """`holds`: by container id, the CPUs it holds (or will start with); unknown ones are left
+    out."""
     owned = [(owner, owner.cpus) for owner in owners]
     found = []
     for pod in pods:
@@ -37,13 +35,18 @@ def find(
             if cpus is None:
                 continue
             for owner, own in owned:
-                if owner.uid == pod.uid or (pod.qos is QoS.BE and owner.qos is not QoS.LSE):
+                if may_hold(pod.uid, pod.qos, owner):
                     continue
                 if common := cpus & own:
                     found.append(
                         Overlap(container.id, pod.title, owner.title, owner.uid, str(common))
                     )
     return tuple(found)
+
+
+def may_hold(uid: str, qos: QoS, owner: Owner) -> bool:
+    """Whether a pod may be on an owner's CPUs."""
+    return owner.uid == uid or (qos is QoS.BE and owner.qos is not QoS.LSE)
 
 
 def started(pods: tuple[Pod, ...]) -> frozenset[str]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Collection
 
 import msgspec
 
 from agent.allocate.pools import Decision
 from agent.host import files
 from agent.model import snapshot as snapshots
+from agent.model.exclusion import Patterns
 from agent.model.pods import Pod
 from agent.model.snapshot import PodWanted, Snapshot
 
@@ -48,10 +50,13 @@ class Publisher:
         looked_at: int,
         *,
         fresh: bool,
+        excluded: Patterns = (),
+        left_alone: Collection[str] = (),
     ) -> None:
         """Writes if something changed or `fresh` asks for it. Raises OSError.
 
-        `blocked`: by pod uid, why its containers must not be created yet.
+        `blocked`: by pod uid, why its containers must not be created yet. `left_alone`: ids of
+        containers that a pattern of `excluded` names.
         """
         wanted = {
             uid: msgspec.structs.replace(each, blocked=blocked[uid]) if uid in blocked else each
@@ -66,7 +71,8 @@ class Publisher:
             be_pools=decision.be_pools,
             owners=decision.owners,
             pods=wanted,
-            containers=_by_container(pods, wanted),
+            containers={**_by_container(pods, wanted), **dict.fromkeys(left_alone)},
+            excluded=excluded,
             lifted=_lifted(pods, wanted),
             system=str(decision.system),
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
+from agent.host.notify import Notifier
 from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.proxy import metrics
@@ -22,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def run(settings: Settings, listening: socket.socket) -> None:
-    """Until SIGTERM or SIGINT; `listening` stays its giver's."""
+    """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
+    or `drain-seconds` are over; `listening` stays its giver's."""
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
     loop = Loop()
@@ -30,15 +33,31 @@ def run(settings: Settings, listening: socket.socket) -> None:
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
     gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds)
     server = RelayServer(loop, gate, listening, runtime, on_hook_error=_log_hook_error)
+    notifier = Notifier(os.environ)
     with Ending(loop.stop):
-        log.info("proxy listens on %s for %s", settings.listen, runtime)
+        log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
         pages = _serve_pages(loop, pages_at, server, gate, bell, snapshots)
+        _keep_alive(loop, notifier)
+        notifier.ready()
         loop.run()
+        notifier.stopping()
+        server.drain()
+        loop.run_on(lambda: not server.connections, settings.drain_seconds)
+        if server.connections:
+            log.warning("ends with %d connections whose calls go on", server.connections)
     if pages is not None:
         pages.close()
     server.close()
     bell.close()
     loop.close()
+
+
+def _keep_alive(loop: Loop, notifier: Notifier) -> None:
+    """Tells the service manager that the loop turns, twice as often as it wants to hear it."""
+    if notifier.watchdog_seconds is None:
+        return
+    notifier.alive()
+    loop.after(notifier.watchdog_seconds / 2, lambda: _keep_alive(loop, notifier))
 
 
 def _serve_pages(

@@ -95,6 +95,11 @@ def rst_stream(stream: int, error: int) -> bytes:
     return frame(RST_STREAM, 0, stream, error.to_bytes(4, "big"))
 
 
+def goaway(last_stream: int, error: int) -> bytes:
+    """No new streams on this connection; those up to `last_stream` go on."""
+    return frame(GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + error.to_bytes(4, "big"))
+
+
 def settings(values: dict[int, int]) -> bytes:
     """A SETTINGS frame with `values` by identifier."""
     parts = [key.to_bytes(2, "big") + value.to_bytes(4, "big") for key, value in values.items()]

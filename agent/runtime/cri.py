@@ -23,7 +23,8 @@ _STATES = {
 
 
 class Sandbox(msgspec.Struct, frozen=True):
-    """A pod's sandbox; `created_at` in nanoseconds since 1970."""
+    """A pod's sandbox; `created_at` in nanoseconds since 1970. `handler`: of its RuntimeClass,
+    empty for the runtime's default."""
 
     id: str
     uid: str
@@ -33,6 +34,7 @@ class Sandbox(msgspec.Struct, frozen=True):
     created_at: int
     labels: dict[str, str]
     annotations: dict[str, str]
+    handler: str = ""
 
 
 class RuntimeContainer(msgspec.Struct, frozen=True):
@@ -113,6 +115,7 @@ class Cri:
                 created_at=each.created_at,
                 labels=dict(each.labels),
                 annotations=dict(each.annotations),
+                handler=each.runtime_handler,
             )
             for each in reply.items
         ]

@@ -43,6 +43,8 @@ class Downward:
         self._credit = credit
         self._paths = paths
         self._lose_track = lose_track
+        self.begun = False
+        """The upstream's SETTINGS have passed, which come before all else."""
         self._kept = b""  # an unfinished frame that has not passed
         self._tapped: HeldStream | None = None  # whose DATA frame is passing
         self._tapped_ends = False
@@ -122,6 +124,7 @@ class Downward:
 
     def _offer(self, payload: memoryview) -> None:
         """SETTINGS of the upstream."""
+        self.begun = True
         initial = None
         for key, value in frames.read_settings(payload):
             if key == frames.INITIAL_WINDOW_SIZE:

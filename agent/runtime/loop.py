@@ -79,9 +79,17 @@ class Loop:
         os.eventfd_write(self._wake, 1)
 
     def run(self) -> None:
-        """Until `stop`; a loop that was stopped does not run again."""
+        """Until `stop`, also one that came before."""
         while not self._stopped:
             self.step(-1)
+
+    def run_on(self, until: Callable[[], bool], seconds: float) -> None:
+        """After a stop: until the condition holds, so many seconds have passed, or a `stop` comes
+        again."""
+        self._stopped = False
+        end = time.monotonic() + seconds
+        while not self._stopped and not until() and (left := end - time.monotonic()) > 0:
+            self.step(left)
 
     def step(self, seconds: float) -> None:
         """Waits at most `seconds` (-1: for ever) for something, and handles what is ready."""

@@ -155,6 +155,14 @@ class Pair:
         self._relay.ask_again()
         self._settle(0)
 
+    def say_goodbye(self) -> None:
+        """Lets the client end what is under way and then go elsewhere; a client that can't be told
+        is left at once."""
+        if self._relay.say_goodbye():
+            self._settle(0)
+        else:
+            self._end(reached=True)
+
     def close(self) -> None:
         self._end(reached=True)
 

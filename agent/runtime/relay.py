@@ -87,6 +87,16 @@ class Relay:
         self._calls.ask_again()
         self._flush()
 
+    def say_goodbye(self) -> bool:
+        """Asks the client to open no more streams here: what is under way goes on, and the client
+        closes when it has ended. False where it can't be told: nothing was answered yet, or frames
+        are not followed."""
+        if not self._downward.begun or self._down.opaque:
+            return False
+        self._down.insert(frames.goaway(frames.STREAM_MASK, frames.NO_ERROR))
+        self._flush()
+        return True
+
     def close(self) -> None:
         """Tells the gate the end of every call under way."""
         self._calls.close()

@@ -78,18 +78,29 @@ class RelayServer:
             self._retry.cancel()
         self._retry = self._loop.after(0, self._ask_again)
 
+    def drain(self) -> None:
+        """Accepts no more connections and asks every client to go when its calls have ended;
+        `connections` tells when all have."""
+        self._deafen()
+        for pair in list(self._pairs):
+            pair.say_goodbye()
+
     def close(self) -> None:
         """Closes every connection and stops listening; removes the socket if it was made here."""
+        self._deafen()
+        for pair in list(self._pairs):
+            pair.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _deafen(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
         if self._listening:
             self._loop.unregister(self._socket.fileno())
             self._listening = False
-        for pair in list(self._pairs):
-            pair.close()
-        for timer in (self._retry, self._resume):
-            if timer is not None:
-                timer.cancel()
-        if self._listener is not None:
-            self._listener.close()
 
     def _new_relay(self, to_client: Sink, to_upstream: Sink) -> Relay:
         return Relay(

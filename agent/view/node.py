@@ -6,7 +6,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
 from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
 from agent.model.topology import Topology
-from agent.view import machine
+from agent.view import machine, table
 
 _COLUMNS = ("POD", "QOS", "CPUS", "")
 _AROUND_LINES = 9  # summary, legend, heads and what is between them
@@ -30,14 +30,10 @@ def draw(
     held = holders(topology, snapshot)
     picture = machine.draw(topology, width, held, colour=colour, tall_lines=tall)
     rows = [_COLUMNS, *(_row(each, snapshot) for each in _sorted(snapshot))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
-    lines = [
-        "  ".join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    lines = table.lines(rows, width)
     if len(rows) == 1:
         lines = ["No pods."]
-    return picture + "\n" + "\n".join(line[:width] for line in lines) + "\n"
+    return picture + "\n" + "\n".join(lines) + "\n"
 
 
 def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:

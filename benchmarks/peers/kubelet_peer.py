@@ -12,6 +12,7 @@ import re
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -26,12 +27,14 @@ class PeerError(Exception):
 
 
 class KubeletPeer:
-    """One process that is asked in turns."""
+    """One process that is asked in turns. Raises PeerError where it can't be started."""
 
     def __init__(self, program: Path) -> None:
-        self._process = subprocess.Popen(
-            [str(program)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+        pipe = subprocess.PIPE
+        try:
+            self._process = subprocess.Popen([str(program)], stdin=pipe, stdout=pipe)
+        except OSError as error:
+            raise PeerError(str(error)) from None
 
     def __enter__(self) -> KubeletPeer:
         return self
@@ -78,11 +81,15 @@ def program(build: bool) -> Path:
         raise PeerError("the kubelet's code is not built yet: run once without --quick")
     if shutil.which("go") is None:
         raise PeerError("no go here")
-    home.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home) as folder:
-        fresh = Path(folder) / built.name
-        _build(fresh)
-        fresh.replace(built)
+    print("building the kubelet's code: minutes, the first time", file=sys.stderr)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home) as folder:
+            fresh = Path(folder) / built.name
+            _build(fresh)
+            fresh.replace(built)
+    except OSError as error:
+        raise PeerError(f"cache folder: {error}") from None
     return built
 
 

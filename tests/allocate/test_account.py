@@ -88,3 +88,16 @@ def test_amounts_of_a_numa_node_that_is_gone_harm_nobody() -> None:
     made = account(facts(), claim("old", "40-41", {7: {"cpu": 2000}}))
     assert free(made) == "0-15"
     assert sorted(made.available()) == [0, 1]
+
+
+def test_a_numa_node_of_which_more_was_given_than_it_has_lends_nothing_to_others() -> None:
+    made = account(facts(), claim("b", "0-7", {0: {"cpu": 9000, "memory": 17 * GIB}}))
+    for left in (made.recorded(), made.available()):
+        assert left == {0: {"cpu": 0, "memory": 0}, 1: {"cpu": 8000, "memory": 16 * GIB}}
+
+
+def test_a_pod_pays_for_the_cpus_it_holds_whatever_it_requests() -> None:
+    made = account(facts(cpu_ratio=1.5))
+    assert made.paid(replace(claim("b", "0-1"), cpu_milli=0)) == 3000
+    assert made.paid(replace(claim("b", "0-1"), cpu_milli=2500)) == 3500
+    assert made.paid(replace(claim("b"), cpu_milli=-5)) == 0

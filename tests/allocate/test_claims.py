@@ -5,9 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.claims import Claim, claim_of
+from agent.allocate.ledger import Ledger
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.policies import ExclusivePolicy
+from tests.allocate.nodes import facts
 
 
 def test_a_pod_of_cpus_and_amounts() -> None:
@@ -36,6 +38,24 @@ def test_a_node_that_is_named_twice_is_the_sum() -> None:
     one = '{"node": 0, "resources": {"cpu": "1"}}'
     status = f'{{"numaNodeResources": [{one}, {one}]}}'
     assert claim_of("u", "ns/p", {RESOURCE_STATUS: status}).amounts == {0: {"cpu": 2000}}
+
+
+def test_negative_amounts_are_none() -> None:
+    parts = '{"node": 0, "resources": {"cpu": "-4"}}, {"node": 0, "resources": {"cpu": "1"}}'
+    held = claim_of("u", "ns/p", {RESOURCE_STATUS: f'{{"numaNodeResources": [{parts}]}}'})
+    assert held.amounts == {0: {"cpu": 1000}}
+    assert Ledger(facts(), [held]).account.available()[0]["cpu"] == 7000
+
+
+def test_cpus_count_whatever_the_pod_writes_about_its_wishes() -> None:
+    notes = {RESOURCE_STATUS: '{"cpuset": "0-3"}', RESOURCE_SPEC: "{"}
+    assert claim_of("u", "ns/p", notes) == Claim("u", "ns/p", CpuSet(range(4)))
+
+
+def test_cpus_count_beside_amounts_that_are_none() -> None:
+    part = '{"node": 0, "resources": {"cpu": "four"}}'
+    notes = {RESOURCE_STATUS: f'{{"cpuset": "0-3", "numaNodeResources": [{part}]}}'}
+    assert claim_of("u", "ns/p", notes) == Claim("u", "ns/p", CpuSet(range(4)))
 
 
 @pytest.mark.parametrize("amount", ['"1Zi"', '""', "true", "null"])

@@ -85,6 +85,26 @@ def test_areas(data: st.DataObject) -> None:
         assert cell.cpus == layout.sockets[cell.socket].cpus & layout.nodes[cell.node].cpus
 
 
+@given(st.data())
+def test_sections_are_the_larger_areas_with_the_smaller_ones(data: st.DataObject) -> None:
+    cpus, _ = some(data)
+    layout = layouts.of(cpus)
+    outer, inner = (layout.sockets, layout.nodes)
+    if layout.nodes_first:
+        outer, inner = inner, outer
+    assert len(outer) <= len(inner)
+    assert [(each.id, each.cpus) for each in layout.sections] == [(o.id, o.cpus) for o in outer]
+    for section in layout.sections:
+        assert section.parts == tuple(area for area in inner if area.cpus & section.cpus)
+
+
+def test_a_node_that_spans_sockets_is_a_section_of_them() -> None:
+    spanning = layouts.of(Cpu(i, i, None, None, i, 0) for i in range(2))
+    split = layouts.of(Cpu(i, i, None, None, 0, i) for i in range(2))
+    assert (spanning.nodes_first, split.nodes_first) == (True, False)
+    assert [len(layout.sections[0].parts) for layout in (spanning, split)] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("l3", "expected"),
     [

@@ -132,6 +132,23 @@ def test_an_offer_of_amplified_cpu_that_is_sold_is_stale() -> None:
         ledger.commit(mine)
 
 
+def test_an_offer_of_a_numa_nodes_cpu_that_no_longer_pays_for_it_in_full_is_stale() -> None:
+    node = facts(cpu_ratio=1.5, policies=NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE))
+    ledger = Ledger(node)
+    mine = ledger.offer(owner(2))
+    assert isinstance(mine, Offer)
+    ledger.record(claim("b", amounts={0: {"cpu": 9500}}))
+    with pytest.raises(StaleOfferError, match="NUMA node 0 has 2500 of 3000 cpu left"):
+        ledger.commit(mine)
+
+
+def test_a_pod_that_asks_for_no_cpu_fits_where_more_is_sold_than_there_is() -> None:
+    ledger = Ledger(facts(cpu_ratio=1.5, cpu_milli=2000), [claim("b", "8-11")])
+    got = ledger.offer(sharer(0, 1))
+    assert isinstance(got, Offer), got
+    assert ledger.commit(got) == got.claim
+
+
 def test_claims_move_to_a_node_that_has_changed() -> None:
     smaller = facts((1, 1, 4, 2))
     ledger = Ledger(NODE, [claim("a", "0-1"), claim("b", "12")]).with_facts(smaller)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from agent.allocate import layout
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.cpu_request import Step
@@ -10,8 +11,10 @@ from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.numa.hint import Cause
 from agent.allocate.offer import Declined, Offer
-from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Source
+from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Profile, Source
 from agent.allocate.reasons import Reason
+from agent.conformance import machines
+from agent.model.cpuset import CpuSet
 from agent.model.policies import (
     BindPolicy,
     ExclusivePolicy,
@@ -258,6 +261,40 @@ def test_an_explanation_names_policies_candidates_and_the_step_that_decided() ->
     assert Step.CORES_IN_NODE in why.steps
 
 
+def policies(node: NodeFacts, ask: Ask) -> set[tuple[str, str, Source]]:
+    return {(each.policy, each.value, each.source) for each in offered(node, ask).why.policies}
+
+
+def test_an_explanation_names_what_the_pod_itself_asked_for() -> None:
+    spec = ResourceSpec(exclusive=ExclusivePolicy.PCPU_LEVEL)
+    numa_spec = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)
+    assert {
+        ("cpu exclusive policy", "PCPULevel", Source.POD),
+        ("numa policy", "SingleNUMANode", Source.POD),
+        ("numa exclusive policy", "Required", Source.POD),
+    } <= policies(facts(), owner(2, spec=spec, numa=numa_spec))
+    burst = ("cpu bind policy", "ConstrainedBurst", Source.POD)
+    assert burst in policies(facts(), sharer(1000, spec=BURST, cpu_limit_milli=2000))
+
+
+def test_an_explanation_names_no_bind_policy_for_a_pod_that_asks_for_no_cpu() -> None:
+    node = facts(policies=NodePolicies(bind_label=FULL))
+    assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
+
+
+def test_arm_refuses_a_policy_that_the_nodes_label_brings() -> None:
+    node = facts(policies=NodePolicies(arm=True, bind_label=SPREAD))
+    assert reasons(declined(node, owner(2))) == [(Reason.ARCHITECTURE, "", None, None)]
+    assert offered(node, sharer(0, 1))
+
+
+def test_arm_has_its_own_default_bind_policy() -> None:
+    spread = Profile(NumaPolicy.NONE, NumaStrategy.LEAST_ALLOCATED, SPREAD)
+    assert str(offered(facts(profile=spread), owner(2)).claim.cpus) == "0,2"
+    arm = facts(profile=spread, policies=NodePolicies(arm=True))
+    assert str(offered(arm, owner(2)).claim.cpus) == "0-1"
+
+
 def test_a_declined_pod_can_see_which_nodes_were_tried_and_what_they_lack() -> None:
     node = numa(NumaPolicy.RESTRICTED)
     held = [claim("b", "0-7"), claim("c", "8-13", {1: {"cpu": 1000}})]
@@ -287,6 +324,20 @@ def test_a_pod_alone_on_its_numa_node_keeps_pods_of_several_nodes_out() -> None:
     assert offered(facts(), owner(4, numa=beside), across)
 
 
+def test_a_pod_of_several_nodes_lies_on_more_than_it_needs_where_the_narrowest_keep_it_out() -> (
+    None
+):
+    across = claim("b", "6-9", {0: {"cpu": 2000}, 1: {"cpu": 2000}})
+    ask = owner(2, numa=NumaSpec(exclusive=NumaExclusive.REQUIRED))
+    got = offered(numa(NumaPolicy.RESTRICTED), ask, across).claim
+    assert got.amounts == {0: {"cpu": 1000}, 1: {"cpu": 1000}}
+
+
+def test_a_sharer_has_no_exclusive_policy_in_its_claim() -> None:
+    ask = sharer(1000, spec=ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL))
+    assert offered(facts(), ask).claim.exclusive is ExclusivePolicy.NONE
+
+
 def test_an_exclusive_policy_is_kept_in_the_claim_and_heard_by_the_next() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
     first = offered(facts(), owner(2, spec=spec)).claim
@@ -306,6 +357,22 @@ def test_reserved_cpus_are_offered_only_where_the_profile_says_so() -> None:
 def test_amounts_may_be_packed_instead_of_split_evenly() -> None:
     packed = numa(NumaPolicy.RESTRICTED, profile=replace(PROFILES["koordinator"], packed=True))
     assert offered(packed, sharer(12_000)).claim.amounts == {0: {"cpu": 8000}, 1: {"cpu": 4000}}
+
+
+def test_an_owner_is_not_split_by_cpu_that_a_node_has_no_cpus_for() -> None:
+    """As where CPUs are offline and the zone still counts them."""
+    online = layout.of(cpu for cpu in machines.cpus((2, 1, 4, 2), "adjacent") if cpu.id >= 4)
+    got = offered(numa(NumaPolicy.RESTRICTED, layout=online), owner(10)).claim
+    assert got.amounts == {0: {"cpu": 4000}, 1: {"cpu": 6000}}
+
+
+def test_an_owner_gets_no_cpu_of_a_numa_node_that_it_cannot_pay_for_in_full() -> None:
+    node = numa(NumaPolicy.SINGLE_NUMA_NODE, cpu_ratio=1.5)
+    sharers = claim("b", amounts={0: {"cpu": 11_000}, 1: {"cpu": 9000}})
+    assert offered(node, owner(2), sharers).claim.amounts == {1: {"cpu": 2000}}
+    assert reasons(declined(node, owner(3), sharers)) == [
+        (Reason.NUMA_UNSATISFIED, "cpu", 3000, 2666)
+    ]
 
 
 BURST = ResourceSpec(BindPolicy.CONSTRAINED_BURST)
@@ -340,8 +407,71 @@ def test_a_bursting_pod_fits_its_limit_under_a_numa_policy_too(policy: NumaPolic
         assert set(got.claim.amounts) == {0, 1}
 
 
-def test_a_pod_without_a_limit_may_burst_anywhere() -> None:
-    assert offered(facts(), sharer(1000, spec=BURST)).claim.amounts == {}
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_a_bursting_pod_is_held_to_all_nodes_that_its_limit_needs_if_amounts_are_packed(
+    policy: NumaPolicy,
+) -> None:
+    node = numa(policy, profile=replace(PROFILES["koordinator"], packed=True))
+    ask = sharer(1000, 4, spec=BURST, cpu_limit_milli=12_500)
+    got = Ledger(node).offer(ask)
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        assert isinstance(got, Declined)
+    else:
+        assert isinstance(got, Offer)
+        assert [amounts["cpu"] for amounts in got.claim.amounts.values()] == [500, 500]
+
+
+@pytest.mark.parametrize("policy", NumaPolicy)
+def test_a_bursting_pod_that_requests_no_cpu_is_held_to_its_nodes_too(policy: NumaPolicy) -> None:
+    ask = Ask("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
+    assert offered(numa(policy), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
+    memory = replace(ask, requests={"memory": GIB})
+    held = offered(numa(policy), memory, claim("b", "0-3"))
+    assert held.claim.amounts[1]["cpu"] == 1
+    assert held.claim.cpu_milli == 0
+
+
+@pytest.mark.parametrize("policy", [NumaPolicy.NONE, NumaPolicy.BEST_EFFORT])
+def test_a_bursting_pod_is_held_to_no_numa_node_whose_cpu_is_all_promised(
+    policy: NumaPolicy,
+) -> None:
+    promised = claim("b", amounts={0: {"cpu": 8000}})
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=9000)
+    assert Reason.NO_POOL_FITS in {
+        each.reason for each in declined(numa(policy), ask, promised).rejections
+    }
+    assert offered(numa(policy), replace(ask, cpu_limit_milli=8000), promised).claim.amounts == {
+        1: {"cpu": 1000}
+    }
+
+
+def test_a_bursting_pod_is_held_where_numa_nodes_count_no_cpu() -> None:
+    ledger = Ledger(facts(zones={}), [claim("b", "0-3")])
+    got = ledger.offer(sharer(1000, spec=BURST, cpu_limit_milli=6000))
+    assert isinstance(got, Offer), got
+    assert ledger.commit(got).amounts == {1: {"cpu": 1000}}
+
+
+def test_the_kubelets_reserved_cpus_are_in_the_pool_of_a_bursting_pod() -> None:
+    node = facts((1, 1, 4, 2), reserved=CpuSet.parse("0-3"), kubelet_reserved=CpuSet.parse("0-1"))
+    assert offered(node, sharer(1000, spec=BURST, cpu_limit_milli=6000))
+    assert declined(node, sharer(1000, spec=BURST, cpu_limit_milli=6500))
+
+
+@pytest.mark.parametrize("limit", [None, 0])
+def test_a_pod_without_a_limit_may_burst_anywhere(limit: int | None) -> None:
+    ask = sharer(1000, spec=BURST, cpu_limit_milli=limit)
+    assert offered(facts(), ask).claim.amounts == {}
+
+
+@pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])
+@pytest.mark.parametrize("more", [{}, {"memory": GIB}])
+def test_an_owner_is_declined_by_name_where_numa_nodes_count_no_cpu(
+    policy: NumaPolicy, more: dict[str, int]
+) -> None:
+    node = numa(policy, zones={0: {"memory": GIB}, 1: {"memory": GIB}})
+    ask = Ask("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
+    assert reasons(declined(node, ask)) == [(Reason.NO_NUMA_RESOURCES, "cpu", 2000, None)]
 
 
 @pytest.mark.parametrize("policy", [each for each in NumaPolicy if each is not NumaPolicy.NONE])

@@ -338,6 +338,32 @@ def test_no_pod_owns_reserved_cpus_unless_configured_or_it_has_them(qos: str) ->
     assert [each.cpuset for each in (*allowed.owners, *keeps.owners)] == ["1-2", "1-2"]
 
 
+@pytest.mark.parametrize("others", [[], [pod("b", "BE")], [pod("c", "LSE", "3")]])
+def test_who_shares_reserved_cpus_is_no_owner_of_them_the_next_time(others: list[Pod]) -> None:
+    """The pool that a refused pod shares may be just what it wished for."""
+    pods = [pod("a", "LSR", "0-2" if others and others[0].qos is QoS.LSE else "0-3"), *others]
+    first = decided(machine(), *pods, rules=PoolRules(RESERVED))
+    owned = tuple(owner.uid for owner in first.owners)
+    assert "a" not in owned
+    running = {uid: cpuset for uid, cpuset in wanted(first).items() if cpuset}
+    for owned_before in (owned, ()):
+        again = decided(
+            machine(),
+            *pods,
+            owned_before=owned_before,
+            running_on=running,
+            rules=PoolRules(RESERVED),
+        )
+        assert again == first
+
+
+def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_over_a_restart() -> None:
+    running = {"a": "1-2", "l": "0,3"}
+    pods = [pod("a", "LSE", "1-2"), pod("l", "LS")]
+    decision = decided(machine(), *pods, running_on=running, rules=PoolRules(RESERVED))
+    assert wanted(decision) == running
+
+
 @pytest.mark.parametrize(
     ("pods", "be"),
     [
@@ -559,3 +585,12 @@ def test_invariants_hold_whatever_is_set_aside(
         owned_before=tuple(owner.uid for owner in decision.owners),
     )
     assert again.owners == decision.owners
+
+
+def test_system_pod_on_the_cpus_that_its_class_shares_does_not_own_them_after_a_restart() -> None:
+    rules = PoolRules(system=RESERVED)
+    claimant = pod("s", "SYSTEM", "0-1")
+    first = decided(machine(), claimant, rules=rules)
+    assert wanted(first) == {"s": "0-1"}
+    assert first.pods["s"].refused == "CPUs 0-1 belong to SYSTEM pods"
+    assert decided(machine(), claimant, rules=rules, running_on={"s": "0-1"}) == first

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agent.cgroup.order import Tree, Write, effective, parent, plan
 from agent.model.cpuset import EMPTY, CpuSet
+from tests.cgroup.kernel import Kernel
 
 ROOT = CpuSet(range(6))
 Values = dict[str, CpuSet]
@@ -26,30 +27,15 @@ def planned(tree: Values, wanted: Values, inherits: bool = False) -> list[str]:
     return [f"{each.group}={each.cpus}" for each in plan(Tree(tree, inherits), wanted)]
 
 
-class Kernel:
-    """The kernel's rules, stated from its side: what it refuses, what is effective."""
+def model(tree: Values, inherits: bool) -> Kernel:
+    return Kernel(2 if inherits else 1, tree)
 
-    def __init__(self, start: Values, inherits: bool) -> None:
-        self.own = dict(start)
-        self.inherits = inherits
 
-    def write(self, write: Write) -> None:
-        group, cpus = write.group, write.cpus
-        assert cpus, "an empty cpuset is never written"
-        assert group != "/"
-        assert self.own[group] != cpus, "a write that changes nothing"
-        if not self.inherits:
-            assert cpus <= self.own[posixpath.dirname(group)], f"{write}: EACCES"
-            for each, held in self.own.items():
-                if each != "/" and posixpath.dirname(each) == group:
-                    assert held <= cpus, f"{write}: EBUSY, {each} holds {held}"
-        self.own[group] = cpus
-
-    def effective(self, group: str) -> CpuSet:
-        if group == "/" or not self.inherits:
-            return self.own[group]
-        above = self.effective(posixpath.dirname(group))
-        return (self.own[group] & above) or above
+def write(kernel: Kernel, each: Write) -> None:
+    """The kernel refuses what breaks its rules; it takes what we must not do."""
+    assert each.cpus, "an empty cpuset is never written"
+    assert kernel.cpus[each.group] != each.cpus, "a write that changes nothing"
+    kernel.write(each.group, str(each.cpus))
 
 
 @st.composite
@@ -76,12 +62,12 @@ def cases(draw: st.DrawFn, inherits: bool, disjoint: bool = True) -> tuple[Value
 
 
 def run(tree: Values, wanted: Values, inherits: bool) -> tuple[Kernel, list[Write]]:
-    kernel = Kernel(tree, inherits)
+    kernel = model(tree, inherits)
     order = plan(Tree(tree, inherits), wanted)
     for each in order:
-        kernel.write(each)
+        write(kernel, each)
     for group, cpus in wanted.items():
-        assert kernel.own[group] == cpus
+        assert kernel.cpus[group] == cpus
         assert kernel.effective(group) == cpus
     return kernel, order
 
@@ -97,7 +83,7 @@ def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, 
     kernel, order = run(tree, wanted, inherits=False)
     event(f"{len(order)} writes")
     for group, own in tree.items():
-        end = kernel.own[group]
+        end = kernel.cpus[group]
         over = [each for each in wanted if group.startswith(f"{each}/")]
         if group in wanted or group == "/":
             continue
@@ -107,7 +93,7 @@ def test_v1_every_write_is_legal_and_every_group_ends_right(case: tuple[Values, 
         grown = {cpu for cpus in below for cpu in cpus}
         limit = wanted[max(over, key=len)] if over else ROOT
         if own & limit:  # nobody is given what he neither had nor needs
-            assert end == (own & kernel.own[posixpath.dirname(group)]) | CpuSet(grown)
+            assert end == (own & kernel.cpus[posixpath.dirname(group)]) | CpuSet(grown)
 
 
 @settings(max_examples=200, deadline=None)
@@ -117,8 +103,8 @@ def test_v2_every_group_ends_right(case: tuple[Values, Values]) -> None:
     kernel, _ = run(tree, wanted, inherits=True)
     for group, own in tree.items():
         if group not in wanted:
-            assert own <= kernel.own[group]
-            assert bool(own) == bool(kernel.own[group]), "who inherits goes on inheriting"
+            assert own <= kernel.cpus[group]
+            assert bool(own) == bool(kernel.cpus[group]), "who inherits goes on inheriting"
 
 
 @settings(max_examples=200, deadline=None)
@@ -127,15 +113,15 @@ def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values,
     """Strictly, where every changed group keeps some CPU."""
     tree, wanted = case
     end, order = run(tree, wanted, inherits=False)
-    assume(all(end.own[group] & own for group, own in tree.items()))  # no descendant had to move
-    kernel = Kernel(tree, inherits=False)
+    assume(all(end.cpus[group] & own for group, own in tree.items()))  # no descendant had to move
+    kernel = model(tree, inherits=False)
     for each in order:
-        gain = each.cpus - kernel.own[each.group]
-        for other, held in kernel.own.items():
+        gain = each.cpus - kernel.cpus[each.group]
+        for other, held in kernel.cpus.items():
             if not related(each.group, other):
-                still = (held - end.own[other]) & gain
+                still = (held - end.cpus[other]) & gain
                 assert not still, f"{each} while {other} still has {still}"
-        kernel.write(each)
+        write(kernel, each)
 
 
 @settings(deadline=None)
@@ -146,7 +132,7 @@ def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> Non
     order = plan(Tree(tree, False), wanted)
     assert plan(backwards, dict(reversed(wanted.items()))) == order
     kernel, _ = run(tree, wanted, inherits=False)
-    assert plan(Tree(kernel.own, False), wanted) == []
+    assert plan(Tree(kernel.cpus, False), wanted) == []
 
 
 @pytest.mark.parametrize(
@@ -251,7 +237,7 @@ def test_an_unfulfillable_wish_is_refused(wanted: Values, message: str) -> None:
 def test_effective_follows_the_kernel(case: tuple[Values, Values]) -> None:
     tree, _ = case
     for group in tree:
-        assert effective(Tree(tree, True), group) == Kernel(tree, True).effective(group)
+        assert effective(Tree(tree, True), group) == model(tree, True).effective(group)
 
 
 def test_parent() -> None:

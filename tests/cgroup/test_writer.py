@@ -7,25 +7,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy, Populated
+from agent.cgroup.hierarchy import CgroupError, GroupGone, Populated
 from agent.cgroup.journal import Journal, Original
 from agent.cgroup.outcome import Outcome, State
 from agent.cgroup.writer import apply, restore
 from agent.model.cpuset import EMPTY, CpuSet
+from tests.cgroup.kernel import Kernel, ModelHierarchy
 
 ROOT = CpuSet(range(4))
 
 
-class Machine(Hierarchy):
-    """A hierarchy in memory that obeys the kernel's rule, counts what it is asked, and fails where
-    a test says so: the faults can't be had from a real kernel at will."""
+class Machine(ModelHierarchy):
+    """Counts what it is asked, and fails where a test says so: the faults can't be had from a real
+    kernel at will. What the rules forbid is no fault, but ours."""
 
     def __init__(self, version: int, groups: Mapping[str, str | CpuSet]) -> None:
-        self.version = 1 if version == 1 else 2
-        self.path = self.proc = "/nowhere"
-        self.groups = {"/": ROOT}
-        for group, cpus in groups.items():
-            self.groups[group] = CpuSet.parse(cpus) if isinstance(cpus, str) else cpus
+        parsed = {
+            group: CpuSet.parse(cpus) if isinstance(cpus, str) else cpus
+            for group, cpus in groups.items()
+        }
+        super().__init__(Kernel(version, {"/": ROOT} | parsed))
+        self.groups = self.kernel.cpus
         self.refusing: set[str] = set()
         self.vanishing: set[str] = set()
         self.log: list[str] = []
@@ -33,44 +35,25 @@ class Machine(Hierarchy):
 
     def own_cpus(self, group: str) -> CpuSet:
         self.reads.append(group)
-        return self.look(group)
-
-    def look(self, group: str) -> CpuSet:
-        if group not in self.groups:
-            raise GroupGone(f"cannot read {group!r}: No such file or directory")
-        return self.groups[group]
+        return super().own_cpus(group)
 
     def effective_cpus(self, group: str) -> CpuSet:
         self.reads.append(group)
-        own = self.look(group)
-        if self.version == 1 or group == "/":
-            return own
-        above = self.effective_cpus(posixpath.dirname(group))
-        return (own & above) or above
+        return super().effective_cpus(group)
 
-    def children(self, group: str) -> tuple[str, ...]:
-        self.look(group)
-        return tuple(
-            sorted(each for each in self.groups if each != "/" and posixpath.dirname(each) == group)
-        )
-
-    def exists(self, group: str) -> bool:
-        return group in self.groups
-
-    def _write(self, group: str, text: str) -> None:
+    def _write(self, group: str, cpus: CpuSet) -> None:
         if group in self.vanishing:
             for each in [one for one in self.groups if f"{one}/".startswith(f"{group}/")]:
                 del self.groups[each]
-        self.look(group)
-        cpus = CpuSet.parse(text)
-        if self.version == 1:
-            assert cpus <= self.groups[posixpath.dirname(group)], f"EACCES {group} {cpus}"
-            for each in self.children(group):
-                assert self.groups[each] <= cpus, f"EBUSY {group} {cpus}: {each}"
         if group in self.refusing:
-            raise CgroupError(f"cannot write {text!r} to {group!r}: Device or resource busy")
-        self.log.append(f"{group}={text}")
-        self.groups[group] = cpus
+            raise CgroupError(f"cannot write '{cpus}' to {group!r}: Device or resource busy")
+        try:
+            super()._write(group, cpus)
+        except GroupGone:
+            raise
+        except CgroupError as error:
+            raise AssertionError(str(error)) from error
+        self.log.append(f"{group}={cpus}")
 
 
 @pytest.fixture
@@ -89,7 +72,6 @@ def said(outcome: Outcome) -> dict[str, tuple[State, str | None]]:
 @pytest.mark.parametrize(("version", "reads"), [(1, 1), (2, 2)])
 def test_nothing_to_do_is_cheap(journal: Journal, version: int, reads: int) -> None:
     machine = Machine(version, {"/a": "0-1", "/a/b": "0", "/c": "2"})
-    machine.effective_cpus = lambda group: machine.own_cpus(group)  # type: ignore[method-assign]
     outcome = apply(machine, journal, cpusets(a="0-1", c="2"))
     assert {each.state for each in outcome.changes} == {State.RIGHT}
     assert sorted(machine.reads) == sorted(["/a", "/c"] * reads)
@@ -102,9 +84,9 @@ def test_originals_are_on_disk_before_the_first_write(journal: Journal) -> None:
     seen: list[Mapping[str, Original]] = []
     write = machine._write
 
-    def watching(group: str, text: str) -> None:
+    def watching(group: str, cpus: CpuSet) -> None:
         seen.append(Journal(journal.path).originals)
-        write(group, text)
+        write(group, cpus)
 
     machine._write = watching  # type: ignore[method-assign]
     outcome = apply(machine, journal, cpusets(a="0-1", c_d="2"))
@@ -197,7 +179,7 @@ def test_a_group_that_ends_in_between_frees_its_cpus(journal: Journal) -> None:
 
 def test_a_value_that_did_not_stay_is_said(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1"})
-    machine._write = lambda group, text: None  # type: ignore[method-assign]
+    machine._write = lambda group, cpus: None  # type: ignore[method-assign]
     outcome = apply(machine, journal, cpusets(a="0"))
     note = "'0' was written, '0-1' read back ('0-1' effective)"
     assert said(outcome) == {"/a": (State.FAILED, note)}

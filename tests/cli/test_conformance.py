@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from agent.cli import conformance
+from agent.conformance.run import Disagreement, Result
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO
 
 
@@ -60,6 +61,39 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "  1 agrees\n"
         "  0 disagree\n"
     )
+
+
+def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
+    """What people are shown of it: first line, case, expect, ours."""
+    first = Disagreement(7, case, ours)
+    text = conformance.described(Result("file", "kind", 7, 6, (), 1, first))
+    return [line.strip() for line in text.splitlines()[-4:]]
+
+
+def test_long_case_is_cut_where_the_answers_differ() -> None:
+    alike = {f"step{number:03}": "same" for number in range(200)}
+    expect, ours = {**alike, "step150": "theirs"}, {**alike, "step150": "ours"}
+    first, case, theirs, mine = disagreeing({"list": ["x"] * 2_000, "expect": expect}, ours)
+    assert first == "first: line 7 (--output json shows all of it)"
+    assert case.startswith('case   {"list":["x",')
+    for line, answer in ((theirs, '"step150":"theirs",'), (mine, '"step150":"ours",')):
+        assert answer in line
+    for line in (case, theirs, mine):
+        assert line.endswith(" ...")
+        assert len(line) < 700
+
+
+def test_long_answer_against_a_short_one() -> None:
+    first, case, theirs, mine = disagreeing({"need": 1, "expect": "x" * 1_000}, {"error": "none"})
+    assert first.endswith("(--output json shows all of it)")
+    assert (case, mine) == ('case   {"need":1}', 'ours   {"error":"none"}')
+    assert theirs.startswith('expect "xxx')
+
+
+def test_order_of_keys_hides_no_difference() -> None:
+    _, case, theirs, mine = disagreeing({"b": 1, "a": 2, "expect": {"y": 1, "x": 2}}, {"x": 3})
+    assert case == 'case   {"b":1,"a":2}'
+    assert (theirs, mine) == ('expect {"x":2,"y":1}', 'ours   {"x":3}')
 
 
 def test_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

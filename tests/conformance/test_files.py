@@ -32,6 +32,12 @@ def test_content_decides_not_the_name(tmp_path: Path, content: bytes) -> None:
         assert list(files.read(str(file))) == READ
 
 
+def test_blank_lines_are_counted_but_no_cases(tmp_path: Path) -> None:
+    file = tmp_path / "cases"
+    file.write_bytes(b'\n{"a": 1}\r\n \r\n\n{"b": [null]}\n\n')
+    assert list(files.read(str(file))) == [(2, {"a": 1}), (5, {"b": [None]})]
+
+
 def test_empty_file_has_no_case(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     assert not list(files.read(str(tmp_path / "empty")))
@@ -44,7 +50,6 @@ LONG = gzip.compress(b"".join(b'{"number": %d}\n' % number for number in range(5
     ("content", "place", "reason"),
     [
         (b"{}\n{'a'}\n", ", line 2", "is not JSON"),
-        (b'{"a": 1}\n\n{"a": 2}\n', ", line 2", "is blank"),
         (b'{}\n{}\n["a"]\n', ", line 3", "Expected `object`, got `array`"),
         (b'{"a": "\xff"}\n', ", line 1", "is not JSON"),
         (b'{"a": ' + b"[" * 100_000 + b"\n", ", line 1", "is not JSON"),
@@ -55,7 +60,6 @@ LONG = gzip.compress(b"".join(b'{"number": %d}\n' % number for number in range(5
     ],
     ids=[
         "bad JSON",
-        "blank",
         "no object",
         "no UTF-8",
         "nested without end",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.conformance.koordinator_take_cpus import KEYS, MORE_THAN_ASKED, judge
+from agent.conformance.koordinator_take_cpus import MORE_THAN_ASKED, judge
 from agent.conformance.verdict import Verdict
 from tests.conftest import SHARED
 
@@ -78,9 +78,13 @@ def test_koordinators_answers() -> None:
     with gzip.open(VECTORS) as lines:
         for line in lines:
             case = msgspec.json.decode(line)
-            assert set(case) >= KEYS
             verdict = judge(case)
             assert verdict.agrees or verdict.declared, (case, verdict.ours)
             outcomes[verdict.declared] += 1
     declared = outcomes[MORE_THAN_ASKED.name]
     assert 0 < declared <= 0.02 * outcomes.total()
+
+
+def test_a_cpu_that_is_held_beyond_counting_is_just_taken() -> None:
+    held = [{"cpus": "0", "ref": 10**20, "exclusive": "None"}]
+    assert judged(allocated=held).agrees

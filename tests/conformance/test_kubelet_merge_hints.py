@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent.conformance.kubelet_merge_hints import KEYS, NAME, judge
+from agent.conformance.kubelet_merge_hints import judge
 from tests.conftest import SHARED
 
-VECTORS = SHARED / "vectors" / f"{NAME}.jsonl.gz"
+VECTORS = SHARED / "vectors" / "kubelet-merge-hints.jsonl.gz"
 
 CASE: dict[str, Any] = {
     "policy": "restricted",
@@ -28,7 +28,6 @@ CASE: dict[str, Any] = {
 
 
 def test_a_case() -> None:
-    assert CASE.keys() >= KEYS
     assert judge(CASE).agrees
 
 

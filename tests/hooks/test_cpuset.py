@@ -75,6 +75,13 @@ IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
             Give(CpuSet(range(4))),
             id="BE shares with LSR",
         ),
+        pytest.param(
+            request("own", "LSE", "1"),
+            snapshot(excluded=("ns/*/main",)),
+            [UNSEEN],
+            Keep(),
+            id="left alone",
+        ),
         pytest.param(request("new", "LS"), None, [], Keep(), id="no snapshot, no claim"),
         pytest.param(
             request("own", "LSE", "1"),

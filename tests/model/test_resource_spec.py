@@ -18,6 +18,7 @@ from agent.model.resource_spec import NumaSpec, ResourceSpec, numa_spec, resourc
         ("", ResourceSpec()),
         ("null", ResourceSpec()),
         ('{"preferredCPUBindPolicy": "", "requiredCPUBindPolicy": ""}', ResourceSpec()),
+        ('{"preferredCPUExclusivePolicy": "Default"}', ResourceSpec()),
         (
             '{"preferredCPUBindPolicy": "SpreadByPCPUs",'
             ' "preferredCPUExclusivePolicy": "PCPULevel"}',

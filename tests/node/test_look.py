@@ -42,6 +42,22 @@ def test_dead_shim_of_one_container_leaves_the_owner_its_cpu(world: World) -> No
     assert world.cpus("kubepods/burstable/podbroken/c-broken-main") == "0,2-3"
 
 
+@pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.CREATED])
+def test_containers_of_virtual_machines_are_left_to_their_own_kernel(
+    world: World, state: ContainerState, caplog: pytest.LogCaptureFixture
+) -> None:
+    virtual = world.container(world.sandbox("vm", "LS", handler="kata-qemu"), state=state)
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    for _ in range(2):
+        agent.look()
+    if state is ContainerState.RUNNING:
+        assert world.cpus(f"kubepods/burstable/podvm/{virtual.id}") == "0-3"
+    assert world.runtime.updates == {}
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert not [each for each in caplog.records if "vm" in each.getMessage()]
+
+
 def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> None:
     world.container(world.sandbox("own", "LSE", "1"))
     (world.state / "journal").mkdir()

@@ -109,6 +109,7 @@ class World:
         parent: str | None = None,
         ready: bool = True,
         created_at: int = 0,
+        handler: str = "",
     ) -> Sandbox:
         """Listed, with a pod's cgroup that has the sandbox's and no more."""
         parent = f"/kubepods/burstable/pod{uid}" if parent is None else parent
@@ -121,6 +122,7 @@ class World:
             created_at=created_at,
             labels={QOS_LABEL: qos} if qos else {},
             annotations={RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {},
+            handler=handler,
         )
         self.runtime.listed_sandboxes.append(it)
         self.runtime.placements[it.id] = Placement(cgroup_parent=parent)

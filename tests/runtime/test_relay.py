@@ -581,3 +581,38 @@ def test_the_quiet_path_is_byte_equal_and_sees_every_path(
         at += size
     assert wire.up() == raw
     assert seen == wanted
+
+
+GOODBYE = frames.goaway(0x7FFF_FFFF, frames.NO_ERROR)
+
+
+def test_goodbye_is_said_between_frames_and_nothing_under_way_ends() -> None:
+    wire = Wire(Hooks())
+    wire.upstream(frames.settings({}))
+    wire.client(opening(1, b"/t.T/Any"))
+    answer = data(1, b"x" * 40)
+    wire.upstream(answer[:20])
+    wire.down()
+    assert wire.relay.say_goodbye()
+    assert wire.down() == b""
+    wire.upstream(answer[20:], trailers(1))
+    assert wire.down() == answer[20:] + GOODBYE + trailers(1)
+
+
+def test_no_goodbye_before_the_settings_of_the_upstream() -> None:
+    wire = Wire(Hooks())
+    settings = frames.settings({frames.INITIAL_WINDOW_SIZE: 70_000})
+    assert not wire.relay.say_goodbye()
+    wire.upstream(settings[:5])
+    assert not wire.relay.say_goodbye()
+    wire.upstream(settings[5:])
+    assert wire.relay.say_goodbye()
+    assert wire.down() == settings + GOODBYE
+
+
+def test_no_goodbye_where_frames_are_not_followed() -> None:
+    wire = Wire(Hooks())
+    wire.upstream(frames.settings({}))
+    wire.client(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 30))
+    assert wire.stats.malformed == 1
+    assert not wire.relay.say_goodbye()

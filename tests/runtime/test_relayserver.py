@@ -512,3 +512,15 @@ def test_limits_are_the_embeddings(tmp_path: Path) -> None:
     assert place.server.stats.passed_oversize == 1
     client.close()
     place.close()
+
+
+def test_a_drain_lets_calls_end_and_sends_clients_elsewhere(
+    place: Place, channel: grpc.Channel
+) -> None:
+    under_way = unary(channel, "/t.T/Wait").future(b"x", timeout=WAIT_SECONDS)
+    assert place.backend.entered.wait(WAIT_SECONDS)
+    place.in_loop(place.server.drain)
+    assert place.server.connections == 1
+    place.backend.left.set()
+    assert under_way.result() == b""
+    until(lambda: not place.server.connections)

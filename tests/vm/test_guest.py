@@ -52,7 +52,9 @@ def test_everything_holds_on_four_numa_nodes_with_cgroup_v2(
 ) -> None:
     begin = time.monotonic()
     code, cases = guest.run(
-        share, ["tests/vm/inside", "tests/cgroup/test_kernel.py"], LIMIT_SECONDS
+        share,
+        ["tests/vm/inside", "tests/cgroup/test_kernel.py", "tests/cgroup/test_model.py"],
+        LIMIT_SECONDS,
     )
     with capsys.disabled():
         print(f"\nin the guest ({time.monotonic() - begin:.0f} s with its boot):")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from agent.allocate.bits import members
 from agent.allocate.kubelet.demand import PodCpu, cpus_of, pod_cpus
+from agent.allocate.kubelet.policy import StaticPolicy
 from agent.allocate.kubelet.state import StaticState
-from agent.allocate.kubelet.static import StaticPolicy
 from agent.allocate.numa.hint import Hint
 from agent.allocate.numa.masks import of_nodes, subsets
 

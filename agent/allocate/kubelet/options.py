@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.layout import Layout
+from agent.model.cpuset import CpuSet
 from agent.model.policies import NumaPolicy
 
 
@@ -35,18 +36,20 @@ class StartProblem(enum.StrEnum):
     RESERVED_NOT_SHARED = "reserved CPUs are missing in the default set"
     RESERVED_SHARED = "strictly reserved CPUs are in the default set"
     ASSIGNED_AND_SHARED = "assigned CPUs are in the default set"
+    ASSIGNED_TWICE = "assigned CPUs are another pod's too"
     OTHER_CPUS = "the CPUs of the state are not those of the machine"
 
 
 class StartError(ValueError):
-    """A policy can't be made or started. `cpus`: the CPUs in question; `subject`: the option, or
-    the container as `pod/container`."""
+    """A policy can't be made or started. `cpus`: the CPUs in question; `subject`: what it is about,
+    as the options, or the container as `pod/container`."""
 
     def __init__(self, problem: StartProblem, *, cpus: int = 0, subject: str = "") -> None:
         self.problem = problem
         self.cpus = cpus
         self.subject = subject
-        super().__init__(f"{subject}: {problem.value}" if subject else problem.value)
+        parts = (subject, problem.value, str(CpuSet.from_int(cpus)))
+        super().__init__(": ".join(part for part in parts if part))
 
 
 _PLACEMENTS: Final = (

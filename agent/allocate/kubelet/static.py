@@ -1,4 +1,5 @@
-"""The kubelet's static CPU manager policy as pure functions over states (peers.md §3.1).
+"""Placing and removing containers under the kubelet's static CPU manager policy (peers.md §3.1), as
+functions from one state to the next.
 
 Containers of Guaranteed pods that request whole CPUs get CPUs of their own; all others share the
 default set. Three answers differ from the kubelet's on purpose: with full-pcpus-only no half core
@@ -8,123 +9,15 @@ CPUs reusable that another container of its pod runs on.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 
-import msgspec
-
-from agent.allocate.kubelet import options as option_rules
-from agent.allocate.kubelet.demand import PodCpu, SharedReason, exclusive_cpus
-from agent.allocate.kubelet.options import StartError, StartProblem, StaticOptions
+from agent.allocate.kubelet.demand import PodCpu, exclusive_cpus
 from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.placement import Exclusive, Placement, RefusalReason, Refused, Shared
+from agent.allocate.kubelet.policy import StaticPolicy
 from agent.allocate.kubelet.state import StaticState
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import Layout
-from agent.model.policies import NumaPolicy
-
-
-class StaticPolicy(msgspec.Struct, frozen=True):
-    """What is fixed while the policy runs. `reserved`: CPUs that no container gets as its own;
-    `reserved_cores`: with the siblings of those."""
-
-    layout: Layout
-    options: StaticOptions
-    reserved: int
-    reserved_cores: int
-
-    @property
-    def all_cpus(self) -> int:
-        """What the default set and the assignments are made of."""
-        kept = self.reserved if self.options.strict_cpu_reservation else 0
-        return self.layout.cpus & ~kept
-
-    def available(self, state: StaticState) -> int:
-        return state.default & ~self.reserved
-
-
-class RefusalReason(enum.StrEnum):
-    """Why a container can't be placed."""
-
-    NOT_ENOUGH_CPUS = "not enough CPUs are free"
-    NO_WHOLE_CORES = "the request is no whole number of cores"
-    NOT_ENOUGH_CORES = "not enough whole cores are free"
-    DEFAULT_EMPTIED = "nothing would be left to share"
-
-
-class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):
-    """`cpus`: the container's own from now on; `reused`: those of them that an init container of
-    its pod had; `repeated`: it had all of them before."""
-
-    cpus: int
-    reused: int = 0
-    repeated: bool = False
-
-
-class Shared(msgspec.Struct, frozen=True, tag="shared"):
-    """The container runs on the default set."""
-
-    reason: SharedReason
-
-
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The state stays as it was. `available`: CPUs that could be had (those of whole cores, where
-    these matter); `threads`: CPUs of a core; `held`: what the container already has and keeps."""
-
-    reason: RefusalReason
-    requested: int
-    available: int
-    threads: int
-    held: int = 0
-
-
-Placement = Exclusive | Shared | Refused
-
-
-def make(
-    layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, reserved: int
-) -> StaticPolicy:
-    """A policy with these CPUs reserved. Raises StartError."""
-    option_rules.check(options, layout, topology_policy)
-    if unknown := reserved & ~layout.cpus:
-        raise StartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown, subject="reserved CPUs")
-    return StaticPolicy(layout, options, reserved, layout.expand(layout.touched(reserved)))
-
-
-def make_with_count(
-    layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, count: int
-) -> StaticPolicy:
-    """A policy that chooses the CPUs to reserve as it chooses others. Raises StartError."""
-    option_rules.check(options, layout, topology_policy)
-    try:
-        reserved = take(layout, layout.cpus, count, options)
-    except NotEnoughCpusError as error:
-        raise StartError(StartProblem.RESERVED_TOO_MANY, subject=f"{count} CPUs") from error
-    return make(layout, options, topology_policy, reserved)
-
-
-def start(policy: StaticPolicy, found: StaticState) -> StaticState:
-    """The state to go on from; `found` is the one that was stored, or EMPTY. Raises StartError."""
-    everything = policy.all_cpus
-    if not found.default:
-        if any(found.assigned.values()):
-            raise StartError(StartProblem.DEFAULT_EMPTY)
-        return StaticState(everything)
-    reserved_shared = found.default & policy.reserved
-    if policy.options.strict_cpu_reservation:
-        if reserved_shared:
-            raise StartError(StartProblem.RESERVED_SHARED, cpus=reserved_shared)
-    elif reserved_shared != policy.reserved:
-        raise StartError(StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~found.default)
-    known = found.default
-    for uid, containers in found.assigned.items():
-        for name, cpus in containers.items():
-            if both := found.default & cpus:
-                subject = f"{uid}/{name}"
-                raise StartError(StartProblem.ASSIGNED_AND_SHARED, cpus=both, subject=subject)
-            known |= cpus
-    if known != everything:
-        raise StartError(StartProblem.OTHER_CPUS, cpus=known ^ everything)
-    return StaticState(found.default, found.assigned)
 
 
 def allocate(
@@ -212,12 +105,18 @@ def _chosen(
 
 def _take(policy: StaticPolicy, free: int, count: int) -> int:
     """Half cores have their weight in the order of what is used most, as in the kubelet, but with
-    full-pcpus-only none is handed out. Raises NotEnoughCpusError."""
+    full-pcpus-only none is handed out: the choice is made again among whole cores, then among those
+    with most threads, as cores unlike may not add up. Raises NotEnoughCpusError."""
     layout, options = policy.layout, policy.options
     cpus = take(layout, free, count, options)
-    if options.full_pcpus_only and _whole(layout, cpus) != cpus:
-        return take(layout, _whole(layout, free), count, options)
-    return cpus
+    if not options.full_pcpus_only or _whole(layout, cpus) == cpus:
+        return cpus
+    whole = layout.whole(free)
+    for leads in (whole, whole & layout.sizes[0][1]):
+        cpus = take(layout, layout.expand(leads), count, options)
+        if _whole(layout, cpus) == cpus:
+            return cpus
+    raise NotEnoughCpusError(count, layout.expand(whole).bit_count())
 
 
 def _whole(layout: Layout, cpus: int) -> int:

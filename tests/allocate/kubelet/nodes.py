@@ -6,17 +6,10 @@ import msgspec
 
 from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
 from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.kubelet.placement import Exclusive, Placement, Refused
+from agent.allocate.kubelet.policy import StaticPolicy, make, start
 from agent.allocate.kubelet.state import EMPTY, StaticState
-from agent.allocate.kubelet.static import (
-    Exclusive,
-    Placement,
-    Refused,
-    StaticPolicy,
-    allocate,
-    make,
-    remove,
-    start,
-)
+from agent.allocate.kubelet.static import allocate, remove
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
 from agent.model.cpuset import CpuSet

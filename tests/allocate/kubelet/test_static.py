@@ -5,92 +5,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, SharedReason
-from agent.allocate.kubelet.options import StartError, StartProblem
+from agent.allocate.kubelet.placement import Exclusive, RefusalReason, Refused, Shared
+from agent.allocate.kubelet.policy import StaticPolicy, start
 from agent.allocate.kubelet.state import EMPTY, StaticState
-from agent.allocate.kubelet.static import (
-    Exclusive,
-    RefusalReason,
-    Refused,
-    Shared,
-    StaticPolicy,
-    allocate,
-    make,
-    make_with_count,
-    remove,
-    start,
-)
-from agent.model.policies import NumaPolicy
-from tests.allocate.kubelet.nodes import Node, machine, mask, options, pod, policy, text
+from agent.allocate.kubelet.static import allocate, remove
+from agent.allocate.layout import of
+from agent.model.topology import Cpu
+from tests.allocate.kubelet.nodes import Node, machine, mask, pod, policy, text
+from tests.allocate.machines import MACHINES, masks
 
 STRICT = "strict-cpu-reservation"
 FULL = "full-pcpus-only"
 
 TWO = machine(2, 1, 4, 2)
 """Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
-
-
-def problem_of(policy: StaticPolicy, found: StaticState) -> StartError:
-    with pytest.raises(StartError) as error:
-        start(policy, found)
-    return error.value
-
-
-def test_a_fresh_node_shares_everything() -> None:
-    assert Node(policy(TWO, reserved="0,8")).default == "0-15"
-
-
-def test_strictly_reserved_cpus_are_not_shared() -> None:
-    assert Node(policy(TWO, STRICT, reserved="0,8")).default == "1-7,9-15"
-
-
-def test_reserved_cpus_are_chosen_as_others_are() -> None:
-    assert text(make_with_count(TWO, options(), NumaPolicy.NONE, 3).reserved) == "0-1,8"
-
-
-@pytest.mark.parametrize(
-    ("count", "problem"), [(17, StartProblem.RESERVED_TOO_MANY), (16, None), (0, None)]
-)
-def test_no_more_can_be_reserved_than_there_is(count: int, problem: StartProblem | None) -> None:
-    if problem is None:
-        assert make_with_count(TWO, options(), NumaPolicy.NONE, count).reserved.bit_count() == count
-        return
-    with pytest.raises(StartError, match="17 CPUs") as error:
-        make_with_count(TWO, options(), NumaPolicy.NONE, count)
-    assert error.value.problem is problem
-
-
-def test_reserved_cpus_must_exist() -> None:
-    with pytest.raises(StartError, match="reserved CPUs") as error:
-        make(TWO, options(), NumaPolicy.NONE, mask("0,16-17"))
-    assert error.value.problem is StartProblem.RESERVED_UNKNOWN
-    assert text(error.value.cpus) == "16-17"
-
-
-@pytest.mark.parametrize(
-    ("strict", "default", "assigned", "problem", "cpus"),
-    [
-        pytest.param(False, "", "3", StartProblem.DEFAULT_EMPTY, "", id="no default set"),
-        pytest.param(False, "1-15", "", StartProblem.RESERVED_NOT_SHARED, "0", id="not shared"),
-        pytest.param(True, "0-15", "", StartProblem.RESERVED_SHARED, "0", id="shared"),
-        pytest.param(False, "0-15", "3", StartProblem.ASSIGNED_AND_SHARED, "3", id="in both"),
-        pytest.param(False, "0-14", "", StartProblem.OTHER_CPUS, "15", id="CPUs missing"),
-        pytest.param(False, "0-15,20", "", StartProblem.OTHER_CPUS, "20", id="CPUs unknown"),
-        pytest.param(True, "1-14", "15", None, "", id="strict and right"),
-        pytest.param(False, "0-2,4-15", "3", None, "", id="right"),
-    ],
-)
-def test_what_a_stored_state_must_be(
-    strict: bool, default: str, assigned: str, problem: StartProblem | None, cpus: str
-) -> None:
-    chosen = policy(TWO, *[STRICT] * strict)
-    found = StaticState(mask(default), {"a": {"c0": mask(assigned)}} if assigned else {})
-    if problem is None:
-        assert start(chosen, found) == found
-        return
-    error = problem_of(chosen, found)
-    assert (error.problem, text(error.cpus)) == (problem, cpus)
-    if problem is StartProblem.ASSIGNED_AND_SHARED:
-        assert error.subject == "a/c0"
 
 
 @pytest.mark.parametrize(
@@ -201,6 +129,29 @@ def test_half_cores_of_older_assignments_are_not_given_away() -> None:
     assert node.cpus(pod("a", "4"), "c0") == "1-2,5-6"
     refused = node.refused(pod("b", "2"), "c0")
     assert refused.reason is RefusalReason.NOT_ENOUGH_CORES
+
+
+def test_cores_unlike_are_not_split_either() -> None:
+    """Core 0 has one thread, the others two: with it, four CPUs would need half a core."""
+    layout = of(Cpu(n, (n + 1) // 2 * 2 - (n > 0), None, None, 0, 0) for n in range(7))
+    node = Node(policy(layout, FULL, reserved=""))
+    assert node.cpus(pod("a", "4"), "c0") == "1-4"
+
+
+@given(st.data())
+def test_whole_cores_of_any_machine(data: st.DataObject) -> None:
+    cpus = data.draw(MACHINES)
+    layout = of(cpus)
+    names = data.draw(st.sampled_from([(), ("distribute-cpus-across-numa",)]))
+    reserved = data.draw(masks(cpus)) & data.draw(masks(cpus))
+    node = Node(policy(layout, FULL, *names, reserved=text(reserved)))
+    for uid in "abc":
+        asked = pod(uid, str(data.draw(st.integers(1, 8))))
+        placement = node.place(asked, "c0", *data.draw(st.lists(st.integers(0, 3), max_size=2)))
+        assert isinstance(placement, Exclusive | Refused)
+        if isinstance(placement, Exclusive):
+            assert layout.expand(layout.whole(placement.cpus)) == placement.cpus
+            assert placement.cpus.bit_count() * 1000 == asked.containers[0].cpu_milli
 
 
 def test_the_default_set_is_never_emptied() -> None:

@@ -1,0 +1,153 @@
+"""What a kubelet is configured to do about CPUs, NUMA nodes and memory.
+
+The same object comes from `/configz` (`{"kubeletconfig": {...}}`) and from the file that `--config`
+names; flags of its command line win over the file (KubeletConfiguration v1beta1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
+from agent.model.quantities import Quantity, QuantityError, milli
+
+
+class ConfigurationError(ValueError):
+    """A configuration that can't be understood; the message names source and field."""
+
+
+class KubeletConfiguration(msgspec.Struct, frozen=True):
+    """`reserved_cpus`: named one by one; `reserved_milli`: kubeReserved and systemReserved
+    together, which count where none are named. Policies in the kubelet's own words. `source`: for
+    people."""
+
+    source: str
+    cpu_manager_policy: str = "none"
+    cpu_manager_options: dict[str, str] = {}
+    topology_manager_policy: str = "none"
+    topology_manager_scope: str = "container"
+    memory_manager_policy: str = "None"
+    reserved_cpus: CpuSet = EMPTY
+    reserved_milli: int = 0
+    cgroup_driver: str = "cgroupfs"
+    cgroup_root: str = ""
+
+    @property
+    def static(self) -> bool:
+        """Whether the kubelet gives CPUs away."""
+        return self.cpu_manager_policy == "static"
+
+
+class _Object(msgspec.Struct, frozen=True, rename="camel"):
+    """As the kubelet spells it; null and empty are "not said" throughout."""
+
+    cpu_manager_policy: str | None = None
+    cpu_manager_policy_options: dict[str, str] | None = None
+    topology_manager_policy: str | None = None
+    topology_manager_scope: str | None = None
+    memory_manager_policy: str | None = None
+    reserved_system_cpus: str | None = msgspec.field(default=None, name="reservedSystemCPUs")
+    kube_reserved: dict[str, Quantity] | None = None
+    system_reserved: dict[str, Quantity] | None = None
+    cgroup_driver: str | None = None
+    cgroup_root: str | None = None
+
+
+_MAPS: Final = ("cpu_manager_policy_options", "kube_reserved", "system_reserved")
+_FLAGS: Final = {
+    "cpu-manager-policy": "cpu_manager_policy",
+    "cpu-manager-policy-options": "cpu_manager_policy_options",
+    "topology-manager-policy": "topology_manager_policy",
+    "topology-manager-scope": "topology_manager_scope",
+    "memory-manager-policy": "memory_manager_policy",
+    "reserved-cpus": "reserved_system_cpus",
+    "kube-reserved": "kube_reserved",
+    "system-reserved": "system_reserved",
+    "cgroup-driver": "cgroup_driver",
+    "cgroup-root": "cgroup_root",
+}
+
+
+def of_object(content: object, source: str) -> KubeletConfiguration:
+    """Of a decoded KubeletConfiguration, or of what `/configz` answers. Raises
+    ConfigurationError."""
+    if isinstance(content, Mapping) and "kubeletconfig" in content:
+        content = content["kubeletconfig"]
+    return _values(_decoded(content, source), source)
+
+
+def of_command_line(
+    words: Sequence[str], content: object | None, source: str
+) -> KubeletConfiguration:
+    """Of a kubelet's command line and the object in the file that it names (None: no file). Raises
+    ConfigurationError."""
+    written = _decoded(content or {}, source)
+    said = {_FLAGS[name]: value for name, value in flags(words).items() if name in _FLAGS}
+    changed: dict[str, Any] = {
+        name: _pairs(name, value, source) if name in _MAPS else value
+        for name, value in said.items()
+    }
+    return _values(msgspec.structs.replace(written, **changed), source)
+
+
+def flags(words: Sequence[str]) -> dict[str, str]:
+    """The flags of a command line, `--name=value` and `--name value`; the last one counts."""
+    found: dict[str, str] = {}
+    waiting = ""
+    for word in words[1:]:
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = value
+            waiting = "" if equals else name
+        elif waiting:
+            found[waiting] = word
+            waiting = ""
+    return found
+
+
+def _decoded(content: object, source: str) -> _Object:
+    try:
+        return msgspec.convert(content, _Object)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"{source}: {error}") from None
+
+
+def _pairs(name: str, text: str, source: str) -> dict[str, str]:
+    pairs = {}
+    for pair in filter(None, text.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigurationError(f"{source}: {name}: {pair[:60]!r} is no NAME=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+def _values(written: _Object, source: str) -> KubeletConfiguration:
+    try:
+        reserved = CpuSet.parse(written.reserved_system_cpus or "")
+    except CpuSetError as error:
+        raise ConfigurationError(f"{source}: reservedSystemCPUs: {error}") from None
+    default = KubeletConfiguration(source)
+    return KubeletConfiguration(
+        source=source,
+        cpu_manager_policy=written.cpu_manager_policy or default.cpu_manager_policy,
+        cpu_manager_options=written.cpu_manager_policy_options or {},
+        topology_manager_policy=written.topology_manager_policy or default.topology_manager_policy,
+        topology_manager_scope=written.topology_manager_scope or default.topology_manager_scope,
+        memory_manager_policy=written.memory_manager_policy or default.memory_manager_policy,
+        reserved_cpus=reserved,
+        reserved_milli=_cpu(written.kube_reserved, "kubeReserved", source)
+        + _cpu(written.system_reserved, "systemReserved", source),
+        cgroup_driver=written.cgroup_driver or default.cgroup_driver,
+        cgroup_root=written.cgroup_root or default.cgroup_root,
+    )
+
+
+def _cpu(reserved: Mapping[str, Quantity] | None, field: str, source: str) -> int:
+    try:
+        return milli((reserved or {}).get("cpu", 0))
+    except QuantityError as error:
+        raise ConfigurationError(f"{source}: {field}.cpu: {error}") from None

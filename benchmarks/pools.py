@@ -1,0 +1,230 @@
+"""A node whose pool shrinks and grows, beside raw writes of the same bytes to the same files.
+
+An owner of one CPU comes to 250 pods of one or two containers, or goes. `pools_250_pods` is the
+decision, the plan and every write, on this kernel's cpusets, in groups of the benchmark's own; its
+base are the writes alone: the same bytes to the same files in the same order, opened before the
+clock starts. `pools_250_sandboxes` writes a sandbox a pod too. `pools_readback` reads the values
+back, beside one read of each file, opened as well. The sides take turns, each in both directions; a
+time is that of one round, a ratio the median of the turns' ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import common
+
+from agent.allocate import pools
+from agent.allocate.pools import KubeletCpus
+from agent.cgroup import writer
+from agent.cgroup.hierarchy import CPUS, MEMS, CgroupError, Hierarchy
+from agent.cgroup.journal import Journal
+from agent.discover import cpus
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.qos import QOS_LABEL, KubeClass
+from agent.node import wanted
+
+PODS = 250
+NEEDED_FILES = 4_096
+CASES = ("pools_250_pods", "pools_readback", "pools_250_sandboxes")
+FREE, OWNED = 0, 1
+"""The two moments between which the node goes back and forth."""
+
+
+def main() -> None:
+    options = common.arguments(__doc__)
+    turns = 40 if options.quick else 150
+    if reason := unusable():
+        rows = [{"case": case, "unit": "ms", "skipped": reason} for case in CASES]
+    else:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(NEEDED_FILES, hard)), hard))
+        written, read = measured(turns, sandboxes=False)
+        rows = [row(CASES[0], *written, "raw write()"), row(CASES[1], *read, "raw read()")]
+        written, _ = measured(turns, sandboxes=True)
+        rows.append(row(CASES[2], *written, "raw write()"))
+    common.report(rows, options.output)
+
+
+def unusable() -> str | None:
+    """Why cpusets can't be written here."""
+    if os.geteuid():
+        return "cpusets can't be written without root"
+    try:
+        hierarchy = Hierarchy()
+        if len(hierarchy.effective_cpus("/")) < 2:
+            return "a pool that shrinks needs two CPUs"
+    except CgroupError as error:
+        return str(error)
+    if hierarchy.version == 2:
+        handed_down = Path(hierarchy.path, "cgroup.subtree_control").read_text().split()
+        if "cpuset" not in handed_down:
+            return "the root's cgroup.subtree_control does not hand cpuset down"
+    return None
+
+
+def row(case: str, ours: list[float], base: list[float], base_name: str) -> common.Row:
+    """Milliseconds; the ratio is that of the turns, so that a slow while slows both sides."""
+    middle = statistics.median
+    new = common.compared(
+        case,
+        middle(ours) * 1e3,
+        middle(base) * 1e3,
+        base_name,
+        "ms",
+        p99=common.percentile(ours, 99) * 1e3,
+    )
+    new["ratio"] = middle(mine / floor for mine, floor in zip(ours, base, strict=True))
+    return new
+
+
+Samples = tuple[list[float], list[float]]
+"""Seconds of ours and of the base, turn by turn."""
+
+
+def measured(turns: int, *, sandboxes: bool) -> tuple[Samples, Samples]:
+    """Of writing, and of reading back."""
+    written: Samples = [], []
+    read: Samples = [], []
+    with ExitStack() as stack:
+        recorder = Recorder()
+        pods = stack.enter_context(groups(recorder, sandboxes))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        journal = Journal(Path(folder) / "journal")
+        recorded = []
+        for moment in (OWNED, FREE):  # the first fills the journal
+            recorder.writes = []
+            Node(recorder, journal, pods).round(moment)
+            recorded.append(recorder.writes)
+        node = Node(Hierarchy(), journal, pods)
+        node.round(FREE)
+        files = {path: stack.enter_context(open(path, "r+b", 0)) for path, _ in recorded[0]}
+        comes, goes = ([(files[path].fileno(), text) for path, text in each] for each in recorded)
+        for _ in range(turns):
+            came = node.round(OWNED)
+            base = raw_writes(goes), raw_writes(comes)
+            went = node.round(FREE)
+            reads = raw_reads(comes), raw_reads(goes)
+            for samples, mine, floor in ((written, 0, base), (read, 1, reads)):
+                samples[0].append((came[mine] + went[mine]) / 2)
+                samples[1].append(sum(floor) / 2)
+    return written, read
+
+
+class Recorder(Hierarchy):
+    """Remembers path and bytes of each write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[tuple[str, bytes]] = []
+
+    def write(self, group: str, cpus: CpuSet) -> None:
+        self.writes.append((f"{self.path}{group}/{CPUS}", f"{cpus}\n".encode()))
+        super().write(group, cpus)
+
+
+class Node:
+    """The pods, and an owner of the last CPU that comes and goes."""
+
+    def __init__(self, hierarchy: Hierarchy, journal: Journal, pods: tuple[Pod, ...]) -> None:
+        self._hierarchy = hierarchy
+        self._journal = journal
+        self._topology = cpus.read("/")
+        cpuset = CpuSet([max(hierarchy.effective_cpus("/"))])
+        status = {RESOURCE_STATUS: f'{{"cpuset": "{cpuset}"}}'}
+        self._moments = (pods, (*pods, pod("owner", "LSE", "guaranteed", status)))
+
+    def round(self, moment: int) -> tuple[float, float]:
+        """Seconds from the event to the last write, and of reading back."""
+        pods = self._moments[moment]
+        start = time.perf_counter()
+        decision = pools.decide(self._topology, pods, KubeletCpus(), (), {})
+        round_ = writer.write(self._hierarchy, self._journal, wanted.cpusets(pods, decision))
+        written = time.perf_counter()
+        round_.read_back()
+        end = time.perf_counter()
+        if not round_.outcome().ok:
+            raise RuntimeError(f"not every group is right: {round_.outcome()}")
+        return written - start, end - written
+
+
+def pod(
+    name: str, qos: str, kube_class: KubeClass, annotations: dict[str, str], groups: str = ""
+) -> Pod:
+    """With containers and sandboxes in these groups: space-separated paths."""
+    made = [Container(each, each, ContainerState.RUNNING, each) for each in groups.split()]
+    return Pod(
+        uid=name,
+        namespace="default",
+        name=name,
+        labels={QOS_LABEL: qos},
+        annotations=annotations,
+        kube_class=kube_class,
+        created_at=0,
+        containers=tuple(each for each in made if not each.name.endswith("/sandbox")),
+        sandboxes=tuple(each for each in made if each.name.endswith("/sandbox")),
+    )
+
+
+@contextmanager
+def groups(hierarchy: Hierarchy, sandboxes: bool) -> Iterator[tuple[Pod, ...]]:
+    """Two LS pods to a BE pod, each with a group and its containers' in it; every CPU is theirs."""
+    top = f"/topolet-benchmark-{os.getpid()}"
+    made: list[str] = []
+
+    def make(group: str) -> str:
+        path, above = hierarchy.path + group, hierarchy.path + os.path.dirname(group)
+        if hierarchy.version == 2 and above != hierarchy.path:
+            Path(above, "cgroup.subtree_control").write_text("+cpuset")
+        os.mkdir(path)
+        made.append(path)
+        for name in (MEMS, CPUS) if hierarchy.version == 1 else ():
+            Path(path, name).write_text(Path(above, name).read_text())
+        return group
+
+    try:
+        for parent in (top, f"{top}/burstable", f"{top}/besteffort"):
+            make(parent)
+        pods = []
+        for number in range(PODS):
+            kind: tuple[str, KubeClass] = (
+                ("LS", "burstable") if number % 3 else ("BE", "besteffort")
+            )
+            folder = make(f"{top}/{kind[1]}/pod{number:03}")
+            names = ["sandbox"] * sandboxes + ["main", "sidecar"][: 1 + number % 2]
+            inside = " ".join(make(f"{folder}/{name}") for name in names)
+            pods.append(pod(f"pod{number:03}", *kind, {}, inside))
+        yield tuple(pods)
+    finally:
+        for path in reversed(made):
+            with suppress(FileNotFoundError):
+                os.rmdir(path)
+
+
+def raw_writes(writes: list[tuple[int, bytes]]) -> float:
+    """Seconds for all of them."""
+    start = time.perf_counter()
+    for file, text in writes:
+        os.write(file, text)
+    return time.perf_counter() - start
+
+
+def raw_reads(writes: list[tuple[int, bytes]]) -> float:
+    """Seconds for one read of every file."""
+    start = time.perf_counter()
+    for file, _ in writes:
+        os.pread(file, 4_096, 0)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What holds on any node whatever pods come: nothing is sold twice, nothing free is withheld."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import layout
+from agent.allocate.ask import Ask
+from agent.allocate.ledger import Ledger
+from agent.allocate.node import NodeFacts
+from agent.allocate.offer import Declined
+from agent.allocate.precedence import NodePolicies, Profile
+from agent.model.cpuset import CpuSet
+from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.qos import QoS
+from agent.model.resource_spec import ResourceSpec
+from tests.allocate.machines import MACHINES
+
+MEMORY = 10
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> NodeFacts:
+    made = layout.of(draw(MACHINES))
+    ids = sorted(CpuSet.from_int(made.cpus))
+    zones = {
+        area.id: {
+            "cpu": max(0, 1000 * (area.cpus.bit_count() + draw(st.sampled_from([0, 0, 2, -1])))),
+            "memory": MEMORY,
+        }
+        for area in made.nodes
+    }
+    return NodeFacts(
+        made,
+        zones,
+        reserved=CpuSet(draw(st.lists(st.sampled_from(ids), max_size=4))),
+        policies=NodePolicies(numa_label=draw(st.sampled_from(NumaPolicy))),
+        profile=Profile(
+            NumaPolicy.NONE, draw(st.sampled_from(NumaStrategy)), packed=draw(st.booleans())
+        ),
+        cpu_ratio=draw(st.sampled_from([1.0, 1.0, 1.1, 1.5, 2.0])),
+    )
+
+
+binds = st.sampled_from([None, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS])
+owners = st.builds(
+    lambda cpus, memory, required: Ask(
+        "",
+        "",
+        QoS.LSR,
+        owner=True,
+        requests={"cpu": 1000 * cpus, "memory": memory},
+        spec=ResourceSpec(required=required),
+    ),
+    st.integers(1, 9),
+    st.integers(1, MEMORY),
+    binds,
+)
+sharers = st.builds(
+    lambda cpu_milli, memory, limit: Ask(
+        "",
+        "",
+        requests={"cpu": cpu_milli, "memory": memory},
+        cpu_limit_milli=limit,
+        spec=ResourceSpec(BindPolicy.CONSTRAINED_BURST if limit else BindPolicy.DEFAULT),
+    ),
+    st.integers(1, 9000),
+    st.integers(1, MEMORY),
+    st.none() | st.integers(1, 12_000),
+)
+
+
+@given(nodes(), st.lists(owners | sharers, max_size=8))
+def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
+    node: NodeFacts, asks: list[Ask]
+) -> None:
+    ledger = Ledger(node)
+    made = node.layout
+    assert made
+    owned = 0
+    used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
+    for number, ask in enumerate(asks):
+        got = ledger.offer(Ask(f"p{number}", "", *_rest(ask)))
+        if isinstance(got, Declined):
+            continue
+        claim = ledger.commit(got)
+        cpus = claim.cpus.mask
+        assert not cpus & (owned | node.reserved.mask)
+        assert cpus.bit_count() == (ask.requests["cpu"] // 1000 if ask.owner else 0)
+        cores = [made.expand(1 << lead) & cpus for lead in CpuSet.from_int(made.touched(cpus))]
+        if ask.spec.required is BindPolicy.FULL_PCPUS:
+            assert made.expand(made.touched(cpus)) == cpus
+        if ask.spec.required is BindPolicy.SPREAD_BY_PCPUS:
+            assert all(core.bit_count() == 1 for core in cores)
+        owned |= cpus
+        for id_, amounts in claim.amounts.items():
+            assert all(amount > 0 for amount in amounts.values())
+            for name, amount in amounts.items():
+                paid = math.ceil(amount * node.cpu_ratio) if cpus and name == "cpu" else amount
+                used[id_, name] += paid
+        if ask.cpu_limit_milli:
+            held = [area for area in made.nodes if claim.amounts.get(area.id, {}).get("cpu")]
+            pool = sum((area.cpus & ~(owned | node.reserved.mask)).bit_count() for area in held)
+            assert 1000 * pool >= ask.cpu_limit_milli
+    for area in made.nodes:
+        zone = node.zones[area.id]
+        sold = max(0, zone["cpu"] - 1000 * (area.cpus & node.reserved.mask).bit_count())
+        assert used[area.id, "cpu"] <= math.ceil(sold * node.cpu_ratio)
+        assert used[area.id, "memory"] <= zone["memory"]
+
+
+@given(nodes(), st.lists(owners | sharers, max_size=6), owners | sharers)
+def test_a_pod_is_declined_only_where_it_could_not_be_held(
+    node: NodeFacts, before: list[Ask], last: Ask
+) -> None:
+    ledger = Ledger(node)
+    for number, ask in enumerate(before):
+        got = ledger.offer(Ask(f"p{number}", "", *_rest(ask)))
+        if not isinstance(got, Declined):
+            ledger.commit(got)
+    if last.spec != ResourceSpec():
+        return
+    declined = isinstance(ledger.offer(Ask("last", "", *_rest(last))), Declined)
+    policy = node.policies.numa_label
+    free = ledger.account.free_cpus()
+    if policy is NumaPolicy.NONE:
+        assert declined == (last.owner and last.requests["cpu"] > 1000 * free.bit_count())
+        return
+    left = ledger.account.available()
+    for area in node.layout.nodes if node.layout and last.owner else ():
+        cpus = (free & area.cpus).bit_count()
+        paid = [count for count in range(cpus + 1) if _paid(node, count) <= left[area.id]["cpu"]]
+        left[area.id]["cpu"] = 1000 * max(paid)
+    if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        fits = any(
+            all(amounts[name] >= asked for name, asked in last.requests.items())
+            for amounts in left.values()
+        )
+        assert declined != fits
+    if policy is NumaPolicy.BEST_EFFORT:
+        room = {name: sum(each[name] for each in left.values()) for name in ("cpu", "memory")}
+        assert declined == any(room[name] < asked for name, asked in last.requests.items())
+
+
+def _paid(node: NodeFacts, cpus: int) -> int:
+    return math.ceil(1000 * cpus * node.cpu_ratio)
+
+
+def _rest(ask: Ask) -> tuple[object, ...]:
+    return (ask.qos, ask.owner, ask.requests, ask.cpu_limit_milli, ask.spec)

@@ -1,0 +1,139 @@
+"""The proxy under a service manager that holds its socket: restarts that no caller notices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from agent.proto import cri_pb2 as pb
+from tests.integration.harness import DEADLINE_SECONDS, TestNode
+
+BOOT = """
+import os, sys
+os.dup2(int(sys.argv.pop(1)), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+from agent.cli.main import main
+sys.exit(main())
+"""
+
+
+class Manager:
+    """Holds the socket, starts the proxy and hears what it says."""
+
+    def __init__(self, node: TestNode) -> None:
+        self._node = node
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(node.cri_socket)
+        self.listening.listen(128)
+        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify = str(node.folder / "notify.sock")
+        self._told.bind(self._notify)
+        self._told.settimeout(DEADLINE_SECONDS)
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        descriptor = self.listening.fileno()
+        with (self._node.folder / "proxy.log").open("ab") as log:
+            self._proxy = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", BOOT, str(descriptor), "proxy"),
+                    f"--runtime-endpoint=unix://{self._node.containerd.socket}",
+                    f"--state-dir={self._node.state}",
+                    "--proxy-http=",
+                ],
+                pass_fds=[descriptor],
+                env={**os.environ, "NOTIFY_SOCKET": self._notify, "WATCHDOG_USEC": "200000"},
+                stderr=log,
+            )
+        self.hears(b"READY=1")
+
+    def hears(self, text: bytes) -> None:
+        while self._told.recv(64) != text:
+            pass
+
+    def stop(self) -> None:
+        assert self._proxy is not None
+        self._proxy.send_signal(signal.SIGTERM)
+        assert self._proxy.wait(DEADLINE_SECONDS) == 0
+
+    def close(self) -> None:
+        if self._proxy is not None:
+            self._proxy.kill()
+            self._proxy.wait()
+        self.listening.close()
+        self._told.close()
+
+
+@pytest.fixture
+def manager(node: TestNode) -> Iterator[Manager]:
+    with contextlib.closing(Manager(node)) as manager:
+        yield manager
+
+
+class Caller:
+    """Calls without a pause, as a kubelet's gRPC does: no waiting for readiness, no retries."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        self._version = self._channel.unary_unary(
+            "/runtime.v1.RuntimeService/Version",
+            request_serializer=pb.VersionRequest.SerializeToString,
+            response_deserializer=pb.VersionResponse.FromString,
+        )
+        self.answers = 0
+        self.failures: list[str] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._call)
+        self._thread.start()
+
+    def answered_again(self) -> None:
+        wanted, tick = self.answers + 5, threading.Event()
+        for _ in range(int(DEADLINE_SECONDS * 200)):
+            if self.answers >= wanted:
+                return
+            tick.wait(0.005)
+        raise AssertionError(f"no answers; failures: {self.failures}")
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._channel.close()
+
+    def _call(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self._version(pb.VersionRequest(), timeout=DEADLINE_SECONDS)
+                self.answers += 1
+            except grpc.RpcError as error:
+                self.failures.append(str(error))
+
+
+def test_no_call_fails_while_the_proxy_restarts(node: TestNode, manager: Manager) -> None:
+    manager.start()
+    with contextlib.closing(Caller(pathlib.Path(node.cri_socket))) as caller:
+        for _ in range(3):
+            caller.answered_again()
+            manager.stop()
+            manager.start()
+        caller.answered_again()
+    assert caller.failures == []
+    assert os.path.exists(node.cri_socket), "the socket is the manager's"
+
+
+def test_the_manager_hears_that_the_proxy_lives_and_that_it_stops(manager: Manager) -> None:
+    manager.start()
+    manager.hears(b"WATCHDOG=1")
+    manager.hears(b"WATCHDOG=1")
+    manager.stop()
+    manager.hears(b"STOPPING=1")

@@ -1,0 +1,59 @@
+"""`topolet doctor` beside a real agent, a real runtime and the kernel's own files."""
+
+import json
+import subprocess
+from typing import Any
+
+from demo.pods import run_pod
+from tests.integration.harness import TestNode, eventually, kernel_group
+
+
+def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:
+    return node.run_cli(
+        "doctor",
+        f"--runtime-endpoint=unix://{node.containerd.socket}",
+        f"--state-dir={node.state}",
+        f"--kubelet-dir={node.folder / 'kubelet'}",
+        *flags,
+    )
+
+
+def findings(node: TestNode) -> list[dict[str, Any]]:
+    done = doctor(node, "--output=json")
+    found: list[dict[str, Any]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == (1 if found else 0), done.stderr
+    return found
+
+
+def test_a_cgroup_that_somebody_changed_is_found_and_scripts_can_tell(node: TestNode) -> None:
+    node.start_agent()
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    eventually("all is right", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    eventually("the snapshot says so", lambda: not findings(node))
+
+    node.stop_agent()
+    pid = node.direct.container_placement(ls).pid
+    (kernel_group(pid, "cpuset") / "cpuset.cpus").write_text("0-1")
+    drifted = findings(node)
+    assert [(each["kind"], each["expected"], each["found"]) for each in drifted] == [
+        ("cgroup-differs", "0", "0-1"),
+        ("overlap", "", "1"),
+    ]
+    assert all(each["container"] == "default/ls main" for each in drifted)
+    text = doctor(node).stdout
+    assert "default/ls main: cgroup-differs, should be 0, is 0-1" in text
+    assert "2 containers, 2 findings" in text
+
+
+def test_without_an_agent_claims_are_seen_by_nobody(node: TestNode) -> None:
+    run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    (unseen,) = findings(node)
+    assert (unseen["kind"], unseen["expected"]) == ("claim-not-seen-by-agent", "1")
+    assert "no decisions of an agent" in doctor(node).stdout
+
+
+def test_a_runtime_that_is_not_there_is_no_drift(node: TestNode) -> None:
+    done = doctor(node, "--runtime-endpoint=unix:///nowhere.sock")
+    assert done.returncode == 2
+    assert "/nowhere.sock" in done.stderr

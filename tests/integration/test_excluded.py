@@ -1,0 +1,34 @@
+"""Pods that are left alone, and settings that change while the agent runs."""
+
+import os
+import signal
+
+from demo.pods import run_pod
+from tests.integration.harness import TestNode, eventually
+
+
+def test_settings_read_again_leave_a_pod_alone_and_move_no_other(node: TestNode) -> None:
+    config = node.folder / "topolet.toml"
+    config.write_text("")
+    node.start_agent(f"--config={config}")
+    node.start_proxy()
+    _, lse = run_pod(node.proxied, node.spec("lse", "LSE", "1"))
+    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    _, other = run_pod(node.proxied, node.spec("other", "LS"))
+    eventually("pools without CPU 1", lambda: (node.cpus(ls), node.cpus(other)) == ("0", "0"))
+
+    config.write_text('exclude = "default/ls, kube-*"\n')
+    os.kill(node.agent_pid, signal.SIGHUP)
+    eventually("ls has its own again", lambda: node.cpus(ls) == "0-1")
+    assert (node.cpus(lse), node.cpus(other)) == ("1", "0")
+    _, late = run_pod(node.proxied, node.spec("db", "LS", namespace="kube-system"))
+    assert node.cpus(late) == "0-1", "the proxy left its creation alone"
+
+    config.write_text('exclude = "a/b/c/d"\n')
+    os.kill(node.agent_pid, signal.SIGHUP)
+    eventually("the fault is told", lambda: "settings stay as they were" in node.log("agent"))
+    assert node.get("/readyz")[0] == 200
+
+    config.write_text("")
+    os.kill(node.agent_pid, signal.SIGHUP)
+    eventually("nobody is left alone", lambda: (node.cpus(ls), node.cpus(late)) == ("0", "0"))

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kubelet.configuration import (
+    ConfigurationError,
+    KubeletConfiguration,
+    flags,
+    of_command_line,
+    of_object,
+)
+from agent.model.cpuset import CpuSet
+
+WRITTEN: dict[str, Any] = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
+    "cpuManagerPolicy": "static",
+    "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
+    "topologyManagerPolicy": "restricted",
+    "topologyManagerScope": "pod",
+    "memoryManagerPolicy": "Static",
+    "reservedSystemCPUs": "0-1",
+    "kubeReserved": {"cpu": "500m", "memory": "1Gi"},
+    "systemReserved": {"cpu": "1"},
+    "cgroupDriver": "systemd",
+}
+READ = KubeletConfiguration(
+    source="here",
+    cpu_manager_policy="static",
+    cpu_manager_options={"full-pcpus-only": "true"},
+    topology_manager_policy="restricted",
+    topology_manager_scope="pod",
+    memory_manager_policy="Static",
+    reserved_cpus=CpuSet((0, 1)),
+    reserved_milli=1500,
+    cgroup_driver="systemd",
+)
+
+
+def test_a_file_and_configz_say_the_same() -> None:
+    assert of_object(WRITTEN, "here") == of_object({"kubeletconfig": WRITTEN}, "here") == READ
+    assert READ.static
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"cpuManagerPolicy": "", "kubeReserved": None, "cgroupRoot": None}]
+)
+def test_what_is_not_said_is_the_kubelets_default(content: dict[str, Any]) -> None:
+    assert of_object(content, "here") == KubeletConfiguration("here")
+    assert not of_object(content, "here").static
+
+
+def test_flags_win_over_the_file() -> None:
+    words = [
+        "/usr/bin/kubelet",
+        "--cpu-manager-policy=none",
+        "--topology-manager-policy",
+        "single-numa-node",
+        "--kube-reserved=cpu=2,memory=1Gi",
+        "--reserved-cpus=",
+        "--v=2",
+    ]
+    got = of_command_line(words, WRITTEN, "here")
+    assert (got.cpu_manager_policy, got.topology_manager_policy) == ("none", "single-numa-node")
+    assert (got.reserved_cpus, got.reserved_milli) == (CpuSet(), 3000)
+    assert got.cgroup_driver == "systemd"
+
+
+def test_a_kubelet_of_flags_alone() -> None:
+    words = [
+        "kubelet",
+        "--cpu-manager-policy=static",
+        "--cpu-manager-policy-options=a=true,b=false",
+    ]
+    got = of_command_line(words, None, "here")
+    assert got.static
+    assert got.cpu_manager_options == {"a": "true", "b": "false"}
+
+
+def test_flags_of_a_command_line() -> None:
+    words = ["kubelet", "--a=1", "--b", "2", "--c", "--a", "3", "--d=x=y"]
+    assert flags(words) == {"a": "3", "b": "2", "c": "", "d": "x=y"}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([], "here: Expected `object`"),
+        ({"cpuManagerPolicy": 1}, "`$.cpuManagerPolicy`"),
+        ({"reservedSystemCPUs": "0-"}, "here: reservedSystemCPUs: CPU list '0-'"),
+        ({"kubeReserved": {"cpu": "much"}}, "here: kubeReserved.cpu: 'much' is no quantity"),
+        ({"systemReserved": {"cpu": None}}, "`$.systemReserved"),
+    ],
+)
+def test_a_fault_names_source_and_field(content: object, reason: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        of_object(content, "here")
+    assert reason in str(raised.value)
+
+
+def test_a_flag_that_is_no_pair_is_named() -> None:
+    with pytest.raises(ConfigurationError, match="kube_reserved: 'cpu' is no NAME=VALUE"):
+        of_command_line(["kubelet", "--kube-reserved=cpu"], None, "here")
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*WRITTEN, "kubeletconfig"]), json_like))
+def test_no_object_raises_anything_else(content: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigurationError):
+        of_object(json.loads(json.dumps(content)), "here")

@@ -1,0 +1,527 @@
+"""Pods that come, go, change and lie, a kubelet that gives CPUs away, and an agent that restarts
+or dies at any write: the real rounds over a model kernel, the invariants checked at every write.
+
+The runtime is played as it behaves behind the proxy: a container starts on what the snapshot wants
+for its pod, and not while the snapshot blocks it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import errno
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from agent.cgroup.journal import Journal
+from agent.kube.store import EmbeddedStore
+from agent.model import snapshot as snapshots
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.doorbell import Created, Look, PodComes, Ring
+from agent.model.pods import ContainerState
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import Snapshot
+from agent.node.kubelet import KubeletView
+from agent.node.look import Node, RoundError
+from agent.node.machine import Machine
+from agent.node.observed import Observer
+from agent.node.placement import Locator
+from agent.node.publisher import Publisher
+from agent.node.report import Reporter
+from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
+from agent.telemetry.metrics import AgentMetrics
+from benchmarks import trees
+from tests.cgroup.kernel import Kernel, ModelHierarchy
+from tests.node.world import ListedRuntime
+
+CPUS = CpuSet(range(6))
+PARENTS = {
+    "LSE": "/kubepods/burstable",
+    "LSR": "/kubepods/burstable",
+    "LS": "/kubepods/burstable",
+    "BE": "/kubepods/besteffort",
+    "": "/kubepods",
+}
+"""By QoS label; a pod without one is Guaranteed here, so that the kubelet may give it CPUs."""
+
+
+class Died(BaseException):
+    """The agent's end in the middle of a round; nothing catches it."""
+
+
+class WatchedKernel(Kernel):
+    """Keeps what every group had after each write, and ends the agent at a chosen one."""
+
+    def __init__(self, version: int, cpus: dict[str, CpuSet], journal: Path) -> None:
+        super().__init__(version, cpus)
+        self.journal = journal
+        self.trace: list[tuple[str, CpuSet, dict[str, CpuSet]]] = []
+        self.dies_at: int | None = None
+        self.refusing = ""
+
+    def write(self, group: str, text: str) -> None:
+        if self.dies_at is not None:
+            if self.dies_at == 0:
+                raise Died
+            self.dies_at -= 1
+        if group == self.refusing:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        assert CpuSet.parse(text), f"an empty cpuset for {group}"
+        assert group in Journal(self.journal).originals, f"{group} is not journalled"
+        gained = CpuSet.parse(text) - self.effective(group)
+        super().write(group, text)
+        self.trace.append((group, gained, {each: self.effective(each) for each in self.cpus}))
+
+    def by_runtime(self, group: str, cpus: CpuSet) -> None:
+        """A write of somebody else's."""
+        super().write(group, str(cpus))
+
+
+class Runtime(ListedRuntime):
+    """Changes what a created container will start with, as a runtime does."""
+
+    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
+        placement = self.placements[container_id]
+        self.placements[container_id] = msgspec.structs.replace(placement, cpuset=str(cpus))
+
+
+class Host:
+    """All that outlives an agent: kernel, runtime, kubelet and the files of the state folder."""
+
+    def __init__(self, version: int, folder: Path) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.state.mkdir(parents=True)
+        parents = ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort")
+        own = CPUS if version == 1 else EMPTY
+        self.kernel = WatchedKernel(
+            version, {"/": CPUS} | dict.fromkeys(parents, own), self.state / "journal"
+        )
+        self.runtime = Runtime()
+        self.root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 3, 1))
+        self.kubelet: dict[str, CpuSet] = {}
+        self.static = False
+
+    def twin(self, folder: Path) -> Host:
+        """The same host a second time."""
+        other = copy.copy(self)
+        other.folder = folder
+        other.state = folder / "state"
+        shutil.copytree(self.state, other.state)
+        other.kernel = copy.deepcopy(self.kernel)
+        other.kernel.journal = other.state / "journal"
+        other.runtime = copy.copy(self.runtime)
+        other.runtime.placements = dict(self.runtime.placements)
+        other.write_kubelet()
+        return other
+
+    def agent(self) -> Node:
+        hierarchy = ModelHierarchy(self.kernel)
+        return Node(
+            machine=Machine(self.root),
+            cri=self.runtime,
+            observer=Observer(self.runtime, Locator(hierarchy)),
+            hierarchy=hierarchy,
+            journal=Journal(self.state / "journal"),
+            kubelet=KubeletView(str(self.folder)),
+            publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
+            reporter=Reporter(EmbeddedStore(str(self.state / "objects")), "n"),
+            metrics=AgentMetrics(),
+        )
+
+    def snapshot(self) -> Snapshot | None:
+        path = self.state / "snapshot.json"
+        return snapshots.decode(path.read_bytes()) if path.exists() else None
+
+    def write_kubelet(self) -> None:
+        entries = {uid: {"main": str(cpus)} for uid, cpus in self.kubelet.items()}
+        body = {"policyName": "static" if self.static else "none", "entries": entries}
+        (self.folder / "cpu_manager_state").write_text(json.dumps(body))
+
+    def make(self, group: str, cpus: CpuSet = EMPTY) -> None:
+        """As runtimes do: on v1 with the CPUs of what is above first."""
+        self.kernel.make(group)
+        above = self.kernel.cpus[group.rpartition("/")[0]]
+        if self.kernel.version == 1:
+            self.kernel.by_runtime(group, above)
+        if cpus:
+            self.kernel.by_runtime(group, cpus)
+
+    def sandbox_of(self, uid: str) -> Sandbox:
+        return next(each for each in self.runtime.listed_sandboxes if each.uid == uid)
+
+    def pod_group(self, uid: str) -> str:
+        return self.runtime.placements[f"s-{uid}"].cgroup_parent
+
+    def containers(self, state: ContainerState) -> list[RuntimeContainer]:
+        return [each for each in self.runtime.listed_containers if each.state is state]
+
+    def running(self) -> dict[str, str]:
+        """Group to pod uid."""
+        return {
+            self.runtime.placements[each.id].cgroups_path: each.sandbox_id.removeprefix("s-")
+            for each in self.containers(ContainerState.RUNNING)
+        }
+
+    def qos(self, uid: str) -> QoS:
+        return QoS(self.sandbox_of(uid).labels.get(QOS_LABEL, "LS"))
+
+    def shared(self, held: dict[str, CpuSet], owned: dict[str, CpuSet]) -> set[tuple[str, str]]:
+        """A container's group and the group of an owner's container on whose CPUs it is; an owner
+        by pod uid. BE may be on those of all but LSE."""
+        running = self.running()
+        return {
+            (group, other)
+            for other, owner in running.items()
+            for group, uid in running.items()
+            if owner in owned
+            and uid != owner
+            and not (self.qos(uid) is QoS.BE and self.qos(owner) is not QoS.LSE)
+            and held[group] & held[other] & owned[owner]
+        }
+
+
+claims = st.one_of(
+    st.just(""),
+    st.sets(st.integers(0, 5), min_size=1, max_size=2).map(lambda cpus: str(CpuSet(cpus))),
+    st.sets(st.integers(0, 5), min_size=1, max_size=2).map(lambda cpus: str(CpuSet(cpus))),
+    st.sampled_from(["0-5", "0-4", "5-99", "99", "x"]),
+)
+
+
+class Churn(RuleBasedStateMachine):
+    version = 1
+
+    def __init__(self) -> None:
+        super().__init__()
+        memory = Path("/dev/shm")
+        self.folder = Path(
+            tempfile.mkdtemp(prefix="topolet-churn-", dir=memory if memory.is_dir() else None)
+        )
+        self.host = Host(self.version, self.folder / "host")
+        self.agent = self.host.agent()
+        self.pods = 0
+        self.made = 0
+        self.announced: set[str] = set()
+        self.settled = False
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.folder)
+
+    def some(self, data: st.DataObject, uids: list[str]) -> str:
+        return data.draw(st.sampled_from(uids))
+
+    def uids(self) -> list[str]:
+        return [each.uid for each in self.host.runtime.listed_sandboxes]
+
+    # What happens around the agent.
+
+    @initialize()
+    def begins(self) -> None:
+        self.look()
+
+    @rule(qos=st.sampled_from(["LSE", "LSR", "LS", "BE", ""]), claim=claims, rings=st.booleans())
+    def comes(self, qos: str, claim: str, rings: bool) -> None:
+        self.pods += 1
+        uid = f"p{self.pods}"
+        parent = f"{PARENTS[qos]}/pod{uid}"
+        labels = {QOS_LABEL: qos} if qos else {}
+        notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+        if rings:
+            self.announced.add(uid)
+            self.look(PodComes(uid, "ns", uid, labels, notes, parent))
+        sandbox = Sandbox(f"s-{uid}", uid, "ns", uid, True, self.pods, labels, notes)
+        self.host.runtime.listed_sandboxes.append(sandbox)
+        group = f"{parent}/{sandbox.id}"
+        self.host.runtime.placements[sandbox.id] = Placement(
+            cgroup_parent=parent, cgroups_path=group
+        )
+        self.host.make(parent)
+        self.host.make(group)
+        self.settled = False
+
+    @precondition(lambda self: self.uids())
+    @rule(data=st.data())
+    def creates(self, data: st.DataObject) -> None:
+        uid = self.some(data, self.uids())
+        self.look(Look())
+        snapshot = self.host.snapshot()
+        assert snapshot is not None
+        wanted = snapshot.pods[uid]
+        if wanted.blocked:
+            return
+        runtime = self.host.runtime
+        number = sum(each.sandbox_id == f"s-{uid}" for each in runtime.listed_containers)
+        if number == 2:
+            return
+        self.made += 1
+        container = RuntimeContainer(
+            f"c-{uid}-{self.made}",
+            f"s-{uid}",
+            f"n{number}",
+            ContainerState.CREATED,
+        )
+        runtime.listed_containers.append(container)
+        runtime.placements[container.id] = Placement(
+            cgroups_path=f"{self.host.pod_group(uid)}/{container.id}",
+            cpuset=wanted.cpuset or str(self.host.kubelet.get(uid, "")),
+        )
+        self.agent.heard([Created(container.id, "")])
+        self.settled = False
+        if data.draw(st.booleans()):
+            self.started(container)
+
+    @precondition(lambda self: self.host.containers(ContainerState.CREATED))
+    @rule(data=st.data())
+    def starts(self, data: st.DataObject) -> None:
+        self.look(Look())
+        self.started(data.draw(st.sampled_from(self.host.containers(ContainerState.CREATED))))
+
+    def started(self, container: RuntimeContainer) -> None:
+        host = self.host
+        placement = host.runtime.placements[container.id]
+        listed = host.runtime.listed_containers
+        listed[listed.index(container)] = msgspec.structs.replace(
+            container, state=ContainerState.RUNNING
+        )
+        held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        host.make(placement.cgroups_path, CpuSet.parse(placement.cpuset))
+        held[placement.cgroups_path] = host.kernel.effective(placement.cgroups_path)
+        owned = self.owned()
+        bad = [pair for pair in host.shared(held, owned) if placement.cgroups_path in pair]
+        assert not bad, f"{container.id} started on CPUs that are not its own: {bad} {owned}"
+        self.settled = False
+
+    def owned(self) -> dict[str, CpuSet]:
+        snapshot = self.host.snapshot()
+        return {each.uid: each.cpus for each in snapshot.owners} if snapshot else {}
+
+    @precondition(lambda self: self.host.runtime.listed_containers)
+    @rule(data=st.data())
+    def ends(self, data: st.DataObject) -> None:
+        self.remove(data.draw(st.sampled_from(self.host.runtime.listed_containers)))
+
+    def remove(self, container: RuntimeContainer) -> None:
+        self.host.runtime.listed_containers.remove(container)
+        placement = self.host.runtime.placements.pop(container.id)
+        if container.state is ContainerState.RUNNING:
+            self.host.kernel.remove(placement.cgroups_path)
+        self.settled = False
+
+    @precondition(lambda self: self.uids())
+    @rule(data=st.data())
+    def goes(self, data: st.DataObject) -> None:
+        uid = self.some(data, self.uids())
+        for each in [
+            each for each in self.host.runtime.listed_containers if each.sandbox_id == f"s-{uid}"
+        ]:
+            self.remove(each)
+        self.host.runtime.listed_sandboxes.remove(self.host.sandbox_of(uid))
+        placement = self.host.runtime.placements.pop(f"s-{uid}")
+        self.host.kernel.remove(placement.cgroups_path)
+        self.host.kernel.remove(placement.cgroup_parent)
+        self.host.kubelet.pop(uid, None)
+        self.host.write_kubelet()
+        self.settled = False
+
+    @precondition(lambda self: self.uids())
+    @rule(data=st.data(), claim=claims)
+    def claims_anew(self, data: st.DataObject, claim: str) -> None:
+        uid = self.some(data, self.uids())
+        if uid in self.host.kubelet or (uid in self.owned() and self.harms(uid, claim)):
+            claim = ""  # who has CPUs and claims others is believed: known, and left out here
+        sandbox = self.host.sandbox_of(uid)
+        notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+        listed = self.host.runtime.listed_sandboxes
+        listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+        self.settled = False
+
+    def harms(self, uid: str, claim: str) -> bool:
+        """Whether it takes the kubelet's CPUs, or the last that are shared."""
+        cpus = EMPTY if claim == "x" else CpuSet.parse(claim)
+        kubelet = union(self.host.kubelet.values())
+        owned = union(each for other, each in self.owned().items() if other != uid)
+        return bool(cpus & kubelet) or not CPUS - cpus - owned - kubelet
+
+    @precondition(lambda self: self.host.running())
+    @rule(data=st.data())
+    def kernel_refuses(self, data: st.DataObject) -> None:
+        """Every write to one group, until it relents."""
+        self.host.kernel.refusing = data.draw(st.sampled_from(sorted(self.host.running())))
+
+    @rule()
+    def kernel_relents(self) -> None:
+        self.host.kernel.refusing = ""
+
+    @precondition(lambda self: [uid for uid in self.uids() if self.unlabelled(uid)])
+    @rule(data=st.data(), cpus=st.sets(st.integers(0, 5), max_size=2).map(CpuSet))
+    def kubelet_gives(self, data: st.DataObject, cpus: CpuSet) -> None:
+        """Of what it does not know to be taken, the kubelet takes what our owners leave."""
+        host = self.host
+        uid = self.some(data, [uid for uid in self.uids() if self.unlabelled(uid)])
+        self.look()
+        cpus -= union(self.owned().values())
+        cpus -= union(each for other, each in host.kubelet.items() if other != uid)
+        host.static = True
+        host.kubelet.pop(uid, None)
+        if cpus:
+            host.kubelet[uid] = cpus
+            for group, of in host.running().items():
+                if of == uid:
+                    host.kernel.by_runtime(group, cpus)
+        host.write_kubelet()
+        self.settled = False
+
+    def unlabelled(self, uid: str) -> bool:
+        """Whether the kubelet may give it CPUs, and nobody else did."""
+        sandbox = self.host.sandbox_of(uid)
+        return not sandbox.labels and not sandbox.annotations
+
+    # The agent.
+
+    @rule()
+    def looks(self) -> None:
+        self.look()
+
+    def look(self, *rings: Ring) -> None:
+        """A round, every write of it checked."""
+        host = self.host
+        self.agent.heard(list(rings))
+        before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        granted = self.owned()
+        bad = host.shared(before, granted)
+        host.kernel.trace.clear()
+        failed = False
+        try:
+            self.agent.look()
+        except RoundError:
+            assert host.kernel.refusing
+            failed = True
+        self.announced -= set(self.uids())
+        self.check_writes(before, granted, bad)
+        self.check_decision(failed=failed)
+        self.settled = not failed
+
+    def check_writes(
+        self, before: dict[str, CpuSet], granted: dict[str, CpuSet], bad: set[tuple[str, str]]
+    ) -> None:
+        host = self.host
+        after = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        now = self.owned()  # who claims no more has nothing to lose
+        granted = {uid: cpus & now.get(uid, EMPTY) for uid, cpus in granted.items()}
+        circles = any(not before[group] & after[group] for group in host.running())
+        for group, gained, held in host.kernel.trace:
+            for each, cpus in held.items():
+                assert cpus, f"{each} is left without a CPU"
+                assert each == "/" or cpus <= held[each.rpartition("/")[0] or "/"]
+            if circles:
+                continue
+            fresh = host.shared(held, granted) - bad
+            assert not fresh, f"after {group}: {fresh} share CPUs of {granted}"
+            new = {pair for pair in host.shared(held, self.owned()) if group in pair}
+            new -= host.shared(after, self.owned())
+            assert not gained or not {
+                pair for pair in new if held[pair[0]] & held[pair[1]] & gained
+            }, f"{group} gained {gained} too early: {new}"
+
+    def check_decision(self, *, failed: bool = False) -> None:
+        host = self.host
+        snapshot = host.snapshot()
+        assert snapshot is not None
+        taken = union(host.kubelet.values())
+        ls = union(each.cpus for each in snapshot.ls_pools)
+        be = union(each.cpus for each in snapshot.be_pools)
+        for owner in snapshot.owners:
+            assert owner.cpus, f"{owner.title} owns nothing"
+            assert not owner.cpus & taken, f"{owner.title} owns {owner.cpus & taken} of another"
+            taken |= owner.cpus
+            assert not owner.cpus & ls
+            assert owner.qos is not QoS.LSE or not owner.cpus & be
+        if failed:
+            return
+        for uid, each in snapshot.pods.items():
+            assert not each.blocked or each.cpuset is None, f"{uid}: {each.blocked}"
+        for group, uid in host.running().items():
+            wanted = snapshot.pods[uid].cpuset
+            if uid in host.kubelet:
+                assert wanted is None
+            else:
+                assert wanted, f"{uid} has no CPU: {snapshot}"
+                assert host.kernel.cpus[group] == CpuSet.parse(wanted)
+        owned = {each.uid: each.cpus for each in snapshot.owners}
+        held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        assert not host.shared(held, owned)
+
+    @precondition(lambda self: self.settled and not self.announced)
+    @rule()
+    def restarts(self) -> None:
+        """Nothing is written, nothing decided anew. (Announcements are lost: their pods ring again
+        before each container.)"""
+        before = self.host.snapshot()
+        self.agent = self.host.agent()
+        self.look()
+        assert not self.host.kernel.trace
+        after = self.host.snapshot()
+        assert before is not None
+        assert after is not None
+        assert _told(before) == _told(after)
+
+    @precondition(lambda self: not self.host.kernel.refusing)
+    @rule(writes=st.integers(0, 6))
+    def dies(self, writes: int) -> None:
+        """At a write; the next agent comes to where the first would have."""
+        self.announced.clear()
+        host = self.host
+        other = host.twin(self.folder / "twin")
+        other.agent().look()
+        before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
+        granted = self.owned()
+        bad = host.shared(before, granted)
+        host.kernel.trace.clear()
+        host.kernel.dies_at = writes
+        with contextlib.suppress(Died):
+            host.agent().look()
+        host.kernel.dies_at = None
+        self.agent = host.agent()
+        self.agent.look()
+        self.check_writes(before, granted, bad)
+        self.check_decision()
+        self.settled = True
+        assert host.kernel.cpus == other.kernel.cpus
+        mine, its = host.snapshot(), other.snapshot()
+        assert mine is not None
+        assert its is not None
+        assert _told(mine) == _told(its)
+        shutil.rmtree(other.folder)
+
+
+def _told(snapshot: Snapshot) -> Snapshot:
+    return msgspec.structs.replace(snapshot, generation=0, looked_at=0)
+
+
+class Churn2(Churn):
+    version = 2
+
+
+_SETTINGS = settings(
+    max_examples=150,
+    stateful_step_count=18,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+TestChurnOnV1 = Churn.TestCase
+TestChurnOnV1.settings = _SETTINGS
+TestChurnOnV2 = Churn2.TestCase
+TestChurnOnV2.settings = _SETTINGS

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from agent.model.doorbell import PodComes
+from agent.model.settings import Settings, SettingsError
+from agent.node import reload
+from agent.node.look import Node
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def excluding(world: World, *patterns: str) -> Node:
+    agent = world.agent()
+    agent.exclude = patterns
+    return agent
+
+
+def test_a_pod_that_is_left_alone_keeps_its_cpus_and_the_proxy_knows(world: World) -> None:
+    alone = world.container(world.sandbox("alone", "LS"))
+    world.container(world.sandbox("own", "LSE", "1"))
+    excluding(world, "ns/alone").look()
+    assert world.cpus("kubepods/burstable/podalone/c-alone-main") == "0-3"
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    snapshot = world.snapshot()
+    assert snapshot.excluded == ("ns/alone",)
+    assert snapshot.containers[alone.id] is None
+    assert set(snapshot.pods) == {"own"}
+
+
+def test_one_container_of_a_pod_may_be_left_alone(world: World) -> None:
+    pod = world.sandbox("p", "LS")
+    world.container(pod)
+    world.container(pod, "proxy")
+    world.container(world.sandbox("own", "LSE", "1"))
+    excluding(world, "*/*/proxy").look()
+    assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
+    assert world.cpus("kubepods/burstable/podp/c-p-proxy") == "0-3"
+
+
+def test_what_is_left_alone_from_now_on_gets_back_what_it_had(world: World) -> None:
+    world.container(world.sandbox("p", "LS"))
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    agent.look()
+    assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
+    agent.exclude = ("ns/p",)
+    agent.look()
+    assert world.cpus("kubepods/burstable/podp/c-p-main") == "0-3"
+    agent.exclude = ()
+    agent.look()
+    assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
+
+
+def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:
+    world.container(world.sandbox("ls", "LS"))
+    agent = excluding(world, "ns/new")
+    claim = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
+    agent.heard([PodComes("new", "ns", "new", {}, claim, "/kubepods/podnew")])
+    agent.look()
+    assert world.snapshot().owners == ()
+
+
+def test_settings_read_again_change_what_may_change(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    agent, old = world.agent(), Settings()
+    new = Settings(exclude="kube-system", period_seconds=2.0, http="127.0.0.1:1")
+    now = reload.reloaded(old, lambda: new, agent)
+    assert (now.exclude, now.period_seconds, now.http) == ("kube-system", 2.0, old.http)
+    assert agent.exclude == ("kube-system",)
+    assert "changed, but only with a restart: http" in caplog.text
+
+
+@pytest.mark.parametrize("fault", ["exclude", "file"])
+def test_settings_that_can_not_be_read_change_nothing(
+    world: World, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = excluding(world, "prod")
+    old = Settings(exclude="prod")
+
+    def read_again() -> Settings:
+        if fault == "file":
+            raise SettingsError("topolet.toml: no such file")
+        return Settings(exclude="a/b/c/d")
+
+    assert reload.reloaded(old, read_again, agent) == old
+    assert agent.exclude == ("prod",)
+    assert "the settings stay as they were" in caplog.text
