@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
-from agent.allocate.shares import kubelet_may_own, shared_cpus
+from agent.allocate.shares import kubelet_may_own, pool_class, shared_cpus
 from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
@@ -169,10 +169,10 @@ class _Claims:
 
     def joins_pool(self, pod: Pod) -> None:
         """The pod lives on a pool, which no claim may empty from now on."""
-        if pod.qos is QoS.BE or (pod.qos is QoS.SYSTEM and self.system):
-            self._users.setdefault(pod.qos, pod.title)
-        else:
-            self._users.setdefault(QoS.LS, pod.title)
+        of_class = pool_class(pod)
+        if of_class is QoS.SYSTEM and not self.system:
+            of_class = QoS.LS
+        self._users.setdefault(of_class, pod.title)
 
     def claim(self, claim: Claimant) -> str:
         """Takes the CPUs that are online, or says why not."""

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from agent.model.annotations import AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Pool, pool_cpus
+
+
+def pool_class(pod: Pod) -> Literal[QoS.LS, QoS.BE, QoS.SYSTEM]:
+    """Whose pool the pod runs on while it has no CPUs of its own. A BestEffort pod that was given
+    CPU of NUMA nodes asked for some: only its label makes it BE."""
+    if pod.qos is QoS.SYSTEM:
+        return QoS.SYSTEM
+    by_label = pod.labels.get(QOS_LABEL) == QoS.BE
+    return QoS.BE if by_label or (pod.qos is QoS.BE and not _numa_nodes(pod)) else QoS.LS
 
 
 def shared_cpus(
@@ -17,22 +28,38 @@ def shared_cpus(
     A pod that is bound to NUMA nodes gets the pools of those; a SYSTEM pod, the CPUs of its class;
     each of them all pools of its kind while there is no such CPU (koordinator.md §2.6).
     """
-    try:
-        nodes = resource_status(pod.annotations).shared_numa_nodes()
-    except AnnotationError:
-        nodes = ()
-    pools = be_pools if pod.qos is QoS.BE else ls_pools
+    of_class = pool_class(pod)
+    pools = be_pools if of_class is QoS.BE else ls_pools
+    nodes = _numa_nodes(pod)
     bound = pool_cpus(pools, nodes) if nodes else EMPTY
-    of_class = system if pod.qos is QoS.SYSTEM else EMPTY
-    return bound or of_class or pool_cpus(pools)
+    return bound or (system if of_class is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
+
+
+def host_application_cpus(qos: str, ls_pools: tuple[Pool, ...]) -> CpuSet:
+    """The CPUs of a host application, a process group that no pod holds, by the name of its class.
+    Raises ValueError for every class but LS: the others have no place outside of pods."""
+    if qos != QoS.LS:
+        raise ValueError(f"host applications of class {qos[:60]!r} have no CPUs")
+    return pool_cpus(ls_pools)
 
 
 def kubelet_may_own(pod: Pod) -> bool:
     """Whether a static kubelet's CPUs are left to this pod: a Guaranteed one that neither belongs
-    on a pool by its label nor names CPUs of its own, be it in a way that can't be read."""
-    if pod.kube_class != "guaranteed" or pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE):
-        return False
+    on a pool by its label nor names, in a way that can be read, CPUs of its own."""
+    on_pool = pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE)
+    return pod.kube_class == "guaranteed" and not on_pool and not claims(pod)
+
+
+def claims(pod: Pod) -> bool:
+    """Whether the pod names CPUs of its own in a way that can be read."""
     try:
-        return not resource_status(pod.annotations).cpuset
+        return bool(resource_status(pod.annotations).cpus())
     except AnnotationError:
-        return True
+        return False
+
+
+def _numa_nodes(pod: Pod) -> tuple[int, ...]:
+    try:
+        return resource_status(pod.annotations).shared_numa_nodes()
+    except AnnotationError:
+        return ()

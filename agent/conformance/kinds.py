@@ -57,6 +57,7 @@ KINDS: Final = (
         "shape numbering l3 options topologyPolicy pods steps expect",
     ),
     _kind("kubelet-merge-hints", "policy options numaNodes hints expect"),
+    _kind("koordinator-cpuset-decisions", "op expect"),
 )
 
 

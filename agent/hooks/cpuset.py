@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.shares import kubelet_may_own, shared_cpus
+from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
     CPU_QUOTA,
@@ -25,7 +25,6 @@ from agent.hooks.requests import (
     UpdateContainer,
     announced,
 )
-from agent.model.annotations import AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.exclusion import excludes
 from agent.model.pods import Pod
@@ -160,14 +159,6 @@ def owns(uid: str, snapshot: Snapshot) -> bool:
     return any(owner.uid == uid for owner in snapshot.owners)
 
 
-def claims(pod: Pod) -> bool:
-    """Whether the pod names CPUs of its own in a way that can be read."""
-    try:
-        return bool(resource_status(pod.annotations).cpus())
-    except AnnotationError:
-        return False
-
-
 def _rewrite(
     message: bytes, path: tuple[int, ...], request: CreateContainer | UpdateContainer, answer: Give
 ) -> bytes | None:
@@ -190,8 +181,9 @@ def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
 
 def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
     """The pod's pool without owned CPUs; a BE pool may hold those of owners that are not LSE."""
+    on_be = pool_class(pod) is QoS.BE
     owned = union(
-        owner.cpus for owner in snapshot.owners if pod.qos is not QoS.BE or owner.qos is QoS.LSE
+        owner.cpus for owner in snapshot.owners if not on_be or owner.qos is QoS.LSE
     ) | union(
         grant.cpus or EMPTY
         for grant in grants

@@ -5,11 +5,15 @@ Shapes: peers.md §1.2 (v1alpha2) and Koordinator's annotations (koordinator.md 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import msgspec
 
-from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model import jsontext
+from agent.model.annotations import AnnotationError
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.jsontext import JsonError
 from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
 from agent.model.policies import reported_numa_policy
 from agent.model.snapshot import Owner, Pool
@@ -34,6 +38,20 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     uid: str
     cpuset: str
     managed_by_kubelet: bool = False
+
+
+def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
+    """The pools in one of the two annotations, none where it is absent. Raises AnnotationError."""
+    text = annotations.get(key)
+    if not text:
+        return ()
+    try:
+        pools = jsontext.decode(_pools, text) or ()
+        for pool in pools:
+            CpuSet.parse(pool.cpuset)
+    except (JsonError, CpuSetError) as error:
+        raise AnnotationError(key, str(error)) from None
+    return pools
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
@@ -102,6 +120,9 @@ def node_labels(name: str, topology: Topology) -> Object:
     }
     labels = {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+_pools: Final = msgspec.json.Decoder(tuple[Pool, ...] | None)
 
 
 def _cpu_manager(configured: NodeConfiguration) -> Object:

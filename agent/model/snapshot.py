@@ -15,11 +15,12 @@ class SnapshotError(ValueError):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The shared CPUs of one NUMA node, in the shape of Koordinator's pool annotations."""
+    """The shared CPUs of one NUMA node, in the shape of Koordinator's pool annotations (which leave
+    out an empty cpuset)."""
 
     socket: int
     node: int
-    cpuset: str
+    cpuset: str = ""
 
     @property
     def cpus(self) -> CpuSet:

@@ -10,10 +10,13 @@ from typing import Any, Protocol
 import msgspec
 
 from agent.allocate import layout as layouts
+from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.pools import PoolRules
-from agent.allocate.reservations import reserved_cpus
+from agent.allocate.reservations import cpus_for, reserved_cpus
 from agent.kube.store import StoreError
+from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.annotations import AnnotationError
+from agent.model.cpuset import EMPTY
 from agent.model.node_annotations import (
     NodeReservation,
     SystemQos,
@@ -46,8 +49,8 @@ class NodeObject:
         self._told: set[str] = set()
 
     def configured(self, topology: Topology) -> NodeConfiguration:
-        """With the CPUs of a reservation that is given as an amount. Never fails: what is wrong is
-        logged once."""
+        """With the CPUs of a reservation that is given as an amount, none for more than the machine
+        has. Never fails: what is wrong is logged once."""
         try:
             annotations = _annotations(self._store.get("Node", self._name))
         except StoreError as error:
@@ -66,7 +69,9 @@ class NodeObject:
         except AnnotationError as error:
             troubles.add(str(error))
         try:
-            self._reservation = _reservation(annotations, topology)
+            self._reservation = value = _reservation(annotations)
+            cpus = reserved_cpus(layouts.of(topology.cpus), value)
+            self._reservation = msgspec.structs.replace(value, reserved_cpus=str(cpus))
         except AnnotationError as error:
             troubles.add(str(error))
         self._tell(troubles)
@@ -75,6 +80,29 @@ class NodeObject:
         for trouble in sorted(troubles - self._told):
             log.error("node %s: %s", self._name, trouble)
         self._told = troubles
+
+
+def beside(
+    configured: NodeConfiguration, kubelet: KubeletConfiguration, topology: Topology
+) -> NodeConfiguration:
+    """With the words of the kubelet that runs here, and the CPUs that it reserves under the static
+    policy. Raises ConfigurationError for a reservation that the machine has no CPUs for: with it no
+    kubelet starts."""
+    reserved = kubelet.reserved_cpus
+    if not reserved and kubelet.static:
+        try:
+            reserved = cpus_for(layouts.of(topology.cpus), kubelet.reserved_milli)
+        except NotEnoughCpusError as error:
+            reason = f"kubeReserved and systemReserved: {error}"
+            raise ConfigurationError(f"{kubelet.source}: {reason}") from None
+    return msgspec.structs.replace(
+        configured,
+        kubelet_policy=kubelet.cpu_manager_policy,
+        kubelet_options=kubelet.cpu_manager_options,
+        kubelet_reserved=reserved if kubelet.static else EMPTY,
+        topology_policy=kubelet.topology_manager_policy,
+        topology_scope=kubelet.topology_manager_scope,
+    )
 
 
 def rules(configured: NodeConfiguration) -> PoolRules:
@@ -100,7 +128,8 @@ def _system(annotations: Mapping[str, str]) -> SystemQos:
     return value
 
 
-def _reservation(annotations: Mapping[str, str], topology: Topology) -> NodeReservation:
+def _reservation(annotations: Mapping[str, str]) -> NodeReservation:
     value = node_reservation(annotations)
-    cpus = reserved_cpus(layouts.of(topology.cpus), value)
-    return msgspec.structs.replace(value, reserved_cpus=str(cpus))
+    value.cpus()
+    value.cpu_milli()
+    return value

@@ -547,9 +547,9 @@ def test_static_kubelet_keeps_guaranteed_pods_that_no_label_puts_on_a_pool(qos: 
 
 @pytest.mark.parametrize(
     ("status", "cpuset"),
-    [('{"cpuset": "1"}', "1"), ('{"cpuset": "1-"}', "0-3"), ("{}", None), ("{", None)],
+    [('{"cpuset": "1"}', "1"), ('{"cpuset": "1-"}', None), ("{}", None), ("{", None)],
 )
-def test_pod_that_names_its_cpus_is_ours_and_not_the_static_kubelets(
+def test_pod_that_names_its_cpus_readably_is_ours_and_not_the_static_kubelets(
     status: str, cpuset: str | None
 ) -> None:
     kubelet = KubeletCpus(True, {"g": CpuSet([2])})
@@ -594,3 +594,18 @@ def test_system_pod_on_the_cpus_that_its_class_shares_does_not_own_them_after_a_
     assert wanted(first) == {"s": "0-1"}
     assert first.pods["s"].refused == "CPUs 0-1 belong to SYSTEM pods"
     assert decided(machine(), claimant, rules=rules, running_on={"s": "0-1"}) == first
+
+
+@pytest.mark.parametrize(("qos", "cpuset"), [("", "3"), ("BE", "2-3")])
+def test_best_effort_pod_that_was_given_cpu_of_numa_nodes_is_be_by_its_label_only(
+    qos: str, cpuset: str
+) -> None:
+    bound = pod("a", qos, kube_class="besteffort", numa_nodes=(1,))
+    owner = pod("b", "LSR", "2")
+    assert wanted(decided(machine(2, 2), bound, owner)) == {"a": cpuset, "b": "2"}
+
+
+def test_best_effort_pod_on_the_ls_pool_keeps_it_from_being_emptied() -> None:
+    bound = pod("a", kube_class="besteffort", numa_nodes=(0,))
+    (refusal,) = decided(machine(), bound, pod("b", "LSR", "0-3")).refusals
+    assert refusal.reason == "CPUs 0-3 are all that pod ns/a and others share"

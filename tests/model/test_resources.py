@@ -1,12 +1,16 @@
 import msgspec
+import pytest
 
+from agent.model.annotations import AnnotationError
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
 from agent.model.resources import (
+    CPU_SHARED_POOLS,
     NodeConfiguration,
     PodCpuAlloc,
     node_labels,
     node_resource_topology,
+    shared_pools,
 )
 from agent.model.snapshot import Owner, Pool
 from agent.model.topology import HugePages, Topology
@@ -79,3 +83,31 @@ def test_node_labels_tell_the_kind_of_machine() -> None:
         "smt": "true",
         "core-kinds": "atom_core",
     }
+
+
+@pytest.mark.parametrize("text", [None, "", "null", "[]"])
+def test_no_pools(text: str | None) -> None:
+    assert shared_pools({} if text is None else {CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS) == ()
+
+
+def test_pools_are_read_as_they_are_reported_and_as_koordinator_writes_empty_ones() -> None:
+    pools = (Pool(0, 0, "1"), Pool(1, 1, "2-3"))
+    body = node_resource_topology("n", machine(), pools, (), (), (), NodeConfiguration())
+    assert shared_pools(body["metadata"]["annotations"], CPU_SHARED_POOLS) == pools
+    text = '[{"socket": 0, "node": 0}]'
+    assert shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS) == (Pool(0, 0, ""),)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("bad", "is not JSON"),
+        ("{}", "Expected `array"),
+        ('[{"socket": 0}]', "missing required field `node`"),
+        ('[{"socket": 0, "node": 0, "cpuset": "x"}]', "CPU list 'x'"),
+    ],
+)
+def test_pools_that_cannot_be_read(text: str, reason: str) -> None:
+    with pytest.raises(AnnotationError, match=CPU_SHARED_POOLS) as raised:
+        shared_pools({CPU_SHARED_POOLS: text}, CPU_SHARED_POOLS)
+    assert reason in raised.value.reason

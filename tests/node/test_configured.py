@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from agent.kube.store import EmbeddedStore
+from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
-from agent.node.configured import NodeObject, rules
+from agent.model.resources import NodeConfiguration
+from agent.node.configured import NodeObject, beside, rules
 from tests.builders import machine
 from tests.node.world import World
 
@@ -59,7 +61,8 @@ def test_annotations_become_rules(store: EmbeddedStore) -> None:
     [
         ({SYSTEM_QOS: '{"cpuset": "x"}'}, "system-qos-resource: cpuset: CPU list 'x'"),
         ({SYSTEM_QOS: "{"}, "system-qos-resource: is not JSON"),
-        ({RESERVATION: '{"resources": {"cpu": 9}}'}, "reservation: resources.cpu: 9 CPUs"),
+        ({RESERVATION: '{"resources": {"cpu": "x"}}'}, "reservation: resources.cpu: 'x' is no"),
+        ({RESERVATION: '{"reservedCPUs": "x"}'}, "reservation: reservedCPUs: CPU list 'x'"),
     ],
 )
 def test_what_cannot_be_read_is_told_once_and_leaves_the_last_good_word_in_force(
@@ -115,3 +118,47 @@ def test_a_node_annotation_reaches_containers_report_and_snapshot(tmp_path: Path
     reported = store.get("NodeResourceTopology", "n")
     assert reported is not None
     assert reported["metadata"]["annotations"][RESERVATION] == '{"reservedCPUs":"0"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "reserved"),
+    [
+        ({"cpuManagerPolicy": "static", "reservedSystemCPUs": "2"}, "2"),
+        (
+            {
+                "cpuManagerPolicy": "static",
+                "kubeReserved": {"cpu": "600m"},
+                "systemReserved": {"cpu": "500m"},
+            },
+            "0-1",
+        ),
+        ({"cpuManagerPolicy": "static"}, ""),
+        ({"cpuManagerPolicy": "none", "reservedSystemCPUs": "2"}, ""),
+    ],
+)
+def test_static_kubelet_reserves_cpus_by_name_or_amount(
+    content: dict[str, Any], reserved: str
+) -> None:
+    kubelet = of_object({**content, "topologyManagerPolicy": "restricted"}, "kubelet 1")
+    configured = beside(NodeConfiguration(system_qos=SystemQos("3")), kubelet, machine())
+    assert str(configured.kubelet_reserved) == reserved
+    assert configured.topology_policy == "restricted"
+    assert configured.system_qos == SystemQos("3")
+    assert str(rules(configured).reserved) == reserved
+
+
+def test_reservation_of_more_than_the_machine_is_refused_by_name() -> None:
+    content = {"cpuManagerPolicy": "static", "kubeReserved": {"cpu": 5}}
+    with pytest.raises(ConfigurationError, match=r"^kubelet 1: kubeReserved and .* 5 CPUs were"):
+        beside(NodeConfiguration(), of_object(content, "kubelet 1"), machine())
+
+
+def test_amount_beyond_the_machine_reserves_nothing_and_is_reported_as_it_was_asked(
+    store: EmbeddedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.apply(node(**{RESERVATION: '{"resources": {"cpu": 9}}'}))
+    node_object = NodeObject(store, "n")
+    for _ in range(2):
+        assert node_object.configured(machine()).reservation == NodeReservation({"cpu": 9})
+    (record,) = caplog.records
+    assert "resources.cpu: 9 CPUs were requested and 4 are free" in record.getMessage()

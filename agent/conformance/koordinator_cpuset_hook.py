@@ -1,0 +1,238 @@
+"""What the cpuset hook sets for a container, and the same for a host application.
+
+The case's reported node becomes the snapshot that the proxy reads; what only the agent decides
+(CPUs that the pod names, Guaranteed pods beside a static kubelet) stands in it as the agent writes
+it. The kubelet gave nothing away: no case says what.
+
+Where Koordinator answers with no cpuset, it leaves the container to another part: those in a
+BestEffort group to its own that shrinks and widens the BE pool, others under a static kubelet to
+the kubelet. We have one part, which answers at once, so that no container starts on an owner's
+CPUs. Such a case agrees when ours leaves the container alone too, or puts it on the very pool that
+the other part has to choose from: that of its class, of the NUMA nodes that it is bound to.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.pools import KubeletCpus, decide
+from agent.allocate.shares import (
+    host_application_cpus,
+    kubelet_may_own,
+    pool_class,
+    shared_cpus,
+)
+from agent.conformance.verdict import Difference, Verdict
+from agent.hooks import cpuset
+from agent.hooks.cpuset import Answer, Give, Wait
+from agent.hooks.requests import CreateContainer, announced
+from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.doorbell import PodComes
+from agent.model.node_annotations import SYSTEM_QOS, system_qos
+from agent.model.pods import Pod
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.resources import BE_CPU_SHARED_POOLS, CPU_SHARED_POOLS, shared_pools
+from agent.model.snapshot import PodWanted, Pool, Snapshot, pool_cpus
+from agent.model.topology import Cpu, Topology
+
+STRAY_COMMA: Final = Difference(
+    "stray-comma",
+    "pools are joined with the empty ones among them: a cpuset such as `,4-7` is no CPU list",
+    listed=True,
+)
+EMPTY_POOL: Final = Difference(
+    "empty-pool",
+    "no CPU is left in the pool of the pod's class or NUMA nodes: the container gets no cpuset and"
+    " runs anywhere, while ours gives it all pools of its class, or refuses it when they are empty",
+    listed=True,
+)
+BE_ON_LS_POOL: Final = Difference(
+    "be-on-ls-pool",
+    "a pod labelled BE whose group is not BestEffort gets the LS pool; ours gives it the BE pool of"
+    " its class, wherever its group is",
+)
+_CONTAINER: Final = "main"
+_QUOTA_MICROSECONDS: Final = 100_000
+
+
+class _Reported(msgspec.Struct, frozen=True):
+    """The node as it reported itself."""
+
+    ls: tuple[Pool, ...] = ()
+    be: tuple[Pool, ...] = ()
+    static: bool = False
+    system: CpuSet = EMPTY
+
+
+def judge(case: dict[str, Any]) -> Verdict:
+    expect = case["expect"]
+    comes = _comes(case)
+    pod = announced(comes, 0)
+    try:
+        reported = _reported(case.get("nrt"))
+    except AnnotationError as error:
+        return Verdict("ruleError" in expect, {"ruleError": str(error)})
+    try:
+        status = resource_status(pod.annotations)
+        claimed, nodes = status.cpus(), status.shared_numa_nodes()
+    except AnnotationError as error:
+        return Verdict("error" in expect, {"error": str(error)})
+    if reported is None and claimed:
+        reported = _Reported()
+    snapshot = None if reported is None else _snapshot(pod, claimed, reported)
+    request = CreateContainer(comes, _CONTAINER, "", _QUOTA_MICROSECONDS)
+    answer = cpuset.create(request, snapshot, ())
+    wanted = snapshot.pods.get(pod.uid) if snapshot else None
+    ours = _ours(answer, lifts_pod=wanted is not None and wanted.lift_quota)
+    quotas = ("cfsQuota", "podCFSQuota")
+    if "cpuset" not in expect or any(ours[key] != expect[key] for key in quotas):
+        return Verdict(False, ours)
+    return _compared(case, pod, nodes, reported or _Reported(), ours)
+
+
+def judge_host_application(case: dict[str, Any]) -> Verdict:
+    expect = case["expect"]
+    ours: dict[str, Any] = {"cpuset": None}
+    try:
+        reported = _reported(case.get("nrt"))
+        if reported is not None:
+            ours["cpuset"] = str(host_application_cpus(case["qos"], reported.ls)) or None
+    except AnnotationError as error:
+        return Verdict("ruleError" in expect, {"ruleError": str(error)})
+    except ValueError as error:
+        return Verdict("error" in expect, {"error": str(error)})
+    if "cpuset" not in expect:
+        return Verdict(False, ours)
+    return _joined(ours, expect["cpuset"] or "") or Verdict(False, ours)
+
+
+def _comes(case: dict[str, Any]) -> PodComes:
+    status = case.get("resourceStatus")
+    return PodComes(
+        uid="uid",
+        namespace="default",
+        name="pod",
+        labels={QOS_LABEL: case["qos"]} if "qos" in case else {},
+        annotations={} if status is None else {RESOURCE_STATUS: _json(status)},
+        cgroup_parent=case["cgroupParent"],
+    )
+
+
+def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
+    """Raises AnnotationError."""
+    if nrt is None:
+        return None
+    keys = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS, "systemQOS": SYSTEM_QOS}
+    notes = {key: _json(nrt[name]) for name, key in keys.items() if name in nrt}
+    return _Reported(
+        ls=shared_pools(notes, CPU_SHARED_POOLS),
+        be=shared_pools(notes, BE_CPU_SHARED_POOLS),
+        static=nrt.get("kubelet", {}).get("policy") == "static",
+        system=system_qos(notes).cpus(),
+    )
+
+
+def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
+    """With the pod only where the agent's word is needed: the proxy knows the pools itself."""
+    decision = decide(_machine(claimed), (pod,), KubeletCpus(), [pod.uid], {})
+    if decision.owners:
+        pods = decision.pods
+    elif reported.static and kubelet_may_own(pod):
+        cpus = shared_cpus(pod, reported.ls, reported.be, reported.system)
+        blocked = "" if cpus else "no CPU is left for it"
+        pods = {pod.uid: PodWanted(pod.title, pod.qos, str(cpus) or None, blocked)}
+    else:
+        pods = {}
+    return Snapshot(
+        generation=1,
+        looked_at=1,
+        boot_id="",
+        kubelet_static=reported.static,
+        ls_pools=reported.ls,
+        be_pools=reported.be,
+        owners=decision.owners,
+        pods=pods,
+        containers={},
+        system=str(reported.system),
+    )
+
+
+def _machine(cpus: CpuSet) -> Topology:
+    """One that has these CPUs, and one more that is left to share."""
+    ids = range(max(cpus, default=0) + 2)
+    made = tuple(Cpu(id=cpu, core=cpu, l3=None, die=None, socket=0, node=0) for cpu in ids)
+    return Topology(made, (), EMPTY, EMPTY, smt=False)
+
+
+def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
+    """In the form of a case's `expect`; `wait` says why no container is created."""
+    give = answer if isinstance(answer, Give) else Give(EMPTY)
+    return {
+        "cpuset": str(give.cpus) or None,
+        "cfsQuota": -1 if give.lift_quota else None,
+        "podCFSQuota": -1 if lifts_pod else None,
+        **({"wait": answer.reason} if isinstance(answer, Wait) else {}),
+    }
+
+
+def _compared(
+    case: dict[str, Any],
+    pod: Pod,
+    nodes: tuple[int, ...],
+    reported: _Reported,
+    ours: dict[str, Any],
+) -> Verdict:
+    theirs = case["expect"]["cpuset"] or ""
+    if _cpus(theirs):
+        same = _joined(ours, theirs)
+        if same is not None:
+            return same
+        by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
+        on_ls = _cpus(theirs) == pool_cpus(reported.ls)
+        on_be = _cpus(ours["cpuset"] or "") == _pool(reported.be, nodes)
+        return Verdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
+    pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
+    if not theirs and ours["cpuset"] is None and "wait" not in ours:
+        return Verdict(True, ours)
+    everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
+    place = CpuSet.parse(ours["cpuset"] or "")
+    left_alone = not _answers(case, pod, nodes, reported)
+    if left_alone and place and place == _pool(pools, nodes):
+        return Verdict(True, ours)
+    empty = place == everywhere and not pool_cpus(_narrow(pools, nodes))
+    return Verdict(False, ours, EMPTY_POOL.name if empty else None)
+
+
+def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
+    """Whether Koordinator's hook is the part that answers for such a container."""
+    bound = bool(nodes) and (case.get("qos") != QoS.BE or case["beCPUManager"])
+    by_class = case.get("qos") == QoS.LS or (case.get("qos") == QoS.SYSTEM and reported.system)
+    to_others = pod.kube_class == "besteffort" or reported.static
+    return bool(bound or by_class or not to_others)
+
+
+def _joined(ours: dict[str, Any], theirs: str) -> Verdict | None:
+    """None where the CPUs differ."""
+    if _cpus(theirs) != _cpus(ours["cpuset"] or ""):
+        return None
+    stray = "" in theirs.split(",") and theirs != ""
+    return Verdict(not stray, ours, STRAY_COMMA.name if stray else None)
+
+
+def _pool(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> CpuSet:
+    return pool_cpus(_narrow(pools, nodes)) or pool_cpus(pools)
+
+
+def _narrow(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> tuple[Pool, ...]:
+    return tuple(pool for pool in pools if not nodes or pool.node in nodes)
+
+
+def _cpus(joined: str) -> CpuSet:
+    return CpuSet.parse(",".join(filter(None, joined.split(","))))
+
+
+def _json(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

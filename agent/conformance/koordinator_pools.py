@@ -1,0 +1,217 @@
+"""What the agent reports of a node: pools, CPUs that the kubelet gave away, what is set aside.
+
+The case's node is set up for our own parts, from the Node object and the kubelet's configuration to
+the objects that are applied. Its pods were there before, so they keep the CPUs that they name. Who
+is in the kubelet's checkpoint is Guaranteed, since nobody else is given CPUs; a text there that is
+no CPU list gives none. An empty pool and no pool are the same: both have no CPU to run on.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.conformance import machines
+from agent.conformance.verdict import Difference, Verdict
+from agent.kubelet.configuration import ConfigurationError, of_object
+from agent.model.annotations import RESOURCE_STATUS, resource_status
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.node_annotations import (
+    RESERVATION,
+    SYSTEM_QOS,
+    NodeReservation,
+    SystemQos,
+    node_reservation,
+    system_qos,
+)
+from agent.model.pods import Pod
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.resources import (
+    BE_CPU_SHARED_POOLS,
+    CPU_MANAGER_POLICY,
+    CPU_SHARED_POOLS,
+    POD_CPU_ALLOCS,
+    NodeConfiguration,
+    Object,
+    shared_pools,
+)
+from agent.model.topology import NumaNode, Topology
+from agent.node.configured import NodeObject, beside, rules
+from agent.node.report import Reporter
+
+CLAIMED_TWICE: Final = Difference(
+    "claimed-twice",
+    "two pods' annotations name the same CPU: both keep all their CPUs from the pools, while ours"
+    " honours one of them and lets the other share",
+)
+
+
+def judge(case: dict[str, Any]) -> Verdict:
+    topology = _topology(case)
+    pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
+    configured = _configured(case, topology)
+    kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
+    uids = [pod.uid for pod in pods]
+    decision = decide(topology, pods, kubelet, uids, {}, rules(configured))
+    store = _Store({})
+    Reporter(store, "node").report(topology, decision, pods, kubelet, configured)
+    ours = _reported(store.applied["NodeResourceTopology"])
+    expect = case["expect"]
+    differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
+    if not differing:
+        return Verdict(True, ours)
+    twice = differing <= {"ls", "be"} and _claimed_twice(pods, decision, ours, expect)
+    return Verdict(False, ours, CLAIMED_TWICE.name if twice else None)
+
+
+class _Store:
+    """A Node with annotations, and what is applied."""
+
+    def __init__(self, annotations: dict[str, str]) -> None:
+        self._node = {"metadata": {"annotations": annotations}}
+        self.applied: dict[str, Object] = {}
+
+    def get(self, kind: str, name: str) -> Object | None:
+        return self._node
+
+    def apply(self, wanted: Object) -> bool:
+        self.applied[wanted["kind"]] = wanted
+        return True
+
+
+def _topology(case: dict[str, Any]) -> Topology:
+    cpus = machines.cpus(case["shape"], case["numbering"])
+    nodes = sorted({cpu.node for cpu in cpus})
+    return Topology(
+        cpus=cpus,
+        numa_nodes=tuple(
+            NumaNode(node, CpuSet(cpu.id for cpu in cpus if cpu.node == node), 0) for node in nodes
+        ),
+        offline=EMPTY,
+        isolated=EMPTY,
+        smt=any(cpu.core != cpu.id for cpu in cpus),
+    )
+
+
+def _pod(pod: dict[str, Any], checkpoint: dict[str, Any]) -> Pod:
+    status = pod.get("resourceStatus")
+    return Pod(
+        uid=pod["uid"],
+        namespace="default",
+        name=f"pod-{pod['uid']}",
+        labels={QOS_LABEL: pod["qos"]} if "qos" in pod else {},
+        annotations={} if status is None else {RESOURCE_STATUS: _text(status)},
+        kube_class="guaranteed" if pod["uid"] in checkpoint else "burstable",
+        created_at=0,
+    )
+
+
+def _configured(case: dict[str, Any], topology: Topology) -> NodeConfiguration:
+    notes = {SYSTEM_QOS: case.get("systemQOS"), RESERVATION: case.get("nodeReservation")}
+    store = _Store({key: _text(value) for key, value in notes.items() if value is not None})
+    configured = NodeObject(store, "node").configured(topology)
+    kubelet = case["kubelet"]
+    if not kubelet["query"]:
+        return configured
+    content = {
+        "cpuManagerPolicy": kubelet["policy"],
+        "cpuManagerPolicyOptions": kubelet.get("options"),
+        "topologyManagerPolicy": kubelet["topologyManagerPolicy"],
+        "topologyManagerScope": kubelet["topologyManagerScope"],
+        "reservedSystemCPUs": kubelet.get("reservedSystemCPUs"),
+    }
+    amounts = {
+        field: {"cpu": kubelet[field]}
+        for field in ("kubeReserved", "systemReserved")
+        if field in kubelet
+    }
+    try:
+        return beside(configured, of_object({**content, **amounts}, "kubelet"), topology)
+    except ConfigurationError:
+        return beside(configured, of_object(content, "kubelet"), topology)
+
+
+def _kubelet(case: dict[str, Any], *, static: bool) -> KubeletCpus:
+    if not static:
+        return KubeletCpus()
+    checkpoint = case.get("checkpoint", {})
+    return KubeletCpus(
+        static=True,
+        by_uid={uid: union(map(_cpus, of.values())) for uid, of in sorted(checkpoint.items())},
+    )
+
+
+def _cpus(text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except CpuSetError:
+        return EMPTY
+
+
+def _reported(body: Object) -> dict[str, Any]:
+    """In the form of a case's `expect`."""
+    notes = body["metadata"]["annotations"]
+    pools = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS}
+    read = msgspec.json.decode
+    return {
+        **{name: read(notes[key]) for name, key in pools.items()},
+        "podAllocs": [
+            {key: value for key, value in each.items() if value != ""}
+            for each in read(notes[POD_CPU_ALLOCS])
+        ],
+        "kubeletReserved": read(notes[CPU_MANAGER_POLICY]).get("reservedCPUs", ""),
+        "nodeReservation": read(notes.get(RESERVATION, "{}")),
+        "systemQOS": read(notes.get(SYSTEM_QOS, "{}")),
+        "topologyPolicy": body["topologyPolicies"][0],
+    }
+
+
+def _value(key: str, reported: Any) -> object:
+    """What the text of a reported value means."""
+    if key in ("ls", "be"):
+        pools = shared_pools({key: _text(reported)}, key)
+        return {(pool.socket, pool.node): pool.cpus for pool in pools if pool.cpus}
+    if key == "systemQOS":
+        return _system(reported)
+    if key == "nodeReservation":
+        return _reservation(reported)
+    return reported or None
+
+
+def _system(reported: Any) -> SystemQos:
+    return system_qos({SYSTEM_QOS: _text(reported)})
+
+
+def _reservation(reported: Any) -> NodeReservation:
+    return node_reservation({RESERVATION: _text(reported)})
+
+
+def _claimed_twice(
+    pods: tuple[Pod, ...], decision: Decision, ours: dict[str, Any], expect: dict[str, Any]
+) -> bool:
+    """Their pools are ours without the CPUs of claims that ours refuses since they overlap."""
+    owned = union(owner.cpus for owner in decision.owners)
+    refused = {each.uid for each in decision.refusals}
+    wishes: dict[QoS, CpuSet] = {}
+    for pod in pods:
+        if pod.uid in refused and (wish := _wish(pod)) & owned:
+            wishes[pod.qos] = wishes.get(pod.qos, EMPTY) | wish
+    lost = {"ls": union(wishes.values()), "be": wishes.get(QoS.LSE, EMPTY)}
+    return bool(wishes) and all(_all(expect[key]) == _all(ours[key]) - lost[key] for key in lost)
+
+
+def _wish(pod: Pod) -> CpuSet:
+    try:
+        return resource_status(pod.annotations).cpus()
+    except ValueError:
+        return EMPTY
+
+
+def _all(pools: Any) -> CpuSet:
+    return union(CpuSet.parse(pool.get("cpuset", "")) for pool in pools or ())
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

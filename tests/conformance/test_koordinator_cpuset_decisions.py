@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.conformance.koordinator_cpuset_decisions import DIFFERENCES, judge
+from agent.conformance.verdict import Verdict
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / "koordinator-cpuset-decisions.jsonl.gz"
+
+POOLS: dict[str, Any] = {
+    "op": "pools",
+    "shape": [1, 2, 2, 1],
+    "numbering": "adjacent",
+    "kubelet": {
+        "query": True,
+        "policy": "static",
+        "topologyManagerPolicy": "restricted",
+        "topologyManagerScope": "pod",
+        "kubeReserved": "500m",
+    },
+    "checkpoint": {"gone": {"c0": "3"}},
+    "pods": [{"uid": "a", "qos": "LSR", "resourceStatus": {"cpuset": "1"}}],
+    "expect": {
+        "ls": [{"socket": 0, "node": 0, "cpuset": "0"}, {"socket": 0, "node": 1, "cpuset": "2"}],
+        "be": [{"socket": 0, "node": 0, "cpuset": "0-1"}, {"socket": 0, "node": 1, "cpuset": "2"}],
+        "podAllocs": [{"uid": "gone", "cpuset": "3", "managedByKubelet": True}],
+        "kubeletReserved": "0",
+        "nodeReservation": {},
+        "systemQOS": {},
+        "topologyPolicy": "RestrictedPodLevel",
+    },
+}
+LS = [{"socket": 0, "node": 0, "cpuset": "0-1"}, {"socket": 0, "node": 1, "cpuset": "4"}]
+BE = [{"socket": 0, "node": 0, "cpuset": "0-2"}, {"socket": 0, "node": 1, "cpuset": "4-5"}]
+HOOK: dict[str, Any] = {
+    "op": "hook",
+    "nrt": {"ls": LS, "be": BE, "kubelet": {"policy": "none"}, "systemQOS": {"cpuset": "7"}},
+    "cgroupParent": "/kubepods/burstable/podx",
+    "beCPUManager": False,
+    "expect": {"cpuset": "0-1,4", "cfsQuota": None, "podCFSQuota": None},
+}
+STATIC = {**HOOK["nrt"], "kubelet": {"policy": "static"}}
+BESTEFFORT = "/kubepods/besteffort/podx"
+GUARANTEED = "/kubepods/podx"
+
+
+def pools(expect: dict[str, Any] | None = None, **other: Any) -> Verdict:
+    return judge({**POOLS, **other, "expect": {**POOLS["expect"], **(expect or {})}})
+
+
+def hook(cpuset: str | None, quota: int | None = None, **other: Any) -> Verdict:
+    expect = {"cpuset": cpuset, "cfsQuota": quota, "podCFSQuota": quota}
+    return judge({**HOOK, **other, "expect": expect})
+
+
+def bound(*nodes: int) -> dict[str, Any]:
+    return {"numaNodeResources": [{"node": node, "resources": {"cpu": "1"}} for node in nodes]}
+
+
+def test_every_part_of_a_report_is_compared() -> None:
+    assert pools().agrees
+    for key, value in (
+        ("ls", None),
+        ("be", POOLS["expect"]["ls"]),
+        ("podAllocs", None),
+        ("kubeletReserved", ""),
+        ("nodeReservation", {"reservedCPUs": "0"}),
+        ("systemQOS", {"cpuset": "0"}),
+        ("topologyPolicy", "None"),
+    ):
+        verdict = pools({key: value})
+        assert (verdict.agrees, verdict.declared) == (False, None), key
+
+
+def test_an_empty_pool_is_no_pool_and_a_default_is_no_news() -> None:
+    others = {
+        "nodeReservation": {"reservedCPUs": "2"},
+        "systemQOS": {"cpuset": "", "cpusetExclusive": True},
+    }
+    node_0 = {"socket": 0, "node": 0}
+    empty = {"socket": 0, "node": 1}
+    expect = {
+        "ls": [{**node_0, "cpuset": "0"}, empty],
+        "be": [{**node_0, "cpuset": "0-1"}, empty],
+        **others,
+    }
+    assert pools(expect, **others).agrees
+
+
+def test_a_kubelet_that_is_not_asked_has_no_policy() -> None:
+    expect = {
+        "ls": [{"socket": 0, "node": 0, "cpuset": "0"}, {"socket": 0, "node": 1, "cpuset": "2-3"}],
+        "be": [
+            {"socket": 0, "node": 0, "cpuset": "0-1"},
+            {"socket": 0, "node": 1, "cpuset": "2-3"},
+        ],
+        "podAllocs": None,
+        "kubeletReserved": "",
+        "topologyPolicy": "None",
+    }
+    assert pools(expect, kubelet={**POOLS["kubelet"], "query": False}).agrees
+
+
+def test_a_container_whose_cpus_cannot_be_read_in_the_checkpoint_has_none() -> None:
+    assert pools(checkpoint={"gone": {"c0": "3", "c1": "x"}}).agrees
+
+
+TWICE = [
+    {"uid": "a", "qos": "LSR", "resourceStatus": {"cpuset": "0-1"}},
+    {"uid": "b", "qos": "LSR", "resourceStatus": {"cpuset": "1-2"}},
+]
+
+
+@pytest.mark.parametrize(
+    ("ls", "declared"),
+    [
+        pytest.param(None, "claimed-twice", id="both claims are gone"),
+        pytest.param(
+            [{"socket": 0, "node": 0, "cpuset": "0"}], None, id="something else is shared"
+        ),
+    ],
+)
+def test_claims_that_overlap(ls: Any, declared: str | None) -> None:
+    verdict = pools({"ls": ls}, pods=TWICE)
+    assert verdict.declared == declared
+    assert verdict.ours["ls"] == [{"socket": 0, "node": 1, "cpuset": "2"}]
+
+
+def test_claims_apart_are_no_excuse() -> None:
+    assert pools({"ls": None}).declared is None
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        pytest.param(lambda: hook("0-1,4", qos="LS"), id="LS"),
+        pytest.param(lambda: hook("4,0-1", qos="LS"), id="in any order"),
+        pytest.param(lambda: hook("4", qos="LS", resourceStatus=bound(1)), id="NUMA node"),
+        pytest.param(
+            lambda: hook("4-5", qos="BE", resourceStatus=bound(1), beCPUManager=True),
+            id="BE on its NUMA node",
+        ),
+        pytest.param(lambda: hook("7", qos="SYSTEM"), id="SYSTEM"),
+        pytest.param(lambda: hook("2", -1, qos="LSE", resourceStatus={"cpuset": "2"}), id="own"),
+        pytest.param(
+            lambda: hook("2", -1, resourceStatus={"cpuset": "2"}, nrt=None), id="own, no report"
+        ),
+        pytest.param(lambda: hook(None, nrt=None, qos="LS"), id="nothing reported"),
+    ],
+)
+def test_agreement_about_containers(verdict: Any) -> None:
+    assert verdict().agrees
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        pytest.param(lambda: hook("0-2,4-5", qos="LS"), id="another pool"),
+        pytest.param(lambda: hook("0-1,4", -1, qos="LS"), id="a quota lifted for nothing"),
+        pytest.param(
+            lambda: hook("2", None, qos="LSE", resourceStatus={"cpuset": "2"}), id="a quota left"
+        ),
+        pytest.param(lambda: hook(None, qos="LS"), id="LS left alone"),
+        pytest.param(lambda: hook("", qos="SYSTEM"), id="SYSTEM left alone"),
+        pytest.param(lambda: hook(None), id="left alone by a kubelet without policy"),
+        pytest.param(lambda: hook(None, qos="LS", nrt=STATIC), id="LS left to the kubelet"),
+        pytest.param(lambda: hook("0-1,4", qos="BE", nrt=None), id="from nothing"),
+    ],
+)
+def test_disagreement_about_containers(verdict: Any) -> None:
+    assert (verdict().agrees, verdict().declared) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("other", "ours"),
+    [
+        ({"qos": "BE", "cgroupParent": BESTEFFORT}, "0-2,4-5"),
+        ({"cgroupParent": BESTEFFORT}, "0-2,4-5"),
+        ({"qos": "BE", "cgroupParent": BESTEFFORT, "resourceStatus": bound(1)}, "4-5"),
+        ({"qos": "LSR", "cgroupParent": BESTEFFORT}, "0-1,4"),
+        ({"qos": "BE", "nrt": STATIC}, "0-2,4-5"),
+        ({"nrt": STATIC}, "0-1,4"),
+        ({"nrt": STATIC, "cgroupParent": GUARANTEED}, "0-1,4"),
+    ],
+)
+def test_what_koordinator_leaves_to_another_part_is_on_the_pool_that_this_part_chooses_from(
+    other: dict[str, Any], ours: str
+) -> None:
+    verdict = hook(None, **other)
+    assert verdict.agrees
+    assert verdict.ours["cpuset"] == ours
+
+
+def test_error_agrees_with_a_refusal_of_the_same_input() -> None:
+    refused = {"error": True}
+    assert judge({**HOOK, "resourceStatus": "bad", "expect": refused}).agrees
+    assert not judge({**HOOK, "expect": refused}).agrees
+    assert not hook("0-1,4", resourceStatus="bad").agrees
+    unreadable = {"ruleError": True}
+    for nrt in ({"ls": "bad"}, {"ls": {"cpuset": "x"}}, {"systemQOS": {"cpuset": "x"}}):
+        verdict = judge({**HOOK, "nrt": {**HOOK["nrt"], **nrt}, "expect": unreadable})
+        assert verdict.agrees
+        assert "annotation node.koordinator.sh/" in verdict.ours["ruleError"]
+    assert not judge({**HOOK, "expect": unreadable}).agrees
+
+
+NO_LS = {**HOOK["nrt"], "ls": [{"socket": 0, "node": 0}, LS[1]]}
+
+
+@pytest.mark.parametrize(
+    ("cpuset", "other", "declared", "ours"),
+    [
+        pytest.param(",4", {"qos": "LS", "nrt": NO_LS}, "stray-comma", "4", id="comma"),
+        pytest.param(",5", {"qos": "LS", "nrt": NO_LS}, None, "4", id="comma, another CPU"),
+        pytest.param(
+            "",
+            {"qos": "LS", "nrt": NO_LS, "resourceStatus": bound(0)},
+            "empty-pool",
+            "4",
+            id="NUMA node without CPUs",
+        ),
+        pytest.param(
+            ",",
+            {"qos": "LS", "nrt": {**NO_LS, "ls": [NO_LS["ls"][0]] * 2}},
+            "empty-pool",
+            None,
+            id="nothing but commas",
+        ),
+        pytest.param(
+            "", {"qos": "LS", "nrt": {**NO_LS, "ls": []}}, "empty-pool", None, id="no pool"
+        ),
+        pytest.param(
+            "",
+            {"qos": "SYSTEM", "resourceStatus": bound(9)},
+            "empty-pool",
+            "7",
+            id="SYSTEM on an unknown NUMA node",
+        ),
+        pytest.param("0-1,4", {"qos": "BE"}, "be-on-ls-pool", "0-2,4-5", id="BE"),
+        pytest.param("0", {"qos": "BE"}, None, "0-2,4-5", id="BE on part of the LS pool"),
+    ],
+)
+def test_declared(cpuset: str, other: dict[str, Any], declared: str | None, ours: str) -> None:
+    verdict = hook(cpuset, **other)
+    assert (verdict.agrees, verdict.declared) == (False, declared)
+    assert verdict.ours["cpuset"] == ours
+
+
+@pytest.mark.parametrize(
+    ("qos", "nrt", "expect", "agrees", "declared"),
+    [
+        ("LS", HOOK["nrt"], {"cpuset": "0-1,4"}, True, None),
+        ("LS", HOOK["nrt"], {"cpuset": "0"}, False, None),
+        ("LS", HOOK["nrt"], {"error": True}, False, None),
+        ("LS", NO_LS, {"cpuset": ",4"}, False, "stray-comma"),
+        ("LS", None, {"cpuset": None}, True, None),
+        ("LS", None, {"cpuset": "0"}, False, None),
+        ("BE", HOOK["nrt"], {"error": True}, True, None),
+        ("BE", HOOK["nrt"], {"cpuset": "0-2"}, False, None),
+        ("", HOOK["nrt"], {"error": True}, True, None),
+        ("LS", {"ls": "bad"}, {"ruleError": True}, True, None),
+    ],
+)
+def test_host_application(
+    qos: str, nrt: Any, expect: dict[str, Any], agrees: bool, declared: str | None
+) -> None:
+    verdict = judge({"op": "hostapp", "qos": qos, "nrt": nrt, "expect": expect})
+    assert (verdict.agrees, verdict.declared) == (agrees, declared)
+
+
+def test_another_decision_is_not_known() -> None:
+    with pytest.raises(KeyError, match="other"):
+        judge({"op": "other", "expect": {}})
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_koordinators_answers() -> None:
+    outcomes: Counter[str | None] = Counter()
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            case = msgspec.json.decode(line)
+            verdict = judge(case)
+            assert verdict.agrees or verdict.declared, (case, verdict.ours)
+            outcomes[verdict.declared] += 1
+    unlisted = sum(outcomes[each.name] for each in DIFFERENCES if not each.listed)
+    assert 0 < unlisted <= 0.02 * outcomes.total()
