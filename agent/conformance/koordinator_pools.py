@@ -38,7 +38,7 @@ from agent.model.resources import (
     shared_pools,
 )
 from agent.model.topology import NumaNode, Topology
-from agent.node.configured import NodeObject, beside, rules
+from agent.node.configured import annotated, beside, rules
 from agent.node.report import Reporter
 
 CLAIMED_TWICE: Final = Difference(
@@ -55,9 +55,9 @@ def judge(case: dict[str, Any]) -> Verdict:
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
     uids = [pod.uid for pod in pods]
     decision = decide(topology, pods, kubelet, uids, {}, rules(configured))
-    store = _Store({})
-    Reporter(store, "node").report(topology, decision, pods, kubelet, configured)
-    ours = _reported(store.applied["NodeResourceTopology"])
+    applied = _Applied()
+    Reporter(applied, "node").report(topology, decision, pods, kubelet, configured)
+    ours = _reported(applied.objects["NodeResourceTopology"])
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
     if not differing:
@@ -66,18 +66,14 @@ def judge(case: dict[str, Any]) -> Verdict:
     return Verdict(False, ours, CLAIMED_TWICE.name if twice else None)
 
 
-class _Store:
-    """A Node with annotations, and what is applied."""
+class _Applied:
+    """Takes what is reported."""
 
-    def __init__(self, annotations: dict[str, str]) -> None:
-        self._node = {"metadata": {"annotations": annotations}}
-        self.applied: dict[str, Object] = {}
-
-    def get(self, kind: str, name: str) -> Object | None:
-        return self._node
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
 
     def apply(self, wanted: Object) -> bool:
-        self.applied[wanted["kind"]] = wanted
+        self.objects[wanted["kind"]] = wanted
         return True
 
 
@@ -110,8 +106,8 @@ def _pod(pod: dict[str, Any], checkpoint: dict[str, Any]) -> Pod:
 
 def _configured(case: dict[str, Any], topology: Topology) -> NodeConfiguration:
     notes = {SYSTEM_QOS: case.get("systemQOS"), RESERVATION: case.get("nodeReservation")}
-    store = _Store({key: _text(value) for key, value in notes.items() if value is not None})
-    configured = NodeObject(store, "node").configured(topology)
+    written = {key: _text(value) for key, value in notes.items() if value is not None}
+    configured, _ = annotated(NodeConfiguration(), written, topology)
     kubelet = case["kubelet"]
     if not kubelet["query"]:
         return configured

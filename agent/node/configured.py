@@ -43,43 +43,50 @@ class NodeObject:
     def __init__(self, store: Store, node_name: str) -> None:
         self._store = store
         self._name = node_name
-        self._system = SystemQos()
-        self._reservation = NodeReservation()
+        self._last = NodeConfiguration()
         self._read: tuple[Topology, dict[str, str]] | None = None
-        self._told: set[str] = set()
+        self._told: frozenset[str] = frozenset()
 
     def configured(self, topology: Topology) -> NodeConfiguration:
-        """With the CPUs of a reservation that is given as an amount, none for more than the machine
-        has. Never fails: what is wrong is logged once."""
+        """Never fails: what is wrong is logged once."""
         try:
             annotations = _annotations(self._store.get("Node", self._name))
         except StoreError as error:
-            self._tell({str(error)})
+            self._tell(frozenset([str(error)]))
             self._read = None
         else:
             if self._read != (topology, annotations):
                 self._read = topology, annotations
-                self._understand(annotations, topology)
-        return NodeConfiguration(system_qos=self._system, reservation=self._reservation)
+                self._last, troubles = annotated(self._last, annotations, topology)
+                self._tell(troubles)
+        return self._last
 
-    def _understand(self, annotations: Mapping[str, str], topology: Topology) -> None:
-        troubles = set()
-        try:
-            self._system = _system(annotations)
-        except AnnotationError as error:
-            troubles.add(str(error))
-        try:
-            self._reservation = value = _reservation(annotations)
-            cpus = reserved_cpus(layouts.of(topology.cpus), value)
-            self._reservation = msgspec.structs.replace(value, reserved_cpus=str(cpus))
-        except AnnotationError as error:
-            troubles.add(str(error))
-        self._tell(troubles)
-
-    def _tell(self, troubles: set[str]) -> None:
+    def _tell(self, troubles: frozenset[str]) -> None:
         for trouble in sorted(troubles - self._told):
             log.error("node %s: %s", self._name, trouble)
         self._told = troubles
+
+
+def annotated(
+    last: NodeConfiguration, annotations: Mapping[str, str], topology: Topology
+) -> tuple[NodeConfiguration, frozenset[str]]:
+    """What a Node's annotations say, the last word in place of what can't be read, and the troubles
+    with them. A reservation that is given as an amount has the CPUs for it, none for more than the
+    machine has."""
+    system, reservation = last.system_qos, last.reservation
+    troubles = []
+    try:
+        system = _system(annotations)
+    except AnnotationError as error:
+        troubles.append(str(error))
+    try:
+        reservation = asked = _reservation(annotations)
+        cpus = reserved_cpus(layouts.of(topology.cpus), asked)
+        reservation = msgspec.structs.replace(asked, reserved_cpus=str(cpus))
+    except AnnotationError as error:
+        troubles.append(str(error))
+    configured = msgspec.structs.replace(last, system_qos=system, reservation=reservation)
+    return configured, frozenset(troubles)
 
 
 def beside(
