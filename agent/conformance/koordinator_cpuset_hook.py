@@ -186,24 +186,22 @@ def _compared(
     ours: dict[str, Any],
 ) -> Verdict:
     theirs = case["expect"]["cpuset"] or ""
-    if _cpus(theirs):
-        same = _joined(ours, theirs)
-        if same is not None:
-            return same
-        by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
-        on_ls = _cpus(theirs) == pool_cpus(reported.ls)
-        on_be = _cpus(ours["cpuset"] or "") == _pool(reported.be, nodes)
-        return Verdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
-    pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
-    if not theirs and ours["cpuset"] is None and "wait" not in ours:
-        return Verdict(True, ours)
-    everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
     place = CpuSet.parse(ours["cpuset"] or "")
+    pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
     left_alone = not _answers(case, pod, nodes, reported)
-    if left_alone and place and place == _pool(pools, nodes):
+    if not theirs and not place and "wait" not in ours:
         return Verdict(True, ours)
-    empty = place == everywhere and not pool_cpus(_narrow(pools, nodes))
-    return Verdict(False, ours, EMPTY_POOL.name if empty else None)
+    if left_alone and not theirs and place and place == _pool(pools, nodes):
+        return Verdict(True, ours)
+    if _cpus(theirs) and (same := _joined(ours, theirs)):
+        return same
+    everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
+    if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
+        return Verdict(False, ours, EMPTY_POOL.name)
+    by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
+    on_ls = not left_alone and _cpus(theirs) == pool_cpus(reported.ls)
+    on_be = place == _pool(reported.be, nodes)
+    return Verdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
 
 
 def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:

@@ -244,9 +244,25 @@ NO_LS = {**HOOK["nrt"], "ls": [{"socket": 0, "node": 0}, LS[1]]}
         ),
         pytest.param("0-1,4", {"qos": "BE"}, "be-on-ls-pool", "0-2,4-5", id="BE"),
         pytest.param("0", {"qos": "BE"}, None, "0-2,4-5", id="BE on part of the LS pool"),
+        pytest.param(
+            "",
+            {"qos": "BE", "nrt": {**NO_LS, "ls": []}},
+            "be-on-ls-pool",
+            "0-2,4-5",
+            id="BE on an empty LS pool",
+        ),
+        pytest.param(
+            "0-1,4",
+            {"qos": "BE", "nrt": {**NO_LS, "ls": LS, "be": []}},
+            "be-on-ls-pool",
+            None,
+            id="BE without a BE pool",
+        ),
     ],
 )
-def test_declared(cpuset: str, other: dict[str, Any], declared: str | None, ours: str) -> None:
+def test_declared(
+    cpuset: str, other: dict[str, Any], declared: str | None, ours: str | None
+) -> None:
     verdict = hook(cpuset, **other)
     assert (verdict.agrees, verdict.declared) == (False, declared)
     assert verdict.ours["cpuset"] == ours
