@@ -130,6 +130,7 @@ def run(settings: Settings) -> None:
     if server:
         server.close()
     cri.close()
+    hierarchy.close()
     lock.release()
 
 
