@@ -21,16 +21,28 @@ class Claimant(msgspec.Struct, frozen=True):
     keeps_reserved: bool
 
 
+class Places(msgspec.Struct, frozen=True):
+    """Where pods run while nobody owns CPUs: what all but SYSTEM pods share, and what these do
+    (empty: the same)."""
+
+    online: CpuSet
+    shared: CpuSet
+    system: CpuSet
+
+    def of(self, pod: Pod) -> CpuSet:
+        """Where the pod runs."""
+        return (self.system if pod.qos is QoS.SYSTEM else EMPTY) or self.shared
+
+
 def in_order(
     claims: Collection[tuple[Pod, CpuSet]],
-    online: CpuSet,
-    shared: CpuSet,
+    places: Places,
     pods: Collection[Pod],
     owned_before: Collection[str],
     running_on: Mapping[str, CpuSet],
 ) -> list[Claimant]:
-    """Who owned its CPUs before, or runs on them already, first, then the older pod. `shared`: what
-    pods share while nobody owns CPUs."""
+    """Who owned its CPUs before, or runs on them already, first, then the older pod."""
+    online = places.online
 
     def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, int, str], Claimant]:
         owned = pod.uid in owned_before
@@ -52,7 +64,7 @@ def in_order(
             if running_on.get(other.uid) == wish & online and not wish & place
             if pod.qos is not QoS.BE or other.qos is QoS.LSE
         )
-        return place == shared - owned
+        return place == places.of(pod) - owned
 
     ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
     return [claimant for _, claimant in ordered]

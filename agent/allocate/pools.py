@@ -5,9 +5,11 @@ refused when it can't be read, names CPUs that are not there, takes CPUs that al
 or would leave a shared pool empty while somebody runs in it. Whoever owned its CPUs before, or runs
 on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
 
-Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away
-and what the kernel isolates is in neither (koordinator.md §2.3 item 4, §2.6). A Guaranteed pod
-without a class of ours is LS, unless a kubelet with the static policy gave it CPUs.
+Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away,
+what the node keeps for itself or for SYSTEM pods alone, and what the kernel isolates is in neither
+(koordinator.md §2.3 item 4, §2.6). A Guaranteed pod without a class of ours is LS, unless a kubelet
+with the static policy gave it CPUs. Where nothing is left to share, pools are empty, containers
+that run stay where they are, and no new one is created.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.claimants import Claimant, in_order
+from agent.allocate.claimants import Claimant, Places, in_order
 from agent.allocate.shares import kubelet_may_own, shared_cpus
 from agent.model.annotations import (
     RESOURCE_STATUS,
@@ -40,13 +42,25 @@ class KubeletCpus(msgspec.Struct, frozen=True):
 
 
 class PoolRules(msgspec.Struct, frozen=True):
-    """What is done with the CPUs that the kubelet reserves. `owners_on_reserved`: LSE and LSR pods
+    """What is done with CPUs that are set aside.
+
+    `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
     may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
-    (fine-grained CPU orchestration proposal)."""
+    (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
+    where SYSTEM pods run, and nobody else if `system_exclusive`.
+    """
 
     reserved: CpuSet = EMPTY
     owners_on_reserved: bool = False
     be_on_reserved: bool = False
+    node_reserved: CpuSet = EMPTY
+    system: CpuSet = EMPTY
+    system_exclusive: bool = True
+
+    @property
+    def kept(self) -> CpuSet:
+        """CPUs that are in no shared pool."""
+        return self.node_reserved | self.system if self.system_exclusive else self.node_reserved
 
 
 DEFAULT_RULES: Final = PoolRules()
@@ -62,13 +76,15 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """All answers for one moment; `owners` and `refusals` sorted by pod uid."""
+    """All answers for one moment; `owners` and `refusals` sorted by pod uid. `system`: where SYSTEM
+    pods run, empty: on the LS pool."""
 
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
     be_pools: tuple[Pool, ...]
     refusals: tuple[Refusal, ...]
     pods: dict[str, PodWanted]
+    system: CpuSet = EMPTY
 
 
 def decide(
@@ -95,14 +111,14 @@ def decide(
             refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
 
     kubelet_cpus = _kubelet_owned(pods, kubelet)
-    shared = (topology.online - topology.isolated or topology.online) - union(kubelet_cpus.values())
-    ledger = _Claims(topology, shared, kubelet_cpus, rules)
+    ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
     claimants = {pod.uid for pod, _ in claims}
     for pod in pods:
         if pod.uid not in claimants and pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
-    for claim in in_order(claims, topology.online, shared, pods, owned_before, running_on):
+    places = Places(topology.online, ledger.ls, ledger.system)
+    for claim in in_order(claims, places, pods, owned_before, running_on):
         if reason := ledger.claim(claim):
             pod = claim.pod
             refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
@@ -117,13 +133,13 @@ def decide(
     for pod in pods:
         cpuset, blocked = owned.get(pod.uid), ""
         if cpuset is None and pod.uid not in kubelet_cpus:
-            cpuset = str(shared_cpus(pod, ls_pools, be_pools)) or None
-            blocked = "" if cpuset else f"no CPU is left for it: {_whose(owners)}"
+            cpuset = str(shared_cpus(pod, ls_pools, be_pools, ledger.system)) or None
+            blocked = "" if cpuset else f"no CPU is left for it: {_whose(owners, rules)}"
         refused = reasons.get(pod.uid, "")
-        wanted[pod.uid] = PodWanted(pod.title, pod.qos, cpuset, blocked, refused)
-    return Decision(
-        owners, ls_pools, be_pools, tuple(sorted(refusals, key=lambda each: each.uid)), wanted
-    )
+        lift_quota = pod.uid in owned
+        wanted[pod.uid] = PodWanted(pod.title, pod.qos, cpuset, blocked, refused, lift_quota)
+    refusals.sort(key=lambda each: each.uid)
+    return Decision(owners, ls_pools, be_pools, tuple(refusals), wanted, ledger.system)
 
 
 def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
@@ -135,28 +151,28 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
 class _Claims:
     """The pools while claims are heard one after the other."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        shared: CpuSet,
-        kubelet_cpus: Mapping[str, CpuSet],
-        rules: PoolRules,
-    ) -> None:
+    def __init__(self, topology: Topology, kubelet_cpus: CpuSet, rules: PoolRules) -> None:
         self._online = topology.online
         self._offline = topology.offline
-        self.ls = shared
-        self.be = shared
+        unbound = topology.online - topology.isolated or topology.online
+        self.ls = self.be = unbound - kubelet_cpus - rules.kept
+        self.system = rules.system & topology.online - kubelet_cpus
         self.owners: list[Owner] = []
-        self._kubelet = union(kubelet_cpus.values())
-        self._reserved = EMPTY if rules.owners_on_reserved else rules.reserved
-        self._ls_user: str | None = None
-        self._be_user: str | None = None
+        self._kubelet = kubelet_cpus
+        kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
+        self._reserved = (
+            (kubelet_reserved, "are reserved by the kubelet"),
+            (rules.node_reserved, "are reserved by the node"),
+            (rules.system if rules.system_exclusive else EMPTY, "belong to SYSTEM pods"),
+        )
+        self._users: dict[QoS, str] = {}
 
     def joins_pool(self, pod: Pod) -> None:
-        if pod.qos is QoS.BE:
-            self._be_user = self._be_user or pod.title
+        """The pod lives on a pool, which no claim may empty from now on."""
+        if pod.qos is QoS.BE or (pod.qos is QoS.SYSTEM and self.system):
+            self._users.setdefault(pod.qos, pod.title)
         else:
-            self._ls_user = self._ls_user or pod.title
+            self._users.setdefault(QoS.LS, pod.title)
 
     def claim(self, claim: Claimant) -> str:
         """Takes the CPUs that are online, or says why not."""
@@ -171,24 +187,34 @@ class _Claims:
                 return f"CPUs {taken} belong to pod {owner.title}"
         if not claim.keeps and (taken := wish & self._kubelet):
             return f"CPUs {taken} were given away by the kubelet"
-        if not claim.keeps_reserved and (taken := wish & self._reserved):
-            return f"CPUs {taken} are reserved by the kubelet"
-        if not claim.keeps:
-            if self._ls_user and not self.ls - wish:
-                return f"CPUs {wish} are all that pod {self._ls_user} and others share"
-            if pod.qos is QoS.LSE and self._be_user and not self.be - wish:
-                return f"CPUs {wish} are all that pod {self._be_user} and others share"
+        if not claim.keeps_reserved:
+            for cpus, why in self._reserved:
+                if taken := wish & cpus:
+                    return f"CPUs {taken} {why}"
+        if not claim.keeps and (user := self._left_with_nothing(pod, wish)):
+            return f"CPUs {wish} are all that pod {user} and others share"
         self.ls -= wish
+        self.system -= wish
         if pod.qos is QoS.LSE:
             self.be -= wish
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish)))
         return ""
 
+    def _left_with_nothing(self, pod: Pod, wish: CpuSet) -> str | None:
+        """A pod that lives on a pool which the claim would empty."""
+        on_system = self._users.get(QoS.SYSTEM)
+        users = [
+            (self.ls, self._users.get(QoS.LS) or (None if self.system else on_system)),
+            (self.be, self._users.get(QoS.BE) if pod.qos is QoS.LSE else None),
+            (self.system, on_system),
+        ]
+        return next((user for pool, user in users if user and pool and pool <= wish), None)
+
 
 def _kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
     if not kubelet.static:
         return {}
-    foreign = {pod.uid for pod in pods if not kubelet_may_own(pod.labels, pod.kube_class)}
+    foreign = {pod.uid for pod in pods if not kubelet_may_own(pod)}
     return {uid: cpus for uid, cpus in kubelet.by_uid.items() if uid not in foreign}
 
 
@@ -212,6 +238,8 @@ def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
     return tuple(sorted(pools, key=lambda pool: (pool.socket, pool.node)))
 
 
-def _whose(owners: tuple[Owner, ...]) -> str:
+def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
     named = [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners]
+    if rules.kept:
+        named.append(f"{rules.kept} are kept by the node")
     return "; ".join(named) or "every CPU is the kubelet's"

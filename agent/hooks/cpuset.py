@@ -1,4 +1,5 @@
-"""Which cpuset a container's request leaves with: pure functions of request, snapshot and grants.
+"""Which cpuset a container's request leaves with, and whether its CFS quota is lifted: pure
+functions of request, snapshot and grants.
 
 The agent decides, the hook obeys. What the snapshot says of a pod wins over the request; a pod that
 the snapshot does not know shares its class's pool, or waits for the agent when it claims CPUs of
@@ -9,14 +10,17 @@ hold one of them: that container could be started with it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 
 from agent.allocate.shares import kubelet_may_own, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
-    CREATE_CPUSET,
-    UPDATE_CPUSET,
+    CPU_QUOTA,
+    CPUSET,
+    CREATE_RESOURCES,
+    UPDATE_RESOURCES,
     CreateContainer,
     UpdateContainer,
     announced,
@@ -55,9 +59,11 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Give(msgspec.Struct, frozen=True):
-    """The request goes on with this cpuset."""
+    """The request goes on with this cpuset; `lift_quota`: and without a limit of CPU time, which
+    would keep a container from CPUs that are its own."""
 
     cpus: CpuSet
+    lift_quota: bool = False
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -65,6 +71,8 @@ class Wait(msgspec.Struct, frozen=True):
 
     reason: str
 
+
+_NO_LIMIT: Final = -1
 
 Answer = Keep | Give | Wait
 
@@ -80,7 +88,7 @@ def create(
         return Wait("the agent has written no snapshot") if claims(pod) else Keep()
     known = snapshot.pods.get(pod.uid)
     if known is None:
-        if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod.labels, pod.kube_class)):
+        if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
         return _share(pod, snapshot, grants)
     if known.blocked:
@@ -92,7 +100,7 @@ def create(
         for grant in grants:
             if grant.uid != pod.uid and not grant.seen_by(snapshot) and grant.may_hold(cpus):
                 return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
-    return Give(cpus)
+    return Give(cpus, known.lift_quota)
 
 
 def last_resort(
@@ -108,7 +116,7 @@ def last_resort(
         return Wait(reason)
     if snapshot is None:
         return Keep()
-    if snapshot.kubelet_static and kubelet_may_own(pod.labels, pod.kube_class):
+    if snapshot.kubelet_static and kubelet_may_own(pod):
         return _less_owned(request.requested, snapshot)
     return _share(pod, snapshot, grants)
 
@@ -122,9 +130,11 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant |
     """
     if snapshot is not None and request.container_id in snapshot.containers:
         wanted = snapshot.containers[request.container_id]
-        return Keep() if wanted is None else Give(CpuSet.parse(wanted))
+        if wanted is None:
+            return Keep()
+        return Give(CpuSet.parse(wanted), request.container_id in snapshot.lifted)
     if granted is not None:
-        return Keep() if granted.cpus is None else Give(granted.cpus)
+        return Keep() if granted.cpus is None else Give(granted.cpus, granted.exclusive)
     if snapshot is None or not request.requested:
         return Keep()
     return Wait("the agent does not know this container")
@@ -135,14 +145,14 @@ def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answe
     return _less_owned(request.requested, snapshot) if snapshot else Keep()
 
 
-def rewrite_create(message: bytes, request: CreateContainer, cpus: CpuSet) -> bytes | None:
+def rewrite_create(message: bytes, request: CreateContainer, answer: Give) -> bytes | None:
     """The new request, None where nothing changes."""
-    return _rewrite(message, CREATE_CPUSET, request.requested, cpus)
+    return _rewrite(message, CREATE_RESOURCES, request, answer)
 
 
-def rewrite_update(message: bytes, request: UpdateContainer, cpus: CpuSet) -> bytes | None:
+def rewrite_update(message: bytes, request: UpdateContainer, answer: Give) -> bytes | None:
     """The new request, None where nothing changes."""
-    return _rewrite(message, UPDATE_CPUSET, request.requested, cpus)
+    return _rewrite(message, UPDATE_RESOURCES, request, answer)
 
 
 def owns(uid: str, snapshot: Snapshot) -> bool:
@@ -158,8 +168,15 @@ def claims(pod: Pod) -> bool:
         return False
 
 
-def _rewrite(message: bytes, path: tuple[int, ...], requested: str, cpus: CpuSet) -> bytes | None:
-    return None if requested == str(cpus) else message + wire.patch(path, str(cpus))
+def _rewrite(
+    message: bytes, path: tuple[int, ...], request: CreateContainer | UpdateContainer, answer: Give
+) -> bytes | None:
+    patches = b""
+    if request.requested != str(answer.cpus):
+        patches += wire.patch((*path, CPUSET), str(answer.cpus))
+    if answer.lift_quota and request.quota > 0:
+        patches += wire.patch((*path, CPU_QUOTA), _NO_LIMIT)
+    return message + patches if patches else None
 
 
 def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
@@ -180,5 +197,6 @@ def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
         for grant in grants
         if grant.exclusive and grant.uid != pod.uid and not grant.seen_by(snapshot)
     )
-    cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools) - owned
+    system = CpuSet.parse(snapshot.system)
+    cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools, system) - owned
     return Give(cpus) if cpus else Wait("its pool has no CPU")

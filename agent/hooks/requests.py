@@ -12,19 +12,23 @@ from agent.model.qos import QOS_LABEL, kube_class
 
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
-# CreateContainerRequest: config.linux.resources.cpuset_cpus, sandbox_config
+# CreateContainerRequest: config, sandbox_config; config.linux.resources
 _CONFIG, _SANDBOX_CONFIG = 2, 3
-CREATE_CPUSET = (_CONFIG, 15, 1, 6)
-# UpdateContainerResourcesRequest: linux.cpuset_cpus
-UPDATE_CPUSET = (2, 6)
+CREATE_RESOURCES = (_CONFIG, 15, 1)
+# UpdateContainerResourcesRequest: linux
+UPDATE_RESOURCES = (2,)
+# LinuxContainerResources
+CPU_QUOTA, CPUSET = 2, 6
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
-    """`requested` is the cpuset the caller asks for, "" for none."""
+    """`requested` is the cpuset the caller asks for, "" for none; `quota` the CFS quota
+    (microseconds a period), 0 for none and -1 for no limit."""
 
     pod: PodComes
     container_name: str
     requested: str
+    quota: int = 0
 
 
 class UpdateContainer(msgspec.Struct, frozen=True):
@@ -32,6 +36,7 @@ class UpdateContainer(msgspec.Struct, frozen=True):
 
     container_id: str
     requested: str
+    quota: int = 0
 
 
 def run_pod_sandbox(message: bytes) -> PodComes:
@@ -42,18 +47,20 @@ def run_pod_sandbox(message: bytes) -> PodComes:
 def create_container(message: bytes) -> CreateContainer:
     """Raises WireError."""
     config = wire.merged(message, _CONFIG)
+    resources = wire.merged(message, *CREATE_RESOURCES)
     return CreateContainer(
         _pod(wire.merged(message, _SANDBOX_CONFIG)),
         wire.text(wire.merged(config, 1), 1),
-        wire.text(wire.merged(message, *CREATE_CPUSET[:-1]), CREATE_CPUSET[-1]),
+        wire.text(resources, CPUSET),
+        wire.number(resources, CPU_QUOTA),
     )
 
 
 def update_container(message: bytes) -> UpdateContainer:
     """Raises WireError."""
+    resources = wire.merged(message, *UPDATE_RESOURCES)
     return UpdateContainer(
-        wire.text(message, 1),
-        wire.text(wire.merged(message, *UPDATE_CPUSET[:-1]), UPDATE_CPUSET[-1]),
+        wire.text(message, 1), wire.text(resources, CPUSET), wire.number(resources, CPU_QUOTA)
     )
 
 

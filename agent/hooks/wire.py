@@ -21,7 +21,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)
-        number, kind = key >> 3, key & 7
+        field, kind = key >> 3, key & 7
         start = at
         if kind == BYTES:
             size, start = _varint(message, at)
@@ -31,19 +31,17 @@ def fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
         elif kind in (FIXED64, FIXED32):
             at += 8 if kind == FIXED64 else 4
         else:
-            raise WireError(f"wire type {kind} of field {number} at byte {at}")
-        if at > end or not number:
-            raise WireError(f"field {number} runs past the end at byte {end}")
-        yield number, kind, message[start:at]
+            raise WireError(f"wire type {kind} of field {field} at byte {at}")
+        if at > end or not field:
+            raise WireError(f"field {field} runs past the end at byte {end}")
+        yield field, kind, message[start:at]
 
 
 def merged(message: bytes, *path: int) -> bytes:
     """The embedded message at the path of field numbers; empty when absent. Raises WireError."""
     for wanted in path:
         message = b"".join(
-            payload
-            for number, kind, payload in fields(message)
-            if (number, kind) == (wanted, BYTES)
+            payload for each, kind, payload in fields(message) if (each, kind) == (wanted, BYTES)
         )
     return message
 
@@ -51,27 +49,46 @@ def merged(message: bytes, *path: int) -> bytes:
 def text(message: bytes, wanted: int) -> str:
     """A string field, "" when absent. Raises WireError."""
     last = b""
-    for number, kind, payload in fields(message):
-        if (number, kind) == (wanted, BYTES):
+    for each, kind, payload in fields(message):
+        if (each, kind) == (wanted, BYTES):
             last = payload
     return _decode(last)
+
+
+def number(message: bytes, wanted: int) -> int:
+    """An int64 field, 0 when absent. Raises WireError."""
+    last = 0
+    for each, kind, payload in fields(message):
+        if (each, kind) == (wanted, VARINT):
+            last, _ = _varint(payload, 0)
+    last &= (1 << 64) - 1
+    return last - (1 << 64) if last >> 63 else last
 
 
 def string_map(message: bytes, wanted: int) -> dict[str, str]:
     """A map<string, string> field. Raises WireError."""
     return {
         text(entry, 1): text(entry, 2)
-        for number, kind, entry in fields(message)
-        if (number, kind) == (wanted, BYTES)
+        for each, kind, entry in fields(message)
+        if (each, kind) == (wanted, BYTES)
     }
 
 
-def patch(path: tuple[int, ...], value: str) -> bytes:
-    """Bytes that, appended to a message, set the string field at the path of field numbers."""
-    encoded = value.encode()
-    for number in reversed(path):
-        encoded = _encode_varint(number << 3 | BYTES) + _encode_varint(len(encoded)) + encoded
+def patch(path: tuple[int, ...], value: str | int) -> bytes:
+    """Bytes that, appended to a message, set the field (a string, an int64) at the path of field
+    numbers."""
+    *above, last = path
+    if isinstance(value, int):
+        encoded = _encode_varint(last << 3 | VARINT) + _encode_varint(value & (1 << 64) - 1)
+    else:
+        encoded = _embedded(last, value.encode())
+    for each in reversed(above):
+        encoded = _embedded(each, encoded)
     return encoded
+
+
+def _embedded(wanted: int, payload: bytes) -> bytes:
+    return _encode_varint(wanted << 3 | BYTES) + _encode_varint(len(payload)) + payload
 
 
 def _decode(raw: bytes) -> str:

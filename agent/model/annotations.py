@@ -35,11 +35,19 @@ class NumaNodeResources(msgspec.Struct, frozen=True):
     resources: dict[str, Quantity] = {}
 
 
+class SharedPool(msgspec.Struct, frozen=True):
+    """A NUMA node whose pool the pod shares; the older form of NumaNodeResources."""
+
+    node: int
+    socket: int = 0
+
+
 class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
     """What the scheduler decided: own CPUs (Linux list), NUMA nodes to share."""
 
     cpuset: str = ""
     numa_node_resources: tuple[NumaNodeResources, ...] = ()
+    cpu_shared_pools: tuple[SharedPool, ...] = ()
 
     def cpus(self) -> CpuSet:
         """The pod's own CPUs, empty when it has none. Raises AnnotationError."""
@@ -49,13 +57,18 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
             raise AnnotationError(RESOURCE_STATUS, f"cpuset: {error}") from None
 
     def shared_numa_nodes(self) -> tuple[int, ...]:
-        """NUMA nodes whose pools the pod is held to, in the annotation's order.
-        Raises AnnotationError."""
-        return tuple(
-            each.node
+        """NUMA nodes whose pools the pod is held to, in the annotation's order: all that it got
+        something of, once one of them gave it CPU. The older cpuSharedPools speak where
+        numaNodeResources do not. Raises AnnotationError."""
+        gave_cpu = [
+            _amount(each, name) > 0
             for each in self.numa_node_resources
-            if any(_amount(each, name) > 0 for name in _CPU_RESOURCES if name in each.resources)
-        )
+            for name in _CPU_RESOURCES
+            if name in each.resources
+        ]
+        if any(gave_cpu):
+            return tuple(each.node for each in self.numa_node_resources)
+        return tuple(each.node for each in self.cpu_shared_pools)
 
     def amounts(self) -> dict[int, dict[str, int]]:
         """By NUMA node and resource what the pod got: `cpu` in milli-CPU, the rest in units (bytes,

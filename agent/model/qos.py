@@ -32,11 +32,6 @@ def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
     return by_label or (QoS.BE if kube_class == "besteffort" else QoS.LS)
 
 
-def labelled(labels: Mapping[str, str]) -> bool:
-    """Whether the pod names its own class."""
-    return labels.get(QOS_LABEL, "") in _BY_LABEL
-
-
 def kube_class(cgroup_parent: str) -> KubeClass | None:
     """The QoS class that the kubelet expressed by the place of a pod's (or a container's) group.
 

@@ -43,7 +43,8 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pod's containers get: `cpuset` None means hands off.
 
     `blocked` says why a container must not be created yet: its CPUs are not free, or it has none;
-    `refused` why the CPUs that the pod claims are not its own.
+    `refused` why the CPUs that the pod claims are not its own. `lift_quota`: a CFS quota must not
+    keep the pod, nor its containers, from CPUs that are their own.
     """
 
     title: str
@@ -51,6 +52,7 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     cpuset: str | None
     blocked: str = ""
     refused: str = ""
+    lift_quota: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,6 +72,10 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     pods: dict[str, PodWanted]
     containers: dict[str, str | None]
     """Container id to wanted cpuset (None: hands off)."""
+    lifted: tuple[str, ...] = ()
+    """Ids of the containers whose CFS quota is lifted, sorted."""
+    system: str = ""
+    """The CPUs of SYSTEM pods; empty: they are on the LS pool."""
     excluded: tuple[str, ...] = ()
     """Patterns of what is left alone (see exclusion)."""
 

@@ -73,6 +73,8 @@ class Publisher:
             pods=wanted,
             containers={**_by_container(pods, wanted), **dict.fromkeys(left_alone)},
             excluded=excluded,
+            lifted=_lifted(pods, wanted),
+            system=str(decision.system),
         )
         unchanged = self._last is not None and _same(self._last, new)
         if unchanged and not fresh and os.path.exists(self._path):
@@ -93,6 +95,11 @@ class Publisher:
 
 def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, str | None]:
     return {each.id: wanted[pod.uid].cpuset for pod in pods for each in pod.containers}
+
+
+def _lifted(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> tuple[str, ...]:
+    lifted = (pod for pod in pods if wanted[pod.uid].lift_quota)
+    return tuple(sorted(each.id for pod in lifted for each in pod.containers))
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:

@@ -114,7 +114,7 @@ class CpusetGate:
         )
         if isinstance(answer, Keep):
             return Forward()
-        return _verdict(cpuset.rewrite_create(message, request, answer.cpus))
+        return _verdict(cpuset.rewrite_create(message, request, answer))
 
     def _update(self, call: Call, message: bytes, snapshot: Snapshot | None) -> Verdict:
         request = requests.update_container(message)
@@ -129,7 +129,7 @@ class CpusetGate:
             answer = cpuset.without_owners(request, snapshot)
         if not isinstance(answer, Give):
             return Forward()
-        return _verdict(cpuset.rewrite_update(message, request, answer.cpus))
+        return _verdict(cpuset.rewrite_update(message, request, answer))
 
     def _late(self, call: Call) -> bool:
         return time.monotonic() - call.started >= self._hold_seconds

@@ -396,3 +396,201 @@ def test_guaranteed_without_a_class_is_ls_or_the_kubelets(static: bool, cpuset: 
     decision = decided(machine(), pod("g", kube_class="guaranteed"), kubelet=kubelet)
     assert decision.pods["g"].qos is QoS.LS
     assert decision.pods["g"].cpuset == cpuset
+
+
+def names(decision: Decision) -> tuple[str, str, str]:
+    return (
+        str(pool_cpus(decision.ls_pools)),
+        str(pool_cpus(decision.be_pools)),
+        str(decision.system),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        pytest.param(PoolRules(node_reserved=RESERVED), ("2-3", "2-3", ""), id="node reservation"),
+        pytest.param(PoolRules(system=RESERVED), ("2-3", "2-3", "0-1"), id="exclusive system QoS"),
+        pytest.param(
+            PoolRules(system=RESERVED, system_exclusive=False),
+            ("0-3", "0-3", "0-1"),
+            id="shared system QoS",
+        ),
+        pytest.param(
+            PoolRules(node_reserved=CpuSet([0]), system=CpuSet([1]), reserved=CpuSet([0, 3])),
+            ("2-3", "2-3", "1"),
+            id="all kinds of reservation",
+        ),
+        pytest.param(
+            PoolRules(node_reserved=CpuSet([0]), reserved=CpuSet([0, 3]), be_on_reserved=True),
+            ("1-3", "3", ""),
+            id="BE on what the kubelet reserves and the node does not",
+        ),
+        pytest.param(
+            PoolRules(system=CpuSet([3, 9])), ("0-2", "0-2", "3"), id="CPUs that are not there"
+        ),
+    ],
+)
+def test_what_the_node_keeps_is_in_no_pool(
+    rules: PoolRules, expected: tuple[str, str, str]
+) -> None:
+    assert names(decided(machine(), rules=rules)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rules", "cpuset"),
+    [
+        pytest.param(PoolRules(system=RESERVED), "0-1", id="known"),
+        pytest.param(PoolRules(system=RESERVED, system_exclusive=False), "0-1", id="shared"),
+        pytest.param(PoolRules(), "0-3", id="unknown"),
+        pytest.param(PoolRules(system=CpuSet([9])), "0-3", id="not on this machine"),
+    ],
+)
+def test_system_pod_runs_on_the_cpus_of_its_class(rules: PoolRules, cpuset: str) -> None:
+    decision = decided(machine(), pod("s", "SYSTEM"), rules=rules)
+    assert wanted(decision) == {"s": cpuset}
+
+
+def test_system_pod_that_is_bound_to_numa_nodes_gets_their_pools() -> None:
+    bound = pod("s", "SYSTEM", numa_nodes=(1,))
+    assert wanted(decided(machine(2, 2), bound, rules=PoolRules(system=RESERVED))) == {"s": "2-3"}
+
+
+def test_system_pods_leave_what_others_own() -> None:
+    rules = PoolRules(system=RESERVED, system_exclusive=False)
+    pods = pod("s", "SYSTEM"), pod("a", "LSE", "0")
+    assert wanted(decided(machine(), *pods, rules=rules)) == {"s": "1", "a": "0"}
+    kubelet = KubeletCpus(True, {"gone": CpuSet([1])})
+    assert wanted(decided(machine(), pods[0], kubelet=kubelet, rules=rules)) == {"s": "0"}
+
+
+def test_claim_that_empties_the_cpus_of_system_pods_is_refused_while_there_are_any() -> None:
+    rules = PoolRules(system=RESERVED, system_exclusive=False)
+    taker = pod("a", "LSR", "0-1")
+    assert not decided(machine(), taker, rules=rules).refusals
+    (refusal,) = decided(machine(), taker, pod("s", "SYSTEM"), rules=rules).refusals
+    assert refusal.reason == "CPUs 0-1 are all that pod ns/s and others share"
+
+
+def test_system_pods_whose_cpus_are_owned_count_among_those_on_the_ls_pool() -> None:
+    rules = PoolRules(system=CpuSet([0]), system_exclusive=False)
+    pods = pod("s", "SYSTEM"), pod("a", "LSE", "0"), pod("b", "LSE", "1-3")
+    decision = decided(machine(), *pods, owned_before=("a",), rules=rules)
+    assert wanted(decision) == {"s": "1-3", "a": "0", "b": "1-3"}
+    assert decision.pods["b"].refused == "CPUs 1-3 are all that pod ns/s and others share"
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        (PoolRules(node_reserved=RESERVED), "CPUs 1 are reserved by the node"),
+        (PoolRules(system=RESERVED), "CPUs 1 belong to SYSTEM pods"),
+    ],
+)
+def test_no_pod_owns_what_the_node_keeps_unless_it_has_them(
+    qos: str, rules: PoolRules, reason: str
+) -> None:
+    owner = pod("a", qos, "1-2")
+    refused = decided(machine(), owner, rules=rules)
+    assert [each.reason for each in refused.refusals] == [reason]
+    assert wanted(refused) == {"a": "2-3"}
+    keeps = decided(machine(), owner, owned_before=("a",), rules=rules)
+    runs = decided(machine(), owner, running_on={"a": "1-2"}, rules=rules)
+    assert wanted(keeps) == wanted(runs) == {"a": "1-2"}
+
+
+def test_where_the_node_keeps_everything_nobody_is_moved_and_nobody_comes() -> None:
+    rules = PoolRules(node_reserved=CpuSet(range(4)))
+    decision = decided(machine(), pod("a", "LS"), pod("b", "BE"), rules=rules)
+    assert names(decision) == ("", "", "")
+    assert wanted(decision) == {"a": None, "b": None}
+    assert {each.blocked for each in decision.pods.values()} == {
+        "no CPU is left for it: 0-3 are kept by the node"
+    }
+
+
+def test_isolated_cpus_serve_system_pods_only_where_named() -> None:
+    rules = PoolRules(system=CpuSet([3]), system_exclusive=False)
+    assert names(decided(machine(isolated="2-3"), rules=rules)) == ("0-1", "0-1", "3")
+
+
+def test_pod_of_the_older_annotation_is_held_to_its_pools() -> None:
+    older = pod("a", "LS", status='{"cpuSharedPools": [{"socket": 1, "node": 1}]}')
+    lost = pod("b", "LS", status='{"cpuSharedPools": [{"socket": 1, "node": 7}]}')
+    decision = decided(machine(2, 2), older, lost)
+    assert wanted(decision) == {"a": "2-3", "b": "0-3"}
+    assert decision.pods["b"].refused == "NUMA nodes 7 do not exist"
+
+
+def test_quota_is_lifted_for_pods_with_cpus_of_their_own_only() -> None:
+    kubelet = KubeletCpus(True, {"g": CpuSet([3])})
+    pods = (
+        pod("a", "LSE", "0"),
+        pod("b", "LS", "1"),
+        pod("c", "LS"),
+        pod("d", "LSR", "0"),
+        pod("g", kube_class="guaranteed"),
+    )
+    decision = decided(machine(), *pods, owned_before=("a",), kubelet=kubelet)
+    assert [uid for uid, each in decision.pods.items() if each.lift_quota] == ["a", "b"]
+
+
+@pytest.mark.parametrize("qos", ["", "LSE", "LSR", "SYSTEM", "LS", "BE"])
+def test_static_kubelet_keeps_guaranteed_pods_that_no_label_puts_on_a_pool(qos: str) -> None:
+    kubelet = KubeletCpus(True, {"g": CpuSet([2])})
+    decision = decided(machine(), pod("g", qos, kube_class="guaranteed"), kubelet=kubelet)
+    shares = qos in ("LS", "BE")
+    assert wanted(decision) == {"g": "0-3" if shares else None}
+    assert str(pool_cpus(decision.be_pools)) == ("0-3" if shares else "0-1,3")
+
+
+@pytest.mark.parametrize(
+    ("status", "cpuset"),
+    [('{"cpuset": "1"}', "1"), ('{"cpuset": "1-"}', "0-3"), ("{}", None), ("{", None)],
+)
+def test_pod_that_names_its_cpus_is_ours_and_not_the_static_kubelets(
+    status: str, cpuset: str | None
+) -> None:
+    kubelet = KubeletCpus(True, {"g": CpuSet([2])})
+    decision = decided(
+        machine(), pod("g", "LSR", status=status, kube_class="guaranteed"), kubelet=kubelet
+    )
+    assert wanted(decision) == {"g": cpuset}
+
+
+some_cpus = st.frozensets(st.integers(0, 8), max_size=3).map(CpuSet)
+some_rules = st.builds(
+    PoolRules, some_cpus, st.booleans(), st.booleans(), some_cpus, some_cpus, st.booleans()
+)
+
+
+@given(nodes(), some_rules)
+def test_invariants_hold_whatever_is_set_aside(
+    case: tuple[Topology, list[Pod], KubeletCpus], rules: PoolRules
+) -> None:
+    topology, pods, kubelet = case
+    decision = decided(topology, *pods, kubelet=kubelet, rules=rules)
+    check_invariants(topology, decision, pods)
+    assert not rules.kept & pool_cpus((*decision.ls_pools, *decision.be_pools))
+    assert decision.system <= rules.system
+    assert not decision.system & union(owner.cpus for owner in decision.owners)
+    assert not rules.kept & union(owner.cpus for owner in decision.owners)
+    assert decided(topology, *reversed(pods), kubelet=kubelet, rules=rules) == decision
+    again = decided(
+        topology,
+        *pods,
+        kubelet=kubelet,
+        rules=rules,
+        owned_before=tuple(owner.uid for owner in decision.owners),
+    )
+    assert again.owners == decision.owners
+
+
+def test_system_pod_on_the_cpus_that_its_class_shares_does_not_own_them_after_a_restart() -> None:
+    rules = PoolRules(system=RESERVED)
+    claimant = pod("s", "SYSTEM", "0-1")
+    first = decided(machine(), claimant, rules=rules)
+    assert wanted(first) == {"s": "0-1"}
+    assert first.pods["s"].refused == "CPUs 0-1 belong to SYSTEM pods"
+    assert decided(machine(), claimant, rules=rules, running_on={"s": "0-1"}) == first

@@ -4,7 +4,12 @@ import pytest
 
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Give, Grant, Keep, Wait
-from agent.hooks.requests import CreateContainer, UpdateContainer, create_container
+from agent.hooks.requests import (
+    CreateContainer,
+    UpdateContainer,
+    create_container,
+    update_container,
+)
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import PodComes
@@ -230,8 +235,65 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
     message.config.linux.resources.cpuset_cpus = "1"
     raw = message.SerializeToString()
     parsed = create_container(raw)
-    assert cpuset.rewrite_create(raw, parsed, CpuSet([1])) is None
+    assert cpuset.rewrite_create(raw, parsed, Give(CpuSet([1]))) is None
     assert (
-        cpuset.rewrite_create(raw, parsed, CpuSet([2]))
+        cpuset.rewrite_create(raw, parsed, Give(CpuSet([2])))
         == raw + bytes.fromhex("12077a050a033201") + b"2"
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "lift", "left"), [(5000, True, -1), (5000, False, 5000), (0, True, 0), (-1, True, -1)]
+)
+def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
+    asked: int, lift: bool, left: int
+) -> None:
+    create, update = pb.CreateContainerRequest(), pb.UpdateContainerResourcesRequest()
+    create.config.linux.resources.cpu_quota = update.linux.cpu_quota = asked
+    create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
+    answer = Give(CpuSet([1]), lift)
+    raw = create.SerializeToString()
+    created = cpuset.rewrite_create(raw, create_container(raw), answer)
+    raw = update.SerializeToString()
+    updated = cpuset.rewrite_update(raw, update_container(raw), answer)
+    for resources in (
+        pb.CreateContainerRequest.FromString(created or b"").config.linux.resources,
+        pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux,
+    ):
+        assert (resources.cpu_quota, resources.cpu_period) == (left, 100_000)
+        assert resources.cpuset_cpus == "1"
+
+
+def test_quota_is_lifted_for_owners_and_for_what_was_granted_as_own() -> None:
+    own = PodWanted("ns/own", QoS.LSE, "1", lift_quota=True)
+    snap = snapshot(pods={"own": own}, lifted=("c1",), containers={"c1": "1", "c2": "0"})
+    assert cpuset.create(request("own", "LSE", "1"), snap, []) == Give(CpuSet([1]), True)
+    assert cpuset.update(UpdateContainer("c1", ""), snap, None) == Give(CpuSet([1]), True)
+    assert cpuset.update(UpdateContainer("c2", ""), snap, None) == Give(CpuSet([0]), False)
+    granted = Grant("own", "pod ns/own", CpuSet([2]), exclusive=True)
+    assert cpuset.update(UpdateContainer("new", ""), snap, granted) == Give(CpuSet([2]), True)
+
+
+@pytest.mark.parametrize(
+    ("system", "cpus"),
+    [
+        pytest.param("4-5", [4, 5], id="the CPUs of its class"),
+        pytest.param("1,4", [4], id="without owned ones"),
+        pytest.param("", [0, 2, 3], id="none known: the LS pool"),
+    ],
+)
+def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
+    answer = cpuset.create(request("new", "SYSTEM"), snapshot(system=system), [])
+    assert answer == Give(CpuSet(cpus))
+
+
+@pytest.mark.parametrize(
+    ("qos", "claim", "waits"),
+    [("LSR", "", True), ("SYSTEM", "", True), ("LS", "", False), ("BE", "", False)],
+)
+def test_guaranteed_pod_may_be_the_static_kubelets_unless_its_label_puts_it_on_a_pool(
+    qos: str, claim: str, waits: bool
+) -> None:
+    asks = request("new", qos, claim, parent="/kubepods/podnew")
+    answer = cpuset.create(asks, snapshot(kubelet_static=True), [])
+    assert isinstance(answer, Wait) == waits

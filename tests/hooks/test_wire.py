@@ -5,7 +5,10 @@ from hypothesis import strategies as st
 from agent.hooks import requests, wire
 from agent.proto import cri_pb2 as pb
 
+CREATE_CPUSET = (*requests.CREATE_RESOURCES, requests.CPUSET)
+CREATE_QUOTA = (*requests.CREATE_RESOURCES, requests.CPU_QUOTA)
 text = st.text(max_size=20)
+int64 = st.integers(-(2**63), 2**63 - 1)
 
 
 @st.composite
@@ -15,7 +18,7 @@ def create_requests(draw: st.DrawFn) -> pb.CreateContainerRequest:
         request.config.metadata.name = draw(text)
         request.config.args.extend(draw(st.lists(text, max_size=3)))
     if draw(st.booleans()):
-        request.config.linux.resources.cpu_quota = draw(st.integers(-1, 2**62))
+        request.config.linux.resources.cpu_quota = draw(int64)
         request.config.linux.resources.cpuset_cpus = draw(text)
         request.config.linux.resources.cpuset_mems = draw(text)
     if draw(st.booleans()):
@@ -33,6 +36,7 @@ def test_reads_what_protobuf_reads(request_: pb.CreateContainerRequest) -> None:
     assert wire.text(wire.merged(raw, 2, 1), 1) == request_.config.metadata.name
     resources = request_.config.linux.resources
     assert wire.text(wire.merged(raw, 2, 15, 1), 6) == resources.cpuset_cpus
+    assert wire.number(wire.merged(raw, 2, 15, 1), 2) == resources.cpu_quota
     assert wire.string_map(wire.merged(raw, 3), 7) == dict(request_.sandbox_config.annotations)
 
 
@@ -41,9 +45,20 @@ def test_patch_changes_one_field_and_nothing_else(
     request_: pb.CreateContainerRequest, value: str
 ) -> None:
     raw = request_.SerializeToString()
-    patched = pb.CreateContainerRequest.FromString(raw + wire.patch(requests.CREATE_CPUSET, value))
+    patched = pb.CreateContainerRequest.FromString(raw + wire.patch(CREATE_CPUSET, value))
     assert patched.config.linux.resources.cpuset_cpus == value
     request_.config.linux.resources.cpuset_cpus = value
+    assert patched == request_
+
+
+@given(create_requests(), int64)
+def test_patch_of_a_number_changes_one_field_and_nothing_else(
+    request_: pb.CreateContainerRequest, value: int
+) -> None:
+    raw = request_.SerializeToString()
+    patched = pb.CreateContainerRequest.FromString(raw + wire.patch(CREATE_QUOTA, value))
+    assert patched.config.linux.resources.cpu_quota == value
+    request_.config.linux.resources.cpu_quota = value
     assert patched == request_
 
 

@@ -34,6 +34,25 @@ from agent.model.cpuset import CpuSet
         ('{"numaNodeResources": [{"node": 1, "resources": {"cpu": "0e3"}}]}', "", ()),
         ('{"numaNodeResources": [{"node": 1, "resources": {"memory": "1Gi"}}]}', "", ()),
         ('{"numaNodeResources": [{"node": 1}]}', "", ()),
+        (
+            '{"numaNodeResources": [{"node": 2, "resources": {"memory": "1Gi"}},'
+            ' {"node": 1, "resources": {"cpu": "2"}}, {"node": 0}]}',
+            "",
+            (2, 1, 0),
+        ),
+        ('{"cpuSharedPools": [{"socket": 0, "node": 2}, {"node": 1}]}', "", (2, 1)),
+        (
+            '{"cpuSharedPools": [{"socket": 0, "node": 0, "cpuset": "0-3"}],'
+            ' "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}',
+            "",
+            (1,),
+        ),
+        (
+            '{"cpuSharedPools": [{"socket": 0, "node": 0}],'
+            ' "numaNodeResources": [{"node": 1, "resources": {"memory": "1Gi"}}]}',
+            "",
+            (0,),
+        ),
     ],
 )
 def test_resource_status(text: str | None, cpus: str, nodes: tuple[int, ...]) -> None:
@@ -54,6 +73,7 @@ def test_resource_status(text: str | None, cpus: str, nodes: tuple[int, ...]) ->
         ('{"cpuset": "3-1"}', "cpuset: CPU list '3-1'"),
         ('{"cpuset": "0-4294967295"}', "beyond CPU"),
         ('{"numaNodeResources": {}}', "`$.numaNodeResources`"),
+        ('{"cpuSharedPools": [{"socket": 0}]}', "missing required field `node`"),
         ('{"numaNodeResources": [{"resources": {}}]}', "missing required field `node`"),
     ],
 )

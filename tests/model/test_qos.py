@@ -1,6 +1,6 @@
 import pytest
 
-from agent.model.qos import QOS_LABEL, KubeClass, QoS, kube_class, labelled, qos_of
+from agent.model.qos import QOS_LABEL, KubeClass, QoS, kube_class, qos_of
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UID_ = UID.replace("-", "_")
@@ -56,4 +56,3 @@ def test_the_label_decides_then_the_class_of_kubernetes(
 ) -> None:
     labels = {QOS_LABEL: label} if label else {}
     assert qos_of(labels, kube) is found
-    assert labelled(labels) == (label in ("LSE", "SYSTEM"))

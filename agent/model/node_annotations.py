@@ -1,0 +1,93 @@
+"""A Node's annotations that keep CPUs from pods, as values (keys and shapes: Koordinator's)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.model import jsontext
+from agent.model.annotations import AnnotationError
+from agent.model.cpuset import CpuSet, CpuSetError
+from agent.model.jsontext import JsonError
+from agent.model.quantities import Quantity, QuantityError, milli
+
+SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"
+RESERVATION: Final = "node.koordinator.sh/reservation"
+
+
+class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """The CPUs (Linux list) of SYSTEM pods; no other pod shares them where they are exclusive."""
+
+    cpuset: str = ""
+    cpuset_exclusive: bool = True
+
+    def cpus(self) -> CpuSet:
+        """Raises AnnotationError."""
+        return _cpus(SYSTEM_QOS, "cpuset", self.cpuset)
+
+
+class ApplyPolicy(enum.StrEnum):
+    """What a scheduler does with a reservation: nothing else than not to use it, or only its CPUs
+    count. For who runs where they are the same."""
+
+    DEFAULT = "Default"
+    RESERVED_CPUS_ONLY = "ReservedCPUsOnly"
+
+
+class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What is kept from pods: CPUs by number (`reserved_cpus`, a Linux list), else by amount."""
+
+    resources: dict[str, Quantity] = {}
+    reserved_cpus: str = msgspec.field(default="", name="reservedCPUs")
+    apply_policy: ApplyPolicy | None = None
+
+    def cpus(self) -> CpuSet:
+        """Those that are named. Raises AnnotationError."""
+        return _cpus(RESERVATION, "reservedCPUs", self.reserved_cpus)
+
+    def cpu_milli(self) -> int:
+        """The amount of CPU, 0 where none is given. Raises AnnotationError."""
+        try:
+            amount = milli(self.resources.get("cpu", 0))
+        except QuantityError as error:
+            raise AnnotationError(RESERVATION, f"resources.cpu: {error}") from None
+        if amount < 0:
+            raise AnnotationError(RESERVATION, f"resources.cpu: {amount}m is below zero")
+        return amount
+
+
+_system_qos: Final = msgspec.json.Decoder(SystemQos | None)
+_reservation: Final = msgspec.json.Decoder(NodeReservation | None)
+_Value = TypeVar("_Value")
+
+
+def system_qos(annotations: Mapping[str, str]) -> SystemQos:
+    """One without CPUs where the node has none. Raises AnnotationError."""
+    return _decoded(annotations, SYSTEM_QOS, _system_qos) or SystemQos()
+
+
+def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
+    """An empty one where the node has none. Raises AnnotationError."""
+    return _decoded(annotations, RESERVATION, _reservation) or NodeReservation()
+
+
+def _decoded(
+    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[_Value | None]
+) -> _Value | None:
+    text = annotations.get(key)
+    if not text:
+        return None
+    try:
+        return jsontext.decode(decoder, text)
+    except JsonError as error:
+        raise AnnotationError(key, str(error)) from None
+
+
+def _cpus(key: str, field: str, text: str) -> CpuSet:
+    try:
+        return CpuSet.parse(text)
+    except CpuSetError as error:
+        raise AnnotationError(key, f"{field}: {error}") from None
