@@ -110,7 +110,7 @@ def decide(
         except AnnotationError as error:
             refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
 
-    kubelet_cpus = _kubelet_owned(pods, kubelet)
+    kubelet_cpus = kubelet_owned(pods, kubelet)
     ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
     claimants = {pod.uid for pod, _ in claims}
     for pod in pods:
@@ -211,11 +211,13 @@ class _Claims:
         return next((user for pool, user in users if user and pool and pool <= wish), None)
 
 
-def _kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+    """By pod uid, also of pods that are gone: the CPUs that a static kubelet gave away and that are
+    left to it."""
     if not kubelet.static:
         return {}
     foreign = {pod.uid for pod in pods if not kubelet_may_own(pod)}
-    return {uid: cpus for uid, cpus in kubelet.by_uid.items() if uid not in foreign}
+    return {uid: cpus for uid, cpus in kubelet.by_uid.items() if cpus and uid not in foreign}
 
 
 def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:

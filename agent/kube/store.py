@@ -13,6 +13,7 @@ import yaml
 from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
+from agent.model.resources import LABEL_PREFIX
 
 Object = dict[str, Any]
 
@@ -41,13 +42,22 @@ class EmbeddedStore:
         return content
 
     def apply(self, wanted: Object) -> bool:
-        """Stores the object; False when it is stored like this already. Raises StoreError."""
+        """Stores the object; False when it is stored like this already. Raises StoreError.
+
+        What others wrote of a Node stays: a Node that can't be read is an error here, while an
+        object that is ours alone is replaced.
+        """
         kind, name = wanted["kind"], wanted["metadata"]["name"]
+        stored: Object | None = None
         try:
-            if self.get(kind, name) == wanted:
-                return False
+            stored = self.get(kind, name)
         except StoreError:
-            pass  # what can't be read is replaced
+            if kind in _SHARED:
+                raise
+        if stored is not None and kind in _SHARED:
+            wanted = _beside_others(stored, wanted)
+        if stored == wanted:
+            return False
         text = yaml.dump(wanted, Dumper=_Dumper, sort_keys=False, width=100_000)
         path = self._path(kind, name)
         try:
@@ -61,6 +71,30 @@ class EmbeddedStore:
         if not name or name.startswith(".") or "/" in name or "\0" in name:
             raise StoreError(f"{kind}: {name!r} is no object name")
         return os.path.join(self._folder, kind.lower(), f"{name}.yaml")
+
+
+_SHARED = ("Node",)
+
+
+def _beside_others(stored: Object, wanted: Object) -> Object:
+    """The stored object with our fields as wanted; of its labels all of ours are."""
+    merged = _merged(stored, wanted)
+    if ours := wanted["metadata"].get("labels"):
+        labels = merged["metadata"]["labels"]
+        for key in [key for key in labels if str(key).startswith(LABEL_PREFIX)]:
+            if key not in ours:
+                del labels[key]
+    return merged
+
+
+def _merged(stored: Object, wanted: Object) -> Object:
+    merged = dict(stored)
+    for key, value in wanted.items():
+        before = stored.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            value = _merged(before, value)
+        merged[key] = value
+    return merged
 
 
 _Dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)

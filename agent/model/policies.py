@@ -61,4 +61,13 @@ def kubelet_numa_policy(text: str) -> NumaPolicy | None:
     return _BY_WORD.get(word)
 
 
+def reported_numa_policy(policy: str, scope: str) -> str:
+    """The kubelet's topology manager policy and scope as NodeResourceTopology's one word for both;
+    what is not known is None."""
+    known = kubelet_numa_policy(policy) or NumaPolicy.NONE
+    if known is NumaPolicy.NONE:
+        return NumaPolicy.NONE.value
+    return f"{known}{'PodLevel' if scope == 'pod' else 'ContainerLevel'}"
+
+
 _BY_WORD = {each.lower(): each for each in NumaPolicy}

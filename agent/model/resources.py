@@ -9,7 +9,9 @@ from typing import Any
 
 import msgspec
 
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
+from agent.model.policies import reported_numa_policy
 from agent.model.snapshot import Owner, Pool
 from agent.model.topology import Cpu, NumaNode, Topology
 
@@ -34,6 +36,19 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
     managed_by_kubelet: bool = False
 
 
+class NodeConfiguration(msgspec.Struct, frozen=True):
+    """What people set for the node: the kubelet's words about CPUs and NUMA nodes, with the CPUs
+    that it reserves, and the Node's annotations."""
+
+    kubelet_policy: str = "none"
+    kubelet_options: dict[str, str] = {}
+    kubelet_reserved: CpuSet = EMPTY
+    topology_policy: str = "none"
+    topology_scope: str = "container"
+    system_qos: SystemQos = SystemQos()
+    reservation: NodeReservation = NodeReservation()
+
+
 def node_resource_topology(
     name: str,
     topology: Topology,
@@ -41,9 +56,11 @@ def node_resource_topology(
     be_pools: tuple[Pool, ...],
     owners: tuple[Owner, ...],
     allocs: tuple[PodCpuAlloc, ...],
-    kubelet_policy: str,
+    configured: NodeConfiguration,
 ) -> Object:
     """The NodeResourceTopology of a node; `available` is what no pod owns."""
+    policy, scope = configured.topology_policy, configured.topology_scope
+    set_aside = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
     owned = union(owner.cpus for owner in owners) | union(
         CpuSet.parse(each.cpuset) for each in allocs if each.managed_by_kubelet
     )
@@ -58,12 +75,14 @@ def node_resource_topology(
                 CPU_SHARED_POOLS: _json(ls_pools),
                 BE_CPU_SHARED_POOLS: _json(be_pools),
                 POD_CPU_ALLOCS: _json(allocs),
-                CPU_MANAGER_POLICY: _json({"policy": kubelet_policy}),
+                CPU_MANAGER_POLICY: _json(_cpu_manager(configured)),
+                **{key: text for key, value in set_aside.items() if (text := _json(value)) != "{}"},
             },
         },
+        "topologyPolicies": [reported_numa_policy(policy, scope)],
         "attributes": [
-            {"name": "topologyManagerPolicy", "value": "none"},
-            {"name": "topologyManagerScope", "value": "container"},
+            {"name": "topologyManagerPolicy", "value": policy},
+            {"name": "topologyManagerScope", "value": scope},
         ],
         "zones": [_zone(node, topology, owned) for node in topology.numa_nodes],
     }
@@ -83,6 +102,15 @@ def node_labels(name: str, topology: Topology) -> Object:
     }
     labels = {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+
+def _cpu_manager(configured: NodeConfiguration) -> Object:
+    options, reserved = configured.kubelet_options, configured.kubelet_reserved
+    return {
+        "policy": configured.kubelet_policy,
+        **({"options": dict(sorted(options.items()))} if options else {}),
+        **({"reservedCPUs": str(reserved)} if reserved else {}),
+    }
 
 
 def _cpu(cpu: Cpu) -> dict[str, int]:

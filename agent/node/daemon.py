@@ -19,6 +19,7 @@ from agent.kube.store import EmbeddedStore, StoreError
 from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.node import reload
+from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
@@ -93,6 +94,8 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
         log.error("%s", problem)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     metrics = AgentMetrics()
+    store = EmbeddedStore(settings.store_dir or str(state / "objects"))
+    node_name = settings.node_name or os.uname().nodename
     node = Node(
         machine=Machine(settings.root),
         cri=cri,
@@ -100,11 +103,9 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
         hierarchy=hierarchy,
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
+        node_object=NodeObject(store, node_name),
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),
-        reporter=Reporter(
-            EmbeddedStore(settings.store_dir or str(state / "objects")),
-            settings.node_name or os.uname().nodename,
-        ),
+        reporter=Reporter(store, node_name),
         metrics=metrics,
     )
     node.exclude = exclude

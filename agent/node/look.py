@@ -19,6 +19,7 @@ from agent.model.pods import Container, ContainerState, Pod
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps, wanted
 from agent.node.announced import Announced
+from agent.node.configured import NodeObject, rules
 from agent.node.kubelet import KubeletView
 from agent.node.machine import Machine
 from agent.node.observed import Observed, Observer
@@ -48,6 +49,7 @@ class Node:
         hierarchy: Hierarchy,
         journal: Journal,
         kubelet: KubeletView,
+        node_object: NodeObject,
         publisher: Publisher,
         reporter: Reporter,
         metrics: AgentMetrics,
@@ -58,6 +60,7 @@ class Node:
         self._hierarchy = hierarchy
         self._journal = journal
         self._kubelet = kubelet
+        self._node_object = node_object
         self._publisher = publisher
         self._reporter = reporter
         self._metrics = metrics
@@ -87,6 +90,7 @@ class Node:
         observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
+        configured = self._node_object.configured(topology)
         listed = {pod.uid for pod in observed.pods}
         pods = observed.pods + tuple(
             pod
@@ -95,7 +99,9 @@ class Node:
         )
         holds = self._holds(observed, topology)
         running_on = _running_on(pods, holds)
-        decision = pools.decide(topology, pods, kubelet, self._publisher.owners, running_on)
+        decision = pools.decide(
+            topology, pods, kubelet, self._publisher.owners, running_on, rules(configured)
+        )
         self._witness.decided(pods, decision, holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._remember_requests(observed)
@@ -119,7 +125,7 @@ class Node:
         self._rung = False
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._reporter.report(topology, decision, pods, kubelet)
+        self._reporter.report(topology, decision, pods, kubelet, configured)
         if failures:
             raise RoundError("; ".join(failures))
 

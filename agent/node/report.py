@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from agent.allocate.pools import Decision, KubeletCpus
+import msgspec
+
+from agent.allocate.pools import Decision, KubeletCpus, kubelet_owned
 from agent.model import resources
 from agent.model.pods import Pod
-from agent.model.resources import PodCpuAlloc
+from agent.model.resources import NodeConfiguration, PodCpuAlloc
 from agent.model.topology import Topology
 
 
@@ -33,11 +35,14 @@ class Reporter:
         decision: Decision,
         pods: tuple[Pod, ...],
         kubelet: KubeletCpus,
+        configured: NodeConfiguration,
     ) -> bool:
-        """Whether anything was written; raises what the store raises."""
-        allocs = _allocs(decision, pods, kubelet)
+        """Whether anything was written; raises what the store raises. The kubelet's state tells
+        which policy is at work."""
+        allocs = _allocs(pods, kubelet)
         policy = "static" if kubelet.static else "none"
-        source = topology, decision.ls_pools, decision.be_pools, decision.owners, allocs, policy
+        configured = msgspec.structs.replace(configured, kubelet_policy=policy)
+        source = topology, decision.ls_pools, decision.be_pools, decision.owners, allocs, configured
         if source == self._reported:
             return False
         body = resources.node_resource_topology(self._name, *source)
@@ -48,9 +53,7 @@ class Reporter:
         return any(written)
 
 
-def _allocs(
-    decision: Decision, pods: tuple[Pod, ...], kubelet: KubeletCpus
-) -> tuple[PodCpuAlloc, ...]:
+def _allocs(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> tuple[PodCpuAlloc, ...]:
     """Koordinator lists what the kubelet gave away here; our owners it knows by annotation."""
     by_uid = {pod.uid: pod for pod in pods}
     return tuple(
@@ -61,6 +64,5 @@ def _allocs(
             str(cpus),
             managed_by_kubelet=True,
         )
-        for uid, cpus in sorted(kubelet.by_uid.items())
-        if uid not in decision.pods or decision.pods[uid].cpuset is None
+        for uid, cpus in sorted(kubelet_owned(pods, kubelet).items())
     )

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from agent.kube.store import EmbeddedStore, StoreError
+from agent.model.resources import LABEL_PREFIX
 
 
 def node(name: str = "n", **labels: str) -> dict[str, Any]:
@@ -50,15 +51,56 @@ def test_unchanged_object_is_not_written_again(tmp_path: Path) -> None:
         b"!!python/object/apply:os.system [echo]",
     ],
 )
-def test_file_that_is_no_object_is_an_error_and_is_replaced(tmp_path: Path, torn: bytes) -> None:
+@pytest.mark.parametrize("kind", ["Node", "Device"])
+def test_file_that_is_no_object_is_an_error_and_is_replaced_where_it_is_ours_alone(
+    tmp_path: Path, torn: bytes, kind: str
+) -> None:
     store = EmbeddedStore(str(tmp_path))
-    path = tmp_path / "node" / "n.yaml"
+    path = tmp_path / kind.lower() / "n.yaml"
     path.parent.mkdir()
     path.write_bytes(torn)
-    with pytest.raises(StoreError, match=f"Node n in {path}"):
-        store.get("Node", "n")
-    assert store.apply(node()) is True
-    assert store.get("Node", "n") == node()
+    wanted = {**node(), "kind": kind}
+    with pytest.raises(StoreError, match=f"{kind} n in {path}"):
+        store.get(kind, "n")
+    if kind == "Node":
+        with pytest.raises(StoreError, match=f"Node n in {path}"):
+            store.apply(wanted)
+        assert path.read_bytes() == torn
+    else:
+        assert store.apply(wanted) is True
+        assert store.get(kind, "n") == wanted
+
+
+def test_what_others_wrote_of_a_node_stays(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    theirs = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": "n",
+            "labels": {"zone": "a", f"{LABEL_PREFIX}old": "1"},
+            "annotations": {"theirs": "kept"},
+        },
+        "spec": {"unschedulable": True},
+    }
+    store.apply(theirs)
+    assert store.apply(node(**{f"{LABEL_PREFIX}new": "2"})) is True
+    assert store.get("Node", "n") == {
+        **theirs,
+        "metadata": {
+            "name": "n",
+            "labels": {"zone": "a", f"{LABEL_PREFIX}new": "2"},
+            "annotations": {"theirs": "kept"},
+        },
+    }
+    assert store.apply(node(**{f"{LABEL_PREFIX}new": "2"})) is False
+
+
+def test_object_of_ours_alone_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path))
+    store.apply({**node(a="1"), "kind": "Device"})
+    store.apply({**node(b="1"), "kind": "Device"})
+    assert store.get("Device", "n") == {**node(b="1"), "kind": "Device"}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "../up", "a/b", "/etc/passwd", "a\0b"])

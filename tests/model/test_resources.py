@@ -2,7 +2,12 @@ import msgspec
 
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
-from agent.model.resources import PodCpuAlloc, node_labels, node_resource_topology
+from agent.model.resources import (
+    NodeConfiguration,
+    PodCpuAlloc,
+    node_labels,
+    node_resource_topology,
+)
 from agent.model.snapshot import Owner, Pool
 from agent.model.topology import HugePages, Topology
 from tests.builders import machine
@@ -26,7 +31,7 @@ def big_machine() -> Topology:
 def test_zones_tell_what_is_there_and_what_nobody_owns() -> None:
     owners = (Owner("a", "ns/a", QoS.LSE, "0"),)
     allocs = (PodCpuAlloc("ns", "g", "g", "2", True), PodCpuAlloc("ns", "a", "a", "1"))
-    body = node_resource_topology("n", big_machine(), (), (), owners, allocs, "static")
+    body = node_resource_topology("n", big_machine(), (), (), owners, allocs, NodeConfiguration())
     first, second = body["zones"]
     assert (first["name"], first["type"]) == ("node-0", "Node")
     assert first["costs"] == [{"name": "node-0", "value": 10}, {"name": "node-1", "value": 21}]
@@ -46,7 +51,7 @@ def test_zones_tell_what_is_there_and_what_nobody_owns() -> None:
 
 def test_names_and_types_are_those_of_the_api() -> None:
     pools = (Pool(0, 0, "1"),)
-    body = node_resource_topology("n", machine(), pools, (), (), (), "none")
+    body = node_resource_topology("n", machine(), pools, (), (), (), NodeConfiguration())
     assert (body["apiVersion"], body["kind"]) == (
         "topology.node.k8s.io/v1alpha2",
         "NodeResourceTopology",

@@ -30,6 +30,7 @@ from agent.model.doorbell import Created, Look, PodComes, Ring
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Snapshot
+from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
@@ -126,6 +127,7 @@ class Host:
 
     def agent(self) -> Node:
         hierarchy = ModelHierarchy(self.kernel)
+        store = EmbeddedStore(str(self.state / "objects"))
         return Node(
             machine=Machine(self.root),
             cri=self.runtime,
@@ -134,7 +136,8 @@ class Host:
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.folder)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
-            reporter=Reporter(EmbeddedStore(str(self.state / "objects")), "n"),
+            node_object=NodeObject(store, "n"),
+            reporter=Reporter(store, "n"),
             metrics=AgentMetrics(),
         )
 

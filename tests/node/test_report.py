@@ -5,7 +5,9 @@ from typing import Any
 
 from agent.allocate.pools import KubeletCpus, decide
 from agent.model.cpuset import CpuSet
+from agent.model.node_annotations import NodeReservation, SystemQos
 from agent.model.pods import Pod
+from agent.model.resources import NodeConfiguration
 from agent.node.report import Reporter
 from tests.builders import machine, pod
 
@@ -22,11 +24,16 @@ class Remembering:
 
 
 def report(
-    reporter: Reporter, *pods: Pod, kubelet: KubeletCpus | None = None, nodes: int = 2
+    reporter: Reporter,
+    *pods: Pod,
+    kubelet: KubeletCpus | None = None,
+    nodes: int = 2,
+    configured: NodeConfiguration | None = None,
 ) -> bool:
     kubelet = kubelet or KubeletCpus()
     topology = machine(nodes, 2)
-    return reporter.report(topology, decide(topology, pods, kubelet, (), {}), pods, kubelet)
+    decision = decide(topology, pods, kubelet, (), {})
+    return reporter.report(topology, decision, pods, kubelet, configured or NodeConfiguration())
 
 
 def notes(store: Remembering) -> dict[str, Any]:
@@ -67,3 +74,42 @@ def test_applied_again_only_for_another_content() -> None:
     assert report(reporter, pod("b", "LSE", "1"), nodes=3)
     assert report(reporter, pod("b", "LSE", "1"), nodes=3, kubelet=KubeletCpus(True, {}))
     assert notes(store)["cpu-manager-policy"] == {"policy": "static"}
+
+
+def test_what_people_set_for_the_node_is_reported() -> None:
+    store = Remembering()
+    configured = NodeConfiguration(
+        kubelet_options={"full-pcpus-only": "true"},
+        kubelet_reserved=CpuSet([0]),
+        topology_policy="single-numa-node",
+        topology_scope="pod",
+        system_qos=SystemQos("1", cpuset_exclusive=False),
+        reservation=NodeReservation({"cpu": "500m"}, "2"),
+    )
+    reporter = Reporter(store, "n")
+    kubelet = KubeletCpus(True, {})
+    assert report(reporter, kubelet=kubelet, configured=configured)
+    assert not report(reporter, kubelet=kubelet, configured=configured)
+    found = notes(store)
+    assert found["cpu-manager-policy"] == {
+        "policy": "static",
+        "options": {"full-pcpus-only": "true"},
+        "reservedCPUs": "0",
+    }
+    assert found["system-qos-resource"] == {"cpuset": "1", "cpusetExclusive": False}
+    assert found["reservation"] == {"resources": {"cpu": "500m"}, "reservedCPUs": "2"}
+    assert store.applied[0]["topologyPolicies"] == ["SingleNUMANodePodLevel"]
+    assert store.applied[0]["attributes"] == [
+        {"name": "topologyManagerPolicy", "value": "single-numa-node"},
+        {"name": "topologyManagerScope", "value": "pod"},
+    ]
+    assert report(reporter, kubelet=kubelet)
+    assert not {"system-qos-resource", "reservation"} & notes(store).keys()
+
+
+def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
+    store = Remembering()
+    by_uid = {"l": CpuSet([0]), "empty": CpuSet(), "a": CpuSet([1])}
+    pods = pod("l", "LS", kube_class="guaranteed"), pod("a", "LSR", "2", kube_class="guaranteed")
+    report(Reporter(store, "n"), *pods, kubelet=KubeletCpus(True, by_uid))
+    assert notes(store)["pod-cpu-allocs"] == []

@@ -13,6 +13,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.snapshot import Snapshot
+from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node
 from agent.node.machine import Machine
@@ -74,6 +75,7 @@ class World:
 
     def agent(self) -> Node:
         hierarchy = Hierarchy(str(self.cpuset.parent))
+        store = EmbeddedStore(str(self.state / "objects"))
         return Node(
             machine=Machine(self.root),
             cri=self.runtime,
@@ -82,7 +84,8 @@ class World:
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.kubelet)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
-            reporter=Reporter(EmbeddedStore(str(self.state / "objects")), "n"),
+            node_object=NodeObject(store, "n"),
+            reporter=Reporter(store, "n"),
             metrics=AgentMetrics(),
         )
 
