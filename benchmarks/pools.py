@@ -42,7 +42,7 @@ FREE, OWNED = 0, 1
 
 def main() -> None:
     options = common.arguments(__doc__)
-    turns = 40 if options.quick else 150
+    turns = 30 if options.quick else 100
     if reason := unusable():
         rows = [{"case": case, "unit": "ms", "skipped": reason} for case in CASES]
     else:

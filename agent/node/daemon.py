@@ -146,6 +146,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     if server:
         server.close()
     cri.close()
+    hierarchy.close()
     lock.release()
 
 

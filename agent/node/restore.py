@@ -58,6 +58,7 @@ def restore(settings: Settings) -> Restored:
             unasked = f"container {container.id}: {error}"
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
+    hierarchy.close()
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     lock.release()

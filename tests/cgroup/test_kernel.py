@@ -115,6 +115,20 @@ def test_reads(play: Playground) -> None:
         REAL.own_cpus(group)
 
 
+def test_a_group_of_the_same_name_is_another(play: Playground) -> None:
+    """Files stay open between calls; what they say ends with their group."""
+    group = play.make("/a", X)
+    assert REAL.own_cpus(group) == X
+    play.remove(group)
+    assert not REAL.exists(group)
+    play.make("/a", BOTH)
+    assert REAL.own_cpus(group) == BOTH
+    play.remove(group)
+    play.make("/a", BOTH)
+    REAL.write(group, Y)
+    assert play.own(group) == REAL.own_cpus(group) == Y
+
+
 def test_a_refused_write_names_the_reason(play: Playground) -> None:
     group = play.make("/a")
     beyond = CpuSet([60_000])

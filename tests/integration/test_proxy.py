@@ -77,8 +77,11 @@ def test_pools_shrink_before_an_owner_is_created(both: TestNode) -> None:
     assert both.metric("topolet_cpu_overlaps_total") == 0
 
 
-def test_update_does_not_take_the_cpu_away_and_its_other_fields_arrive(both: TestNode) -> None:
-    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+@pytest.mark.parametrize(("qos", "cpuset", "cpus"), [("LSE", "1", "1"), ("LS", "", "0-1")])
+def test_update_does_not_take_the_cpu_away_and_its_other_fields_arrive(
+    both: TestNode, qos: str, cpuset: str, cpus: str
+) -> None:
+    _, container = run_pod(both.proxied, both.spec("p", qos, cpuset))
     linux = pb.LinuxContainerResources(
         cpuset_cpus="0",
         cpu_shares=512,
@@ -86,12 +89,13 @@ def test_update_does_not_take_the_cpu_away_and_its_other_fields_arrive(both: Tes
         cpu_quota=150_000,
         memory_limit_in_bytes=64 << 20,
     )
-    request = pb.UpdateContainerResourcesRequest(container_id=lse, linux=linux)
+    request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
     both.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    assert both.cpus(lse) == "1"
-    assert both.kernel_value(lse, "cpu", "cpu.shares") == "512"
-    assert both.kernel_value(lse, "cpu", "cpu.cfs_quota_us") == "150000"
-    assert both.kernel_value(lse, "memory", "memory.limit_in_bytes") == str(64 << 20)
+    assert both.cpus(container) == cpus
+    assert both.kernel_value(container, "cpu", "cpu.shares") == "512"
+    quota = "-1" if cpuset else "150000"  # CPUs of its own have no limit of time
+    assert both.kernel_value(container, "cpu", "cpu.cfs_quota_us") == quota
+    assert both.kernel_value(container, "memory", "memory.limit_in_bytes") == str(64 << 20)
 
 
 def test_update_without_a_cpuset_does_not_bring_the_old_one_back(both: TestNode) -> None:

@@ -226,11 +226,13 @@ class Churn(RuleBasedStateMachine):
     def uids(self) -> list[str]:
         return [each.uid for each in self.host.runtime.listed_sandboxes]
 
-    # What happens around the agent.
-
-    @initialize()
-    def begins(self) -> None:
+    @initialize(classes=st.lists(st.sampled_from(["LSE", "LSR", "LS", "LS", "BE"]), max_size=4))
+    def begins(self, classes: list[str]) -> None:
+        """A node with a container running in each of a few pods; CPU 5 is nobody's own."""
         self.look()
+        for number, qos in enumerate(classes):
+            self.comes(qos, str(number) if qos in ("LSE", "LSR") else "", False)
+            self.create(f"p{self.pods}", starts=True)
 
     @rule(qos=st.sampled_from(["LSE", "LSR", "LS", "BE", ""]), claim=claims, rings=st.booleans())
     def comes(self, qos: str, claim: str, rings: bool) -> None:
@@ -253,9 +255,11 @@ class Churn(RuleBasedStateMachine):
         self.settled = False
 
     @precondition(lambda self: self.uids())
-    @rule(data=st.data())
-    def creates(self, data: st.DataObject) -> None:
-        uid = self.some(data, self.uids())
+    @rule(data=st.data(), starts=st.booleans())
+    def creates(self, data: st.DataObject, starts: bool) -> None:
+        self.create(self.some(data, self.uids()), starts=starts)
+
+    def create(self, uid: str, *, starts: bool) -> None:
         self.look(Look())
         snapshot = self.host.snapshot()
         assert snapshot is not None
@@ -280,7 +284,7 @@ class Churn(RuleBasedStateMachine):
         )
         self.agent.heard([Created(container.id, "")])
         self.settled = False
-        if data.draw(st.booleans()):
+        if starts:
             self.started(container)
 
     @precondition(lambda self: self.host.containers(ContainerState.CREATED))
@@ -347,6 +351,25 @@ class Churn(RuleBasedStateMachine):
         listed = self.host.runtime.listed_sandboxes
         listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
         self.settled = False
+
+    @precondition(lambda self: self.owned().keys() & set(self.uids()))
+    @rule(data=st.data(), cpu=st.integers(0, 4))
+    def widens(self, data: st.DataObject, cpu: int) -> None:
+        """An owner claims a CPU more."""
+        uid = self.some(data, sorted(self.owned().keys() & set(self.uids())))
+        claim = str(self.owned()[uid] | CpuSet([cpu]))
+        if not self.harms(uid, claim):
+            sandbox, listed = self.host.sandbox_of(uid), self.host.runtime.listed_sandboxes
+            notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
+            listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+            self.settled = False
+            self.look()
+
+    @rule(cpu=st.integers(0, 4), rings=st.booleans())
+    def owner_comes(self, cpu: int, rings: bool) -> None:
+        """With a container, if the snapshot lets it."""
+        self.comes("LSE", str(cpu), rings)
+        self.create(f"p{self.pods}", starts=True)
 
     def harms(self, uid: str, claim: str) -> bool:
         """Whether it takes the kubelet's CPUs, or the last that are shared."""
@@ -517,7 +540,7 @@ class Churn2(Churn):
 
 _SETTINGS = settings(
     max_examples=150,
-    stateful_step_count=18,
+    stateful_step_count=14,
     deadline=None,
     derandomize=True,
     database=None,

@@ -105,7 +105,9 @@ def test_pools_are_told_by_numa_node(settled: Settled) -> None:
     assert [each["value"] for each in topology["zones"][0]["costs"]] == [10, 12, 21, 21]
 
 
-def test_update_changes_every_field_but_the_cpus(settled: Settled) -> None:
+def test_update_changes_every_field_but_the_cpus_and_the_limit_of_their_time(
+    settled: Settled,
+) -> None:
     node, lse = settled.node, settled.ids["lse"]
     linux = pb.LinuxContainerResources(
         cpuset_cpus="0-3",
@@ -119,7 +121,7 @@ def test_update_changes_every_field_but_the_cpus(settled: Settled) -> None:
     assert settled.cpus() == RUNS_ON
     assert node.kernel_value(lse, "cpuset", "cpuset.cpus") == "4-7"
     assert node.kernel_value(lse, "cpu", "cpu.weight") == "20"
-    assert node.kernel_value(lse, "cpu", "cpu.max") == "150000 100000"
+    assert node.kernel_value(lse, "cpu", "cpu.max") == "max 100000", "its CPUs are its own"
     assert node.kernel_value(lse, "memory", "memory.max") == str(64 << 20)
 
 

@@ -1,0 +1,50 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup.handles import Handles
+
+
+def open_files() -> list[str]:
+    """What this process has open, by path."""
+    paths = []
+    for each in os.listdir("/proc/self/fd"):
+        try:
+            paths.append(os.readlink(f"/proc/self/fd/{each}"))
+        except FileNotFoundError:
+            continue  # the listing's own
+    return paths
+
+
+def test_files_on_a_disk_are_opened_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "cpuset.cpus"
+    path.write_text("0-3\n")
+    handles = Handles()
+    assert handles.read(str(path)) == b"0-3\n"
+    (tmp_path / "new").write_text("1\n")
+    (tmp_path / "new").rename(path)
+    assert handles.read(str(path)) == b"1\n"
+    handles.write(str(path), b"")
+    assert path.read_bytes() == b""
+    assert str(path) not in open_files()
+
+
+def test_no_more_files_stay_open_than_allowed() -> None:
+    paths = [f"/proc/sys/kernel/{name}" for name in ("ostype", "osrelease", "hostname")]
+    handles = Handles(limit=2)
+    for path in paths:
+        assert handles.read(path) == Path(path).read_bytes()
+    assert [path in open_files() for path in paths] == [False, True, True]
+    handles.read(paths[1])
+    handles.read(paths[0])
+    assert [path in open_files() for path in paths] == [True, True, False]
+    handles.close()
+    assert not set(paths) & set(open_files())
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Handles().read(str(tmp_path / "none"))
+    with pytest.raises(FileNotFoundError):
+        Handles().write(str(tmp_path / "none"), b"0")
