@@ -14,24 +14,27 @@ that run stay where they are, and no new one is created.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
-from agent.allocate.shares import kubelet_may_own, pool_class, shared_cpus
+from agent.allocate.memory import Memory
+from agent.allocate.shares import kubelet_may_own, numa_nodes, pool_class, shared_cpus
 from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
     ResourceStatus,
     resource_status,
+    shared_containers,
 )
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool
+from agent.model.snapshot import Owner, Pool
 from agent.model.topology import Topology
+from agent.model.wanted import PodWanted, Wanted
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
@@ -47,7 +50,8 @@ class PoolRules(msgspec.Struct, frozen=True):
     `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
     may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
     (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
-    where SYSTEM pods run, and nobody else if `system_exclusive`.
+    where SYSTEM pods run, and nobody else if `system_exclusive`. `bind_memory`: pods with CPUs of
+    their own, or held to NUMA nodes, get the memory of the nodes that they run on.
     """
 
     reserved: CpuSet = EMPTY
@@ -56,6 +60,7 @@ class PoolRules(msgspec.Struct, frozen=True):
     node_reserved: CpuSet = EMPTY
     system: CpuSet = EMPTY
     system_exclusive: bool = True
+    bind_memory: bool = False
 
     @property
     def kept(self) -> CpuSet:
@@ -91,55 +96,81 @@ def decide(
     topology: Topology,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    owned_before: Collection[str],
+    owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
 ) -> Decision:
-    """`owned_before`: uids of the last decision's owners (empty after a restart); `running_on`: by
-    pod uid, the CPUs that its running containers hold now."""
+    """`owned_before`: by pod uid, what the last decision gave its owners (empty after a reboot);
+    `running_on`: by pod uid, the CPUs that its running containers hold now.
+
+    An owner whose new claim can't be read or honoured keeps what it owned, where nobody got it.
+    """
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
-    refusals: list[Refusal] = []
+    refusals: dict[str, Refusal] = {}
+
+    def refuse(pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
+        refusals[pod.uid] = Refusal(pod.uid, pod.title, key, reason)
+
     claims: list[tuple[Pod, CpuSet]] = []
+    known = topology.online | topology.offline
     for pod in pods:
+        owned = owned_before.get(pod.uid, EMPTY)
         try:
             status = resource_status(pod.annotations)
-            if wish := status.cpus():
-                claims.append((pod, wish))
-            elif reason := _unknown_nodes(status, topology):
-                refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
+            wish = status.cpus()
+            if not wish and (reason := _unknown_nodes(status, topology)):
+                refuse(pod, reason)
+            if owned and (missing := wish - known):
+                refuse(pod, f"CPUs {missing} do not exist")
+                wish = owned
         except AnnotationError as error:
-            refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
+            refuse(pod, error.reason, error.key)
+            wish = owned
+        if wish:
+            claims.append((pod, wish))
 
     kubelet_cpus = kubelet_owned(pods, kubelet)
     ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
     claimants = {pod.uid for pod, _ in claims}
     for pod in pods:
-        if pod.uid not in claimants and pod.uid not in kubelet_cpus:
+        if pod.uid in claimants:
+            if shared_containers(pod.annotations):
+                ledger.joins_pool(pod)
+        elif pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
     places = Places(topology.online, ledger.ls, ledger.system)
     for claim in in_order(claims, places, pods, owned_before, running_on):
         if reason := ledger.claim(claim):
-            pod = claim.pod
-            refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
-            ledger.joins_pool(pod)
+            refuse(claim.pod, reason)
+            before = owned_before.get(claim.pod.uid, EMPTY)
+            again = msgspec.structs.replace(claim, wish=before, keeps=True, keeps_reserved=True)
+            if not before or ledger.claim(again):
+                ledger.joins_pool(claim.pod)
 
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
     be_pools = _by_node(topology, _be_pool(ledger.be, pods, rules))
-    owned = {owner.uid: owner.cpuset for owner in owners}
-    reasons = {each.uid: each.reason for each in refusals}
+    owned_by = {owner.uid: owner.cpuset for owner in owners}
+    memory = Memory(topology, bind=rules.bind_memory)
     wanted = {}
     for pod in pods:
-        cpuset, blocked = owned.get(pod.uid), ""
-        if cpuset is None and pod.uid not in kubelet_cpus:
-            cpuset = str(shared_cpus(pod, ls_pools, be_pools, ledger.system)) or None
-            blocked = "" if cpuset else f"no CPU is left for it: {_whose(owners, rules)}"
-        refused = reasons.get(pod.uid, "")
-        lift_quota = pod.uid in owned
-        wanted[pod.uid] = PodWanted(pod.title, pod.qos, cpuset, blocked, refused, lift_quota)
-    refusals.sort(key=lambda each: each.uid)
-    return Decision(owners, ls_pools, be_pools, tuple(refusals), wanted, ledger.system)
+        own = owned_by.get(pod.uid)
+        if pod.uid in kubelet_cpus and own is None:
+            each = shared = Wanted()
+        else:
+            cpus = shared_cpus(pod, ls_pools, be_pools, ledger.system)
+            blocked = "" if cpus else f"no CPU is left for it: {_whose(owners, rules)}"
+            mems = memory.of(cpus) if numa_nodes(pod) else ""
+            each = shared = Wanted(str(cpus) or None, mems, blocked=blocked)
+        named = {}
+        if own is not None:
+            each = Wanted(own, memory.of(CpuSet.parse(own)), exclusive=True)
+            named = dict.fromkeys(shared_containers(pod.annotations), shared)
+        reason = refusals[pod.uid].reason if pod.uid in refusals else ""
+        wanted[pod.uid] = PodWanted(pod.title, pod.qos, each, named, reason)
+    told = tuple(refusals[uid] for uid in sorted(refusals))
+    return Decision(owners, ls_pools, be_pools, told, wanted, ledger.system)
 
 
 def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:

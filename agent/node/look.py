@@ -12,8 +12,9 @@ from agent.cgroup import writer
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.outcome import State
+from agent.model.annotations import shared_containers
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
-from agent.model.doorbell import Created, PodComes, PodFailed, Ring
+from agent.model.doorbell import Asked, Created, PodComes, PodFailed, Ring
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.topology import Topology
@@ -65,7 +66,7 @@ class Node:
         self._reporter = reporter
         self._metrics = metrics
         self._announced = Announced()
-        self._requested: dict[str, str] = {}
+        self._requested: dict[str, Asked] = {}
         self._witness = Witness(metrics)
         self._rung = True
         self.exclude: Patterns = ()
@@ -81,7 +82,7 @@ class Node:
             elif isinstance(ring, PodFailed):
                 self._announced.drop(ring.uid)
             elif isinstance(ring, Created):
-                self._requested[ring.container_id] = ring.requested
+                self._requested[ring.container_id] = ring.asked
 
     def look(self) -> None:
         """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or
@@ -166,14 +167,11 @@ class Node:
         """A container that is not started yet has no cgroup: the runtime changes what it starts
         with, and `holds` follows."""
         for pod in observed.pods:
-            cpuset = decision.pods[pod.uid].cpuset
-            if cpuset is None:
-                continue
-            cpus = CpuSet.parse(cpuset)
             for container in pod.containers:
                 if container.state is not ContainerState.CREATED or container.virtual:
                     continue
-                if holds[container.id] == cpus:
+                cpus = wanted.parsed(decision.pods[pod.uid].of(container.name).cpuset)
+                if cpus is None or holds[container.id] == cpus:
                     continue
                 try:
                     self._cri.update_cpuset(container.id, cpus)
@@ -195,7 +193,7 @@ class Node:
         originals = [
             Original(group, str(cpus))
             for each, group in placed.items()
-            if (cpus := self._asked_for(self._requested[each], group))
+            if (cpus := self._asked_for(self._requested[each].cpuset, group))
         ]
         try:
             # What the proxy says wins over what a write found before the proxy could say it.
@@ -223,14 +221,15 @@ def _starting(starts_with: Mapping[str, str], container: Container, topology: To
 
 
 def _running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-    running = {
-        pod.uid: union(
+    """Side-cars that stay on a pool say nothing of their pod's own CPUs."""
+    running = {}
+    for pod in pods:
+        aside = shared_containers(pod.annotations)
+        running[pod.uid] = union(
             holds[each.id]
             for each in pod.containers
-            if each.state is ContainerState.RUNNING and each.id in holds
+            if each.state is ContainerState.RUNNING and each.id in holds and each.name not in aside
         )
-        for pod in pods
-    }
     return {uid: cpus for uid, cpus in running.items() if cpus}
 
 

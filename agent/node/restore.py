@@ -18,6 +18,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings
+from agent.model.wanted import NOTHING
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.rpc.grpc import RpcError
@@ -76,7 +77,7 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
         container
         for pod in observed.pods
         for container in pod.containers
-        if last.containers.get(container.id) is not None
+        if not last.containers.get(container.id, NOTHING).hands_off
     ]
 
 

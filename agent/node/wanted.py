@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from agent.allocate.pools import Decision
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
@@ -9,16 +11,17 @@ from agent.model.pods import Pod
 
 def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
     """By group: what running containers and sandboxes are to have; nothing for hands off."""
-    parsed: dict[str, CpuSet] = {}
     wanted = {}
     for pod in pods:
-        text = decision.pods[pod.uid].cpuset
-        if text is None:
-            continue
-        cpus = parsed.get(text)
-        if cpus is None:
-            cpus = parsed[text] = CpuSet.parse(text)
+        of_pod = decision.pods[pod.uid]
         for container in (*pod.containers, *pod.sandboxes):
-            if container.group is not None:
+            cpus = parsed(of_pod.of(container.name).cpuset)
+            if container.group is not None and cpus is not None:
                 wanted[container.group] = cpus
     return wanted
+
+
+@lru_cache(maxsize=1_024)  # hundreds of containers share a handful of cpusets
+def parsed(cpuset: str | None) -> CpuSet | None:
+    """None for hands off."""
+    return None if cpuset is None else CpuSet.parse(cpuset)
