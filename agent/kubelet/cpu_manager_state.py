@@ -6,6 +6,7 @@ has all of it a second time as a JSON text, and that one counts.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -45,6 +46,10 @@ class CpuManagerState(msgspec.Struct, frozen=True):
     problems: tuple[str, ...] = ()
 
     @property
+    def checksum_field(self) -> str:
+        return "dataChecksum" if self.version == 4 else "checksum"
+
+    @property
     def static(self) -> bool:
         return self.policy == "static"
 
@@ -60,19 +65,10 @@ class CpuManagerState(msgspec.Struct, frozen=True):
 def read(path: str) -> CpuManagerState:
     """An absent file is a kubelet without a policy, or none. Raises StateFileError, also for a
     checksum that is wrong."""
-    raw = statefile.load(path)
-    if raw is None:
-        return CpuManagerState()
-    try:
-        state = decode(raw)
-    except StateFileError as error:
-        raise StateFileError(f"{path}: {error}") from None
-    if state.checked is Checked.MISMATCH:
-        field = "dataChecksum" if state.version == 4 else "checksum"
-        raise StateFileError(f"{path}: {field} is not that of the content")
-    return state
+    return statefile.read(path, decode, CpuManagerState())
 
 
+@functools.lru_cache(maxsize=1)  # the agent looks often, the kubelet seldom writes
 def decode(raw: bytes) -> CpuManagerState:
     """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
     told in `checked`."""
@@ -87,11 +83,8 @@ def decode(raw: bytes) -> CpuManagerState:
     ]
     version: int | None = 4
     if unwrapped is None:
-        forms = [] if problems else list(_forms(content))
         recorded = statefile.number(content, "checksum")
-        checked = statefile.compare(recorded, [computed for _, computed in forms])
-        fitting = [number for number, computed in forms if computed == recorded]
-        version = next(iter(fitting or [number for number, _ in forms]), None)
+        version, checked = statefile.judge(recorded, () if problems else _forms(content))
     by_pod, by_id = _split(content)
     return CpuManagerState(
         policy=statefile.member(content, "policyName", str, ""),
@@ -118,7 +111,7 @@ def encode(state: CpuManagerState) -> bytes:
         uid: {name: str(cpus) for name, cpus in sorted(containers.items())}
         for uid, containers in sorted(state.entries.items())
     }
-    pods = {uid: {"cpuSet": str(cpus)} for uid, cpus in sorted(state.pods.items())}
+    pods = {uid: {"cpuSet": str(cpus)} if cpus else {} for uid, cpus in sorted(state.pods.items())}
     content |= {"entries": entries} if entries else {}
     content |= {"podEntries": pods} if pods else {}
     if state.version == 4:

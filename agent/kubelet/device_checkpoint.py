@@ -49,6 +49,10 @@ class DeviceCheckpoint(msgspec.Struct, frozen=True):
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
 
+    @property
+    def checksum_field(self) -> str:
+        return "Checksum"
+
 
 class _Entry(msgspec.Struct, rename="pascal"):
     pod_uid: str = msgspec.field(name="PodUID")
@@ -65,16 +69,7 @@ class _Entry(msgspec.Struct, rename="pascal"):
 def read(path: str) -> DeviceCheckpoint:
     """An absent file is a kubelet that no device plugin has met. Raises StateFileError, also for a
     checksum that is wrong."""
-    raw = statefile.load(path)
-    if raw is None:
-        return DeviceCheckpoint()
-    try:
-        checkpoint = decode(raw)
-    except StateFileError as error:
-        raise StateFileError(f"{path}: {error}") from None
-    if checkpoint.checked is Checked.MISMATCH:
-        raise StateFileError(f"{path}: Checksum is not that of Data")
-    return checkpoint
+    return statefile.read(path, decode, DeviceCheckpoint())
 
 
 def decode(raw: bytes) -> DeviceCheckpoint:
@@ -98,19 +93,17 @@ def decode(raw: bytes) -> DeviceCheckpoint:
     registered = _registered(data, problems)
     listed = {entry.listed for entry in raw_entries if entry.device_ids is not None}
     version = None if problems or len(listed) > 1 else 1 if True in listed else 2
-    computed = []
+    forms = []
     if version is not None:
-        has_entries = data.get("PodDeviceEntries") is not None
-        text = _text(
-            raw_entries if has_entries else None, data.get("RegisteredDevices"), listed=version == 1
-        )
-        computed.append(checksum.of("checkpoint.checkpointData", text))
+        some = raw_entries if data.get("PodDeviceEntries") is not None else None
+        text = _text(some, data.get("RegisteredDevices"), listed=version == 1)
+        forms = [(version, checksum.of("checkpoint.checkpointData", text))]
     return DeviceCheckpoint(
         entries=tuple(entries),
         registered=registered,
         boot_id=statefile.member(outer, "BootID", str, ""),
         version=version,
-        checked=statefile.compare(statefile.number(outer, "Checksum"), computed),
+        checked=statefile.judge(statefile.number(outer, "Checksum"), forms)[1],
         problems=tuple(problems),
     )
 

@@ -84,21 +84,15 @@ class MemoryManagerState(msgspec.Struct, frozen=True):
     checked: Checked = Checked.UNKNOWN
     problems: tuple[str, ...] = ()
 
+    @property
+    def checksum_field(self) -> str:
+        return "dataChecksum" if self.version == 3 else "checksum"
+
 
 def read(path: str) -> MemoryManagerState:
     """An absent file is a kubelet without a policy, or none. Raises StateFileError, also for a
     checksum that is wrong."""
-    raw = statefile.load(path)
-    if raw is None:
-        return MemoryManagerState()
-    try:
-        state = decode(raw)
-    except StateFileError as error:
-        raise StateFileError(f"{path}: {error}") from None
-    if state.checked is Checked.MISMATCH:
-        field = "dataChecksum" if state.version == 3 else "checksum"
-        raise StateFileError(f"{path}: {field} is not that of the content")
-    return state
+    return statefile.read(path, decode, MemoryManagerState())
 
 
 def decode(raw: bytes) -> MemoryManagerState:
@@ -125,14 +119,9 @@ def decode(raw: bytes) -> MemoryManagerState:
     )
     if unwrapped is not None:
         return state
-    forms = [] if problems else list(_forms(state))
     recorded = statefile.number(content, "checksum")
-    fitting = [number for number, computed in forms if computed == recorded]
-    return msgspec.structs.replace(
-        state,
-        version=next(iter(fitting or [number for number, _ in forms]), None),
-        checked=statefile.compare(recorded, [computed for _, computed in forms]),
-    )
+    version, checked = statefile.judge(recorded, () if problems else _forms(state))
+    return msgspec.structs.replace(state, version=version, checked=checked)
 
 
 def _forms(state: MemoryManagerState) -> Iterator[tuple[int, int]]:

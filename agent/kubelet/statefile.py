@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -18,6 +18,35 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 class StateFileError(ValueError):
     """The file can't be read (torn, or of an unknown shape), or its checksum is wrong; the message
     names the field, and the file where `read` of a module raised it."""
+
+
+class State(Protocol):
+    """What the value of every file has."""
+
+    @property
+    def checked(self) -> Checked: ...
+
+    @property
+    def checksum_field(self) -> str:
+        """The field that `checked` is about."""
+        ...
+
+
+Some = TypeVar("Some", bound=State)
+
+
+def read(path: str, decode: Callable[[bytes], Some], absent: Some) -> Some:
+    """Raises StateFileError that names the path, also for a checksum that is wrong."""
+    raw = load(path)
+    if raw is None:
+        return absent
+    try:
+        state = decode(raw)
+    except StateFileError as error:
+        raise StateFileError(f"{path}: {error}") from None
+    if state.checked is Checked.MISMATCH:
+        raise StateFileError(f"{path}: {state.checksum_field} is not that of the content")
+    return state
 
 
 def load(path: str) -> bytes | None:
@@ -47,18 +76,22 @@ def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
     data = member(outer, "data", str, "")
     recorded = number(outer, "dataChecksum" if "dataChecksum" in outer else "checksum")
     try:
-        return parse(data), compare(recorded, [checksum.of("string", data)])
+        return parse(data), judge(recorded, [(1, checksum.of("string", data))])[1]
     except StateFileError as error:
         raise StateFileError(f"data: {error}") from None
 
 
-def compare(recorded: int, computed: Iterable[int]) -> Checked:
-    """The recorded checksum beside the one of each form that the file may have had in memory; a
-    kubelet does not check 0, and with no known form nothing can be said."""
-    known = list(computed)
-    if not recorded or not known:
-        return Checked.UNKNOWN
-    return Checked.VERIFIED if recorded in known else Checked.MISMATCH
+def judge(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
+    """The version of a content and what its checksum says. `forms` are the versions that it may be
+    with their checksums, likeliest first; none: nothing can be said. A kubelet does not check 0."""
+    first = None
+    for version, computed in forms:
+        if recorded and computed == recorded:
+            return version, Checked.VERIFIED
+        first = first or version
+        if not recorded:
+            break
+    return first, Checked.MISMATCH if recorded and first else Checked.UNKNOWN
 
 
 def number(content: dict[str, Any], name: str) -> int:

@@ -258,6 +258,22 @@ def test_what_is_written_is_read_and_verified(
     assert again == msgspec.structs.replace(state, checked=Checked.VERIFIED)
 
 
+def test_written_as_go_writes_it() -> None:
+    entries = {"v": {"c": CpuSet([5])}, "u": {"d": CpuSet([4]), "c": CpuSet([1, 2, 3])}}
+    pods = {"w": CpuSet([6]), "p": EMPTY}
+    state = CpuManagerState("static", CpuSet([0]), entries, pods=pods, version=3)
+    text = (
+        '{"policyName":"static","defaultCpuSet":"0",'
+        '"entries":{"u":{"c":"1-3","d":"4"},"v":{"c":"5"}},'
+        '"podEntries":{"p":{},"w":{"cpuSet":"6"}},"checksum":'
+    )
+    assert encode(state).decode().startswith(text)
+    data = text.removesuffix(',"checksum":') + "}"
+    written = json.loads(encode(msgspec.structs.replace(state, version=4)))
+    assert list(written) == [*json.loads(data), "checksum", "data", "dataChecksum"]
+    assert (written["data"], written["checksum"]) == (data, 0)
+
+
 @pytest.mark.parametrize(
     "state",
     [
