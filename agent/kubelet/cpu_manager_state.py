@@ -77,6 +77,8 @@ def decode(raw: bytes) -> CpuManagerState:
     content, checked = unwrapped or (outer, Checked.UNKNOWN)
     if content.get("policyName") is None:
         raise StateFileError("policyName is missing")
+    policy = statefile.member(content, "policyName", str, "")
+    default = statefile.member(content, "defaultCpuSet", str, "")
     problems = [
         f"{name}: not known here"
         for name in sorted(content.keys() - (_DATA if unwrapped else _PLAIN))
@@ -87,10 +89,8 @@ def decode(raw: bytes) -> CpuManagerState:
         version, checked = statefile.judge(recorded, () if problems else _forms(content))
     by_pod, by_id = _split(content)
     return CpuManagerState(
-        policy=statefile.member(content, "policyName", str, ""),
-        default=_cpus(
-            statefile.member(content, "defaultCpuSet", str, ""), "defaultCpuSet", problems
-        ),
+        policy=policy,
+        default=_cpus(default, "defaultCpuSet", problems),
         entries=_entries(by_pod, "entries", problems),
         by_container_id=_readable(by_id, "entries", problems),
         pods=_readable(_pod_texts(content), "podEntries", problems),
@@ -126,12 +126,9 @@ def _forms(content: dict[str, Any]) -> Iterator[tuple[int, int]]:
     """The versions that this content may be, with their checksums, likeliest first: without any
     entries several look alike, and version 2 was written under two type names."""
     by_pod, by_id = _split(content)
-    pods = _pod_texts(content)
-    try:
-        pod_sets = {uid: CpuSet.parse(text) for uid, text in pods.items()}
-    except (CpuSetError, TypeError):
-        return
-    if not _texts_only(by_pod, by_id):
+    unreadable: list[str] = []
+    pods = _readable(_pod_texts(content), "podEntries", unreadable)
+    if unreadable or not _texts_only(by_pod, by_id):
         return
     head = (
         ("PolicyName", "string", content["policyName"]),
@@ -148,7 +145,7 @@ def _forms(content: dict[str, Any]) -> Iterator[tuple[int, int]]:
         yield 2, checksum.of("*state.CPUManagerCheckpoint", text)
         yield 2, checksum.of("*state.CPUManagerCheckpointV2", text)
     if not by_id:
-        of_pods = ("PodEntries", "state.PodCPUAssignments", checksum.mapping(pod_sets, _pod_entry))
+        of_pods = ("PodEntries", "state.PodCPUAssignments", checksum.mapping(pods, _pod_entry))
         text = checksum.struct(*head, nested, of_pods, tail)
         yield 3, checksum.of("*state.CPUManagerCheckpoint", text)
         yield 3, checksum.of("*state.CPUManagerCheckpointV3", text)

@@ -196,6 +196,11 @@ def test_unreadable_cpuset_under_a_right_checksum_is_verified() -> None:
     assert len(state.problems) == 1
 
 
+def test_pod_without_a_text_for_its_cpus_is_named() -> None:
+    state = decode(text(podEntries={"u": {"cpuSet": None}, "v": None}, checksum=1))
+    assert (state.pods, len(state.problems), state.version) == ({}, 2, None)
+
+
 def test_later_version_is_read_as_far_as_it_is_understood(tmp_path: Path) -> None:
     path = tmp_path / "state"
     path.write_bytes(text(entries={"u": {"a": "1"}}, containerEntries={"u": {}}, checksum=5))
