@@ -192,10 +192,10 @@ def _pod(blocks: Blocks) -> str:
 def _machine(content: dict[str, Any], problems: list[str]) -> dict[int, NodeMemory]:
     machine = {}
     for node, memory in _read(content, "machineState", NodeMemory, problems).items():
-        if node.isdecimal():
+        try:
             machine[int(node)] = memory
-        else:
-            problems.append(f"machineState.{node}: is no NUMA node")
+        except ValueError:
+            problems.append(f"machineState.{node:.80}: is no NUMA node")
     return machine
 
 

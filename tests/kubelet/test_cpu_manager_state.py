@@ -304,4 +304,4 @@ FIELDS = ["policyName", "entries", "podEntries", "cpuSet", "data", "originals", 
 )
 def test_any_json_is_a_state_or_an_error_of_ours(value: Any) -> None:
     with contextlib.suppress(StateFileError):
-        assert decode(json.dumps(value).encode()).policy is not None
+        assert decode(json.dumps(value).encode()).problems is not None

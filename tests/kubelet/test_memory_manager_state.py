@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.kubelet.checksum import Checked
 from agent.kubelet.memory_manager_state import (
@@ -125,3 +128,17 @@ def test_fault_is_named(tmp_path: Path, raw: bytes, reason: str) -> None:
     path.write_bytes(raw)
     with pytest.raises(StateFileError, match=f"{path}: {reason}"):
         read(str(path))
+
+
+FIELDS = ["policyName", "machineState", "entries", "podEntries", "memoryBlocks", "data", "0"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
+    )
+)
+def test_any_json_is_a_state_or_an_error_of_ours(value: Any) -> None:
+    with contextlib.suppress(StateFileError):
+        assert decode(json.dumps(value).encode()).problems is not None
