@@ -24,6 +24,7 @@ Entries = dict[str, dict[str, CpuSet]]
 
 _CONTENT: Final = frozenset({"policyName", "defaultCpuSet", "entries", "podEntries"})
 _PLAIN: Final = _CONTENT | {"checksum"}
+_OUTER: Final = _PLAIN | {"data", "dataChecksum"}
 _DATA: Final = _CONTENT | {"originals"}
 
 
@@ -79,10 +80,8 @@ def decode(raw: bytes) -> CpuManagerState:
         raise StateFileError("policyName is missing")
     policy = statefile.member(content, "policyName", str, "")
     default = statefile.member(content, "defaultCpuSet", str, "")
-    problems = [
-        f"{name}: not known here"
-        for name in sorted(content.keys() - (_DATA if unwrapped else _PLAIN))
-    ]
+    problems = statefile.strange(outer, _OUTER if unwrapped else _PLAIN)
+    problems += statefile.strange(content, _DATA, "data.") if unwrapped else []
     version: int | None = 4
     if unwrapped is None:
         recorded = statefile.number(content, "checksum")

@@ -79,8 +79,7 @@ def decode(raw: bytes) -> DeviceCheckpoint:
     data = statefile.member(outer, "Data", dict, None)
     if data is None:
         raise StateFileError("Data is missing")
-    problems = [f"{name}: not known here" for name in sorted(outer.keys() - _KNOWN)]
-    problems += [f"Data.{name}: not known here" for name in sorted(data.keys() - _KNOWN_DATA)]
+    problems = statefile.strange(outer, _KNOWN) + statefile.strange(data, _KNOWN_DATA, "Data.")
     entries = []
     raw_entries: list[_Entry] = []
     for position, item in enumerate(statefile.member(data, "PodDeviceEntries", list, [])):

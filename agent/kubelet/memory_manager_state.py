@@ -19,6 +19,8 @@ from agent.kubelet.statefile import StateFileError
 FILE_NAME: Final = "memory_manager_state"
 
 _CONTENT: Final = frozenset({"policyName", "machineState", "entries", "podEntries"})
+_PLAIN: Final = _CONTENT | {"checksum"}
+_OUTER: Final = _PLAIN | {"data", "dataChecksum"}
 
 _TABLE_FIELDS: Final = {
     "total_bytes": "total",
@@ -103,8 +105,8 @@ def decode(raw: bytes) -> MemoryManagerState:
     content, checked = unwrapped or (outer, Checked.UNKNOWN)
     if content.get("policyName") is None:
         raise StateFileError("policyName is missing")
-    known = _CONTENT if unwrapped else _CONTENT | {"checksum"}
-    problems = [f"{name}: not known here" for name in sorted(content.keys() - known)]
+    problems = statefile.strange(outer, _OUTER if unwrapped else _PLAIN)
+    problems += statefile.strange(content, _CONTENT, "data.") if unwrapped else []
     state = MemoryManagerState(
         policy=statefile.member(content, "policyName", str, ""),
         machine=_machine(content, problems),

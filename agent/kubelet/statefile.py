@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
@@ -108,3 +108,8 @@ def member(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise StateFileError(f"{name}: is a {type(value).__name__}, no {kind.__name__}")
     return value
+
+
+def strange(content: dict[str, Any], known: Set[str], place: str = "") -> list[str]:
+    """A problem for each field that is not known."""
+    return [f"{place}{name}: not known here" for name in sorted(content.keys() - known)]

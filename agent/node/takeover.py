@@ -16,11 +16,11 @@ from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kubelet import configuration, cpu_manager_state, takeover
 from agent.kubelet.configuration import ConfigurationError
-from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.cpu_manager_state import CpuManagerState, Entries
 from agent.kubelet.takeover import TakeoverError
 from agent.model import settings as options
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import Settings
@@ -32,8 +32,8 @@ from agent.runtime.cri import Cri
 
 BACKUP_SUFFIX = ".topolet-backup"
 
-Chosen = dict[str, dict[str, CpuSet]]
-"""By pod uid and container name."""
+_KUBELETS = ("kubelet", "k3s", "kubelite")
+"""Programs that are a kubelet, or have one inside."""
 
 
 class TakenOver(msgspec.Struct, frozen=True):
@@ -64,18 +64,23 @@ def take_over(settings: Settings) -> TakenOver:
     snapshot = _snapshot(Path(settings.state_dir) / "snapshot.json")
     pods = _pods(settings, proc)
     kept, remarks = reserved(settings)
-    after = takeover.take_over(before, chosen(snapshot, pods), kept)
+    try:
+        entries = chosen(snapshot, pods)
+    except CpuSetError as error:
+        raise TakeoverError(f"the agent's snapshot: {error}") from error
+    after = takeover.take_over(before, entries, kept)
     if after == before:
         return TakenOver(before, after, "the CPUs in it are the chosen ones", remarks=remarks)
     _require_stopped(proc)
     return TakenOver(before, after, "", write(path, after), remarks)
 
 
-def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Chosen:
+def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
     """What a scheduler gave to pods, and the agent to their containers: each has all CPUs of its
-    pod. Containers that are left alone, or were never seen, are not among them."""
+    pod. Containers that are left alone, or were never seen, are not among them. Raises CpuSetError
+    for a cpuset in the snapshot that is none."""
     own = {owner.uid: owner.cpus for owner in snapshot.owners}
-    found: Chosen = {}
+    found: Entries = {}
     for pod in pods:
         cpus = own.get(pod.uid)
         names = [each.name for each in pod.containers if _wanted(snapshot, each.id) == cpus]
@@ -107,8 +112,9 @@ def _keep(path: str) -> str:
 
 
 def _require_stopped(proc: str) -> None:
-    for pid, _ in processes.named(proc, "kubelet"):
-        raise TakeoverError(f"the kubelet runs (process {pid}) and would write over it: stop it")
+    for name in _KUBELETS:
+        for pid, _ in processes.named(proc, name):
+            raise TakeoverError(f"{name} runs (process {pid}) and would write over it: stop it")
 
 
 def _snapshot(path: Path) -> Snapshot:

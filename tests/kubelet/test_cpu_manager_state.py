@@ -161,6 +161,20 @@ def test_data_counts_and_not_what_stands_beside_it() -> None:
     assert (state.version, state.checked, state.problems) == (4, Checked.UNKNOWN, ())
 
 
+def test_fields_that_data_is_not_known_to_have_are_named() -> None:
+    """The checksum is of the whole text."""
+    state = CpuManagerState("static", CpuSet([0]), version=4)
+    data = '{"policyName":"static","defaultCpuSet":"0","later":1}'
+    outer = json.loads(encode(state)) | {"data": data, "also": 1}
+    outer["dataChecksum"] = checksum.of("string", data)
+    read_again = decode(json.dumps(outer).encode())
+    assert read_again == msgspec.structs.replace(
+        state,
+        checked=Checked.VERIFIED,
+        problems=("also: not known here", "data.later: not known here"),
+    )
+
+
 def test_wrong_checksum_of_data_is_named(tmp_path: Path) -> None:
     path = tmp_path / "state"
     state = CpuManagerState("static", CpuSet([0, 3]), {"u": {"c": CpuSet([1])}}, version=4)

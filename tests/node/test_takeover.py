@@ -114,15 +114,15 @@ def test_kubelet_without_the_policy_has_nothing_to_write(world: World, present: 
     assert (taken.backup, path.exists()) == ("", present)
 
 
-def test_running_kubelet_is_not_written_over(world: World, file: Path) -> None:
+@pytest.mark.parametrize("program", ["kubelet", "k3s", "kubelite"])
+def test_running_kubelet_is_not_written_over(world: World, file: Path, program: str) -> None:
     process = Path(world.root) / "proc" / "77"
     process.mkdir()
-    (process / "cmdline").write_bytes(b"/usr/bin/kubelet\0--x\0")
+    (process / "cmdline").write_bytes(f"/usr/bin/{program}\0--x\0".encode())
     before = file.read_bytes()
-    with pytest.raises(TakeoverError, match=r"the kubelet runs \(process 77\)"):
+    with pytest.raises(TakeoverError, match=rf"{program} runs \(process 77\)"):
         takeover.take_over(settings(world))
-    assert [file.read_bytes()] == [each.read_bytes() for each in world.kubelet.iterdir()]
-    assert file.read_bytes() == before
+    assert [each.read_bytes() for each in world.kubelet.iterdir()] == [before]
 
 
 def test_without_decisions_nothing_is_written(world: World, file: Path) -> None:
