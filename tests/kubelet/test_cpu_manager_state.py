@@ -277,6 +277,17 @@ def test_what_is_written_is_read_and_verified(
     assert again == msgspec.structs.replace(state, checked=Checked.VERIFIED)
 
 
+def test_file_of_a_kubelet_that_knows_whole_pods() -> None:
+    """Written by the code of kubelet 1.36.3 with PodLevelResourceManagers."""
+    raw = (
+        b'{"policyName":"static","defaultCpuSet":"97","podEntries":{"pod-3":{}},'
+        b'"checksum":2942016023}'
+    )
+    state = decode(raw)
+    assert (state.pods, state.version, state.checked) == ({"pod-3": EMPTY}, 3, Checked.VERIFIED)
+    assert encode(state) == raw
+
+
 def test_written_as_go_writes_it() -> None:
     entries = {"v": {"c": CpuSet([5])}, "u": {"d": CpuSet([4]), "c": CpuSet([1, 2, 3])}}
     pods = {"w": CpuSet([6]), "p": EMPTY}
