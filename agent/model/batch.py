@@ -22,9 +22,9 @@ CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
 """Milli-CPU, counted as whole units; the first that is there speaks."""
 MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
 
-MOST_CPU_MILLI: Final = 10**9
-MOST_MEMORY_BYTES: Final = 2**60
-"""No machine has more, and the kernel takes both as a limit."""
+MOST_CPU_MILLI: Final = 10**8
+MOST_MEMORY_BYTES: Final = 2**50
+"""No machine has more, and the kernel takes a sum of many."""
 
 
 class BatchResources(msgspec.Struct, frozen=True):
@@ -78,9 +78,7 @@ def _container(name: str, amounts: _Amounts) -> BatchResources:
     )
 
 
-def _amount(
-    amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int, where: str
-) -> int:
+def _amount(amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int, where: str) -> int:
     name = next((each for each in names if each in amounts), None)
     if name is None:
         return 0
