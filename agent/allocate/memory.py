@@ -15,8 +15,8 @@ class Memory:
             node.id for node in topology.numa_nodes if bind and node.memory_bytes
         )
 
-    def of(self, cpus: CpuSet) -> str:
-        """A list of nodes; "" (any) where memory is not bound, or some node has none of its own:
-        its CPUs would have none near."""
+    def of(self, cpus: CpuSet) -> CpuSet | None:
+        """The nodes; None (any) where memory is not bound, or some node has none of its own: its
+        CPUs would have none near."""
         nodes = CpuSet(self._node_of[cpu] for cpu in cpus if cpu in self._node_of)
-        return str(nodes) if nodes <= self._with_memory else ""
+        return nodes if nodes and nodes <= self._with_memory else None

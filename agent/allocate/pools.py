@@ -21,7 +21,8 @@ import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
 from agent.allocate.memory import Memory
-from agent.allocate.shares import kubelet_may_own, numa_nodes, pool_class, shared_cpus
+from agent.allocate.portions import Portions
+from agent.allocate.shares import kubelet_may_own, pool_class
 from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
@@ -29,12 +30,13 @@ from agent.model.annotations import (
     resource_status,
     shared_containers,
 )
+from agent.model.batch import batch_resources, cpu_request_milli
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner, Pool
 from agent.model.topology import Topology
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.wanted import PodWanted
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
@@ -52,6 +54,7 @@ class PoolRules(msgspec.Struct, frozen=True):
     (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
     where SYSTEM pods run, and nobody else if `system_exclusive`. `bind_memory`: pods with CPUs of
     their own, or held to NUMA nodes, get the memory of the nodes that they run on.
+    `cpu_normalization_ratio`: see batch_limits.
     """
 
     reserved: CpuSet = EMPTY
@@ -61,6 +64,7 @@ class PoolRules(msgspec.Struct, frozen=True):
     system: CpuSet = EMPTY
     system_exclusive: bool = True
     bind_memory: bool = False
+    cpu_normalization_ratio: float = 1.0
 
     @property
     def kept(self) -> CpuSet:
@@ -151,24 +155,27 @@ def decide(
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
     be_pools = _by_node(topology, _be_pool(ledger.be, pods, rules))
-    owned_by = {owner.uid: owner.cpuset for owner in owners}
-    memory = Memory(topology, bind=rules.bind_memory)
+    portions = Portions(
+        ls_pools,
+        be_pools,
+        ledger.system,
+        Memory(topology, bind=rules.bind_memory),
+        rules.cpu_normalization_ratio,
+        _whose(owners, rules),
+    )
+    own_cpus = {owner.uid: owner.cpus for owner in owners}
     wanted = {}
     for pod in pods:
-        own = owned_by.get(pod.uid)
-        if pod.uid in kubelet_cpus and own is None:
-            each = shared = Wanted()
-        else:
-            cpus = shared_cpus(pod, ls_pools, be_pools, ledger.system)
-            blocked = "" if cpus else f"no CPU is left for it: {_whose(owners, rules)}"
-            mems = memory.of(cpus) if numa_nodes(pod) else ""
-            each = shared = Wanted(str(cpus) or None, mems, blocked=blocked)
-        named = {}
-        if own is not None:
-            each = Wanted(own, memory.of(CpuSet.parse(own)), exclusive=True)
-            named = dict.fromkeys(shared_containers(pod.annotations), shared)
-        reason = refusals[pod.uid].reason if pod.uid in refusals else ""
-        wanted[pod.uid] = PodWanted(pod.title, pod.qos, each, named, reason)
+        own = own_cpus.get(pod.uid)
+        kubelets = own is None and pod.uid in kubelet_cpus
+        try:
+            batch = batch_resources(pod.annotations)
+        except AnnotationError as error:
+            batch = {}
+            if pod.uid not in refusals:
+                refuse(pod, error.reason, error.key)
+        refused = refusals[pod.uid].reason if pod.uid in refusals else ""
+        wanted[pod.uid] = portions.of(pod, own, {}, batch, refused, kubelets=kubelets)
     told = tuple(refusals[uid] for uid in sorted(refusals))
     return Decision(owners, ls_pools, be_pools, told, wanted, ledger.system)
 
@@ -253,9 +260,16 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
 
 def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:
     reserved = free & rules.reserved
-    requested = sum(pod.cpu_milli or 0 for pod in pods if pod.qos is QoS.BE)
+    requested = sum(_batch_milli(pod) for pod in pods if pod.qos is QoS.BE)
     fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested
     return reserved if fits else free
+
+
+def _batch_milli(pod: Pod) -> int:
+    try:
+        return cpu_request_milli(batch_resources(pod.annotations))
+    except AnnotationError:
+        return 0
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

@@ -15,32 +15,23 @@ becomes part of the outcome, and the other files are still served.
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
-import msgspec
-
-from agent.cgroup import notation
 from agent.cgroup.controllers import Controller, Controllers
-from agent.cgroup.hierarchy import CgroupError, GroupGone
-from agent.cgroup.journal import Journal, JournalError, OriginalValue
+from agent.cgroup.journal import Journal
 from agent.cgroup.notation import (
     MAX,
     MEMORY,
-    MEMORY_CURRENT,
     MEMORY_MAX,
     MEMS,
     MIGRATE,
-    PERIOD,
     QUOTA,
     SHARES,
     WEIGHT,
 )
-from agent.cgroup.order import ancestors, parent
-from agent.cgroup.outcome import State, ValueChange, ValueOutcome
-from agent.model.limits import UNLIMITED, Limits
-from agent.model.qos import is_qos_root
+from agent.cgroup.outcome import ValueOutcome
+from agent.model.limits import Limits
 
 _FILES: Final[Mapping[str, tuple[Controller, str, str | None]]] = {
     "quota_microseconds": ("cpu", QUOTA, MAX),

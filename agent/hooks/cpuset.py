@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.batch import batch_limits
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
@@ -28,12 +29,15 @@ from agent.hooks.requests import (
     UpdateContainer,
     announced,
 )
+from agent.model.annotations import AnnotationError
+from agent.model.batch import batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.exclusion import excludes
+from agent.model.limits import Limits
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
-from agent.model.wanted import NOTHING, Wanted
+from agent.model.wanted import NO_LIMITS, NOTHING, Wanted
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -102,7 +106,7 @@ def create(
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
-        return _share(pod, snapshot, grants)
+        return _share(pod, request.container_name, snapshot, grants)
     wanted = known.of(request.container_name)
     if wanted.blocked:
         return Wait(wanted.blocked)
@@ -130,7 +134,7 @@ def last_resort(
         return Keep()
     if snapshot.kubelet_static and kubelet_may_own(pod):
         return _less_owned(request.asked.cpuset, snapshot)
-    return _share(pod, snapshot, grants)
+    return _share(pod, request.container_name, snapshot, grants)
 
 
 def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant | None) -> Answer:
@@ -176,7 +180,7 @@ def _rewrite(
     lifted = _NO_LIMIT if wanted.exclusive and asked.quota_microseconds > 0 else None
     values: tuple[tuple[int, str | int | None, str | int], ...] = (
         (CPUSET, wanted.cpuset, asked.cpuset),
-        (MEMS, wanted.mems or None, asked.mems),
+        (MEMS, None if limits.mems is None else str(limits.mems), asked.mems),
         (CPU_SHARES, limits.shares, asked.shares),
         (CPU_QUOTA, limits.quota_microseconds or lifted, asked.quota_microseconds),
         (MEMORY_LIMIT, limits.memory_limit_bytes, asked.memory_limit_bytes),
@@ -198,7 +202,7 @@ def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
     return Give(Wanted(str(free))) if free != asked else Keep()
 
 
-def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
+def _share(pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
     """The pod's pool without owned CPUs; a BE pool may hold those of owners that are not LSE."""
     on_be = pool_class(pod) is QoS.BE
     owned = union(
@@ -210,4 +214,15 @@ def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
     )
     system = CpuSet.parse(snapshot.system)
     cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools, system) - owned
-    return Give(Wanted(str(cpus))) if cpus else Wait("its pool has no CPU")
+    if not cpus:
+        return Wait("its pool has no CPU")
+    return Give(Wanted(str(cpus), limits=_batch(pod, container_name)))
+
+
+def _batch(pod: Pod, container_name: str) -> Limits:
+    """Without the node's ratio, which the agent's next look applies."""
+    try:
+        batch = batch_limits(pod.qos, batch_resources(pod.annotations))
+    except AnnotationError:
+        return NO_LIMITS
+    return batch.containers.get(container_name, NO_LIMITS) if batch else NO_LIMITS

@@ -19,7 +19,9 @@ NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 SHARED_CONTAINERS = "topolet.io/shared-containers"
 """Ours: names of containers, separated by commas, that do not get their pod's own CPUs."""
 
-KEYS_READ = (RESOURCE_STATUS, SHARED_CONTAINERS)
+EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
+
+KEYS_READ = (RESOURCE_STATUS, SHARED_CONTAINERS, EXTENDED_RESOURCE_SPEC)
 """What decisions read, and so what the doorbell carries to the agent."""
 
 

@@ -12,11 +12,9 @@ from typing import Final
 import msgspec
 
 from agent.model import jsontext
-from agent.model.annotations import AnnotationError
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
 from agent.model.jsontext import JsonError
 from agent.model.quantities import Quantity, QuantityError, whole
-
-EXTENDED_RESOURCE_SPEC: Final = "node.koordinator.sh/extended-resource-spec"
 
 CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
 """Milli-CPU, counted as whole units; the first that is there speaks."""

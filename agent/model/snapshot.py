@@ -71,10 +71,16 @@ def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:
 
 def encode(snapshot: Snapshot) -> bytes:
     """JSON, one line."""
-    return msgspec.json.encode(snapshot) + b"\n"
+    return msgspec.json.encode(snapshot, enc_hook=str) + b"\n"
 
 
-_decoder = msgspec.json.Decoder(Snapshot)
+def _cpuset(kind: type, value: object) -> CpuSet:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a list of numbers as text, got {value!r:.40}")
+    return CpuSet.parse(value)
+
+
+_decoder = msgspec.json.Decoder(Snapshot, dec_hook=_cpuset)
 
 
 def decode(text: bytes) -> Snapshot:

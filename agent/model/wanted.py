@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
+from agent.model.limits import Limits
 from agent.model.qos import QoS
 
-
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
-    """CPU time and memory, None: hands off. `quota_microseconds` for a period of 100,000, and -1 in
-    it or in `memory_limit_bytes`: without a limit."""
-
-    shares: int | None = None
-    quota_microseconds: int | None = None
-    memory_limit_bytes: int | None = None
-
-
-NO_LIMITS = Limits()
+NO_LIMITS: Final = Limits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one container gets; `cpuset` None and `mems` "" mean hands off.
+    """What one container gets; `cpuset` None means hands off.
 
     `exclusive`: the CPUs are its pod's own. `blocked` says why it must not be created yet: its CPUs
     are not free, or it has none.
     """
 
     cpuset: str | None = None
-    mems: str = ""
     exclusive: bool = False
     limits: Limits = NO_LIMITS
     blocked: str = ""
@@ -35,16 +27,17 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def hands_off(self) -> bool:
         """Whether nothing of the container is ours."""
-        return self.cpuset is None and not self.mems and self.limits == NO_LIMITS
+        return self.cpuset is None and self.limits == NO_LIMITS
 
 
-NOTHING = Wanted()
+NOTHING: Final = Wanted()
 
 
 class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a pod's containers get: `each` those that are not in `containers`, by name.
 
-    `refused` says why the CPUs that the pod claims are not its own.
+    `refused` says why the CPUs that the pod claims are not its own. `group`: what the pod's own
+    cgroup is held to.
     """
 
     title: str
@@ -52,6 +45,7 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     each: Wanted
     containers: dict[str, Wanted] = {}
     refused: str = ""
+    group: Limits = NO_LIMITS
 
     def of(self, container_name: str) -> Wanted:
         """What the container of that name gets."""

@@ -25,6 +25,7 @@ from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot, SnapshotError
+from agent.model.wanted import NOTHING
 from agent.node import configured
 from agent.node.observed import Observer
 from agent.node.placement import Locator
@@ -138,8 +139,8 @@ def _pods(settings: Settings, proc: str) -> tuple[Pod, ...]:
 
 
 def _wanted(snapshot: Snapshot, container_id: str) -> CpuSet | None:
-    text = snapshot.containers.get(container_id)
-    return None if text is None else CpuSet.parse(text)
+    cpuset = snapshot.containers.get(container_id, NOTHING).cpuset
+    return None if cpuset is None else CpuSet.parse(cpuset)
 
 
 def reserved(settings: Settings) -> tuple[CpuSet, tuple[str, ...]]:

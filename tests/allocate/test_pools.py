@@ -651,8 +651,9 @@ def test_memory_goes_with_the_cpus(each: Pod, mems: str) -> None:
     plain = machine(3, 2)
     bare = msgspec.structs.replace(plain.numa_nodes[2], memory_bytes=0)
     topology = msgspec.structs.replace(plain, numa_nodes=(*plain.numa_nodes[:2], bare))
-    assert decided(topology, each, rules=PoolRules(bind_memory=True)).pods["a"].each.mems == mems
-    assert decided(topology, each).pods["a"].each.mems == ""
+    bound = decided(topology, each, rules=PoolRules(bind_memory=True))
+    assert str(bound.pods["a"].each.limits.mems or "") == mems
+    assert decided(topology, each).pods["a"].each.limits.mems is None
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.settings import Settings
+from agent.model.wanted import NOTHING
 from agent.node import takeover
 from agent.node.observed import Observer
 from agent.node.placement import Locator
@@ -77,7 +78,7 @@ def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
         "in-a-vm": {"main": CpuSet([0])},
     }
     for left_alone in ("c-lse-main", "c-in-a-vm-main"):
-        snapshot.containers[left_alone] = None
+        snapshot.containers[left_alone] = NOTHING
     assert takeover.chosen(snapshot, pods(world)) == {"lse": {"side": CpuSet([3])}}
 
 
