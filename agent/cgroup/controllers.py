@@ -25,7 +25,9 @@ class Controllers:
     """
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
-        self._mounts = {each: found for each in _ALL if (found := mounted(root, each))}
+        self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
+            each: found for each in _ALL if (found := mounted(root, each))
+        }
         self._handles = handles or Handles()
 
     def close(self) -> None:
@@ -66,8 +68,7 @@ class Controllers:
         return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
     def _directory(self, group: str, file: str) -> str:
-        controller = file.partition(".")[0]
-        for name, (_, path) in self._mounts.items():
-            if name == controller and "/" not in file:
-                return path + below(group)
-        raise CgroupError(f"{file!r} is of no controller that this machine has")
+        found = self._mounts.get(file.partition(".")[0])
+        if found is None or "/" in file:
+            raise CgroupError(f"this machine has no controller for {file!r}")
+        return found[1] + below(group)
