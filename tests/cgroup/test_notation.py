@@ -130,6 +130,10 @@ def test_other_nodes_grow_both_ways() -> None:
     assert notation.grows(MEMS, "1", "0")
 
 
+def test_the_parents_nodes_may_be_more() -> None:
+    assert notation.grows(MEMS, "0", "")
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [(MAX, "max"), (MAX, "max 0"), (MAX, "x 1"), (QUOTA, ""), (MEMORY, "lots"), (MEMS, "x")],
