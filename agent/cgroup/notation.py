@@ -103,8 +103,8 @@ def same(file: str, one: str, other: str) -> bool:
 
 
 def grows(file: str, old: str, new: str) -> bool:
-    """Whether the group gets more, of NUMA nodes any at all or (on v2) its parent's; then its parent
-    has to come first. Raises ValueError."""
+    """Whether the group gets more, so that its parent has to come first; of NUMA nodes any at all,
+    or the parent's (v2). Raises ValueError."""
     before, after = _meaning(file, old), _meaning(file, new)
     if isinstance(before, CpuSet) and isinstance(after, CpuSet):
         return not after or not after <= before
