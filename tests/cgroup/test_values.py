@@ -1,5 +1,6 @@
 """Limits on trees of plain files, which refuse nothing: `test_values_kernel.py` has the kernel."""
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
@@ -302,6 +303,43 @@ def test_what_could_not_be_given_back_stays_in_the_journal(v2: Machine) -> None:
     v2.handles.refused.clear()
     assert values.restore(v2.controllers, v2.journal).ok
     assert v2.text(f"{BOX}/cpu.max") == "max 100000"
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EBUSY, errno.EINVAL, errno.EACCES, errno.ENOSPC, errno.EIO]
+)
+def test_a_refused_write_is_said_and_the_others_are_served(v2: Machine, number: int) -> None:
+    v2.handles.refused[f"{BOX}/cpuset.mems 0"] = number
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
+    (failed,) = outcome.having(State.FAILED)
+    assert (failed.file, failed.old) == ("cpuset.mems", "")
+    assert os.strerror(number) in (failed.note or "")
+    assert len(outcome.having(State.WRITTEN)) == 3
+    v2.handles.refused.clear()
+    assert v2.apply(box=FULL)[0].count(State.WRITTEN) == 1, "the next pass tries again"
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        if len(machine.handles.writes) == writes:
+            raise Killed
+
+    before = values.read(machine.controllers, BOX)
+    machine.handles.before_write = die
+    with contextlib.suppress(Killed):
+        machine.apply(box=FULL)
+    assert len(machine.handles.writes) == min(writes, 4)
+    machine.handles.before_write = lambda: None
+    again = Journal(machine.journal.path)
+    outcome = values.restore(machine.controllers, again)
+    assert outcome.ok
+    assert len(outcome.having(State.WRITTEN)) == min(writes, 4)
+    assert values.read(machine.controllers, BOX) == before
+    assert again.values == {}
 
 
 def test_v2_memory_is_never_limited_below_what_is_used(v2: Machine) -> None:
