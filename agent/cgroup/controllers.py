@@ -41,7 +41,10 @@ class Controllers:
 
     def has(self, group: str, file: str) -> bool:
         """Whether the group exists in the hierarchy that the file belongs to."""
-        return os.path.isdir(self._directory(group, file))
+        try:
+            return os.path.isdir(self._directory(group, file))
+        except CgroupError:
+            return False
 
     def read(self, group: str, file: str) -> str | None:
         """Without the line's end; None where the group is there and the file is not. Raises

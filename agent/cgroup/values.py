@@ -9,13 +9,15 @@ becomes part of the outcome, and the other files are still served.
   asked for are never written.
 * A memory limit below what is in use makes v2 kill processes; it is not written there, and said. v1
   reclaims and refuses (EBUSY).
-* v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first.
+* v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
+  keeps nodes that the parent has not, and they are not in force: that is not looked at.
 * The groups that pods have in common are the kubelet's and refused (koordinator.md §2.8).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
 
 from agent.cgroup import limits as fields
 from agent.cgroup.controllers import Controllers
@@ -26,12 +28,7 @@ from agent.model.limits import Limits
 from agent.model.qos import is_qos_root
 
 
-def read(controllers: Controllers, group: str) -> Limits:
-    """What the group has; None for what the machine does not know. Raises CgroupError, GroupGone.
-
-    Shares of a v2 weight are the fewest that it may stand for.
-    """
-    return fields.read(controllers, group)
+read: Final = fields.read
 
 
 def apply(controllers: Controllers, journal: Journal, wanted: Mapping[str, Limits]) -> ValueOutcome:

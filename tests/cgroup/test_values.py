@@ -427,6 +427,7 @@ def test_a_file_of_a_journal_that_is_none_of_ours_is_not_written(v2: Machine) ->
     outcome = values.restore(v2.controllers, v2.journal)
     assert [each.state for each in outcome.changes] == [State.FAILED] * 3
     assert v2.handles.writes == []
+    assert v2.apply(box=Limits(shares=1024))[0] == [State.WRITTEN], "and stops nothing"
 
 
 def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
