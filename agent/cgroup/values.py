@@ -27,7 +27,6 @@ from agent.cgroup.valueround import ValueRound
 from agent.model.limits import Limits
 from agent.model.qos import is_qos_root
 
-
 read: Final = fields.read
 
 
