@@ -25,7 +25,9 @@ class Controllers:
     """
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
-        self._mounts = {each: found for each in _ALL if (found := mounted(root, each))}
+        self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
+            each: found for each in _ALL if (found := mounted(root, each))
+        }
         self._handles = handles or Handles()
 
     def close(self) -> None:
@@ -39,7 +41,10 @@ class Controllers:
 
     def has(self, group: str, file: str) -> bool:
         """Whether the group exists in the hierarchy that the file belongs to."""
-        return os.path.isdir(self._directory(group, file))
+        try:
+            return os.path.isdir(self._directory(group, file))
+        except CgroupError:
+            return False
 
     def read(self, group: str, file: str) -> str | None:
         """Without the line's end; None where the group is there and the file is not. Raises
@@ -66,8 +71,7 @@ class Controllers:
         return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
     def _directory(self, group: str, file: str) -> str:
-        controller = file.partition(".")[0]
-        for name, (_, path) in self._mounts.items():
-            if name == controller and "/" not in file:
-                return path + below(group)
-        raise CgroupError(f"{file!r} is of no controller that this machine has")
+        found = self._mounts.get(file.partition(".")[0])
+        if found is None or "/" in file:
+            raise CgroupError(f"this machine has no controller for {file!r}")
+        return found[1] + below(group)

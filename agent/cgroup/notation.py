@@ -32,7 +32,6 @@ QUOTA: Final = "cpu.cfs_quota_us"
 PERIOD: Final = "cpu.cfs_period_us"
 SHARES: Final = "cpu.shares"
 MEMORY: Final = "memory.limit_in_bytes"
-MEMORY_USED: Final = "memory.usage_in_bytes"
 MAX: Final = "cpu.max"
 WEIGHT: Final = "cpu.weight"
 MEMORY_MAX: Final = "memory.max"
@@ -99,19 +98,22 @@ def memory_of(text: str) -> int:
 
 def same(file: str, one: str, other: str) -> bool:
     """Whether two texts mean the same in this file. Raises ValueError for one without meaning."""
-    return one == other or _meaning(file, one) == _meaning(file, other)
+    if one == other:
+        return True
+    if file == MEMS:
+        return nodes(one) == nodes(other)
+    return _amount(file, one) == _amount(file, other)
 
 
 def grows(file: str, old: str, new: str) -> bool:
-    """Whether the group gets more, of NUMA nodes any at all; then its parent has to come first.
-    Raises ValueError."""
-    before, after = _meaning(file, old), _meaning(file, new)
-    if isinstance(before, CpuSet) and isinstance(after, CpuSet):
-        return not after <= before
-    return _size(after) > _size(before)
+    """Whether the group gets more, so that its parent has to come first; of NUMA nodes any at all,
+    or the parent's (v2). Raises ValueError."""
+    if file == MEMS:
+        return not new or not nodes(new) <= nodes(old)
+    return _amount(file, new) > _amount(file, old)
 
 
-def _meaning(file: str, text: str) -> CpuSet | Fraction | int:
+def _amount(file: str, text: str) -> Fraction | int:
     if file == MAX:
         quota, period = _parts(text)
         return _ENDLESS if quota is None else Fraction(quota, period)
@@ -125,13 +127,7 @@ def _meaning(file: str, text: str) -> CpuSet | Fraction | int:
         return min(max(int(text), LEAST_SHARES), MOST_SHARES)
     if file in (WEIGHT, MIGRATE):
         return int(text)
-    if file == MEMS:
-        return nodes(text)
     raise ValueError(f"{file!r} is no file of limits")
-
-
-def _size(meaning: CpuSet | Fraction | int) -> Fraction | int:
-    return len(meaning) if isinstance(meaning, CpuSet) else meaning
 
 
 @lru_cache(maxsize=256)

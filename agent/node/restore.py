@@ -8,10 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from agent.cgroup import writer
+from agent.cgroup import values, writer
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import Outcome
+from agent.cgroup.outcome import Outcome, ValueOutcome
 from agent.host.locks import Lock
 from agent.model import settings as options
 from agent.model import snapshot as snapshots
@@ -26,20 +27,23 @@ from agent.runtime.cri import Cri
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`unasked`: why a container that was created on our CPUs could not be looked after, or ""."""
+    """`outcome` of cpusets, `values` of other files. `unasked`: why a container that was created on
+    our CPUs could not be looked after, or ""."""
 
     outcome: Outcome
+    values: ValueOutcome
     unasked: str
 
 
 def restore(settings: Settings) -> Restored:
-    """Every journalled group gets its value back; a container that the proxy created on CPUs of
+    """Every journalled file gets its value back; a container that the proxy created on CPUs of
     ours, which no journal knows, gets its parent's. Then the snapshot goes, so that the proxy
     rewrites nothing more. Raises LockedError while an agent runs, CgroupError, OSError.
     """
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     journal = Journal(state / "journal")
     path = state / "snapshot.json"
     unasked = ""
@@ -59,11 +63,12 @@ def restore(settings: Settings) -> Restored:
             unasked = f"container {container.id}: {error}"
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
+    others = values.restore(controllers, journal)
     hierarchy.close()
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     lock.release()
-    return Restored(outcome, unasked)
+    return Restored(outcome, others, unasked)
 
 
 def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
