@@ -39,6 +39,10 @@ class Controllers:
         found = self._mounts.get(controller)
         return found and found[0]
 
+    def missing(self) -> tuple[Controller, ...]:
+        """Controllers that the machine has in neither version."""
+        return tuple(each for each in _ALL if each not in self._mounts)
+
     def has(self, group: str, file: str) -> bool:
         """Whether the group exists in the hierarchy that the file belongs to."""
         try:

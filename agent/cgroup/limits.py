@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -36,26 +36,35 @@ def read(controllers: Controllers, group: str) -> Limits:
 
     Shares of a v2 weight are the fewest that it may stand for.
     """
-    values = {}
+    texts = {}
     for field in FIELDS:
         version = controllers.version(field.controller)
         file = field.v1 if version == 1 else field.v2
-        if version is None or file is None:
-            continue
-        text = controllers.read(group, file)
-        if text is not None:
+        if version is not None and file is not None:
+            text = controllers.read(group, file)
+            if text is not None:
+                texts[file] = text
+    return parsed(controllers, group, texts)
+
+
+def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Limits:
+    """What these texts mean in files of the group. Raises CgroupError, GroupGone."""
+    values = {}
+    for field in FIELDS:
+        for file in {field.v1, field.v2} & texts.keys():
             try:
-                values[field.name] = _value(controllers, group, file, text)
+                values[field.name] = _value(controllers, group, file, texts[file])
             except ValueError as error:
                 raise CgroupError(f"cannot understand {file} of {group!r}: {error}") from error
     return msgspec.structs.replace(Limits(), **values)
 
 
 def files(controllers: Controllers, limits: Limits) -> Iterator[str]:
-    """Those that the limits say something about; of a controller that the machine has not, v2's."""
+    """Those that the limits say something about; none of a controller that the machine has not."""
     for field in FIELDS:
-        if getattr(limits, field.name) is not None:
-            file = field.v1 if controllers.version(field.controller) == 1 else field.v2
+        version = controllers.version(field.controller)
+        if version is not None and getattr(limits, field.name) is not None:
+            file = field.v1 if version == 1 else field.v2
             if file is not None:
                 yield file
 

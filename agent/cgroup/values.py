@@ -54,17 +54,17 @@ def apply(controllers: Controllers, journal: Journal, wanted: Mapping[str, Limit
 
 
 def restore(
-    controllers: Controllers, journal: Journal, only: Collection[str] | None = None
+    controllers: Controllers, journal: Journal, only: Collection[tuple[str, str]] | None = None
 ) -> ValueOutcome:
     """Give every journalled file its original value back, and drop the entries so settled; of the
-    groups in `only`, where it is given.
+    files (group and name) in `only`, where it is given.
 
     Memory nodes that were empty come back so on v2; where the kernel refuses that, as those of what
     is above, which the note says. On v1 such a group keeps what it has.
     """
     round_ = ValueRound(controllers)
     for (group, file), original in journal.values.items():
-        if only is None or group in only:
+        if only is None or (group, file) in only:
             round_.ask_back(group, file, original.value)
     round_.run()
     changes = round_.changes()

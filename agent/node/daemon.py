@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.discover.facts import DiscoveryError
@@ -28,6 +29,7 @@ from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter
+from agent.node.telling import Teller
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 from agent.telemetry.http import Answer, HttpServer
@@ -89,10 +91,14 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+    for missing in controllers.missing():
+        log.warning("this machine has no %s controller: nothing is limited by it", missing)
     journal = Journal(state / "journal")
     for problem in journal.problems:
         log.error("%s", problem)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
+    teller = Teller(Cri(options.socket_path(settings.runtime_endpoint)))
     metrics = AgentMetrics()
     store = EmbeddedStore(settings.store_dir or str(state / "objects"))
     node_name = settings.node_name or os.uname().nodename
@@ -101,12 +107,14 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
         cri=cri,
         observer=Observer(cri, Locator(hierarchy)),
         hierarchy=hierarchy,
+        controllers=controllers,
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
         node_object=NodeObject(store, node_name),
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),
         reporter=Reporter(store, node_name),
         metrics=metrics,
+        teller=teller,
     )
     node.exclude = exclude
     health = Health(settings.period_seconds)
@@ -145,6 +153,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     doorbell.close()
     if server:
         server.close()
+    teller.close()
     cri.close()
     hierarchy.close()
     lock.release()

@@ -59,8 +59,9 @@ def give_back(
         failures += (f"{each.group}: {each.note}" for each in outcome.having(State.FAILED))
     # A pod is left alone with its sandbox, which has no name; its group is above the sandbox's.
     groups |= {parent(each.group) for each in alone if each.group is not None and not each.name}
-    if controllers is not None and any(group in groups for group, _ in journal.values):
-        others = values.restore(controllers, journal, only=groups)
+    limits = {(group, file) for group, file in journal.values if group in groups}
+    if controllers is not None and limits:
+        others = values.restore(controllers, journal, only=limits)
         for value in others.having(State.WRITTEN):
             log.info("%s is left alone: %s back to %s", value.group, value.file, value.new)
         failures += (

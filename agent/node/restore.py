@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.cgroup import limits as fields
 from agent.cgroup import values, writer
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
@@ -19,7 +20,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings
-from agent.model.wanted import NOTHING
+from agent.model.wanted import NOTHING, Wanted
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.rpc.grpc import RpcError
@@ -36,7 +37,8 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 def restore(settings: Settings) -> Restored:
-    """Every journalled file gets its value back; a container that the proxy created on CPUs of
+    """The runtime is told what its containers had before us, so that it does not put our values
+    back; every journalled file gets its value back; a container that the proxy created on CPUs of
     ours, which no journal knows, gets its parent's. Then the snapshot goes, so that the proxy
     rewrites nothing more. Raises LockedError while an agent runs, CgroupError, OSError.
     """
@@ -55,8 +57,10 @@ def restore(settings: Settings) -> Restored:
         managed, unasked = [], str(error)
     for container in managed:
         try:
+            if container.group is not None:
+                cri.update(container.id, _before_us(hierarchy, controllers, journal, container))
             if container.state is ContainerState.CREATED:
-                cri.update_cpuset(container.id, hierarchy.effective_cpus("/"))
+                cri.update(container.id, Wanted(str(hierarchy.effective_cpus("/"))))
             elif container.group is not None and container.group not in journal:
                 chosen[container.group] = _of_parent(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
@@ -84,6 +88,18 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
         for container in pod.containers
         if not last.containers.get(container.id, NOTHING).hands_off
     ]
+
+
+def _before_us(
+    hierarchy: Hierarchy, controllers: Controllers, journal: Journal, container: Container
+) -> Wanted:
+    """What the runtime is to remember; where a group inherited, the CPUs that it got so."""
+    group = container.group or "/"
+    original = journal.originals.get(group)
+    cpuset = original.cpus if original else ""
+    texts = {file: each.value for (of, file), each in journal.values.items() if of == group}
+    limits = fields.parsed(controllers, group, texts)
+    return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
 
 
 def _of_parent(hierarchy: Hierarchy, group: str) -> CpuSet:

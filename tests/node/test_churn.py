@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.journal import Journal
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
@@ -30,6 +31,7 @@ from agent.model.doorbell import Asked, Created, Look, PodComes, Ring
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Snapshot
+from agent.model.wanted import Wanted
 from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
@@ -90,9 +92,10 @@ class WatchedKernel(Kernel):
 class Runtime(ListedRuntime):
     """Changes what a created container will start with, as a runtime does."""
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
+    def update(self, container_id: str, wanted: Wanted) -> None:
         placement = self.placements[container_id]
-        self.placements[container_id] = msgspec.structs.replace(placement, cpuset=str(cpus))
+        cpuset = wanted.cpuset or placement.cpuset
+        self.placements[container_id] = msgspec.structs.replace(placement, cpuset=cpuset)
 
 
 class Host:
@@ -133,6 +136,7 @@ class Host:
             cri=self.runtime,
             observer=Observer(self.runtime, Locator(hierarchy)),
             hierarchy=hierarchy,
+            controllers=Controllers(str(self.folder)),
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.folder)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),

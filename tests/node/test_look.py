@@ -85,7 +85,7 @@ def test_ring_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
     agent.heard([Created(f"ended-{number}", Asked("0")) for number in range(100)])
     agent.heard([Created(container.id, Asked("0"))])
     agent.look()
-    assert not agent._requested
+    assert not agent._enforcement._replaced
 
 
 def test_snapshot_answers_every_ring(world: World) -> None:
