@@ -1,2 +1,2 @@
-"""Exclusive CPUs on nodes that no scheduler of ours chooses for: decided node by node, from what the
+"""Exclusive CPUs where no scheduler of ours chooses them: decided on the node, from what the
 runtime and cgroupfs tell (CPU manager proposal; peers.md §3.1-3.4)."""
