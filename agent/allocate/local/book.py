@@ -57,10 +57,14 @@ class Book:
         """What is shared."""
         return self._shared & ~(self._live | self._ended)
 
-    def empties(self, cpus: int) -> bool:
-        """Whether nothing would be shared any more if these CPUs were owned too."""
-        pool = self.pool
-        return bool(pool) and not pool & ~cpus
+    def empties(self, *changes: tuple[Claim, int]) -> bool:
+        """Whether the last shared CPUs would go if these claims owned these CPUs instead."""
+        live = self._live
+        for claim, _ in changes:
+            live &= ~self.own(claim)
+        for _, cpus in changes:
+            live |= cpus
+        return bool(self.pool) and not self._shared & ~(live | self._ended)
 
     def _ended_of_others(self, uid: str) -> int:
         return self._ended & ~self._ended_by_pod.get(uid, 0)

@@ -32,7 +32,7 @@ class Mover:
         fit: Fit,
         book: Book,
         settled: Sequence[Claim],
-        choose: Callable[[Claim, int, int], int],
+        choose: Callable[[Claim, int], int],
         users: bool,
     ) -> None:
         self._fit = fit
@@ -97,7 +97,7 @@ class Mover:
         own = self._book.own(claim)
         free = self._book.free(claim) & ~own
         target = self._lower(claim, own, free) if free else 0
-        if target and self._users and self._book.empties(target):
+        if target and self._users and self._book.empties((claim, target)):
             return 0
         return target
 
@@ -123,7 +123,7 @@ class Mover:
         if fit.cost(others) < fit.cost(target):
             return 0
         gets = self._gets(claim, own, (free | others) & ~target)
-        if not gets or (self._users and not (book.pool | others | own) & ~(target | gets)):
+        if not gets or (self._users and book.empties((other, target), (claim, gets))):
             return 0
         return target
 
@@ -131,7 +131,7 @@ class Mover:
         if own:
             return self._lower(claim, own, free)
         try:
-            return self._choose(claim, free, self._book.reusable(claim))
+            return self._choose(claim, free)
         except NotEnoughCpusError:
             return 0
 

@@ -16,7 +16,7 @@ from agent.allocate.bits import lowest
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.kubelet.take import of_whole_cores, take_aligned
-from agent.allocate.layout import Layout
+from agent.allocate.layout import Area, Layout
 
 Cost: TypeAlias = tuple[int, int, int, int]
 
@@ -148,7 +148,7 @@ class Fit(msgspec.Struct, frozen=True):
         """`base` and free CPUs close to it, farther away step by step. Raises
         NotEnoughCpusError."""
         layout = self.layout
-        steps = (layout.nodes, layout.sockets)
+        steps: tuple[tuple[Area, ...], ...] = (layout.nodes, layout.sockets)
         if self.options.prefer_align_cpus_by_uncorecache:
             steps = (layout.caches, *steps)
         taken = base

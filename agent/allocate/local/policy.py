@@ -60,7 +60,7 @@ class _Hearing:
         kept = [each for each in self._claims if self.book.own(each)]
         newcomers = [each for each in self._claims if not each.ended and not self.book.own(each)]
         for claim in kept:
-            if not claim.ended and self.book.own(claim).bit_count() < claim.cpus:
+            if not claim.ended and self.book.own(claim).bit_count() != claim.cpus:
                 self._serve(claim, users)
         for claim in newcomers:
             self._serve(claim, users)
@@ -99,14 +99,16 @@ class _Hearing:
         for tenure in heard:
             claim, had = tenure.claim, tenure.cpus
             base = had & book.untaken(claim)
-            if not base or (base != had and not tenure.certain):
+            if base != had and not tenure.certain:
                 continue
             self._sources[claim.key] = had
+            if not base:
+                continue
             kept = base
             if base.bit_count() > claim.cpus and not claim.ended and self._whole(claim):
                 kept = self._fit.shrunk(base, claim.cpus, claim.original.mask)
             leaving |= base & ~kept
-            if self._sharing.users and book.empties(kept):
+            if self._sharing.users and book.empties((claim, kept)):
                 leaving |= kept
                 continue
             book.give(claim, kept)
@@ -115,7 +117,7 @@ class _Hearing:
         book.withheld = leaving
 
     def _serve(self, claim: Claim, users: bool) -> None:
-        """CPUs for a claim that has none, or not enough."""
+        """CPUs for a claim that has none, or not as many as it wants."""
         book, fit = self.book, self._fit
         own = book.own(claim)
         free = book.free(claim)
@@ -123,30 +125,28 @@ class _Hearing:
             self._refuse(claim, RefusalReason.NO_WHOLE_CORES, free)
             return
         try:
-            if own:
-                reuse = book.reusable(claim) & ~own
-                near = free if (own | reuse).bit_count() < claim.cpus else reuse
-                cpus = fit.grown(own, near, claim.cpus)
-            else:
-                cpus = self._choose(claim, free, book.reusable(claim))
+            cpus = self._choose(claim, free)
         except NotEnoughCpusError:
             cores = self._rules.options.full_pcpus_only
             reason = RefusalReason.NOT_ENOUGH_CORES if cores else RefusalReason.NOT_ENOUGH_CPUS
             self._refuse(claim, reason, fit.usable(free | own))
             return
-        if users and book.empties(cpus):
+        if users and book.empties((claim, cpus)):
             self._refuse(claim, RefusalReason.DEFAULT_EMPTIED, free)
             return
         book.give(claim, cpus)
 
-    def _choose(self, claim: Claim, free: int, reuse: int) -> int:
-        """What ended containers of the pod left is used first. Raises NotEnoughCpusError."""
+    def _choose(self, claim: Claim, free: int) -> int:
+        """All that the claim owns, and more; what ended containers of the pod left is used first.
+        Raises NotEnoughCpusError."""
+        own = self.book.own(claim)
+        left = self.book.reusable(claim)
         try:
-            if claim.cpus <= reuse.bit_count():
-                return self._fit.best(reuse, claim.cpus)
-            return self._fit.grown(reuse, free, claim.cpus)
+            if (own | left).bit_count() > claim.cpus:
+                return self._fit.grown(own, left, claim.cpus)
+            return self._fit.grown(own | left, free, claim.cpus)
         except NotEnoughCpusError:
-            return self._fit.best(free, claim.cpus)
+            return self._fit.grown(own, free, claim.cpus)
 
     def _whole(self, claim: Claim) -> bool:
         options, layout = self._rules.options, self._rules.layout
@@ -161,11 +161,12 @@ class _Hearing:
         source, target = self._sources.get(claim.key, 0), self.book.own(claim)
         if not source or not target or source == target:
             return
-        if source & ~target:
-            lost = source & ~self._assignable
-            reason = MoveReason.REPLACE if lost else MoveReason.SHRINK
-        else:
+        if not source & ~target:
             reason = MoveReason.WIDEN
+        elif not target & ~source and target.bit_count() == claim.cpus:
+            reason = MoveReason.SHRINK
+        else:
+            reason = MoveReason.REPLACE
         sets = CpuSet.from_int(source), CpuSet.from_int(target)
         self._moves.append(Move(claim.uid, claim.name, *sets, reason))
 
