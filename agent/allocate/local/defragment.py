@@ -116,8 +116,9 @@ class Mover:
         wanted = self._gets(claim, own, free | others)
         if not wanted & others:
             return 0
+        placed = fit if fit.usable(others) == others else fit.loose
         try:
-            target = fit.best((book.free(other) | others) & ~wanted & ~own, other.cpus)
+            target = placed.best((book.free(other) | others) & ~wanted & ~own, other.cpus)
         except NotEnoughCpusError:
             return 0
         if fit.cost(others) < fit.cost(target):

@@ -48,6 +48,11 @@ class Fit(msgspec.Struct, frozen=True):
             return sockets, len(per_node), middle, last
         return len(per_node), sockets, middle, last
 
+    @property
+    def loose(self) -> Fit:
+        """For CPUs that are not of whole cores though now they would have to be."""
+        return Fit(self.layout, msgspec.structs.replace(self.options, full_pcpus_only=False))
+
     def usable(self, free: int) -> int:
         """Those that may be handed out: of whole cores alone with full-pcpus-only."""
         return of_whole_cores(self.layout, free) if self.options.full_pcpus_only else free
@@ -104,7 +109,7 @@ class Fit(msgspec.Struct, frozen=True):
                 return self.best(first, count)
             return self.grown(first, base, count)
         except NotEnoughCpusError:
-            return Fit(self.layout, StaticOptions()).best(base, count)
+            return self.loose.best(base, count)
 
     def _areas(self, usable: int, count: int) -> Iterator[int]:
         """Where to look for so many CPUs: the narrow areas that have them, else NUMA nodes

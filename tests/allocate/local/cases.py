@@ -90,14 +90,15 @@ def in_force(claims: list[Claim], decision: Decision, *, known: bool) -> list[Cl
 
 def settle(
     node: LocalRules, claims: list[Claim], others: Sharing, limit: int = 200
-) -> tuple[list[Claim], list[Decision]]:
-    """Decides and puts in force until nothing changes."""
-    decisions: list[Decision] = []
+) -> list[tuple[list[Claim], Decision]]:
+    """Decides and puts in force until nothing changes: each decision with what it was made from,
+    the last one twice."""
+    steps: list[tuple[list[Claim], Decision]] = []
     for _ in range(limit):
         decision = decide(node, claims, others)
-        decisions.append(decision)
-        quiet = len(decisions) > 1 and not decision.moves and not decision.again
-        if quiet and decision.answers == decisions[-2].answers:
-            return claims, decisions
+        same = bool(steps) and decision.answers == steps[-1][1].answers
+        steps.append((claims, decision))
+        if same and not decision.moves and not decision.again:
+            return steps
         claims = in_force(claims, decision, known=True)
     raise AssertionError("no fixed point")

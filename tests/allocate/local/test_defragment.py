@@ -82,15 +82,22 @@ def test_moves_are_bounded(limit: int) -> None:
 
 
 def test_room_is_made_for_a_request_of_whole_cores() -> None:
-    """CPUs that were given before the option was set."""
+    """Among CPUs that were given before the option was set."""
     claims = [
-        claim("a", 2, owned="2,6"),
-        claim("b", 2, owned="0,5"),
-        claim("d", 2, owned="3,7"),
+        claim("a", 2, owned="3,7"),
+        claim("b", 1, owned="0"),
+        claim("d", 1, owned="5"),
         claim("e", 2),
     ]
-    node = rules(SMALL, LocalPolicy.DYNAMIC, FULL)
-    assert answers(decide(node, claims, sharing()))["e"] == "(NOT_ENOUGH_CORES)"
+    node = rules(SMALL, LocalPolicy.DYNAMIC, FULL, reserved="2")
+    steps = settle(node, claims, sharing())
+    assert answers(steps[0][1])["e"] == "(NOT_ENOUGH_CORES)"
+    assert steps[0][1].again
+    assert [moves(decision) for _, decision in steps] == [["b 0 > 1 MAKE_ROOM"], [], []]
+    assert answers(steps[-1][1]) == {"a": "3,7", "b": "1", "d": "5", "e": "0,4"}
+    assert answers(decide(rules(SMALL, chosen=FULL, reserved="2"), claims, sharing()))["e"] == (
+        "(NOT_ENOUGH_CORES)"
+    )
 
 
 def test_a_move_does_not_take_what_another_leaves_in_the_same_decision() -> None:

@@ -158,10 +158,9 @@ def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
         check(node, claims, others, decision)
         _resized_in_place(claims, decision)
         claims = in_force(claims, decision, known=True)
-        claims, decisions = settle(node, claims, others)
-        for made in decisions:
-            check(node, claims, others, made)
-        last = decisions[-1]
+        for made_from, made in settle(node, claims, others):
+            check(node, made_from, others, made)
+        claims, last = made_from, made
         if data.draw(st.booleans()):
             held = last.pool if others.users else EMPTY
             after = msgspec.structs.replace(others, held=held)
@@ -194,8 +193,7 @@ def test_each_move_to_better_cpus_lowers_a_cost(data: st.DataObject) -> None:
         count = data.draw(st.integers(1, 4))
         mine, ids = CpuSet(ids[:count]), ids[count + data.draw(st.integers(0, 2)) :]
         claims.append(Claim(f"p{len(claims)}", "c", 0, len(mine), mine, mine))
-    _, decisions = settle(node, claims, others)
-    for decision in decisions:
+    for _, decision in settle(node, claims, others):
         for move in decision.moves:
             source, target = fit.cost(move.source.mask), fit.cost(move.target.mask)
             if move.reason is MoveReason.DEFRAGMENT:
