@@ -237,3 +237,14 @@ def test_half_written_after_a_restart() -> None:
     claims = [claim("a", 2, held="2,6"), claim("b", 2, held="0-7")]
     decision = decide(rules(SMALL), claims, sharing(held="0-7"))
     assert answers(decision) == {"a": "2,6", "b": "0,4"}
+
+
+def test_an_owner_that_wants_no_whole_cores_any_more_keeps_what_it_has_and_is_told() -> None:
+    node = rules(SMALL, LocalPolicy.STATIC, FULL)
+    decision = decide(node, [claim("a", 3, owned="0-1,4-5")], sharing())
+    assert answers(decision) == {"a": "0-1,4-5(NO_WHOLE_CORES)"}
+
+
+def test_an_owner_whose_cpus_are_all_gone_gets_others() -> None:
+    decision = decide(rules(SMALL), [claim("a", 2, owned="0,4")], sharing(unavailable="0,4"))
+    assert moves(decision) == ["a 0,4 > 1,5 REPLACE"]
