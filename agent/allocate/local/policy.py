@@ -73,9 +73,10 @@ class _Hearing:
         answers = {}
         for claim in self._claims:
             own = self.book.own(claim)
-            original = claim.original.mask & own or own
             answers[claim.key] = Answer(
-                CpuSet.from_int(own), CpuSet.from_int(original), self.refused.get(claim.key)
+                CpuSet.from_int(own),
+                CpuSet.from_int(self._original(claim, own)),
+                self.refused.get(claim.key),
             )
         waits = bool(self.refused and self.book.withheld)
         better = any(
@@ -83,6 +84,12 @@ class _Hearing:
         )
         pool = CpuSet.from_int(self.book.pool)
         return Decision(answers, pool, tuple(self._moves), waits or better)
+
+    def _original(self, claim: Claim, own: int) -> int:
+        """A container that was never resized takes its claim along when it moves."""
+        source, first = self._sources.get(claim.key, 0), claim.original.mask
+        moved = not source & ~first and source.bit_count() == own.bit_count()
+        return own if moved else first & own or own
 
     def _keep(self) -> None:
         """Owners keep what they have, as far as it is there and they want so many."""

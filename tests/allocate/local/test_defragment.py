@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.allocate.layout import Layout
@@ -122,3 +123,15 @@ def test_nobody_swaps_without_a_free_cpu() -> None:
     claims = [claim("a", 2, owned="0-1"), claim("b", 2, owned="4-5")]
     node = rules(SMALL, LocalPolicy.DYNAMIC, reserved="2-3,6-7")
     assert moves(decide(node, claims, sharing())) == []
+
+
+def test_a_container_that_moves_may_go_back_to_no_more_than_its_new_cpus() -> None:
+    node = rules(SMALL, LocalPolicy.DYNAMIC)
+    moved = claim("a", 2, owned="0-1", original="0-1")
+    resized = claim("b", 2, owned="2,7", original="2")
+    decision = decide(msgspec.structs.replace(node, max_moves=2), [moved, resized], sharing())
+    assert answers(decision) == {"a": "0,4", "b": "2,6"}
+    assert {uid: str(each.original) for (uid, _), each in decision.answers.items()} == {
+        "a": "0,4",
+        "b": "2",
+    }
