@@ -51,7 +51,7 @@ def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Li
     """What these texts mean in files of the group. Raises CgroupError, GroupGone."""
     values = {}
     for field in FIELDS:
-        for file in {field.v1, field.v2} & texts.keys():
+        for file in {field.v1, field.v2 or field.v1} & texts.keys():
             try:
                 values[field.name] = _value(controllers, group, file, texts[file])
             except ValueError as error:
