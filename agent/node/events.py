@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 SETTLE_SECONDS: Final = 5.0
 """A container's group is there before the runtime calls it running, which nobody tells where the
-runtime has no events for us: for this long after any event the agent looks every period."""
+runtime has no events for us: for this long after any event the agent looks again and again, after
+pauses that double from FIRST_PAUSE_SECONDS to the period."""
+FIRST_PAUSE_SECONDS: Final = 0.02
 
 _HOTPLUGGED: Final = frozenset({"cpu", "node"})
 
@@ -83,7 +85,7 @@ class Events:
         self._tree: TreeWatch | None = None
         self._kubelet: KubeletWatch | None = None
         self._uevents: Uevents | None = None
-        self._unsettled_until = 0.0
+        self._last_event = -SETTLE_SECONDS
         with _told_if_missing("cgroups are not watched"):
             self._tree = TreeWatch(hierarchy_root)
             doorbell.also_wake_on(self._tree.fileno())
@@ -118,14 +120,17 @@ class Events:
     def pause(self, settings: Settings, healthy: bool, sources: Set[Source], began: float) -> float:
         """How long after `began`, in seconds, the next look is due if nothing comes; `sources`
         are what this one began on, `healthy` whether it succeeded."""
-        if Source.CLOCK in sources and began >= self._unsettled_until:
+        if Source.CLOCK in sources and began - self._last_event >= SETTLE_SECONDS:
             self._catch_up()
         if sources & {Source.RING, Source.TREE, Source.RUNTIME}:
-            self._unsettled_until = began + SETTLE_SECONDS
+            self._last_event = began
         told = self._tree is not None and self._tree.complete
-        settled = self._runtime.telling or began >= self._unsettled_until
+        since = began - self._last_event
+        settled = self._runtime.telling or since >= SETTLE_SECONDS
         if healthy and told and settled:
             return max(settings.full_pass_seconds, settings.period_seconds)
+        if healthy and not settled:
+            return min(max(since, FIRST_PAUSE_SECONDS), settings.period_seconds)
         return settings.period_seconds
 
     def close(self) -> None:
