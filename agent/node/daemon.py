@@ -22,6 +22,7 @@ from agent.model.settings import Settings
 from agent.node import reload
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
+from agent.node.events import Events, Source
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
@@ -48,6 +49,7 @@ class Health:
         self._begun = time.monotonic()
         self._succeeded: float | None = None
         self._error = "has not looked yet"
+        self._pause_seconds = 0.0
 
     def begin(self) -> None:
         """A round begins."""
@@ -61,6 +63,10 @@ class Health:
         if not error:
             self._succeeded = time.monotonic()
 
+    def rest(self, pause_seconds: float) -> None:
+        """The next round is due only after this long: until then nothing is late."""
+        self._pause_seconds = pause_seconds
+
     def is_news(self, error: str) -> bool:
         """Whether the last round ended otherwise: a fault that stays must not fill a disk."""
         return bool(error) and error != self._error
@@ -68,7 +74,7 @@ class Health:
     def alive(self) -> Answer:
         """503 when rounds have stopped."""
         silent = time.monotonic() - self._begun
-        if silent > 4 * self._patience_seconds:
+        if silent > self._pause_seconds + 4 * self._patience_seconds:
             return Answer(503, f"no round for {silent:.0f} s\n")
         return Answer(200, "ok\n")
 
@@ -77,7 +83,7 @@ class Health:
         if self._error:
             return Answer(503, f"{self._error}\n")
         age = time.monotonic() - (self._succeeded or 0)
-        if age > self._patience_seconds:
+        if age > self._pause_seconds + self._patience_seconds:
             return Answer(503, f"the snapshot is {age:.0f} s old\n")
         return Answer(200, "ok\n")
 
@@ -125,6 +131,12 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     }
     server = HttpServer(settings.http, pages) if settings.http else None
     doorbell = Doorbell(str(state / "doorbell.sock"))
+    events = Events(
+        doorbell,
+        hierarchy.path,
+        settings.kubelet_dir,
+        options.socket_path(settings.runtime_endpoint),
+    )
     stopping = asked_to_reload = False
 
     def hang_up(number: int, frame: object) -> None:
@@ -139,17 +151,27 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
 
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
-        log.info("agent looks at %s every %g s", settings.runtime_endpoint, settings.period_seconds)
+        log.info("agent looks at %s", settings.runtime_endpoint)
         next_round = 0.0
         while not stopping:
-            node.heard(doorbell.wait(next_round - time.monotonic()))
+            rings = doorbell.wait(next_round - time.monotonic())
+            node.heard(rings)
+            began = time.monotonic()
+            sources = events.heard() | ({Source.RING} if rings else set())
+            if not sources and began >= next_round:
+                sources = {Source.CLOCK}
+            for source in sources:
+                metrics.wakes.labels(source.value).inc()
             if asked_to_reload:
                 asked_to_reload = False
                 settings = reload.reloaded(settings, read_again, node)
-            next_round = time.monotonic() + settings.period_seconds
-            _round(node, health, metrics)
+            healthy = _round(node, health, metrics)
+            pause = events.pause(settings, healthy, sources, began)
+            health.rest(pause)
+            next_round = began + pause
             if doorbell.lost():
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
+    events.close()
     doorbell.close()
     if server:
         server.close()
@@ -159,7 +181,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     lock.release()
 
 
-def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
+def _round(node: Node, health: Health, metrics: AgentMetrics) -> bool:
     health.begin()
     start = time.monotonic()
     error = ""
@@ -177,3 +199,4 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
         metrics.look_seconds.observe(time.monotonic() - start)
     metrics.looks.labels("failed" if error else "ok").inc()
     health.end(error)
+    return not error
