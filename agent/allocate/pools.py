@@ -53,7 +53,8 @@ class PoolRules(msgspec.Struct, frozen=True):
     may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
     (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
     where SYSTEM pods run, and nobody else if `system_exclusive`. `bind_memory`: pods with CPUs of
-    their own, or held to NUMA nodes, get the memory of the nodes that they run on.
+    their own, or held to NUMA nodes, get the memory of the nodes that they run on;
+    not Guaranteed ones where the kubelet binds theirs (`kubelet_memory`).
     `cpu_normalization_ratio`: see batch_limits.
     """
 
@@ -64,6 +65,7 @@ class PoolRules(msgspec.Struct, frozen=True):
     system: CpuSet = EMPTY
     system_exclusive: bool = True
     bind_memory: bool = False
+    kubelet_memory: bool = False
     cpu_normalization_ratio: float = 1.0
 
     @property
@@ -160,6 +162,7 @@ def decide(
         be_pools,
         ledger.system,
         Memory(topology, bind=rules.bind_memory),
+        rules.kubelet_memory,
         rules.cpu_normalization_ratio,
         _whose(owners, rules),
     )

@@ -26,19 +26,24 @@ class Portions(msgspec.Struct, frozen=True):
     be_pools: tuple[Pool, ...]
     system: CpuSet
     memory: Memory
+    kubelet_memory: bool
     cpu_normalization_ratio: float
     nobody_left: str
 
     def shared(self, pod: Pod) -> Wanted:
         """What a container gets that shares."""
         cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
-        mems = self.memory.of(cpus) if numa_nodes(pod) else None
+        mems = self._memory(pod, cpus) if numa_nodes(pod) else None
         blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
         return Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
 
-    def own(self, cpus: CpuSet) -> Wanted:
+    def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """What a container gets that has CPUs of its own."""
-        return Wanted(str(cpus), exclusive=True, limits=Limits(mems=self.memory.of(cpus)))
+        return Wanted(str(cpus), exclusive=True, limits=Limits(mems=self._memory(pod, cpus)))
+
+    def _memory(self, pod: Pod, cpus: CpuSet) -> CpuSet | None:
+        kubelets = self.kubelet_memory and pod.kube_class == "guaranteed"
+        return None if kubelets else self.memory.of(cpus)
 
     def of(
         self,
@@ -53,9 +58,9 @@ class Portions(msgspec.Struct, frozen=True):
         """`own`: the pod's CPUs, `by_container` those of single ones. `kubelets`: the kubelet
         placed it, hands off."""
         shared = Wanted() if kubelets else self.shared(pod)
-        each = shared if own is None else self.own(own)
+        each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(shared_containers(pod.annotations), shared)
-        named |= {name: self.own(cpus) for name, cpus in by_container.items()}
+        named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
         group = Limits(quota_microseconds=UNLIMITED) if own or by_container else NO_LIMITS
         limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
         if limited is not None:

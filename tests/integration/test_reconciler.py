@@ -17,7 +17,8 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode, eventually
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
 
 
 def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:

@@ -21,7 +21,7 @@ def test_a_kubelet_with_a_file_and_flags(tmp_path: Path) -> None:
     (tmp_path / "etc/kubelet.yaml").write_text(
         "cpuManagerPolicy: static\nkubeReserved: {cpu: 500m}\n"
     )
-    got = beside.configured(str(tmp_path))
+    got = beside.of_processes(str(tmp_path))
     assert got is not None
     assert (got.static, got.reserved_milli) == (True, 500)
     assert got.source == "kubelet 70, /etc/kubelet.yaml"
@@ -30,17 +30,17 @@ def test_a_kubelet_with_a_file_and_flags(tmp_path: Path) -> None:
 def test_no_kubelet_runs(tmp_path: Path) -> None:
     process(tmp_path, 5, "kubelet-wrapper")
     process(tmp_path, 6, "")
-    assert beside.configured(str(tmp_path)) is None
+    assert beside.of_processes(str(tmp_path)) is None
 
 
 def test_a_file_that_can_not_be_read_is_named(tmp_path: Path) -> None:
     process(tmp_path, 70, "kubelet", "--config", "/etc/kubelet.yaml")
     with pytest.raises(ConfigurationError, match=r"kubelet 70, /etc/kubelet.yaml: .*No such file"):
-        beside.configured(str(tmp_path))
+        beside.of_processes(str(tmp_path))
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/kubelet.yaml").write_text("a: [")
     with pytest.raises(ConfigurationError, match=r"kubelet 70, /etc/kubelet.yaml: while parsing"):
-        beside.configured(str(tmp_path))
+        beside.of_processes(str(tmp_path))
     (tmp_path / "etc/kubelet.yaml").write_text("cpuManagerPolicy: [static]")
     with pytest.raises(ConfigurationError, match=r"cpuManagerPolicy"):
-        beside.configured(str(tmp_path))
+        beside.of_processes(str(tmp_path))

@@ -1,0 +1,37 @@
+"""What a running kubelet says of its configuration: GET /configz on its own port."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from typing import Final
+
+from agent.kubelet import configuration
+from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
+
+TIMEOUT_SECONDS: Final = 5.0
+MOST_BYTES: Final = 4 << 20
+
+
+def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration:
+    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Kubelets mostly sign
+    their own certificate, so it is verified only where `ca_file` is given. Raises
+    ConfigurationError."""
+    try:
+        request = urllib.request.Request(url)
+        if token_file:
+            with open(token_file, encoding="utf-8") as file:
+                request.add_header("Authorization", f"Bearer {file.read().strip()}")
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if not ca_file:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=context) as answer:
+            raw = answer.read(MOST_BYTES)
+        content = json.loads(raw)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise ConfigurationError(f"{url}: {reason}") from error
+    return configuration.of_object(content, url)
