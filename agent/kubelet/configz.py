@@ -31,7 +31,10 @@ def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=context) as answer:
             raw = answer.read(MOST_BYTES)
         content = json.loads(raw)
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise ConfigurationError(f"{url}: {reason}") from error
+    except (urllib.error.HTTPError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{url}: {error}") from error
+    except urllib.error.URLError as error:
+        raise ConfigurationError(f"{url}: {error.reason}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{url}: {error}") from error
     return configuration.of_object(content, url)
