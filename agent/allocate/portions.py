@@ -53,14 +53,15 @@ class Portions(msgspec.Struct, frozen=True):
         batch: Mapping[str, BatchResources],
         refused: str,
         *,
-        kubelets: bool,
+        kubelets: tuple[str, ...] | None,
     ) -> PodWanted:
         """`own`: the pod's CPUs, `by_container` those of single ones. `kubelets`: the kubelet
-        placed it, hands off."""
-        shared = Wanted() if kubelets else self.shared(pod)
+        placed these containers (none named: all), hands off; None: it placed none."""
+        shared = Wanted() if kubelets == () else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(shared_containers(pod.annotations), shared)
         named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
+        named |= dict.fromkeys(kubelets or (), Wanted())
         group = Limits(quota_microseconds=UNLIMITED) if own or by_container else NO_LIMITS
         limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
         if limited is not None:

@@ -154,7 +154,9 @@ class Host:
         return snapshots.decode(path.read_bytes()) if path.exists() else None
 
     def write_kubelet(self) -> None:
-        entries = {uid: {"main": str(cpus)} for uid, cpus in self.kubelet.items()}
+        entries = {
+            uid: dict.fromkeys(("n0", "n1"), str(cpus)) for uid, cpus in self.kubelet.items()
+        }
         body = {"policyName": "static" if self.static else "none", "entries": entries}
         (self.folder / "cpu_manager_state").write_text(json.dumps(body))
 
