@@ -8,7 +8,7 @@ import msgspec
 
 from agent.allocate.batch import batch_limits
 from agent.allocate.memory import Memory
-from agent.allocate.shares import numa_nodes, shared_cpus
+from agent.allocate.shares import numa_nodes, pool_class, shared_cpus
 from agent.model.annotations import shared_containers
 from agent.model.batch import BatchResources
 from agent.model.cpuset import CpuSet
@@ -30,12 +30,20 @@ class Portions(msgspec.Struct, frozen=True):
     cpu_normalization_ratio: float
     nobody_left: str
 
+    _shared: dict[object, Wanted] = {}
+    """Many pods share alike."""
+
     def shared(self, pod: Pod) -> Wanted:
         """What a container gets that shares."""
-        cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
-        mems = self._memory(pod, cpus) if numa_nodes(pod) else None
-        blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
-        return Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
+        nodes = numa_nodes(pod)
+        key = pool_class(pod), nodes, pod.kube_class == "guaranteed"
+        if (known := self._shared.get(key)) is None:
+            cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
+            mems = self._memory(pod, cpus) if nodes else None
+            blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
+            known = Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
+            self._shared[key] = known
+        return known
 
     def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """What a container gets that has CPUs of its own."""
