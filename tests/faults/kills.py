@@ -142,7 +142,9 @@ class Life:
         snapshot = node.snapshot()
         for owner in snapshot.owners if snapshot else ():
             pod = node.pods.get(owner.uid)
-            if pod is None or not pod.running or not _claims(pod, owner.cpus):
+            if pod is None or not pod.running:
+                continue
+            if pod.qos_class != owner.qos or not _claims(pod, owner.cpus):
                 continue
             if all(node.cgroups.effective(each) == owner.cpus for each in pod.running):
                 self._accepted[owner.uid] = owner.cpus
@@ -183,7 +185,7 @@ class Life:
     ) -> None:
         for uid in uids:
             pod = self._node.pods[uid]
-            if pod is owner or (pod.qos == "BE" and owner.qos != "LSE"):
+            if pod is owner or (pod.qos_class == "BE" and owner.qos_class != "LSE"):
                 continue
             for group in pod.running:
                 if group in groups and (held := self._node.cgroups.effective(group)) & cpus:

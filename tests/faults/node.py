@@ -55,6 +55,11 @@ class Pod(msgspec.Struct):
         return f"{self.parent}/{self.sandbox_id}"
 
     @property
+    def qos_class(self) -> str:
+        """By its label, else by its place."""
+        return self.qos or ("BE" if "/besteffort/" in self.parent else "LS")
+
+    @property
     def running(self) -> list[str]:
         """Groups of its containers."""
         return [each.group for each in self.containers if each.group is not None]
@@ -102,6 +107,8 @@ class PlayedNode:
             *common,
             f"--kubelet-dir={folder / 'kubelet'}",
         )
+        for group in cgroups.groups():
+            self.originals[group] = {cgroups.own(group)}
         for group in ("/kubepods", "/kubepods/burstable", "/kubepods/besteffort"):
             self._make(f"{cgroups.top}{group}")
 
