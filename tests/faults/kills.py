@@ -137,16 +137,12 @@ class Life:
         self._accept_published()
 
     def _accept_published(self) -> None:
-        """Who was an owner to the agent that died, by the claim that still stands, and ran so."""
+        """Who was an owner to the agent that died, by the claim that still stands."""
         node = self._node
         snapshot = node.snapshot()
         for owner in snapshot.owners if snapshot else ():
             pod = node.pods.get(owner.uid)
-            if pod is None or not pod.running:
-                continue
-            if pod.qos_class != owner.qos or not _claims(pod, owner.cpus):
-                continue
-            if all(node.cgroups.effective(each) == owner.cpus for each in pod.running):
+            if pod and pod.qos_class == owner.qos and _claims(pod, owner.cpus):
                 self._accepted[owner.uid] = owner.cpus
                 node.touched.discard(owner.uid)
 
@@ -166,11 +162,7 @@ class Life:
                 self._check_others(pod, cpus, node.pods.keys(), groups)
         self._settled = groups
         node.touched.clear()
-        self._accepted = {
-            uid: cpus
-            for uid, cpus in owners.items()
-            if (pod := node.pods.get(uid)) is not None and pod.running
-        }
+        self._accepted = {uid: cpus for uid, cpus in owners.items() if uid in node.pods}
 
     def _check_owner(self, pod: Pod, cpus: CpuSet, groups: set[str]) -> None:
         for group in (*pod.running, pod.sandbox_group):
