@@ -95,8 +95,8 @@ def decide(
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
 ) -> Decision:
-    """By pod uid: `owned_before`, the CPUs of the last decision's owners (none where its snapshot is
-    lost); `running_on`, those that its running containers hold now."""
+    """By pod uid: `owned_before`, the CPUs of the last decision's owners (none where its snapshot
+    is lost); `running_on`, those that its running containers hold now."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: list[Refusal] = []
     claims: list[tuple[Pod, CpuSet]] = []

@@ -158,12 +158,18 @@ class PlayedNode:
         choice.choice(changes)(choice)
 
     def comes(self, choice: random.Random) -> None:
-        self._made += 1
         qos = choice.choice(CLASSES)
         claim = self._some_claim(choice) if qos in ("LSE", "LSR") or choice.random() < 0.1 else ""
+        pod = self.add(qos, claim, announced=choice.random() < 0.3)
+        if choice.random() < 0.8:
+            self.create(pod, starts=True)
+
+    def add(self, qos: str = "", claim: str = "", *, announced: bool = False) -> Pod:
+        """A pod with its sandbox and no container."""
+        self._made += 1
         parent = f"{self.cgroups.top}{_PARENTS.get(qos, '/kubepods/burstable')}/podp{self._made}"
         pod = Pod(f"p{self._made}", qos, claim, parent)
-        if choice.random() < 0.3:
+        if announced:
             sandbox = self._listed(pod)
             self.ring(PodComes(pod.uid, "ns", pod.uid, sandbox.labels, sandbox.annotations, parent))
         self._make(parent)
@@ -175,8 +181,7 @@ class PlayedNode:
             self.runtime.sandboxes[pod.sandbox_id] = self._listed(pod)
         self.pods[pod.uid] = pod
         self.touched.add(pod.uid)
-        if choice.random() < 0.8:
-            self._create(choice, pod, starts=True)
+        return pod
 
     def goes(self, choice: random.Random) -> None:
         pod = choice.choice(list(self.pods.values()))
@@ -192,7 +197,7 @@ class PlayedNode:
     def creates(self, choice: random.Random) -> None:
         pod = choice.choice(list(self.pods.values()))
         if len(pod.containers) < MOST_CONTAINERS:
-            self._create(choice, pod, starts=choice.random() < 0.5)
+            self.create(pod, starts=choice.random() < 0.5)
 
     def starts(self, choice: random.Random) -> None:
         waiting = [
@@ -244,7 +249,7 @@ class PlayedNode:
             annotations=({RESOURCE_STATUS: json.dumps({"cpuset": pod.claim})} if pod.claim else {}),
         )
 
-    def _create(self, choice: random.Random, pod: Pod, *, starts: bool) -> None:
+    def create(self, pod: Pod, *, starts: bool) -> Container:
         self._made += 1
         container = Container(f"c-{pod.uid}-{self._made}")
         pod.containers.append(container)
@@ -258,6 +263,7 @@ class PlayedNode:
             )
         if starts:
             self._start(pod, container)
+        return container
 
     def _start(self, pod: Pod, container: Container) -> None:
         """On what the runtime's record says, which the agent may have changed."""
