@@ -38,17 +38,14 @@ def in_order(
     claims: Collection[tuple[Pod, CpuSet]],
     places: Places,
     pods: Collection[Pod],
-    owned_before: Mapping[str, CpuSet],
+    owned_before: Collection[str],
     running_on: Mapping[str, CpuSet],
 ) -> list[Claimant]:
-    """First who owned all that it claims, whatever its containers run on just now: an annotation
-    takes nothing from it. Then who owned others, or runs on its CPUs already; then the older pod.
-    """
+    """Who owned its CPUs before, or runs on them already, first, then the older pod."""
     online = places.online
 
-    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, bool, int, str], Claimant]:
+    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, int, str], Claimant]:
         owned = pod.uid in owned_before
-        steady = owned and wish & online <= owned_before[pod.uid]
         runs = running_on.get(pod.uid) == wish & online
         alone = runs and not wish & union(
             running_on.get(other.uid, EMPTY)
@@ -56,7 +53,7 @@ def in_order(
             if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
         )
         proven = owned or (alone and not shares(pod, wish & online))
-        rank = (not steady, not owned, not alone, not runs, pod.created_at, pod.uid)
+        rank = (not owned, not alone, not runs, pod.created_at, pod.uid)
         return rank, Claimant(pod, wish, owned or alone, proven)
 
     def shares(pod: Pod, place: CpuSet) -> bool:

@@ -14,7 +14,7 @@ that run stay where they are, and no new one is created.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -91,12 +91,12 @@ def decide(
     topology: Topology,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    owned_before: Mapping[str, CpuSet],
+    owned_before: Collection[str],
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
 ) -> Decision:
-    """By pod uid: `owned_before`, the CPUs of the last decision's owners (none where its snapshot
-    is lost); `running_on`, those that its running containers hold now."""
+    """`owned_before`: uids of the last decision's owners (empty after a restart); `running_on`: by
+    pod uid, the CPUs that its running containers hold now."""
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: list[Refusal] = []
     claims: list[tuple[Pod, CpuSet]] = []

@@ -137,7 +137,7 @@ def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
 
 def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
     """With the pod only where the agent's word is needed: the proxy knows the pools itself."""
-    decision = decide(_machine(claimed), (pod,), KubeletCpus(), {pod.uid: claimed}, {})
+    decision = decide(_machine(claimed), (pod,), KubeletCpus(), [pod.uid], {})
     if decision.owners:
         pods = decision.pods
     elif reported.static and kubelet_may_own(pod):

@@ -53,8 +53,8 @@ def judge(case: dict[str, Any]) -> Verdict:
     pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
     configured = _configured(case, topology)
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
-    owners = {pod.uid: topology.online for pod in pods}
-    decision = decide(topology, pods, kubelet, owners, {}, rules(configured))
+    uids = [pod.uid for pod in pods]
+    decision = decide(topology, pods, kubelet, uids, {}, rules(configured))
     applied = _Applied()
     Reporter(applied, "node").report(topology, decision, pods, kubelet, configured)
     ours = _reported(applied.objects["NodeResourceTopology"])

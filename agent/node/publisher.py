@@ -11,7 +11,6 @@ import msgspec
 from agent.allocate.pools import Decision
 from agent.host import files
 from agent.model import snapshot as snapshots
-from agent.model.cpuset import CpuSet
 from agent.model.exclusion import Patterns
 from agent.model.pods import Pod
 from agent.model.snapshot import PodWanted, Snapshot
@@ -23,9 +22,8 @@ class Publisher:
     """Numbers continue across restarts, so that a generation never comes twice in one boot, unless
     the file was lost. A file that somebody removed comes back.
 
-    `owners`, by pod uid, are those of the last snapshot, also of an agent before us in this boot:
-    the proxy may have handed out their CPUs by it. Without a snapshot the cgroups tell, but for
-    conflicts.
+    `owners` are those of the last snapshot, also of an agent before us in this boot: the proxy may
+    have handed out their CPUs by it. Without a snapshot the cgroups tell, but for conflicts.
     """
 
     def __init__(self, path: str, boot_id: str) -> None:
@@ -38,10 +36,10 @@ class Publisher:
         return self._last.generation if self._last else 0
 
     @property
-    def owners(self) -> dict[str, CpuSet]:
+    def owners(self) -> frozenset[str]:
         if self._last is None or self._last.boot_id != self._boot_id:
-            return {}
-        return {owner.uid: owner.cpus for owner in self._last.owners}
+            return frozenset()
+        return frozenset(owner.uid for owner in self._last.owners)
 
     def publish(
         self,

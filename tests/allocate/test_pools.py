@@ -24,8 +24,7 @@ def decided(
 ) -> Decision:
     running = {uid: CpuSet.parse(text) for uid, text in (running_on or {}).items()}
     kubelet, rules = kubelet or KubeletCpus(), rules or PoolRules()
-    owners = dict.fromkeys(owned_before, topology.online)
-    return decide(topology, pods, kubelet, owners, running, rules)
+    return decide(topology, pods, kubelet, owned_before, running, rules)
 
 
 def wanted(decision: Decision) -> dict[str, str | None]:
@@ -146,16 +145,6 @@ def test_the_older_pod_wins_and_an_owner_keeps() -> None:
     old, young = pod("z", "LSE", "1", created_at=1), pod("a", "LSE", "1", created_at=2)
     assert [o.uid for o in decided(machine(), old, young).owners] == ["z"]
     assert [o.uid for o in decided(machine(), old, young, owned_before=("a",)).owners] == ["a"]
-
-
-def test_an_owner_that_claims_another_owners_cpu_does_not_get_it() -> None:
-    """Even while a container of the other has just started elsewhere, or none runs."""
-    owners = {"greedy": CpuSet([1]), "steady": CpuSet([2])}
-    pods = (pod("greedy", "LSE", "1-2", created_at=1), pod("steady", "LSE", "2", created_at=2))
-    for running in ({"steady": CpuSet(range(4))}, {}):
-        decision = decide(machine(), pods, KubeletCpus(), owners, running)
-        assert [(each.uid, each.cpuset) for each in decision.owners] == [("steady", "2")]
-        assert [each.uid for each in decision.refusals] == ["greedy"]
 
 
 def test_after_a_restart_who_runs_on_its_cpus_keeps_them() -> None:

@@ -13,7 +13,7 @@ from tests.builders import machine, pod
 
 
 def decided(topology: Topology, *pods: Pod, kubelet: KubeletCpus | None = None) -> Decision:
-    return decide(topology, pods, kubelet or KubeletCpus(), {}, {})
+    return decide(topology, pods, kubelet or KubeletCpus(), (), {})
 
 
 def snapshot(decision: Decision, **blocked: str) -> Snapshot:
@@ -74,8 +74,7 @@ ns/be   BE   0,2-6    shared
 
 def test_pod_without_a_cpu_says_why() -> None:
     topology = machine(1, 2)
-    pods = (pod("a", "LSE", "0-1"), pod("b", "LS"))
-    decision = decide(topology, pods, KubeletCpus(), {"a": CpuSet([0, 1])}, {})
+    decision = decide(topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), ("a",), {})
     assert draw(topology, snapshot(decision)).splitlines()[-1] == (
         "ns/b  LS   -     no CPU is left for it: 0-1 belong to pod ns/a"
     )
