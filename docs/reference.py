@@ -39,7 +39,7 @@ def page() -> str:
 
 
 def _options(command: str) -> tuple[str, ...]:
-    module = importlib.import_module(f"agent.cli.{command}")
+    module = importlib.import_module(f"agent.cli.{command.replace('-', '_')}")
     return tuple(getattr(module, "OPTIONS", ()))
 
 

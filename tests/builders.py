@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.qos import QOS_LABEL, KubeClass
@@ -47,21 +47,25 @@ def pod(
     containers: tuple[Container, ...] = (),
     cpu_milli: int | None = None,
 ) -> Pod:
-    """A pod whose uid is its name; `status` is the raw resource-status."""
+    """A pod whose uid is its name; `status` is the raw resource-status, `cpu_milli` the batch-cpu
+    that its container requests."""
     body: dict[str, object] = {"cpuset": cpuset} if cpuset else {}
     if numa_nodes:
         body["numaNodeResources"] = [{"node": n, "resources": {"cpu": "2"}} for n in numa_nodes]
     text = status if status is not None else json.dumps(body) if body else None
+    notes = {} if text is None else {RESOURCE_STATUS: text}
+    if cpu_milli is not None:
+        amounts = {"requests": {"kubernetes.io/batch-cpu": str(cpu_milli)}}
+        notes[EXTENDED_RESOURCE_SPEC] = json.dumps({"containers": {"main": amounts}})
     return Pod(
         uid=name,
         namespace="ns",
         name=name,
         labels={QOS_LABEL: qos} if qos else {},
-        annotations={} if text is None else {RESOURCE_STATUS: text},
+        annotations=notes,
         kube_class=kube_class,
         created_at=created_at,
         containers=containers,
-        cpu_milli=cpu_milli,
     )
 
 

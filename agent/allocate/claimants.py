@@ -12,7 +12,7 @@ from agent.model.qos import QoS
 
 
 class Claimant(msgspec.Struct, frozen=True):
-    """`keeps`: it owned its CPUs, or it runs on exactly them and nobody does who may not share
+    """`keeps`: it owned these CPUs, or it runs on exactly them and nobody does who may not share
     them. `keeps_reserved`: and not just because they are the pool that it would share."""
 
     pod: Pod
@@ -38,14 +38,15 @@ def in_order(
     claims: Collection[tuple[Pod, CpuSet]],
     places: Places,
     pods: Collection[Pod],
-    owned_before: Collection[str],
+    owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
 ) -> list[Claimant]:
-    """Who owned its CPUs before, or runs on them already, first, then the older pod."""
+    """Who owned its CPUs before, or some of them, or runs on them already, first, then the older
+    pod."""
     online = places.online
 
-    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, int, str], Claimant]:
-        owned = pod.uid in owned_before
+    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, bool, int, str], Claimant]:
+        owned = wish & online <= owned_before.get(pod.uid, EMPTY)
         runs = running_on.get(pod.uid) == wish & online
         alone = runs and not wish & union(
             running_on.get(other.uid, EMPTY)
@@ -53,7 +54,8 @@ def in_order(
             if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
         )
         proven = owned or (alone and not shares(pod, wish & online))
-        rank = (not owned, not alone, not runs, pod.created_at, pod.uid)
+        had = bool(wish & owned_before.get(pod.uid, EMPTY))
+        rank = (not owned, not had, not alone, not runs, pod.created_at, pod.uid)
         return rank, Claimant(pod, wish, owned or alone, proven)
 
     def shares(pod: Pod, place: CpuSet) -> bool:

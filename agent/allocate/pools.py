@@ -14,24 +14,29 @@ that run stay where they are, and no new one is created.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
-from agent.allocate.shares import kubelet_may_own, pool_class, shared_cpus
+from agent.allocate.memory import Memory
+from agent.allocate.portions import Portions
+from agent.allocate.shares import kubelet_may_own, pool_class
 from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
     ResourceStatus,
     resource_status,
+    shared_containers,
 )
+from agent.model.batch import batch_resources, cpu_request_milli
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool
+from agent.model.snapshot import Owner, Pool
 from agent.model.topology import Topology
+from agent.model.wanted import PodWanted
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
@@ -47,7 +52,9 @@ class PoolRules(msgspec.Struct, frozen=True):
     `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
     may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
     (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
-    where SYSTEM pods run, and nobody else if `system_exclusive`.
+    where SYSTEM pods run, and nobody else if `system_exclusive`. `bind_memory`: pods with CPUs of
+    their own, or held to NUMA nodes, get the memory of the nodes that they run on.
+    `cpu_normalization_ratio`: see batch_limits.
     """
 
     reserved: CpuSet = EMPTY
@@ -56,6 +63,8 @@ class PoolRules(msgspec.Struct, frozen=True):
     node_reserved: CpuSet = EMPTY
     system: CpuSet = EMPTY
     system_exclusive: bool = True
+    bind_memory: bool = False
+    cpu_normalization_ratio: float = 1.0
 
     @property
     def kept(self) -> CpuSet:
@@ -91,55 +100,84 @@ def decide(
     topology: Topology,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    owned_before: Collection[str],
+    owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
 ) -> Decision:
-    """`owned_before`: uids of the last decision's owners (empty after a restart); `running_on`: by
-    pod uid, the CPUs that its running containers hold now."""
+    """`owned_before`: by pod uid, what the last decision gave its owners (empty after a reboot);
+    `running_on`: by pod uid, the CPUs that its running containers hold now.
+
+    An owner whose new claim can't be read or honoured keeps what it owned, where nobody got it.
+    """
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
-    refusals: list[Refusal] = []
+    refusals: dict[str, Refusal] = {}
+
+    def refuse(pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
+        refusals[pod.uid] = Refusal(pod.uid, pod.title, key, reason)
+
     claims: list[tuple[Pod, CpuSet]] = []
+    known = topology.online | topology.offline
     for pod in pods:
+        owned = owned_before.get(pod.uid, EMPTY)
         try:
             status = resource_status(pod.annotations)
-            if wish := status.cpus():
-                claims.append((pod, wish))
-            elif reason := _unknown_nodes(status, topology):
-                refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
+            wish = status.cpus()
+            if not wish and (reason := _unknown_nodes(status, topology)):
+                refuse(pod, reason)
+            if owned and (missing := wish - known):
+                refuse(pod, f"CPUs {missing} do not exist")
+                wish = owned
         except AnnotationError as error:
-            refusals.append(Refusal(pod.uid, pod.title, error.key, error.reason))
+            refuse(pod, error.reason, error.key)
+            wish = owned
+        if wish:
+            claims.append((pod, wish))
 
     kubelet_cpus = kubelet_owned(pods, kubelet)
     ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
     claimants = {pod.uid for pod, _ in claims}
     for pod in pods:
-        if pod.uid not in claimants and pod.uid not in kubelet_cpus:
+        if pod.uid in claimants:
+            if shared_containers(pod.annotations):
+                ledger.joins_pool(pod)
+        elif pod.uid not in kubelet_cpus:
             ledger.joins_pool(pod)
 
     places = Places(topology.online, ledger.ls, ledger.system)
     for claim in in_order(claims, places, pods, owned_before, running_on):
         if reason := ledger.claim(claim):
-            pod = claim.pod
-            refusals.append(Refusal(pod.uid, pod.title, RESOURCE_STATUS, reason))
-            ledger.joins_pool(pod)
+            refuse(claim.pod, reason)
+            before = owned_before.get(claim.pod.uid, EMPTY)
+            again = msgspec.structs.replace(claim, wish=before, keeps=True, keeps_reserved=True)
+            if not before or ledger.claim(again):
+                ledger.joins_pool(claim.pod)
 
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
     be_pools = _by_node(topology, _be_pool(ledger.be, pods, rules))
-    owned = {owner.uid: owner.cpuset for owner in owners}
-    reasons = {each.uid: each.reason for each in refusals}
+    portions = Portions(
+        ls_pools,
+        be_pools,
+        ledger.system,
+        Memory(topology, bind=rules.bind_memory),
+        rules.cpu_normalization_ratio,
+        _whose(owners, rules),
+    )
+    own_cpus = {owner.uid: owner.cpus for owner in owners}
     wanted = {}
     for pod in pods:
-        cpuset, blocked = owned.get(pod.uid), ""
-        if cpuset is None and pod.uid not in kubelet_cpus:
-            cpuset = str(shared_cpus(pod, ls_pools, be_pools, ledger.system)) or None
-            blocked = "" if cpuset else f"no CPU is left for it: {_whose(owners, rules)}"
-        refused = reasons.get(pod.uid, "")
-        lift_quota = pod.uid in owned
-        wanted[pod.uid] = PodWanted(pod.title, pod.qos, cpuset, blocked, refused, lift_quota)
-    refusals.sort(key=lambda each: each.uid)
-    return Decision(owners, ls_pools, be_pools, tuple(refusals), wanted, ledger.system)
+        own = own_cpus.get(pod.uid)
+        kubelets = own is None and pod.uid in kubelet_cpus
+        try:
+            batch = batch_resources(pod.annotations)
+        except AnnotationError as error:
+            batch = {}
+            if pod.uid not in refusals:
+                refuse(pod, error.reason, error.key)
+        refused = refusals[pod.uid].reason if pod.uid in refusals else ""
+        wanted[pod.uid] = portions.of(pod, own, {}, batch, refused, kubelets=kubelets)
+    told = tuple(refusals[uid] for uid in sorted(refusals))
+    return Decision(owners, ls_pools, be_pools, told, wanted, ledger.system)
 
 
 def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
@@ -222,9 +260,16 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
 
 def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:
     reserved = free & rules.reserved
-    requested = sum(pod.cpu_milli or 0 for pod in pods if pod.qos is QoS.BE)
+    requested = sum(_batch_milli(pod) for pod in pods if pod.qos is QoS.BE)
     fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested
     return reserved if fits else free
+
+
+def _batch_milli(pod: Pod) -> int:
+    try:
+        return cpu_request_milli(batch_resources(pod.annotations))
+    except AnnotationError:
+        return 0
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

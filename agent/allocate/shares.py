@@ -17,7 +17,7 @@ def pool_class(pod: Pod) -> Literal[QoS.LS, QoS.BE, QoS.SYSTEM]:
     if pod.qos is QoS.SYSTEM:
         return QoS.SYSTEM
     by_label = pod.labels.get(QOS_LABEL) == QoS.BE
-    return QoS.BE if by_label or (pod.qos is QoS.BE and not _numa_nodes(pod)) else QoS.LS
+    return QoS.BE if by_label or (pod.qos is QoS.BE and not numa_nodes(pod)) else QoS.LS
 
 
 def shared_cpus(
@@ -30,7 +30,7 @@ def shared_cpus(
     """
     of_class = pool_class(pod)
     pools = be_pools if of_class is QoS.BE else ls_pools
-    nodes = _numa_nodes(pod)
+    nodes = numa_nodes(pod)
     bound = pool_cpus(pools, nodes) if nodes else EMPTY
     return bound or (system if of_class is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
 
@@ -58,7 +58,8 @@ def claims(pod: Pod) -> bool:
         return False
 
 
-def _numa_nodes(pod: Pod) -> tuple[int, ...]:
+def numa_nodes(pod: Pod) -> tuple[int, ...]:
+    """NUMA nodes whose pools the pod is held to; none where its annotation can't be read."""
     try:
         return resource_status(pod.annotations).shared_numa_nodes()
     except AnnotationError:

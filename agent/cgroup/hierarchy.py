@@ -23,6 +23,8 @@ _EFFECTIVE: Final = {
     (2, CPUS): "cpuset.cpus.effective",
     (2, MEMS): "cpuset.mems.effective",
 }
+_OF_V1: Final = {"cpu": "cpu.shares", "cpuset": CPUS, "memory": "memory.limit_in_bytes"}
+"""A file that tells a mounted v1 controller from an empty folder of its name."""
 _LEAF_LINKS: Final = 2
 """A cgroup's directory has as many links as it has groups in it, and these."""
 
@@ -40,7 +42,7 @@ class Populated(CgroupError):  # noqa: N818 - a kernel's rule, not a fault
 
 
 class Hierarchy:
-    """One machine's cpuset hierarchy; holds no state but where it is, and files open.
+    """One machine's cpuset hierarchy; holds no state but where it is, and files open (`handles`).
 
     `root` is where cgroup file systems are mounted, `proc` a procfs. Where v1 and v2 are mounted
     beside each other, the one that has the cpuset controller is taken. Raises CgroupError on a
@@ -50,12 +52,18 @@ class Hierarchy:
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc") -> None:
         self.proc = proc
         self.version: Literal[1, 2]
-        self.version, self.path = _detect(root)
-        self._handles = Handles()
+        found = mounted(root, "cpuset")
+        if found is None:
+            raise CgroupError(
+                f"no cpuset controller below {root!r}: neither 'cpuset' as a cgroup v1 mount, nor "
+                "the word cpuset in the 'cgroup.controllers' of a cgroup v2 mount"
+            )
+        self.version, self.path = found
+        self.handles = Handles()
 
     def close(self) -> None:
         """Closes the files that stay open; the next use opens them again."""
-        self._handles.close()
+        self.handles.close()
 
     def own_cpus(self, group: str) -> CpuSet:
         """What stands in `cpuset.cpus`: on v2 empty for a group that inherits."""
@@ -159,7 +167,7 @@ class Hierarchy:
         """None where the group is there and the file is not."""
         path = f"{self._directory(group)}/{name}"
         try:
-            return _set(self._handles.read(path))
+            return _set(self.handles.read(path))
         except CpuSetError as error:
             raise CgroupError(f"cannot understand {path!r}: {error}") from error
         except OSError as error:
@@ -170,7 +178,7 @@ class Hierarchy:
     def _write(self, group: str, cpus: CpuSet) -> None:
         path = f"{self._directory(group)}/{CPUS}"
         try:
-            self._handles.write(path, _line(cpus))
+            self.handles.write(path, _line(cpus))
         except OSError as error:
             raise self._error(f"write '{cpus}' to", path, group, error) from error
 
@@ -180,12 +188,13 @@ class Hierarchy:
         return kind(f"cannot {verb} {path!r}: {error.strerror}")
 
     def _directory(self, group: str) -> str:
-        return self.path + _below(group)
+        return self.path + below(group)
 
 
 # A pass asks for the same few values and the same groups again and again.
 @lru_cache(maxsize=8_192)
-def _below(group: str) -> str:
+def below(group: str) -> str:
+    """The group's folder, relative to that of `/`. Raises CgroupError for what is no group."""
     if group == "/":
         return ""
     head, *parts = group.split("/")
@@ -204,9 +213,13 @@ def _set(text: bytes) -> CpuSet:
     return CpuSet.parse(text.decode("ascii", "replace"))
 
 
-def _detect(root: str) -> tuple[Literal[1, 2], str]:
-    for path in _v1_mounts(root):
-        if os.path.exists(f"{path}/{CPUS}"):
+def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
+    """Where one of `cpu`, `cpuset` and `memory` is: its version and the folder of the group `/`.
+
+    Of v1 and v2 beside each other, the one that has the controller. Raises CgroupError.
+    """
+    for path in _v1_mounts(root, controller):
+        if os.path.exists(f"{path}/{_OF_V1[controller]}"):
             return 1, path
     for path in (root, f"{root}/unified"):
         try:
@@ -214,18 +227,15 @@ def _detect(root: str) -> tuple[Literal[1, 2], str]:
                 controllers = file.read().split()
         except OSError:
             continue
-        if "cpuset" in controllers:
+        if controller in controllers:
             return 2, path
-    raise CgroupError(
-        f"no cpuset controller below {root!r}: neither 'cpuset' as a cgroup v1 mount, nor the word "
-        "cpuset in the 'cgroup.controllers' of a cgroup v2 mount"
-    )
+    return None
 
 
-def _v1_mounts(root: str) -> list[str]:
+def _v1_mounts(root: str, controller: str) -> list[str]:
     """`cpuset`, and mounts shared with other controllers (`cpu,cpuset`)."""
     try:
         names = sorted(os.listdir(root))
     except OSError as error:
         raise CgroupError(f"cannot list {root!r}: {error.strerror}") from error
-    return [f"{root}/{name}" for name in names if "cpuset" in name.split(",")]
+    return [f"{root}/{name}" for name in names if controller in name.split(",")]

@@ -1,4 +1,4 @@
-"""What groups held before we changed them, on disk before the first write to each.
+"""What files of groups held before we changed them, on disk before the first write to each.
 
 One JSON object a line, so that a damaged file still gives up its whole lines. The file belongs on
 a file system that a reboot empties (`/run`): groups don't outlive a boot, but their names return.
@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -25,12 +26,21 @@ class Original(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str | None = None
 
 
+class OriginalValue(msgspec.Struct, frozen=True):
+    """What another file than `cpuset.cpus` held: its text without the line's end."""
+
+    group: str
+    file: str
+    value: str
+
+
 class JournalError(Exception):
     """The journal can't be written; the message names the file and the reason."""
 
 
 class Journal:
-    """The originals by group. Not for more than one thread or process at a time.
+    """The originals: of cpusets by group, of other files by group and file's name. Not for more
+    than one thread or process at a time.
 
     Reading never fails: what can't be understood is set aside as `NAME.broken`, said in `problems`,
     and the rest is used.
@@ -40,15 +50,22 @@ class Journal:
         self.path = path
         self.problems: tuple[str, ...] = ()
         self._originals: dict[str, Original] = {}
+        self._values: dict[tuple[str, str], OriginalValue] = {}
         self._load()
 
     @property
     def originals(self) -> Mapping[str, Original]:
-        """Sorted by group."""
+        """The cpusets, sorted by group."""
         return dict(sorted(self._originals.items()))
 
-    def __contains__(self, group: str) -> bool:
-        return group in self._originals
+    @property
+    def values(self) -> Mapping[tuple[str, str], OriginalValue]:
+        """The other files, sorted by group and name."""
+        return dict(sorted(self._values.items()))
+
+    def __contains__(self, key: str | tuple[str, str]) -> bool:
+        """Whether the group's cpuset, or the file of a group, has an entry."""
+        return (key in self._originals) if isinstance(key, str) else (key in self._values)
 
     def update(self, remember: Iterable[Original], forget: Iterable[str] = ()) -> None:
         """Drop some entries and add others, durably; an entry that is there is never replaced.
@@ -61,18 +78,34 @@ class Journal:
         for each in remember:
             after.setdefault(each.group, each)
         if after != self._originals:
-            self._save(after)
+            self._save(after, self._values)
             self._originals = after
 
     def forget(self, groups: Iterable[str]) -> None:
         """Drop entries: their groups have their values back, or are no more."""
         self.update((), groups)
 
-    def _save(self, originals: Mapping[str, Original]) -> None:
+    def update_values(
+        self, remember: Iterable[OriginalValue], forget: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """As `update`, for other files than `cpuset.cpus`, by group and name."""
+        after = dict(self._values)
+        for key in forget:
+            after.pop(key, None)
+        for each in remember:
+            after.setdefault((each.group, each.file), each)
+        if after != self._values:
+            self._save(self._originals, after)
+            self._values = after
+
+    def _save(
+        self,
+        originals: Mapping[str, Original],
+        values: Mapping[tuple[str, str], OriginalValue],
+    ) -> None:
         # Not msgspec: a group's name may hold bytes that are no UTF-8, and these must survive.
-        lines = [
-            json.dumps(msgspec.to_builtins(each)) + "\n" for _, each in sorted(originals.items())
-        ]
+        entries = (*_sorted(originals), *_sorted(values))
+        lines = [json.dumps(msgspec.to_builtins(each)) + "\n" for each in entries]
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             files.replace(str(self.path), "".join(lines).encode("ascii"), durable=True, mode=0o600)
@@ -97,20 +130,23 @@ class Journal:
             if not line:
                 continue
             try:
-                original = _parse(line)
+                entry = _parse(line)
             except (ValueError, RecursionError) as error:
                 bad += 1
                 if bad == 1:
                     self._problem(f"line {number}: {error}")
                 continue
-            self._originals.setdefault(original.group, original)
+            if isinstance(entry, Original):
+                self._originals.setdefault(entry.group, entry)
+            else:
+                self._values.setdefault((entry.group, entry.file), entry)
         if not bad:
             return
-        kept = len(self._originals)
+        kept = len({*self._originals, *(group for group, _ in self._values)})
         self._problem(f"set aside as {broken.name!r}: {bad} lines unreadable, {kept} groups kept")
         try:
             files.replace(str(broken), data, durable=True, mode=0o600)
-            self._save(self._originals)
+            self._save(self._originals, self._values)
         except (OSError, JournalError) as error:
             self._problem(f"cannot be set aside ({error})")
 
@@ -118,13 +154,25 @@ class Journal:
         self.problems = (*self.problems, f"journal {str(self.path)!r}: {text}")
 
 
-def _parse(line: bytes) -> Original:
+_Key = TypeVar("_Key", str, tuple[str, str])
+_Entry = TypeVar("_Entry", Original, OriginalValue)
+
+
+def _sorted(entries: Mapping[_Key, _Entry]) -> list[_Entry]:
+    return [each for _, each in sorted(entries.items())]
+
+
+def _parse(line: bytes) -> Original | OriginalValue:
     """Raises ValueError (msgspec's, json's and CpuSet's errors all are) or RecursionError."""
-    original = msgspec.convert(json.loads(line), Original)
-    if not original.group.startswith("/"):
-        raise ValueError(f"{original.group!r} is no group")
-    try:
-        CpuSet.parse(original.cpus)
-    except CpuSetError as error:
-        raise ValueError(f"{original.group!r}: {error}") from error
-    return original
+    content = json.loads(line)
+    other = isinstance(content, dict) and "file" in content
+    kind: type[Original] | type[OriginalValue] = OriginalValue if other else Original
+    entry: Original | OriginalValue = msgspec.convert(content, kind)
+    if not entry.group.startswith("/"):
+        raise ValueError(f"{entry.group!r} is no group")
+    if isinstance(entry, Original):
+        try:
+            CpuSet.parse(entry.cpus)
+        except CpuSetError as error:
+            raise ValueError(f"{entry.group!r}: {error}") from error
+    return entry

@@ -52,3 +52,30 @@ class Outcome(msgspec.Struct, frozen=True):
         return self.journal_error is None and all(
             each.state is not State.FAILED for each in (*self.changes, *self.others)
         )
+
+
+class ValueChange(msgspec.Struct, frozen=True):
+    """One file of a group, other than its CPUs; `old` and `new` are its texts as far as known."""
+
+    group: str
+    file: str
+    state: State
+    old: str | None = None
+    new: str | None = None
+    note: str | None = None
+
+
+class ValueOutcome(msgspec.Struct, frozen=True):
+    """A change for each file of each group asked for, sorted; as Outcome otherwise."""
+
+    changes: tuple[ValueChange, ...] = ()
+    journal_error: str | None = None
+
+    def having(self, state: State) -> tuple[ValueChange, ...]:
+        """The files that ended so."""
+        return tuple(each for each in self.changes if each.state is state)
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; groups that are gone count as served."""
+        return self.journal_error is None and not self.having(State.FAILED)

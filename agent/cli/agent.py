@@ -23,6 +23,7 @@ OPTIONS = (
     "http",
     "exclude",
     "period_seconds",
+    "full_pass_seconds",
     "log_level",
 )
 

@@ -1,6 +1,7 @@
 """The command `topolet`: one thin module a subcommand, imported only when called.
 
-A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`.
+A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
+name are underscores.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ COMMANDS = {
     "proxy": "run the CRI proxy in front of the container runtime",
     "conformance": "compare our decisions with vector files of the systems we replace",
     "doctor": "show what containers should run on beside what they run on",
+    "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",
     "restore": "give back every cgroup value that the agent changed",
 }
 
@@ -32,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
         return _usage(words)
-    module = importlib.import_module(f"agent.cli.{words[0]}")
+    module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
     parser = argparse.ArgumentParser(
         prog=f"topolet {words[0]}",
         description=module.__doc__,
@@ -44,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _usage(words: Sequence[str]) -> int:
-    lines = [f"  {name:<11} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<13} {text}" for name, text in COMMANDS.items()]
     parser = argparse.ArgumentParser(
         prog="topolet",
         usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help tells the options)",

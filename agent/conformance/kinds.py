@@ -58,6 +58,7 @@ KINDS: Final = (
     ),
     _kind("kubelet-merge-hints", "policy options numaNodes hints expect"),
     _kind("koordinator-cpuset-decisions", "op expect"),
+    _kind("kubelet-state-files", "file"),
 )
 
 

@@ -30,13 +30,14 @@ from agent.hooks.cpuset import Answer, Give, Wait
 from agent.hooks.requests import CreateContainer, announced
 from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.doorbell import PodComes
+from agent.model.doorbell import Asked, PodComes
 from agent.model.node_annotations import SYSTEM_QOS, system_qos
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.resources import BE_CPU_SHARED_POOLS, CPU_SHARED_POOLS, shared_pools
-from agent.model.snapshot import PodWanted, Pool, Snapshot, pool_cpus
+from agent.model.snapshot import Pool, Snapshot, pool_cpus
 from agent.model.topology import Cpu, Topology
+from agent.model.wanted import NOTHING, PodWanted, Wanted
 
 STRAY_COMMA: Final = Difference(
     "stray-comma",
@@ -83,10 +84,10 @@ def judge(case: dict[str, Any]) -> Verdict:
     if reported is None and claimed:
         reported = _Reported()
     snapshot = None if reported is None else _snapshot(pod, claimed, reported)
-    request = CreateContainer(comes, _CONTAINER, "", _QUOTA_MICROSECONDS)
+    request = CreateContainer(comes, _CONTAINER, Asked(quota_microseconds=_QUOTA_MICROSECONDS))
     answer = cpuset.create(request, snapshot, ())
     wanted = snapshot.pods.get(pod.uid) if snapshot else None
-    ours = _ours(answer, lifts_pod=wanted is not None and wanted.lift_quota)
+    ours = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
     quotas = ("cfsQuota", "podCFSQuota")
     if "cpuset" not in expect or any(ours[key] != expect[key] for key in quotas):
         return Verdict(False, ours)
@@ -137,13 +138,14 @@ def _reported(nrt: dict[str, Any] | None) -> _Reported | None:
 
 def _snapshot(pod: Pod, claimed: CpuSet, reported: _Reported) -> Snapshot:
     """With the pod only where the agent's word is needed: the proxy knows the pools itself."""
-    decision = decide(_machine(claimed), (pod,), KubeletCpus(), [pod.uid], {})
+    decision = decide(_machine(claimed), (pod,), KubeletCpus(), {pod.uid: claimed}, {})
     if decision.owners:
         pods = decision.pods
     elif reported.static and kubelet_may_own(pod):
         cpus = shared_cpus(pod, reported.ls, reported.be, reported.system)
         blocked = "" if cpus else "no CPU is left for it"
-        pods = {pod.uid: PodWanted(pod.title, pod.qos, str(cpus) or None, blocked)}
+        wanted = Wanted(str(cpus) or None, blocked=blocked)
+        pods = {pod.uid: PodWanted(pod.title, pod.qos, wanted)}
     else:
         pods = {}
     return Snapshot(
@@ -169,10 +171,10 @@ def _machine(cpus: CpuSet) -> Topology:
 
 def _ours(answer: Answer, *, lifts_pod: bool) -> dict[str, Any]:
     """In the form of a case's `expect`; `wait` says why no container is created."""
-    give = answer if isinstance(answer, Give) else Give(EMPTY)
+    given = answer.wanted if isinstance(answer, Give) else NOTHING
     return {
-        "cpuset": str(give.cpus) or None,
-        "cfsQuota": -1 if give.lift_quota else None,
+        "cpuset": given.cpuset or None,
+        "cfsQuota": -1 if given.exclusive else None,
         "podCFSQuota": -1 if lifts_pod else None,
         **({"wait": answer.reason} if isinstance(answer, Wait) else {}),
     }

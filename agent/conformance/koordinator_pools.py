@@ -53,8 +53,8 @@ def judge(case: dict[str, Any]) -> Verdict:
     pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
     configured = _configured(case, topology)
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
-    uids = [pod.uid for pod in pods]
-    decision = decide(topology, pods, kubelet, uids, {}, rules(configured))
+    owned_before = {pod.uid: _wish(pod) for pod in pods}
+    decision = decide(topology, pods, kubelet, owned_before, {}, rules(configured))
     applied = _Applied()
     Reporter(applied, "node").report(topology, decision, pods, kubelet, configured)
     ours = _reported(applied.objects["NodeResourceTopology"])

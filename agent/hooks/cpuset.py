@@ -1,5 +1,5 @@
-"""Which cpuset a container's request leaves with, and whether its CFS quota is lifted: pure
-functions of request, snapshot and grants.
+"""What a container's request leaves with (cpuset, memory nodes, limits): pure functions of request,
+snapshot and grants.
 
 The agent decides, the hook obeys. What the snapshot says of a pod wins over the request; a pod that
 the snapshot does not know shares its class's pool, or waits for the agent when it claims CPUs of
@@ -14,26 +14,34 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.batch import batch_limits
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
     CPU_QUOTA,
+    CPU_SHARES,
     CPUSET,
     CREATE_RESOURCES,
+    MEMORY_LIMIT,
+    MEMS,
     UPDATE_RESOURCES,
     CreateContainer,
     UpdateContainer,
     announced,
 )
+from agent.model.annotations import AnnotationError
+from agent.model.batch import batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.exclusion import excludes
+from agent.model.limits import Limits
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
+from agent.model.wanted import NO_LIMITS, NOTHING, Wanted
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a creation carried: its pod's own CPUs (`exclusive`), a pool, or None: unknown.
+    """What a creation carried: `cpus` None where that is unknown, `given` by us.
 
     `answered_at` (CLOCK_MONOTONIC, nanoseconds) is None while the runtime works on it.
     """
@@ -41,8 +49,13 @@ class Grant(msgspec.Struct, frozen=True):
     uid: str
     title: str
     cpus: CpuSet | None
-    exclusive: bool = False
+    given: Wanted = NOTHING
     answered_at: int | None = None
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether the CPUs are its pod's own."""
+        return self.given.exclusive
 
     def seen_by(self, snapshot: Snapshot) -> bool:
         """Whether the agent has looked since the container exists."""
@@ -58,11 +71,15 @@ class Keep(msgspec.Struct, frozen=True):
 
 
 class Give(msgspec.Struct, frozen=True):
-    """The request goes on with this cpuset; `lift_quota`: and without a limit of CPU time, which
-    would keep a container from CPUs that are its own."""
+    """The request goes on with these values in place of its own; a container with CPUs of its own
+    also without a limit of CPU time, which would keep it from them."""
 
-    cpus: CpuSet
-    lift_quota: bool = False
+    wanted: Wanted
+
+    @property
+    def cpus(self) -> CpuSet | None:
+        """None where the request keeps its own."""
+        return None if self.wanted.cpuset is None else CpuSet.parse(self.wanted.cpuset)
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -89,17 +106,17 @@ def create(
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
-        return _share(pod, snapshot, grants)
-    if known.blocked:
-        return Wait(known.blocked)
-    if known.cpuset is None:
-        return Keep()
-    cpus = CpuSet.parse(known.cpuset)
-    if owns(pod.uid, snapshot):
+        return _share(pod, request.container_name, snapshot, grants)
+    wanted = known.of(request.container_name)
+    if wanted.blocked:
+        return Wait(wanted.blocked)
+    if wanted.exclusive:
+        cpus = CpuSet.parse(wanted.cpuset or "")
         for grant in grants:
-            if grant.uid != pod.uid and not grant.seen_by(snapshot) and grant.may_hold(cpus):
+            own = grant.uid == pod.uid and grant.exclusive
+            if not own and not grant.seen_by(snapshot) and grant.may_hold(cpus):
                 return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
-    return Give(cpus, known.lift_quota)
+    return _give(wanted)
 
 
 def last_resort(
@@ -116,8 +133,8 @@ def last_resort(
     if snapshot is None:
         return Keep()
     if snapshot.kubelet_static and kubelet_may_own(pod):
-        return _less_owned(request.requested, snapshot)
-    return _share(pod, snapshot, grants)
+        return _less_owned(request.asked.cpuset, snapshot)
+    return _share(pod, request.container_name, snapshot, grants)
 
 
 def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant | None) -> Answer:
@@ -128,20 +145,17 @@ def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant |
     remembers from the creation.
     """
     if snapshot is not None and request.container_id in snapshot.containers:
-        wanted = snapshot.containers[request.container_id]
-        if wanted is None:
-            return Keep()
-        return Give(CpuSet.parse(wanted), request.container_id in snapshot.lifted)
+        return _give(snapshot.containers[request.container_id])
     if granted is not None:
-        return Keep() if granted.cpus is None else Give(granted.cpus, granted.exclusive)
-    if snapshot is None or not request.requested:
+        return _give(granted.given)
+    if snapshot is None or not request.asked.cpuset:
         return Keep()
     return Wait("the agent does not know this container")
 
 
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
     """The answer for a container nobody knows: what it asks for, less what others own."""
-    return _less_owned(request.requested, snapshot) if snapshot else Keep()
+    return _less_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
 
 
 def rewrite_create(message: bytes, request: CreateContainer, answer: Give) -> bytes | None:
@@ -154,19 +168,28 @@ def rewrite_update(message: bytes, request: UpdateContainer, answer: Give) -> by
     return _rewrite(message, UPDATE_RESOURCES, request, answer)
 
 
-def owns(uid: str, snapshot: Snapshot) -> bool:
-    """Whether the pod has CPUs of its own."""
-    return any(owner.uid == uid for owner in snapshot.owners)
+def _give(wanted: Wanted) -> Answer:
+    return Keep() if wanted.hands_off else Give(wanted)
 
 
 def _rewrite(
     message: bytes, path: tuple[int, ...], request: CreateContainer | UpdateContainer, answer: Give
 ) -> bytes | None:
-    patches = b""
-    if request.requested != str(answer.cpus):
-        patches += wire.patch((*path, CPUSET), str(answer.cpus))
-    if answer.lift_quota and request.quota > 0:
-        patches += wire.patch((*path, CPU_QUOTA), _NO_LIMIT)
+    wanted, asked = answer.wanted, request.asked
+    limits = wanted.limits
+    lifted = _NO_LIMIT if wanted.exclusive and asked.quota_microseconds > 0 else None
+    values: tuple[tuple[int, str | int | None, str | int], ...] = (
+        (CPUSET, wanted.cpuset, asked.cpuset),
+        (MEMS, None if limits.mems is None else str(limits.mems), asked.mems),
+        (CPU_SHARES, limits.shares, asked.shares),
+        (CPU_QUOTA, limits.quota_microseconds or lifted, asked.quota_microseconds),
+        (MEMORY_LIMIT, limits.memory_limit_bytes, asked.memory_limit_bytes),
+    )
+    patches = b"".join(
+        wire.patch((*path, field), value)
+        for field, value, present in values
+        if value is not None and value != present
+    )
     return message + patches if patches else None
 
 
@@ -176,10 +199,10 @@ def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
     except ValueError:
         return Keep()
     free = asked - union(owner.cpus for owner in snapshot.owners)
-    return Give(free) if free != asked else Keep()
+    return Give(Wanted(str(free))) if free != asked else Keep()
 
 
-def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
+def _share(pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
     """The pod's pool without owned CPUs; a BE pool may hold those of owners that are not LSE."""
     on_be = pool_class(pod) is QoS.BE
     owned = union(
@@ -191,4 +214,15 @@ def _share(pod: Pod, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
     )
     system = CpuSet.parse(snapshot.system)
     cpus = shared_cpus(pod, snapshot.ls_pools, snapshot.be_pools, system) - owned
-    return Give(cpus) if cpus else Wait("its pool has no CPU")
+    if not cpus:
+        return Wait("its pool has no CPU")
+    return Give(Wanted(str(cpus), limits=_batch(pod, container_name)))
+
+
+def _batch(pod: Pod, container_name: str) -> Limits:
+    """Without the node's ratio, which the agent's next look applies."""
+    try:
+        batch = batch_limits(pod.qos, batch_resources(pod.annotations))
+    except AnnotationError:
+        return NO_LIMITS
+    return batch.containers.get(container_name, NO_LIMITS) if batch else NO_LIMITS

@@ -6,7 +6,7 @@ import msgspec
 
 from agent.hooks import wire
 from agent.model.annotations import KEYS_READ
-from agent.model.doorbell import PodComes
+from agent.model.doorbell import Asked, PodComes
 from agent.model.pods import Pod, pod_uid
 from agent.model.qos import QOS_LABEL, kube_class
 
@@ -18,25 +18,22 @@ CREATE_RESOURCES = (_CONFIG, 15, 1)
 # UpdateContainerResourcesRequest: linux
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
-CPU_QUOTA, CPUSET = 2, 6
+CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 2, 3, 4, 6, 7
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
-    """`requested` is the cpuset the caller asks for, "" for none; `quota` the CFS quota
-    (microseconds a period), 0 for none and -1 for no limit."""
+    """A container that is to be made."""
 
     pod: PodComes
     container_name: str
-    requested: str
-    quota: int = 0
+    asked: Asked = Asked()
 
 
 class UpdateContainer(msgspec.Struct, frozen=True):
-    """As CreateContainer, of a container that exists."""
+    """A container that exists and is to change."""
 
     container_id: str
-    requested: str
-    quota: int = 0
+    asked: Asked = Asked()
 
 
 def run_pod_sandbox(message: bytes) -> PodComes:
@@ -51,17 +48,14 @@ def create_container(message: bytes) -> CreateContainer:
     return CreateContainer(
         _pod(wire.merged(message, _SANDBOX_CONFIG)),
         wire.text(wire.merged(config, 1), 1),
-        wire.text(resources, CPUSET),
-        wire.number(resources, CPU_QUOTA),
+        _asked(resources),
     )
 
 
 def update_container(message: bytes) -> UpdateContainer:
     """Raises WireError."""
     resources = wire.merged(message, *UPDATE_RESOURCES)
-    return UpdateContainer(
-        wire.text(message, 1), wire.text(resources, CPUSET), wire.number(resources, CPU_QUOTA)
-    )
+    return UpdateContainer(wire.text(message, 1), _asked(resources))
 
 
 def created_id(reply: bytes) -> str:
@@ -79,6 +73,16 @@ def announced(pod: PodComes, created_at: int) -> Pod:
         annotations=pod.annotations,
         kube_class=kube_class(pod.cgroup_parent),
         created_at=created_at,
+    )
+
+
+def _asked(resources: bytes) -> Asked:
+    return Asked(
+        wire.text(resources, CPUSET),
+        wire.text(resources, MEMS),
+        wire.number(resources, CPU_SHARES),
+        wire.number(resources, CPU_QUOTA),
+        wire.number(resources, MEMORY_LIMIT),
     )
 
 

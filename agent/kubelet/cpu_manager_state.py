@@ -1,56 +1,228 @@
-"""The kubelet's cpu_manager_state file (peers.md §3.8): which CPUs its static policy gave away."""
+"""The kubelet's cpu_manager_state file (peers.md §3.8): which CPUs its static policy gave away.
+
+Version 1 has CPUs by container id, 2 by pod uid and container name, 3 those of whole pods too; 4
+has all of it a second time as a JSON text, and that one counts.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from typing import Any, Final
+
 import msgspec
 
-from agent.model import jsontext
-from agent.model.cpuset import CpuSet, CpuSetError, union
-from agent.model.jsontext import JsonError
+from agent.kubelet import checksum, statefile
+from agent.kubelet.checksum import Checked
+from agent.kubelet.statefile import StateFileError
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 
-FILE_NAME = "cpu_manager_state"
+FILE_NAME: Final = "cpu_manager_state"
 
+Entries = dict[str, dict[str, CpuSet]]
+"""By pod uid and container name."""
 
-class CpuManagerStateError(ValueError):
-    """The file can't be read (torn, or of an unknown shape); the message names it and the field."""
+_CONTENT: Final = frozenset({"policyName", "defaultCpuSet", "entries", "podEntries"})
+_PLAIN: Final = _CONTENT | {"checksum"}
+_OUTER: Final = _PLAIN | {"data", "dataChecksum"}
+_DATA: Final = _CONTENT | {"originals"}
 
 
 class CpuManagerState(msgspec.Struct, frozen=True):
-    """`by_uid`: the union of the CPUs of a pod's containers, by pod uid."""
+    """`default` are the shared CPUs; `by_container_id` only version 1 has; `pods`: CPUs of whole
+    pods, by uid; `originals`: what containers had before they were resized.
+
+    `version` is None of an unknown one, read as far as it is understood. `problems` name what could
+    not be read; all else is used.
+    """
 
     policy: str = "none"
-    by_uid: dict[str, CpuSet] = {}
+    default: CpuSet = EMPTY
+    entries: Entries = {}
+    by_container_id: dict[str, CpuSet] = {}
+    pods: dict[str, CpuSet] = {}
+    originals: Entries = {}
+    version: int | None = None
+    checked: Checked = Checked.UNKNOWN
+    problems: tuple[str, ...] = ()
+
+    @property
+    def checksum_field(self) -> str:
+        return "dataChecksum" if self.version == 4 else "checksum"
 
     @property
     def static(self) -> bool:
         return self.policy == "static"
 
-
-class _File(msgspec.Struct, rename="camel"):
-    policy_name: str
-    entries: dict[str, dict[str, str]] = {}
-
-
-_decoder = msgspec.json.Decoder(_File)
+    @property
+    def by_uid(self) -> dict[str, CpuSet]:
+        """All CPUs of a pod and of its containers, by pod uid."""
+        return {
+            uid: union(self.entries.get(uid, {}).values()) | self.pods.get(uid, EMPTY)
+            for uid in sorted(self.entries.keys() | self.pods.keys())
+        }
 
 
 def read(path: str) -> CpuManagerState:
-    """An absent file is a kubelet without a policy, or none. Raises CpuManagerStateError."""
+    """An absent file is a kubelet without a policy, or none. Raises StateFileError, also for a
+    checksum that is wrong."""
+    return statefile.read(path, decode, CpuManagerState())
+
+
+@functools.lru_cache(maxsize=1)  # the agent looks often, the kubelet seldom writes
+def decode(raw: bytes) -> CpuManagerState:
+    """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
+    told in `checked`."""
+    outer = statefile.parse(raw)
+    unwrapped = statefile.unwrap(outer)
+    content, checked = unwrapped or (outer, Checked.UNKNOWN)
+    if content.get("policyName") is None:
+        raise StateFileError("policyName is missing")
+    policy = statefile.member(content, "policyName", str, "")
+    default = statefile.member(content, "defaultCpuSet", str, "")
+    problems = statefile.strange(outer, _OUTER if unwrapped else _PLAIN)
+    problems += statefile.strange(content, _DATA, "data.") if unwrapped else []
+    version: int | None = 4
+    if unwrapped is None:
+        recorded = statefile.number(content, "checksum")
+        version, checked = statefile.judge(recorded, () if problems else _forms(content))
+    by_pod, by_id = _split(content)
+    return CpuManagerState(
+        policy=policy,
+        default=_cpus(default, "defaultCpuSet", problems),
+        entries=_entries(by_pod, "entries", problems),
+        by_container_id=_readable(by_id, "entries", problems),
+        pods=_readable(_pod_texts(content), "podEntries", problems),
+        originals=_entries(_original_texts(content), "originals", problems),
+        version=version,
+        checked=checked,
+        problems=tuple(problems),
+    )
+
+
+def encode(state: CpuManagerState) -> bytes:
+    """The file as the kubelet writes it, of version 2, 3 or 4 without originals, with its checksum.
+    Raises ValueError for another."""
+    if state.version not in (2, 3, 4) or state.originals or (state.version == 2 and state.pods):
+        raise ValueError(f"no cpu_manager_state of version {state.version} can be written")
+    content: dict[str, Any] = {"policyName": state.policy, "defaultCpuSet": str(state.default)}
+    entries = {
+        uid: {name: str(cpus) for name, cpus in sorted(containers.items())}
+        for uid, containers in sorted(state.entries.items())
+    }
+    pods = {uid: {"cpuSet": str(cpus)} if cpus else {} for uid, cpus in sorted(state.pods.items())}
+    content |= {"entries": entries} if entries else {}
+    content |= {"podEntries": pods} if pods else {}
+    if state.version == 4:
+        data = msgspec.json.encode(content).decode()
+        outer = content | {"checksum": 0, "data": data, "dataChecksum": checksum.of("string", data)}
+        return msgspec.json.encode(outer)
+    computed = next(computed for version, computed in _forms(content) if version == state.version)
+    return msgspec.json.encode(content | {"checksum": computed})
+
+
+def _forms(content: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    """The versions that this content may be, with their checksums, likeliest first: without any
+    entries several look alike, and version 2 was written under two type names."""
+    by_pod, by_id = _split(content)
+    unreadable: list[str] = []
+    pods = _readable(_pod_texts(content), "podEntries", unreadable)
+    if unreadable or not _texts_only(by_pod, by_id):
+        return
+    head = (
+        ("PolicyName", "string", content["policyName"]),
+        ("DefaultCPUSet", "string", content.get("defaultCpuSet") or ""),
+    )
+    tail = ("Checksum", "checksum.Checksum", "0")
+    nested = (
+        "Entries",
+        "map[string]map[string]string",
+        checksum.mapping(by_pod, checksum.mapping),
+    )
+    if not by_id and not pods:
+        text = checksum.struct(*head, nested, tail)
+        yield 2, checksum.of("*state.CPUManagerCheckpoint", text)
+        yield 2, checksum.of("*state.CPUManagerCheckpointV2", text)
+    if not by_id:
+        of_pods = ("PodEntries", "state.PodCPUAssignments", checksum.mapping(pods, _pod_entry))
+        text = checksum.struct(*head, nested, of_pods, tail)
+        yield 3, checksum.of("*state.CPUManagerCheckpoint", text)
+        yield 3, checksum.of("*state.CPUManagerCheckpointV3", text)
+    if not by_pod and not pods:
+        flat = ("Entries", "map[string]string", checksum.mapping(by_id))
+        yield 1, checksum.of("*state.CPUManagerCheckpoint", checksum.struct(*head, flat, tail))
+
+
+def _pod_entry(cpus: CpuSet) -> str:
+    elements = checksum.mapping(dict.fromkeys(cpus, "{}"))
+    inside = checksum.struct(("elems", "map[int]struct {}", elements))
+    return checksum.struct(("CPUSet", "cpuset.CPUSet", inside))
+
+
+def _split(content: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The entries by pod uid, and those by container id: these are texts."""
+    entries = statefile.member(content, "entries", dict, {})
+    by_id = {key: value for key, value in entries.items() if isinstance(value, str)}
+    return {key: value for key, value in entries.items() if key not in by_id}, by_id
+
+
+def _texts_only(by_pod: dict[str, Any], by_id: dict[str, Any]) -> bool:
+    if by_pod and by_id:
+        return False
+    return all(
+        isinstance(containers, dict) and all(isinstance(each, str) for each in containers.values())
+        for containers in by_pod.values()
+    )
+
+
+def _pod_texts(content: dict[str, Any]) -> dict[str, Any]:
+    pods = statefile.member(content, "podEntries", dict, {})
+    return {
+        uid: entry.get("cpuSet", "") if isinstance(entry, dict) else entry
+        for uid, entry in pods.items()
+    }
+
+
+def _original_texts(content: dict[str, Any]) -> dict[str, Any]:
+    originals = statefile.member(content, "originals", dict, {})
+    return {
+        uid: {
+            name: each.get("original") if isinstance(each, dict) else each
+            for name, each in containers.items()
+        }
+        if isinstance(containers, dict)
+        else containers
+        for uid, containers in originals.items()
+    }
+
+
+def _entries(by_pod: dict[str, Any], place: str, problems: list[str]) -> Entries:
+    entries = {}
+    for uid, containers in sorted(by_pod.items()):
+        if isinstance(containers, dict):
+            entries[uid] = _readable(containers, f"{place}.{uid}", problems)
+        else:
+            problems.append(f"{place}.{uid}: {containers!r:.80} is no object")
+    return entries
+
+
+def _readable(texts: dict[str, Any], place: str, problems: list[str]) -> dict[str, CpuSet]:
+    found = {}
+    for name, text in sorted(texts.items()):
+        before = len(problems)
+        cpus = _cpus(text, f"{place}.{name}", problems)
+        if len(problems) == before:
+            found[name] = cpus
+    return found
+
+
+def _cpus(text: Any, place: str, problems: list[str]) -> CpuSet:
+    """Empty where the text can't be read, which is then among the problems."""
+    if not isinstance(text, str):
+        problems.append(f"{place}: {text!r:.80} is no CPU list")
+        return EMPTY
     try:
-        with open(path, "rb") as file:
-            raw = file.read()
-    except FileNotFoundError:
-        return CpuManagerState()
-    except OSError as error:
-        raise CpuManagerStateError(f"{path}: {error.strerror}") from error
-    try:
-        content = jsontext.decode(_decoder, raw)
-    except JsonError as error:
-        raise CpuManagerStateError(f"{path}: {error}") from None
-    by_uid = {}
-    for uid, containers in sorted(content.entries.items()):
-        try:
-            by_uid[uid] = union(CpuSet.parse(text) for text in containers.values())
-        except CpuSetError as error:
-            raise CpuManagerStateError(f"{path}: entries.{uid}: {error}") from None
-    return CpuManagerState(content.policy_name, by_uid)
+        return CpuSet.parse(text)
+    except CpuSetError as error:
+        problems.append(f"{place}: {error}")
+        return EMPTY

@@ -1,4 +1,5 @@
-"""The pod annotations that Topolet reads, as values (keys and shapes: Koordinator's)."""
+"""The pod annotations that Topolet reads, as values (keys and shapes are Koordinator's, where not
+said otherwise)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
 RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
 NUMA_TOPOLOGY_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
 
-KEYS_READ = (RESOURCE_STATUS,)
+SHARED_CONTAINERS = "topolet.io/shared-containers"
+"""Ours: names of containers, separated by commas, that do not get their pod's own CPUs."""
+
+EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
+
+KEYS_READ = (RESOURCE_STATUS, SHARED_CONTAINERS, EXTENDED_RESOURCE_SPEC)
 """What decisions read, and so what the doorbell carries to the agent."""
 
 
@@ -109,6 +115,12 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
         return jsontext.decode(_status_decoder, text) or ResourceStatus()
     except JsonError as error:
         raise AnnotationError(RESOURCE_STATUS, str(error)) from None
+
+
+def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
+    """The containers that stay on the shared pool (side-cars) while their pod owns CPUs, sorted."""
+    names = annotations.get(SHARED_CONTAINERS, "").split(",")
+    return tuple(sorted({name.strip() for name in names} - {""}))
 
 
 def _text(name: str, amount: int) -> str:

@@ -12,6 +12,17 @@ class DoorbellError(ValueError):
     """A datagram that is none of ours."""
 
 
+class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request asks for a container, "" and 0 for nothing; a quota or memory limit of -1 is
+    none."""
+
+    cpuset: str = ""
+    mems: str = ""
+    shares: int = 0
+    quota_microseconds: int = 0
+    memory_limit_bytes: int = 0
+
+
 class PodComes(msgspec.Struct, frozen=True, tag="pod"):
     """A pod's sandbox or container is about to be created; only what decisions read."""
 
@@ -30,10 +41,10 @@ class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
-    """A container exists; `requested` is the cpuset its caller asked for before the rewrite."""
+    """A container exists; `asked`: by its caller, before the rewrite."""
 
     container_id: str
-    requested: str
+    asked: Asked
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):

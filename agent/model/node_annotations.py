@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
@@ -16,6 +17,9 @@ from agent.model.quantities import Quantity, QuantityError, milli
 
 SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"
 RESERVATION: Final = "node.koordinator.sh/reservation"
+CPU_NORMALIZATION_RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
+NUMA_MEMORY_POLICY: Final = "node.koordinator.sh/numa-memory-policy"
+"""A label; no value of it is defined, that it is there counts."""
 
 
 class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -59,6 +63,7 @@ class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         return amount
 
 
+_MOST_RATIO: Final = 100
 _system_qos: Final = msgspec.json.Decoder(SystemQos | None)
 _reservation: Final = msgspec.json.Decoder(NodeReservation | None)
 _Value = TypeVar("_Value")
@@ -72,6 +77,21 @@ def system_qos(annotations: Mapping[str, str]) -> SystemQos:
 def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
     """An empty one where the node has none. Raises AnnotationError."""
     return _decoded(annotations, RESERVATION, _reservation) or NodeReservation()
+
+
+def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
+    """How much faster the node's CPUs are than those that pods count in; 1 where the node says
+    nothing. Raises AnnotationError."""
+    text = annotations.get(CPU_NORMALIZATION_RATIO, "")
+    try:
+        ratio = float(text or 1)
+    except ValueError:
+        ratio = math.nan
+    if not 1 <= ratio <= _MOST_RATIO:
+        raise AnnotationError(
+            CPU_NORMALIZATION_RATIO, f"{text[:40]!r} is no number from 1 to {_MOST_RATIO}"
+        )
+    return ratio
 
 
 def _decoded(

@@ -33,8 +33,7 @@ class Pod(msgspec.Struct, frozen=True):
     """A pod on this node. `containers` leaves out the pause containers: they are `sandboxes`.
 
     `created_at` is in nanoseconds since 1970 (of the oldest sandbox, or of the ring for a pod that
-    the runtime does not know yet). `cpu_milli`: the CPU that it requests (batch-cpu of a BE pod),
-    None where that is not known.
+    the runtime does not know yet).
     """
 
     uid: str
@@ -46,7 +45,6 @@ class Pod(msgspec.Struct, frozen=True):
     created_at: int
     containers: tuple[Container, ...] = ()
     sandboxes: tuple[Container, ...] = ()
-    cpu_milli: int | None = None
 
     @property
     def qos(self) -> QoS:

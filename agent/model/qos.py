@@ -38,13 +38,7 @@ def kube_class(cgroup_parent: str) -> KubeClass | None:
     None for a place that is not the kubelet's, and for the kubelet's root itself. The kubelet's
     own root (`cgroupRoot`) may stand before `kubepods`.
     """
-    words: list[str] = []
-    for part in cgroup_parent.split("/"):
-        if part.endswith(_SLICE):
-            words = part.removesuffix(_SLICE).split("-")
-        elif part:
-            words.append(part)
-    for word, below in pairwise(words):
+    for word, below in pairwise(_words(cgroup_parent)):
         if word == "kubepods":
             if below == "burstable":
                 return "burstable"
@@ -53,3 +47,26 @@ def kube_class(cgroup_parent: str) -> KubeClass | None:
             if below.startswith("pod"):
                 return "guaranteed"
     return None
+
+
+def is_qos_root(group: str) -> bool:
+    """Whether the kubelet keeps its pods below this group, of all classes or of one.
+
+    Such a group is the kubelet's: it writes its files at start, and does not start where the
+    kernel refuses that.
+    """
+    return _words(group)[-2:] in _QOS_ROOTS or _words(group)[-1:] == ["kubepods"]
+
+
+_QOS_ROOTS: Final = tuple(["kubepods", each] for each in ("guaranteed", "burstable", "besteffort"))
+
+
+def _words(group: str) -> list[str]:
+    """The names of nested groups; a slice's name holds those of the slices above it."""
+    words: list[str] = []
+    for part in group.split("/"):
+        if part.endswith(_SLICE):
+            words = part.removesuffix(_SLICE).split("-")
+        elif part:
+            words.append(part)
+    return words

@@ -65,6 +65,8 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     topology_scope: str = "container"
     system_qos: SystemQos = SystemQos()
     reservation: NodeReservation = NodeReservation()
+    cpu_normalization_ratio: float = 1.0
+    bind_memory: bool = False
 
 
 def node_resource_topology(

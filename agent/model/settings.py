@@ -46,8 +46,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         str, msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics and /healthz; empty: none")
     ] = "127.0.0.1:9327"
     period_seconds: Annotated[
-        float, msgspec.Meta(gt=0, le=60, description="how often the agent looks unasked, seconds")
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=60,
+            description="how often the agent looks while events can't tell everything, seconds",
+        ),
     ] = 0.5
+    full_pass_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0, le=600, description="how often the agent looks though no event came, seconds"
+        ),
+    ] = 10.0
     exclude: Annotated[
         str,
         msgspec.Meta(

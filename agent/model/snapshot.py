@@ -8,6 +8,7 @@ from agent.model import jsontext
 from agent.model.cpuset import CpuSet, union
 from agent.model.jsontext import JsonError
 from agent.model.qos import QoS
+from agent.model.wanted import PodWanted, Wanted
 
 
 class SnapshotError(ValueError):
@@ -40,22 +41,6 @@ class Owner(msgspec.Struct, frozen=True):
         return CpuSet.parse(self.cpuset)
 
 
-class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a pod's containers get: `cpuset` None means hands off.
-
-    `blocked` says why a container must not be created yet: its CPUs are not free, or it has none;
-    `refused` why the CPUs that the pod claims are not its own. `lift_quota`: a CFS quota must not
-    keep the pod, nor its containers, from CPUs that are their own.
-    """
-
-    title: str
-    qos: QoS
-    cpuset: str | None
-    blocked: str = ""
-    refused: str = ""
-    lift_quota: bool = False
-
-
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The agent's decisions at one moment.
 
@@ -71,10 +56,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     be_pools: tuple[Pool, ...]
     owners: tuple[Owner, ...]
     pods: dict[str, PodWanted]
-    containers: dict[str, str | None]
-    """Container id to wanted cpuset (None: hands off)."""
-    lifted: tuple[str, ...] = ()
-    """Ids of the containers whose CFS quota is lifted, sorted."""
+    containers: dict[str, Wanted]
+    """By container id."""
     system: str = ""
     """The CPUs of SYSTEM pods; empty: they are on the LS pool."""
     excluded: tuple[str, ...] = ()
@@ -88,10 +71,16 @@ def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:
 
 def encode(snapshot: Snapshot) -> bytes:
     """JSON, one line."""
-    return msgspec.json.encode(snapshot) + b"\n"
+    return msgspec.json.encode(snapshot, enc_hook=str) + b"\n"
 
 
-_decoder = msgspec.json.Decoder(Snapshot)
+def _cpuset(kind: type, value: object) -> CpuSet:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a list of numbers as text, got {value!r:.40}")
+    return CpuSet.parse(value)
+
+
+_decoder = msgspec.json.Decoder(Snapshot, dec_hook=_cpuset)
 
 
 def decode(text: bytes) -> Snapshot:

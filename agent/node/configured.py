@@ -18,8 +18,10 @@ from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import EMPTY
 from agent.model.node_annotations import (
+    NUMA_MEMORY_POLICY,
     NodeReservation,
     SystemQos,
+    cpu_normalization_ratio,
     node_reservation,
     system_qos,
 )
@@ -44,20 +46,24 @@ class NodeObject:
         self._store = store
         self._name = node_name
         self._last = NodeConfiguration()
-        self._read: tuple[Topology, dict[str, str]] | None = None
+        self._read: tuple[Topology, dict[str, str], dict[str, str]] | None = None
         self._told: frozenset[str] = frozenset()
 
     def configured(self, topology: Topology) -> NodeConfiguration:
         """Never fails: what is wrong is logged once."""
         try:
-            annotations = _annotations(self._store.get("Node", self._name))
+            node = self._store.get("Node", self._name)
+            annotations, labels = _texts(node, "annotations"), _texts(node, "labels")
         except StoreError as error:
             self._tell(frozenset([str(error)]))
             self._read = None
         else:
-            if self._read != (topology, annotations):
-                self._read = topology, annotations
-                self._last, troubles = annotated(self._last, annotations, topology)
+            if self._read != (topology, annotations, labels):
+                self._read = topology, annotations, labels
+                annotated_, troubles = annotated(self._last, annotations, topology)
+                self._last = msgspec.structs.replace(
+                    annotated_, bind_memory=NUMA_MEMORY_POLICY in labels
+                )
                 self._tell(troubles)
         return self._last
 
@@ -85,7 +91,14 @@ def annotated(
         reservation = msgspec.structs.replace(asked, reserved_cpus=str(cpus))
     except AnnotationError as error:
         troubles.append(str(error))
-    configured = msgspec.structs.replace(last, system_qos=system, reservation=reservation)
+    ratio = last.cpu_normalization_ratio
+    try:
+        ratio = cpu_normalization_ratio(annotations)
+    except AnnotationError as error:
+        troubles.append(str(error))
+    configured = msgspec.structs.replace(
+        last, system_qos=system, reservation=reservation, cpu_normalization_ratio=ratio
+    )
     return configured, frozenset(troubles)
 
 
@@ -119,12 +132,14 @@ def rules(configured: NodeConfiguration) -> PoolRules:
         node_reserved=configured.reservation.cpus(),
         system=configured.system_qos.cpus(),
         system_exclusive=configured.system_qos.cpuset_exclusive,
+        bind_memory=configured.bind_memory,
+        cpu_normalization_ratio=configured.cpu_normalization_ratio,
     )
 
 
-def _annotations(node: Mapping[str, Any] | None) -> dict[str, str]:
+def _texts(node: Mapping[str, Any] | None, field: str) -> dict[str, str]:
     metadata = node.get("metadata") if node else None
-    notes = metadata.get("annotations") if isinstance(metadata, dict) else None
+    notes = metadata.get(field) if isinstance(metadata, dict) else None
     found = notes.items() if isinstance(notes, dict) else ()
     return {key: text for key, text in found if isinstance(text, str)}
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.discover.facts import DiscoveryError
@@ -21,6 +22,7 @@ from agent.model.settings import Settings
 from agent.node import reload
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
+from agent.node.events import Events, Source
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
@@ -28,6 +30,7 @@ from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter
+from agent.node.telling import Teller
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 from agent.telemetry.http import Answer, HttpServer
@@ -46,6 +49,7 @@ class Health:
         self._begun = time.monotonic()
         self._succeeded: float | None = None
         self._error = "has not looked yet"
+        self._pause_seconds = 0.0
 
     def begin(self) -> None:
         """A round begins."""
@@ -59,6 +63,10 @@ class Health:
         if not error:
             self._succeeded = time.monotonic()
 
+    def rest(self, pause_seconds: float) -> None:
+        """The next round is due only after this long: until then nothing is late."""
+        self._pause_seconds = pause_seconds
+
     def is_news(self, error: str) -> bool:
         """Whether the last round ended otherwise: a fault that stays must not fill a disk."""
         return bool(error) and error != self._error
@@ -66,7 +74,7 @@ class Health:
     def alive(self) -> Answer:
         """503 when rounds have stopped."""
         silent = time.monotonic() - self._begun
-        if silent > 4 * self._patience_seconds:
+        if silent > self._pause_seconds + 4 * self._patience_seconds:
             return Answer(503, f"no round for {silent:.0f} s\n")
         return Answer(200, "ok\n")
 
@@ -75,7 +83,7 @@ class Health:
         if self._error:
             return Answer(503, f"{self._error}\n")
         age = time.monotonic() - (self._succeeded or 0)
-        if age > self._patience_seconds:
+        if age > self._pause_seconds + self._patience_seconds:
             return Answer(503, f"the snapshot is {age:.0f} s old\n")
         return Answer(200, "ok\n")
 
@@ -89,10 +97,14 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
+    for missing in controllers.missing():
+        log.warning("this machine has no %s controller: nothing is limited by it", missing)
     journal = Journal(state / "journal")
     for problem in journal.problems:
         log.error("%s", problem)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
+    teller = Teller(Cri(options.socket_path(settings.runtime_endpoint)))
     metrics = AgentMetrics()
     store = EmbeddedStore(settings.store_dir or str(state / "objects"))
     node_name = settings.node_name or os.uname().nodename
@@ -101,12 +113,14 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
         cri=cri,
         observer=Observer(cri, Locator(hierarchy)),
         hierarchy=hierarchy,
+        controllers=controllers,
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
         node_object=NodeObject(store, node_name),
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),
         reporter=Reporter(store, node_name),
         metrics=metrics,
+        teller=teller,
     )
     node.exclude = exclude
     health = Health(settings.period_seconds)
@@ -117,6 +131,12 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     }
     server = HttpServer(settings.http, pages) if settings.http else None
     doorbell = Doorbell(str(state / "doorbell.sock"))
+    events = Events(
+        doorbell,
+        hierarchy.path,
+        settings.kubelet_dir,
+        options.socket_path(settings.runtime_endpoint),
+    )
     stopping = asked_to_reload = False
 
     def hang_up(number: int, frame: object) -> None:
@@ -131,26 +151,37 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
 
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
-        log.info("agent looks at %s every %g s", settings.runtime_endpoint, settings.period_seconds)
+        log.info("agent looks at %s", settings.runtime_endpoint)
         next_round = 0.0
         while not stopping:
-            node.heard(doorbell.wait(next_round - time.monotonic()))
+            rings = doorbell.wait(next_round - time.monotonic())
+            node.heard(rings)
+            began = time.monotonic()
+            sources = events.heard() | ({Source.RING} if rings else set())
+            if not sources and began >= next_round:
+                sources = {Source.CLOCK}
+            for source in sources:
+                metrics.wakes.labels(source.value).inc()
             if asked_to_reload:
                 asked_to_reload = False
                 settings = reload.reloaded(settings, read_again, node)
-            next_round = time.monotonic() + settings.period_seconds
-            _round(node, health, metrics)
+            healthy = _round(node, health, metrics)
+            pause = events.pause(settings, healthy, sources, began)
+            health.rest(pause)
+            next_round = began + pause
             if doorbell.lost():
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
+    events.close()
     doorbell.close()
     if server:
         server.close()
+    teller.close()
     cri.close()
     hierarchy.close()
     lock.release()
 
 
-def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
+def _round(node: Node, health: Health, metrics: AgentMetrics) -> bool:
     health.begin()
     start = time.monotonic()
     error = ""
@@ -168,3 +199,4 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> None:
         metrics.look_seconds.observe(time.monotonic() - start)
     metrics.looks.labels("failed" if error else "ok").inc()
     health.end(error)
+    return not error

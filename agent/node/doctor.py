@@ -16,7 +16,8 @@ from agent.model.annotations import AnnotationError, resource_status
 from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.settings import Settings
-from agent.model.snapshot import PodWanted, Snapshot, SnapshotError
+from agent.model.snapshot import Snapshot, SnapshotError
+from agent.model.wanted import NOTHING, PodWanted
 from agent.node import drift
 from agent.node.drift import Finding, Seen
 from agent.node.kubelet import KubeletView
@@ -70,8 +71,9 @@ def _seen(
     kubelet: CpuSet | None,
     hierarchy: Hierarchy,
 ) -> Seen:
-    wanted = snapshot.pods.get(pod.uid) if snapshot else None
-    claimed, trouble = _claim(pod, wanted)
+    of_pod = snapshot.pods.get(pod.uid) if snapshot else None
+    wanted = of_pod.of(container.name) if of_pod else NOTHING
+    claimed, trouble = _claim(pod, of_pod)
     group = in_group = None
     if container.group is not None:
         try:
@@ -87,7 +89,7 @@ def _seen(
         qos=pod.qos,
         claimed=claimed,
         kubelet=kubelet,
-        wanted=None if wanted is None or wanted.cpuset is None else CpuSet.parse(wanted.cpuset),
+        wanted=None if wanted.cpuset is None else CpuSet.parse(wanted.cpuset),
         group=group,
         processes=in_group or None,
         trouble=trouble,
@@ -99,4 +101,4 @@ def _claim(pod: Pod, wanted: PodWanted | None) -> tuple[CpuSet | None, str]:
         claimed = resource_status(pod.annotations).cpus() or None
     except AnnotationError as error:
         return None, str(error)
-    return claimed, (wanted.refused or wanted.blocked) if wanted else ""
+    return claimed, (wanted.refused or wanted.each.blocked) if wanted else ""

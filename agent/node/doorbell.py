@@ -51,6 +51,10 @@ class Doorbell:
                 log.warning("%s", error)
         return rings
 
+    def also_wake_on(self, descriptor: int) -> None:
+        """A wait ends too when this descriptor has something to read; who owns it reads it."""
+        self._poll.register(descriptor, select.POLLIN)
+
     def lost(self) -> bool:
         """Whether nobody can ring here any more: the socket's name is gone, or another's."""
         try:

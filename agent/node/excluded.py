@@ -6,9 +6,11 @@ import logging
 
 import msgspec
 
-from agent.cgroup import writer
+from agent.cgroup import values, writer
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cgroup.order import parent
 from agent.cgroup.outcome import State
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, Pod
@@ -39,13 +41,30 @@ def part(observed: Observed, patterns: Patterns) -> tuple[Observed, tuple[Contai
 
 
 def give_back(
-    hierarchy: Hierarchy, journal: Journal, alone: tuple[Container, ...]
+    hierarchy: Hierarchy,
+    journal: Journal,
+    alone: tuple[Container, ...],
+    controllers: Controllers | None = None,
 ) -> tuple[str, ...]:
-    """What is left alone from now on gets the cpusets that it had before us; the failures."""
-    groups = {each.group for each in alone if each.group and each.group in journal}
-    if not groups:
-        return ()
-    outcome = writer.restore(hierarchy, journal, only=groups)
-    for change in outcome.having(State.WRITTEN):
-        log.info("%s is left alone: back to %s", change.group, change.new)
-    return tuple(f"{each.group}: {each.note}" for each in outcome.having(State.FAILED))
+    """What is left alone from now on gets the values that it had before us; the failures.
+
+    `controllers`: where values other than cpusets are, None while the agent sets none.
+    """
+    failures: list[str] = []
+    groups = {each.group for each in alone if each.group is not None}
+    if cpusets := {group for group in groups if group in journal}:
+        outcome = writer.restore(hierarchy, journal, only=cpusets)
+        for change in outcome.having(State.WRITTEN):
+            log.info("%s is left alone: back to %s", change.group, change.new)
+        failures += (f"{each.group}: {each.note}" for each in outcome.having(State.FAILED))
+    # A pod is left alone with its sandbox, which has no name; its group is above the sandbox's.
+    groups |= {parent(each.group) for each in alone if each.group is not None and not each.name}
+    limits = {(group, file) for group, file in journal.values if group in groups}
+    if controllers is not None and limits:
+        others = values.restore(controllers, journal, only=limits)
+        for value in others.having(State.WRITTEN):
+            log.info("%s is left alone: %s back to %s", value.group, value.file, value.new)
+        failures += (
+            f"{each.group} {each.file}: {each.note}" for each in others.having(State.FAILED)
+        )
+    return tuple(failures)

@@ -6,6 +6,7 @@ import logging
 
 from agent.allocate.pools import KubeletCpus
 from agent.kubelet import cpu_manager_state
+from agent.kubelet.statefile import StateFileError
 
 log = logging.getLogger(__name__)
 
@@ -16,17 +17,21 @@ class KubeletView:
     def __init__(self, folder: str) -> None:
         self._path = f"{folder}/{cpu_manager_state.FILE_NAME}"
         self._last = KubeletCpus()
-        self._error = ""
+        self._said = ""
 
     def cpus(self) -> KubeletCpus:
-        """Never fails: an error is logged once."""
+        """Never fails: an error, and what of the file can't be read, is logged once."""
         try:
             state = cpu_manager_state.read(self._path)
-        except cpu_manager_state.CpuManagerStateError as error:
-            if str(error) != self._error:
-                self._error = str(error)
-                log.error("keeping the kubelet's last CPUs: %s", error)
+        except StateFileError as error:
+            self._say(f"keeping the kubelet's last CPUs: {error}")
             return self._last
-        self._error = ""
+        trouble = "; ".join(state.problems)
+        self._say(f"{self._path}: not used: {trouble}" if trouble else "")
         self._last = KubeletCpus(state.static, state.by_uid)
         return self._last
+
+    def _say(self, trouble: str) -> None:
+        if trouble and trouble != self._said:
+            log.error("%s", trouble)
+        self._said = trouble

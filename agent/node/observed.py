@@ -10,7 +10,7 @@ import msgspec
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.qos import kube_class
 from agent.node.placement import Locator
-from agent.rpc.grpc import Code, RpcError
+from agent.rpc.grpc import NO_ANSWER, Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
 
 log = logging.getLogger(__name__)
@@ -18,18 +18,16 @@ log = logging.getLogger(__name__)
 _VIRTUAL = "kata"
 """What the handlers of Kata Containers begin with (`kata`, `kata-qemu`, `kata-clh`, ...)."""
 
-_NO_ANSWER = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
-
 
 class Observed(msgspec.Struct, frozen=True):
     """`pods` sorted by uid, living ones only: with a ready sandbox or a container.
 
-    `starts_with`: for containers that are created and not running, the cpuset they will start with
-    ("": every CPU of the parent).
+    `starts_with`: what the runtime remembers of containers, by id: of those that are created and
+    not running always, what they will start with (cpuset "": every CPU of the parent).
     """
 
     pods: tuple[Pod, ...]
-    starts_with: dict[str, str]
+    starts_with: dict[str, Placement]
 
 
 class Observer:
@@ -48,7 +46,7 @@ class Observer:
         containers = self._cri.containers()
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
         by_sandbox: dict[str, list[Container]] = {}
-        starts_with: dict[str, str] = {}
+        starts_with: dict[str, Placement] = {}
         virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}
         for each in containers:
             if each.sandbox_id in virtual:
@@ -66,15 +64,17 @@ class Observer:
         pods = [self._pod(of_pod, by_sandbox) for _, of_pod in sorted(by_uid.items())]
         return Observed(tuple(pods), starts_with)
 
-    def _container(self, each: RuntimeContainer, starts_with: dict[str, str]) -> Container | None:
+    def _container(
+        self, each: RuntimeContainer, starts_with: dict[str, Placement]
+    ) -> Container | None:
         """None for one that has just ended."""
         group = self._groups.get(each.id)
         if each.state is ContainerState.CREATED or group is None:
             placement = self._told(each.id, self._cri.container_placement)
             if placement is None:
                 return None
+            starts_with[each.id] = placement
             if each.state is ContainerState.CREATED:
-                starts_with[each.id] = placement.cpuset
                 return Container(each.id, each.name, each.state)
             parent = self._placement(each.sandbox_id).cgroup_parent
             group = self._locator.group_of(each.id, placement, parent)
@@ -134,7 +134,7 @@ class Observer:
         try:
             placement = ask(which)
         except RpcError as error:
-            if error.code in _NO_ANSWER:
+            if error.code in NO_ANSWER:
                 raise
             if error.code == Code.NOT_FOUND:
                 return None

@@ -11,9 +11,11 @@ import msgspec
 from agent.allocate.pools import Decision
 from agent.host import files
 from agent.model import snapshot as snapshots
+from agent.model.cpuset import CpuSet
 from agent.model.exclusion import Patterns
 from agent.model.pods import Pod
-from agent.model.snapshot import PodWanted, Snapshot
+from agent.model.snapshot import Snapshot
+from agent.model.wanted import NOTHING, PodWanted, Wanted
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +38,11 @@ class Publisher:
         return self._last.generation if self._last else 0
 
     @property
-    def owners(self) -> frozenset[str]:
+    def owners(self) -> dict[str, CpuSet]:
+        """By pod uid, the CPUs."""
         if self._last is None or self._last.boot_id != self._boot_id:
-            return frozenset()
-        return frozenset(owner.uid for owner in self._last.owners)
+            return {}
+        return {owner.uid: owner.cpus for owner in self._last.owners}
 
     def publish(
         self,
@@ -59,7 +62,7 @@ class Publisher:
         containers that a pattern of `excluded` names.
         """
         wanted = {
-            uid: msgspec.structs.replace(each, blocked=blocked[uid]) if uid in blocked else each
+            uid: _blocked(each, blocked[uid]) if uid in blocked else each
             for uid, each in decision.pods.items()
         }
         new = Snapshot(
@@ -71,9 +74,8 @@ class Publisher:
             be_pools=decision.be_pools,
             owners=decision.owners,
             pods=wanted,
-            containers={**_by_container(pods, wanted), **dict.fromkeys(left_alone)},
+            containers={**_by_container(pods, wanted), **dict.fromkeys(left_alone, NOTHING)},
             excluded=excluded,
-            lifted=_lifted(pods, wanted),
             system=str(decision.system),
         )
         unchanged = self._last is not None and _same(self._last, new)
@@ -93,13 +95,18 @@ class Publisher:
             return None
 
 
-def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, str | None]:
-    return {each.id: wanted[pod.uid].cpuset for pod in pods for each in pod.containers}
+def _blocked(wanted: PodWanted, reason: str) -> PodWanted:
+    """Those of its containers that have CPUs of their own are."""
+
+    def block(each: Wanted) -> Wanted:
+        return msgspec.structs.replace(each, blocked=reason) if each.exclusive else each
+
+    containers = {name: block(each) for name, each in wanted.containers.items()}
+    return msgspec.structs.replace(wanted, each=block(wanted.each), containers=containers)
 
 
-def _lifted(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> tuple[str, ...]:
-    lifted = (pod for pod in pods if wanted[pod.uid].lift_quota)
-    return tuple(sorted(each.id for pod in lifted for each in pod.containers))
+def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, Wanted]:
+    return {each.id: wanted[pod.uid].of(each.name) for pod in pods for each in pod.containers}
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:

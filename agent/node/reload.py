@@ -16,7 +16,7 @@ from agent.node.look import Node
 
 log = logging.getLogger(__name__)
 
-LIVE: Final = ("exclude", "period_seconds", "log_level")
+LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
 """What may change without a restart."""
 
 

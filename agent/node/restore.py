@@ -8,16 +8,19 @@ from pathlib import Path
 
 import msgspec
 
-from agent.cgroup import writer
+from agent.cgroup import limits as fields
+from agent.cgroup import values, writer
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import Outcome
+from agent.cgroup.outcome import Outcome, ValueOutcome
 from agent.host.locks import Lock
 from agent.model import settings as options
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings
+from agent.model.wanted import NOTHING, Wanted
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.rpc.grpc import RpcError
@@ -25,20 +28,24 @@ from agent.runtime.cri import Cri
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """`unasked`: why a container that was created on our CPUs could not be looked after, or ""."""
+    """`outcome` of cpusets, `values` of other files. `unasked`: why a container that was created on
+    our CPUs could not be looked after, or ""."""
 
     outcome: Outcome
+    values: ValueOutcome
     unasked: str
 
 
 def restore(settings: Settings) -> Restored:
-    """Every journalled group gets its value back; a container that the proxy created on CPUs of
+    """The runtime is told what its containers had before us, so that it does not put our values
+    back; every journalled file gets its value back; a container that the proxy created on CPUs of
     ours, which no journal knows, gets its parent's. Then the snapshot goes, so that the proxy
     rewrites nothing more. Raises LockedError while an agent runs, CgroupError, OSError.
     """
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     journal = Journal(state / "journal")
     path = state / "snapshot.json"
     unasked = ""
@@ -50,19 +57,22 @@ def restore(settings: Settings) -> Restored:
         managed, unasked = [], str(error)
     for container in managed:
         try:
+            if container.group is not None:
+                cri.update(container.id, _before_us(hierarchy, controllers, journal, container))
             if container.state is ContainerState.CREATED:
-                cri.update_cpuset(container.id, hierarchy.effective_cpus("/"))
+                cri.update(container.id, Wanted(str(hierarchy.effective_cpus("/"))))
             elif container.group is not None and container.group not in journal:
                 chosen[container.group] = _of_parent(hierarchy, container.group)
         except (RpcError, CgroupError) as error:
             unasked = f"container {container.id}: {error}"
     cri.close()
     outcome = writer.restore(hierarchy, journal, chosen)
+    others = values.restore(controllers, journal)
     hierarchy.close()
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     lock.release()
-    return Restored(outcome, unasked)
+    return Restored(outcome, others, unasked)
 
 
 def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
@@ -76,8 +86,20 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
         container
         for pod in observed.pods
         for container in pod.containers
-        if last.containers.get(container.id) is not None
+        if not last.containers.get(container.id, NOTHING).hands_off
     ]
+
+
+def _before_us(
+    hierarchy: Hierarchy, controllers: Controllers, journal: Journal, container: Container
+) -> Wanted:
+    """What the runtime is to remember; where a group inherited, the CPUs that it got so."""
+    group = container.group or "/"
+    original = journal.originals.get(group)
+    cpuset = original.cpus if original else ""
+    texts = {file: each.value for (of, file), each in journal.values.items() if of == group}
+    limits = fields.parsed(controllers, group, texts)
+    return Wanted(cpuset or str(hierarchy.effective_cpus("/")), limits=limits)
 
 
 def _of_parent(hierarchy: Hierarchy, group: str) -> CpuSet:

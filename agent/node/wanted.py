@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import msgspec
+
 from agent.allocate.pools import Decision
+from agent.cgroup.order import parent
 from agent.model.cpuset import CpuSet
+from agent.model.limits import UNLIMITED, Limits
 from agent.model.pods import Pod
+from agent.model.wanted import NO_LIMITS
 
 
 def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
     """By group: what running containers and sandboxes are to have; nothing for hands off."""
-    parsed: dict[str, CpuSet] = {}
     wanted = {}
     for pod in pods:
-        text = decision.pods[pod.uid].cpuset
-        if text is None:
-            continue
-        cpus = parsed.get(text)
-        if cpus is None:
-            cpus = parsed[text] = CpuSet.parse(text)
+        of_pod = decision.pods[pod.uid]
         for container in (*pod.containers, *pod.sandboxes):
-            if container.group is not None:
+            cpus = parsed(of_pod.of(container.name).cpuset)
+            if container.group is not None and cpus is not None:
                 wanted[container.group] = cpus
     return wanted
+
+
+def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Limits]:
+    """By group: what pods, their running containers and sandboxes are held to."""
+    wanted = {}
+    for pod in pods:
+        of_pod = decision.pods[pod.uid]
+        for container in (*pod.containers, *pod.sandboxes):
+            if container.group is None:
+                continue
+            of_container = of_pod.of(container.name)
+            held = of_container.limits
+            if of_container.exclusive and held.quota_microseconds is None:
+                held = msgspec.structs.replace(held, quota_microseconds=UNLIMITED)
+            if held != NO_LIMITS and container.name:
+                wanted[container.group] = held
+            elif held.mems is not None:
+                wanted[container.group] = Limits(mems=held.mems)
+            above = parent(container.group)
+            if of_pod.group != NO_LIMITS and pod.uid.replace("-", "_") in above.replace("-", "_"):
+                wanted[above] = of_pod.group
+    return wanted
+
+
+@lru_cache(maxsize=1_024)  # hundreds of containers share a handful of cpusets
+def parsed(cpuset: str | None) -> CpuSet | None:
+    """None for hands off."""
+    return None if cpuset is None else CpuSet.parse(cpuset)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 from agent.allocate.pools import Decision, Refusal
-from agent.cgroup.outcome import Outcome, State
+from agent.cgroup.outcome import Outcome, State, ValueOutcome
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.node import overlaps
@@ -65,7 +65,9 @@ class Witness:
         self._told_unplaced = staying
         self._metrics.unplaced.set(len(staying))
 
-    def written(self, outcome: Outcome, titles: Mapping[str, str]) -> list[str]:
+    def written(
+        self, outcome: Outcome, others: ValueOutcome, titles: Mapping[str, str]
+    ) -> list[str]:
         """What was written; returned: what could not be, as texts."""
         for change in outcome.having(State.WRITTEN):
             self._metrics.cgroup_writes.labels("written").inc()
@@ -74,10 +76,17 @@ class Witness:
             change.group: f"{titles[change.group]}: {change.note}"
             for change in outcome.having(State.FAILED)
         }
+        for value in others.having(State.WRITTEN):
+            self._metrics.cgroup_writes.labels("written").inc()
+            log.info("%s: %s %s -> %s", titles[value.group], value.file, value.old, value.new)
+        failures |= {
+            f"{value.group} {value.file}": f"{titles[value.group]} {value.file}: {value.note}"
+            for value in others.having(State.FAILED)
+        }
         if outcome.journal_error:
             failures["journal"] = outcome.journal_error
         for key in sorted(failures.keys() - self._failed):
             self._metrics.cgroup_writes.labels("failed").inc()
-            log.error("cpuset not set: %s", failures[key])
+            log.error("not set: %s", failures[key])
         self._failed = frozenset(failures)
         return [failures[key] for key in sorted(failures)]

@@ -10,6 +10,7 @@ from agent.hooks.wire import WireError
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Created, Look, PodComes, PodFailed, Ring
 from agent.model.snapshot import Snapshot
+from agent.model.wanted import NOTHING
 from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
@@ -84,7 +85,7 @@ class CpusetGate:
             ring: Ring = Look()
             if made:
                 self._grants.answered(call.state.grant, made)
-                ring = Created(made, call.state.request.requested)
+                ring = Created(made, call.state.request.asked)
             else:
                 self._grants.failed(call.state.grant)
             self._bell.ring(ring)
@@ -107,11 +108,9 @@ class CpusetGate:
         if isinstance(answer, Wait):
             creation.waiting.ring(self._bell, request.pod)
             return Hold()
-        exclusive = snapshot is not None and cpuset.owns(request.pod.uid, snapshot)
-        cpus = answer.cpus if isinstance(answer, Give) else _asked(request.requested)
-        creation.grant = self._grants.open(
-            Grant(request.pod.uid, creation.pod_title, cpus, exclusive)
-        )
+        given = answer.wanted if isinstance(answer, Give) else NOTHING
+        cpus = _asked(request.asked.cpuset if given.cpuset is None else given.cpuset)
+        creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
         if isinstance(answer, Keep):
             return Forward()
         return _verdict(cpuset.rewrite_create(message, request, answer))

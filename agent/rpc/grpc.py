@@ -37,6 +37,10 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
+"""The peer said nothing of what it was asked."""
+
+
 class RpcError(Exception):
     """A call that ended with a status other than OK; `code` may lie beyond the named codes."""
 

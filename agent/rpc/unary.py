@@ -2,6 +2,7 @@
 
 The owner sends `outgoing()`, gives what arrives to `receive`, and reads `outcome`. A call
 that the server certainly never saw has `untouched` set: it may be made again elsewhere.
+A call whose server streams is read with `take_messages` until it has an outcome.
 """
 
 from __future__ import annotations
@@ -62,25 +63,48 @@ class UnaryConnection:
         """False once the server said goodbye or stream ids are used up."""
         return not self.closing and self._next < frames.STREAM_MASK - 2
 
-    def start(self, method: str, request: bytes, timeout_seconds: float) -> None:
-        """Begins a call; the one before must have ended or been cancelled."""
+    def start(self, method: str, request: bytes, timeout_seconds: float | None) -> None:
+        """Begins a call, without a deadline for None; the one before must have ended or been
+        cancelled."""
         self.outcome, self.untouched = None, False
         stream = _Stream(self._next, grpc.encode_message(request), self._peer_initial)
         self._next += 2
-        block = metadata.encode(
-            [
-                (b":method", b"POST"),
-                (b":scheme", b"http"),
-                (b":path", method.encode()),
-                (b":authority", b"localhost"),
-                (b"te", b"trailers"),
-                (b"content-type", b"application/grpc"),
-                (b"grpc-timeout", grpc.timeout_value(timeout_seconds)),
-            ]
-        )
+        pairs = [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", method.encode()),
+            (b":authority", b"localhost"),
+            (b"te", b"trailers"),
+            (b"content-type", b"application/grpc"),
+        ]
+        if timeout_seconds is not None:
+            pairs.append((b"grpc-timeout", grpc.timeout_value(timeout_seconds)))
+        block = metadata.encode(pairs)
         self._out += frames.frame(frames.HEADERS, frames.END_HEADERS, stream.id, block)
         self._stream = stream
         self._send_request(stream)
+
+    def take_messages(self) -> list[bytes]:
+        """The whole messages that a running call's server has streamed since the last time.
+        Raises ProtocolError."""
+        stream = self._stream
+        messages: list[bytes] = []
+        if stream is None:
+            return messages
+        buffer, at = stream.message, 0
+        try:
+            while (prefix := grpc.read_prefix(buffer, at)) is not None:
+                start = at + grpc.PREFIX_BYTES
+                end = start + prefix[1]
+                if end > len(buffer):
+                    break
+                messages.append(bytes(buffer[start:end]))
+                at = end
+        except grpc.MessageError as error:
+            self.closing = True
+            raise ProtocolError(str(error)) from None
+        del buffer[:at]
+        return messages
 
     def cancel(self) -> None:
         """Gives the running call up."""

@@ -11,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from agent.rpc import unary
@@ -26,7 +27,7 @@ class Channel:
         self._path = socket_path
         self._limit = max_message_bytes
         self._lock = threading.Lock()
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
 
     def call(self, method: str, request: bytes, timeout_seconds: float) -> bytes:
         """The reply's message to `request`; `method` is like `/runtime.v1.RuntimeService/Version`.
@@ -61,11 +62,11 @@ class Channel:
             if not connection.reusable:
                 self._drop()
 
-    def _connected(self, deadline: float) -> _Connection:
+    def _connected(self, deadline: float) -> Connection:
         if self._connection is not None and not self._connection.still_open():
             self._drop()
         if self._connection is None:
-            self._connection = _Connection(self._path, self._limit, deadline)
+            self._connection = Connection(self._path, self._limit, deadline)
         return self._connection
 
     def _drop(self) -> None:
@@ -78,8 +79,8 @@ class _UntouchedError(Exception):
     """The server did not begin the call."""
 
 
-class _Connection:
-    """A socket and the protocol on it."""
+class Connection:
+    """A socket and the protocol on it; the constructor raises RpcError UNAVAILABLE."""
 
     def __init__(self, path: str, max_message_bytes: int, deadline: float) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -131,15 +132,51 @@ class _Connection:
             raise _UntouchedError(outcome.message)
         raise outcome
 
+    def messages(self, method: str, request: bytes) -> Iterator[list[bytes]]:
+        """What the server streams as the answer to `request`, as it comes, without an end; the
+        first, empty list says that the call was sent. Raises RpcError when it ends."""
+        self._protocol.start(method, request, None)
+        yield []
+        while self._protocol.outcome is None:
+            self._follow()
+            try:
+                if messages := self._protocol.take_messages():
+                    yield messages
+            except unary.ProtocolError as error:
+                raise RpcError(Code.INTERNAL, f"server broke gRPC: {error}") from None
+        outcome = self._protocol.outcome
+        if isinstance(outcome, RpcError):
+            raise outcome
+        raise RpcError(Code.UNAVAILABLE, f"{method}: the server ended the stream")
+
+    def wait_for_end(self) -> None:
+        """Returns when the server has ended the connection."""
+        while self._protocol.reusable:
+            self._follow()
+
+    def interrupt(self) -> None:
+        """Ends the connection for a thread that waits on it; may be called from another."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         self._socket.close()
 
-    def _exchange(self, seconds: float) -> bool:
-        """Waits at most `seconds`, then sends and reads what is possible; False if nothing was."""
+    def _follow(self) -> None:
+        try:
+            self._exchange(None)
+        except unary.ProtocolError as error:
+            self._protocol.lost(f"server broke HTTP/2: {error}")
+        except OSError as error:
+            self._protocol.lost(f"connection broke: {error.strerror or error}")
+
+    def _exchange(self, seconds: float | None) -> bool:
+        """Waits at most `seconds` (None: until something comes), then sends and reads what is
+        possible; False if nothing was."""
         outgoing = self._protocol.outgoing()
         wanted = select.POLLIN | select.POLLOUT if outgoing else select.POLLIN
         self._poll.modify(self._socket, wanted)
-        events = self._poll.poll(seconds * 1_000)
+        events = self._poll.poll(None if seconds is None else seconds * 1_000)
         if not events:
             return False
         if events[0][1] & ~select.POLLOUT:

@@ -8,8 +8,9 @@ import msgspec
 from google.protobuf.message import DecodeError, Message
 
 from agent.model import jsontext
-from agent.model.cpuset import CpuSet
+from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.pods import ContainerState, pod_uid
+from agent.model.wanted import Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.channel import Channel
@@ -47,7 +48,8 @@ class RuntimeContainer(msgspec.Struct, frozen=True):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """Where a container or sandbox is: what the runtime's verbose status tells, "" or 0 if nothing.
+    """Where a container or sandbox is, and what the runtime remembers of it: what its verbose
+    status tells, "" or 0 if nothing.
 
     `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
     spec that the container starts with.
@@ -57,14 +59,26 @@ class Placement(msgspec.Struct, frozen=True):
     cgroup_parent: str = ""
     cgroups_path: str = ""
     cpuset: str = ""
+    mems: str = ""
+    quota_microseconds: int = 0
+    shares: int = 0
+    memory_limit_bytes: int = 0
 
 
 class _Cpu(msgspec.Struct):
     cpus: str = ""
+    mems: str = ""
+    quota: int | None = None
+    shares: int | None = None
+
+
+class _Memory(msgspec.Struct):
+    limit: int | None = None
 
 
 class _Resources(msgspec.Struct):
     cpu: _Cpu | None = None
+    memory: _Memory | None = None
 
 
 class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
@@ -143,11 +157,20 @@ class Cri:
             dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
         )
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
-        """Changes what a container runs on, or will start on; an empty set raises ValueError."""
-        if not cpus:
+    def update(self, container_id: str, wanted: Wanted) -> None:
+        """Changes what a container holds, or will start with; an empty cpuset raises ValueError."""
+        if wanted.cpuset == "":
             raise ValueError(f"container {container_id}: an empty cpuset means no change")
-        linux = pb.LinuxContainerResources(cpuset_cpus=str(cpus))
+        limits = wanted.limits
+        quota = limits.quota_microseconds or (UNLIMITED if wanted.exclusive else 0)
+        linux = pb.LinuxContainerResources(
+            cpuset_cpus=wanted.cpuset or "",
+            cpuset_mems=str(limits.mems or ""),
+            cpu_quota=quota,
+            cpu_period=PERIOD_MICROSECONDS if quota > 0 else 0,
+            cpu_shares=limits.shares or 0,
+            memory_limit_in_bytes=limits.memory_limit_bytes or 0,
+        )
         request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
         self.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
 
@@ -174,5 +197,15 @@ def _placement(info: dict[str, str]) -> Placement:
         return Placement()
     spec = told.spec.linux if told.spec and told.spec.linux else _Linux()
     config = told.config.linux if told.config and told.config.linux else _Linux()
-    cpu = spec.resources.cpu if spec.resources and spec.resources.cpu else _Cpu()
-    return Placement(told.pid, config.cgroup_parent, spec.cgroups_path, cpu.cpus)
+    resources = spec.resources or _Resources()
+    cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
+    return Placement(
+        told.pid,
+        config.cgroup_parent,
+        spec.cgroups_path,
+        cpu.cpus,
+        cpu.mems,
+        cpu.quota or 0,
+        cpu.shares or 0,
+        memory.limit or 0,
+    )

@@ -39,6 +39,12 @@ class AgentMetrics:
             registry=registry,
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5),
         )
+        self.wakes = Counter(
+            "topolet_wakes",
+            "What rounds began on: ring, tree, runtime, kubelet, hotplug, clock.",
+            ["source"],
+            registry=registry,
+        )
         self.rings = Counter(
             "topolet_doorbell_rings", "Datagrams of the proxy.", ["kind"], registry=registry
         )

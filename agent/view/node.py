@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
-from agent.model.snapshot import PodWanted, Snapshot, pool_cpus
+from agent.model.snapshot import Snapshot, pool_cpus
 from agent.model.topology import Topology
+from agent.model.wanted import PodWanted
 from agent.view import machine, table
 
 _COLUMNS = ("POD", "QOS", "CPUS", "")
@@ -58,10 +59,13 @@ def _sorted(snapshot: Snapshot) -> list[tuple[str, PodWanted]]:
 
 def _row(each: tuple[str, PodWanted], snapshot: Snapshot) -> tuple[str, str, str, str]:
     uid, pod = each
+    wanted = pod.each
     own = any(owner.uid == uid for owner in snapshot.owners)
     note = "own" if own else "shared"
-    if pod.cpuset is None:
-        note = pod.blocked or "the kubelet's"
-    elif pod.blocked or pod.refused:
-        note += f"; {pod.blocked or 'claim refused: ' + pod.refused}"
-    return pod.title, pod.qos.value, str(CpuSet.parse(pod.cpuset or "")) or "-", note
+    if wanted.cpuset is None:
+        note = wanted.blocked or "the kubelet's"
+    elif wanted.blocked or pod.refused:
+        note += f"; {wanted.blocked or 'claim refused: ' + pod.refused}"
+    for name, other in sorted(pod.containers.items()):
+        note += f"; {name} on {other.cpuset or other.blocked}"
+    return pod.title, pod.qos.value, str(CpuSet.parse(wanted.cpuset or "")) or "-", note

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.pools import Decision, KubeletCpus, PoolRules, decide
+from agent.model.annotations import SHARED_CONTAINERS, resource_status
 from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
@@ -24,11 +25,18 @@ def decided(
 ) -> Decision:
     running = {uid: CpuSet.parse(text) for uid, text in (running_on or {}).items()}
     kubelet, rules = kubelet or KubeletCpus(), rules or PoolRules()
-    return decide(topology, pods, kubelet, owned_before, running, rules)
+    owned = {
+        each.uid: claim_of(each) & topology.online for each in pods if each.uid in owned_before
+    }
+    return decide(topology, pods, kubelet, owned, running, rules)
+
+
+def claim_of(pod: Pod) -> CpuSet:
+    return resource_status(pod.annotations).cpus()
 
 
 def wanted(decision: Decision) -> dict[str, str | None]:
-    return {uid: each.cpuset for uid, each in decision.pods.items()}
+    return {uid: each.each.cpuset for uid, each in decision.pods.items()}
 
 
 @pytest.mark.parametrize(
@@ -174,7 +182,7 @@ def test_numa_nodes_that_make_no_sense_are_refused_by_name_and_the_pod_shares(
     (refusal,) = decision.refusals
     assert (refusal.title, refusal.reason) == ("ns/lost", reason)
     assert decision.pods["lost"].refused == reason
-    assert decision.pods["lost"].cpuset
+    assert decision.pods["lost"].each.cpuset
 
 
 @pytest.mark.parametrize(("sharer", "refused"), [("LS", True), ("BE", True), (None, False)])
@@ -194,7 +202,7 @@ def test_lsr_may_take_the_last_cpu_of_a_be_pod_since_they_share() -> None:
 def test_late_sharer_without_a_cpu_is_blocked_and_the_owner_keeps() -> None:
     decision = decided(machine(), pod("a", "LSE", "0-3"), pod("b", "LS"), owned_before=("a",))
     assert wanted(decision) == {"a": "0-3", "b": None}
-    assert decision.pods["b"].blocked == "no CPU is left for it: 0-3 belong to pod ns/a"
+    assert decision.pods["b"].each.blocked == "no CPU is left for it: 0-3 belong to pod ns/a"
 
 
 def test_refused_pod_whose_pool_equals_its_wish_is_still_refused_after_a_restart() -> None:
@@ -281,7 +289,8 @@ def check_invariants(topology: Topology, decision: Decision, pods: list[Pod]) ->
     lse = union(owner.cpus for owner in decision.owners if owner.qos is QoS.LSE)
     assert not lse & pool_cpus(decision.be_pools)
     assert all(pool.cpus for pool in (*decision.ls_pools, *decision.be_pools))
-    for each in decision.pods.values():
+    for of_pod in decision.pods.values():
+        each = of_pod.each
         assert each.cpuset != ""
         assert each.cpuset is None or CpuSet.parse(each.cpuset) <= topology.online
     assert decision.pods.keys() == {each.uid for each in pods}
@@ -320,7 +329,7 @@ def test_a_restart_decides_as_if_it_had_not_happened(
             owned = tuple(uid for uid in owned if uid != gone.uid)
     steady = decided(topology, *here, owned_before=owned, running_on=running)
     running = {uid: cpuset for uid, cpuset in wanted(steady).items() if cpuset}
-    if any(each.blocked or each.refused for each in steady.pods.values()):
+    if any(each.each.blocked or each.refused for each in steady.pods.values()):
         return  # who won a conflict is in the last snapshot, not in the cgroups
     assert decided(topology, *here, running_on=running) == steady
 
@@ -381,13 +390,13 @@ def test_an_owner_of_cpus_that_are_reserved_later_keeps_them_over_a_restart() ->
 def test_be_pods_run_on_reserved_cpus_alone_while_they_fit_there(pods: list[Pod], be: str) -> None:
     rules = PoolRules(RESERVED, owners_on_reserved=True, be_on_reserved=True)
     decision = decided(machine(), *pods, rules=rules)
-    assert decision.pods["b"].cpuset == be
+    assert decision.pods["b"].each.cpuset == be
     assert str(pool_cpus(decision.be_pools)) == be
 
 
 def test_reserved_cpus_stay_in_the_ls_pool() -> None:
     rules = PoolRules(RESERVED, be_on_reserved=True)
-    assert decided(machine(), pod("l", "LS"), rules=rules).pods["l"].cpuset == "0-3"
+    assert decided(machine(), pod("l", "LS"), rules=rules).pods["l"].each.cpuset == "0-3"
 
 
 @pytest.mark.parametrize(("static", "cpuset"), [(False, "0-3"), (True, None)])
@@ -395,7 +404,7 @@ def test_guaranteed_without_a_class_is_ls_or_the_kubelets(static: bool, cpuset: 
     kubelet = KubeletCpus(static, {"g": CpuSet.parse("2")})
     decision = decided(machine(), pod("g", kube_class="guaranteed"), kubelet=kubelet)
     assert decision.pods["g"].qos is QoS.LS
-    assert decision.pods["g"].cpuset == cpuset
+    assert decision.pods["g"].each.cpuset == cpuset
 
 
 def names(decision: Decision) -> tuple[str, str, str]:
@@ -505,7 +514,7 @@ def test_where_the_node_keeps_everything_nobody_is_moved_and_nobody_comes() -> N
     decision = decided(machine(), pod("a", "LS"), pod("b", "BE"), rules=rules)
     assert names(decision) == ("", "", "")
     assert wanted(decision) == {"a": None, "b": None}
-    assert {each.blocked for each in decision.pods.values()} == {
+    assert {each.each.blocked for each in decision.pods.values()} == {
         "no CPU is left for it: 0-3 are kept by the node"
     }
 
@@ -533,7 +542,7 @@ def test_quota_is_lifted_for_pods_with_cpus_of_their_own_only() -> None:
         pod("g", kube_class="guaranteed"),
     )
     decision = decided(machine(), *pods, owned_before=("a",), kubelet=kubelet)
-    assert [uid for uid, each in decision.pods.items() if each.lift_quota] == ["a", "b"]
+    assert [uid for uid, each in decision.pods.items() if each.exclusive] == ["a", "b"]
 
 
 @pytest.mark.parametrize("qos", ["", "LSE", "LSR", "SYSTEM", "LS", "BE"])
@@ -609,3 +618,72 @@ def test_best_effort_pod_on_the_ls_pool_keeps_it_from_being_emptied() -> None:
     bound = pod("a", kube_class="besteffort", numa_nodes=(0,))
     (refusal,) = decided(machine(), bound, pod("b", "LSR", "0-3")).refusals
     assert refusal.reason == "CPUs 0-3 are all that pod ns/a and others share"
+
+
+def test_side_cars_stay_on_the_pool_while_their_pod_owns_cpus() -> None:
+    owner = pod("a", "LSR", "1")
+    owner.annotations[SHARED_CONTAINERS] = "envoy, logs"
+    of_pod = decided(machine(), owner).pods["a"]
+    app, envoy = of_pod.of("app"), of_pod.of("envoy")
+    assert (app.cpuset, app.exclusive) == ("1", True)
+    assert (envoy.cpuset, envoy.exclusive) == ("0,2-3", False)
+    assert of_pod.of("logs") == envoy
+
+
+def test_own_claim_never_leaves_a_side_car_without_a_cpu() -> None:
+    owner = pod("a", "LSR", "0-3")
+    owner.annotations[SHARED_CONTAINERS] = "envoy"
+    (refusal,) = decided(machine(), owner).refusals
+    assert refusal.reason == "CPUs 0-3 are all that pod ns/a and others share"
+
+
+@pytest.mark.parametrize(
+    ("each", "mems"),
+    [
+        pytest.param(pod("a", "LSE", "1"), "0", id="own CPUs on one node"),
+        pytest.param(pod("a", "LSE", "1-2"), "0-1", id="own CPUs on two"),
+        pytest.param(pod("a", "LS", numa_nodes=(1,)), "1", id="held to a node"),
+        pytest.param(pod("a", "LS"), "", id="on every node's pool"),
+        pytest.param(pod("a", "LSE", "4"), "", id="on a node without memory"),
+    ],
+)
+def test_memory_goes_with_the_cpus(each: Pod, mems: str) -> None:
+    plain = machine(3, 2)
+    bare = msgspec.structs.replace(plain.numa_nodes[2], memory_bytes=0)
+    topology = msgspec.structs.replace(plain, numa_nodes=(*plain.numa_nodes[:2], bare))
+    bound = decided(topology, each, rules=PoolRules(bind_memory=True))
+    assert str(bound.pods["a"].each.limits.mems or "") == mems
+    assert decided(topology, each).pods["a"].each.limits.mems is None
+
+
+@pytest.mark.parametrize(
+    ("status", "refused"),
+    [
+        ('{"cpuset": "x"}', "cpuset"),
+        ('{"cpuset": 3}', "cpuset"),
+        ('{"cpuset": "1,99"}', "CPUs 99 do not exist"),
+        ('{"cpuset": "1-2"}', "CPUs 2 belong to pod ns/b"),
+    ],
+)
+def test_owner_whose_new_claim_is_bad_keeps_its_cpus(status: str, refused: str) -> None:
+    before = {"a": CpuSet([1]), "b": CpuSet([2])}
+    pods = (pod("a", "LSE", status=status), pod("b", "LSE", "2"), pod("c", "LSE", "1"))
+    decision = decide(machine(), pods, KubeletCpus(), before, {})
+    assert {each.uid: each.cpuset for each in decision.owners} == {"a": "1", "b": "2"}
+    assert refused in decision.pods["a"].refused
+    assert decision.pods["c"].refused == "CPUs 1 belong to pod ns/a"
+
+
+def test_owners_may_change_places_at_once() -> None:
+    before = {"a": CpuSet([1]), "b": CpuSet([2])}
+    pods = (pod("a", "LSE", "2"), pod("b", "LSE", "1"))
+    decision = decide(machine(), pods, KubeletCpus(), before, {})
+    assert {each.uid: each.cpuset for each in decision.owners} == {"a": "2", "b": "1"}
+
+
+def test_owner_that_claims_more_takes_no_cpu_that_the_kubelet_gave_away() -> None:
+    kubelet = KubeletCpus(True, {"g": CpuSet([2])})
+    pods = (pod("a", "LSE", "1-2"), pod("g", kube_class="guaranteed"))
+    decision = decide(machine(), pods, kubelet, {"a": CpuSet([1])}, {})
+    assert {each.uid: each.cpuset for each in decision.owners} == {"a": "1"}
+    assert decision.pods["a"].refused == "CPUs 2 were given away by the kubelet"

@@ -150,7 +150,7 @@ class ModelHierarchy(Hierarchy):
         self.version = 1 if kernel.version == 1 else 2
         self.path = ""
         self.proc = "/nowhere"
-        self._handles = ModelFiles(kernel)
+        self.handles = ModelFiles(kernel)
 
     def children(self, group: str) -> tuple[str, ...]:
         return tuple(sorted(self.kernel.children(group)))

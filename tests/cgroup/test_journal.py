@@ -3,10 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.cgroup.journal import Journal, JournalError, Original
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 
 A = Original("/a", "0-3")
 B = Original("/b", "", "inherited")
+QUOTA = OriginalValue("/a", "cpu.max", "max 100000")
+MEMORY = OriginalValue("/a", "memory.max", "max")
 
 
 def test_what_is_remembered_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -54,6 +56,32 @@ def test_names_that_are_no_utf8_survive(tmp_path: Path) -> None:
     assert Journal(tmp_path / "j").originals == {odd.group: odd}
 
 
+def test_other_files_are_remembered_beside_the_cpuset(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.update([A])
+    journal.update_values([QUOTA, MEMORY])
+    journal.update_values([OriginalValue("/a", "cpu.max", "5 100000")])
+    again = Journal(tmp_path / "j")
+    assert again.originals == {"/a": A}
+    assert list(again.values.values()) == [QUOTA, MEMORY]
+    assert "/a" in again
+    assert ("/a", "cpu.max") in again
+    assert ("/a", "cpu.weight") not in again
+    again.forget(["/a"])
+    again.update_values((), [("/a", "cpu.max"), ("/never", "cpu.max")])
+    last = Journal(tmp_path / "j")
+    assert (last.originals, last.values) == ({}, {("/a", "memory.max"): MEMORY})
+
+
+def test_a_journal_from_before_other_files_is_read(tmp_path: Path) -> None:
+    (tmp_path / "j").write_text(
+        '{"group":"/a","cpus":"0-3"}\n{"group":"/b","cpus":"","note":"inherited"}\n'
+    )
+    journal = Journal(tmp_path / "j")
+    assert (journal.originals, journal.values) == ({"/a": A, "/b": B}, {})
+    assert journal.problems == ()
+
+
 def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
     (tmp_path / "j").write_text('{"group":"/a","cpus":"0-3","later":[1]}\n')
     journal = Journal(tmp_path / "j")
@@ -69,6 +97,8 @@ def test_unknown_fields_of_a_later_version_are_read(tmp_path: Path) -> None:
         (b'{"group":"/b","cpus":"x"}', "'/b': CPU list 'x'"),
         (b'{"group":"b","cpus":"1"}', "'b' is no group"),
         (b'{"group":"/b"}', "`cpus`"),
+        (b'{"group":"/b","file":"cpu.max"}', "`value`"),
+        (b'{"group":"b","file":"cpu.max","value":"1"}', "'b' is no group"),
         (b'["/b"]', "line 2"),
         (b"null\n\n7", "2 lines unreadable, 1 groups kept"),
     ],

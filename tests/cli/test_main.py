@@ -38,7 +38,7 @@ def test_help_lists_every_command_and_each_has_its_own() -> None:
     done = topolet("--help")
     assert done.returncode == 0
     for name, text in COMMANDS.items():
-        assert f"  {name:<11} {text}" in done.stdout
+        assert f"  {name:<13} {text}" in done.stdout
         own = topolet(name, "--help")
         assert (own.returncode, own.stderr) == (0, "")
         assert own.stdout.startswith(f"usage: topolet {name} ")

@@ -12,10 +12,13 @@ from agent.hooks.requests import (
 )
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
-from agent.model.doorbell import PodComes
+from agent.model.doorbell import Asked, PodComes
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot
+from agent.model.snapshot import Owner, Pool, Snapshot
+from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
+
+OWN = Wanted("1", exclusive=True)
 
 
 def request(
@@ -27,7 +30,9 @@ def request(
 ) -> CreateContainer:
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
-    return CreateContainer(PodComes(uid, "ns", uid, labels, notes, parent), "main", requested)
+    return CreateContainer(
+        PodComes(uid, "ns", uid, labels, notes, parent), "main", Asked(requested)
+    )
 
 
 def snapshot(**changes: object) -> Snapshot:
@@ -40,13 +45,17 @@ def snapshot(**changes: object) -> Snapshot:
         "be_pools": (Pool(0, 0, "0,2-3"),),
         "owners": (Owner("own", "ns/own", QoS.LSE, "1"),),
         "pods": {
-            "own": PodWanted("ns/own", QoS.LSE, "1"),
-            "ls": PodWanted("ns/ls", QoS.LS, "0,2-3"),
+            "own": PodWanted("ns/own", QoS.LSE, OWN),
+            "ls": PodWanted("ns/ls", QoS.LS, Wanted("0,2-3")),
         },
-        "containers": {"c1": "1", "kubelets": None},
+        "containers": {"c1": Wanted("1"), "kubelets": Wanted()},
         **changes,
     }
     return Snapshot(**values)  # type: ignore[arg-type]
+
+
+def give(*cpus: int, own: bool = False) -> Give:
+    return Give(Wanted(str(CpuSet(cpus)), exclusive=own))
 
 
 UNSEEN = Grant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
@@ -56,23 +65,21 @@ IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
 @pytest.mark.parametrize(
     ("asks", "snap", "grants", "answer"),
     [
-        pytest.param(request("own", "LSE", "1"), snapshot(), [], Give(CpuSet([1])), id="owner"),
-        pytest.param(request("ls", "LS"), snapshot(), [], Give(CpuSet([0, 2, 3])), id="sharer"),
-        pytest.param(
-            request("new", "LS"), snapshot(), [], Give(CpuSet([0, 2, 3])), id="unknown sharer"
-        ),
+        pytest.param(request("own", "LSE", "1"), snapshot(), [], give(1, own=True), id="owner"),
+        pytest.param(request("ls", "LS"), snapshot(), [], give(0, 2, 3), id="sharer"),
+        pytest.param(request("new", "LS"), snapshot(), [], give(0, 2, 3), id="unknown sharer"),
         pytest.param(
             request("new", "BE"),
             snapshot(be_pools=(Pool(0, 0, "0-3"),)),
             [],
-            Give(CpuSet([0, 2, 3])),
+            give(0, 2, 3),
             id="a stale pool is used without owned CPUs",
         ),
         pytest.param(
             request("new", "BE"),
             snapshot(be_pools=(Pool(0, 0, "0-3"),), owners=(Owner("own", "ns/own", QoS.LSR, "1"),)),
             [],
-            Give(CpuSet(range(4))),
+            give(0, 1, 2, 3),
             id="BE shares with LSR",
         ),
         pytest.param(
@@ -87,33 +94,33 @@ IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
             request("own", "LSE", "1"),
             snapshot(),
             [Grant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
-            Give(CpuSet([1])),
+            give(1, own=True),
             id="owner, the other creation was seen",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
             [Grant("other", "pod ns/other", CpuSet([0, 2]))],
-            Give(CpuSet([1])),
+            give(1, own=True),
             id="owner, the other creation is elsewhere",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [Grant("own", "pod ns/own", CpuSet([1]), exclusive=True)],
-            Give(CpuSet([1])),
+            [Grant("own", "pod ns/own", CpuSet([1]), given=OWN)],
+            give(1, own=True),
             id="owner's second container",
         ),
         pytest.param(
             request("new", "LS"),
             snapshot(),
-            [Grant("x", "pod ns/x", CpuSet([0]), exclusive=True)],
-            Give(CpuSet([2, 3])),
+            [Grant("x", "pod ns/x", CpuSet([0]), given=OWN)],
+            give(2, 3),
             id="not what was granted as own",
         ),
         pytest.param(
             request("own", parent="/kubepods/podown"),
-            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, None)}),
+            snapshot(pods={"own": PodWanted("ns/own", QoS.LS, Wanted(None))}),
             [],
             Keep(),
             id="the kubelet's pod",
@@ -151,7 +158,13 @@ def test_creation_goes_on(
         ),
         pytest.param(
             request("own", "LSE", "1"),
-            snapshot(pods={"own": PodWanted("ns/own", QoS.LSE, "1", "held by ns/x")}),
+            snapshot(
+                pods={
+                    "own": PodWanted(
+                        "ns/own", QoS.LSE, Wanted("1", exclusive=True, blocked="held by ns/x")
+                    )
+                }
+            ),
             [],
             "held by ns/x",
             id="blocked",
@@ -171,14 +184,12 @@ def test_creation_waits(
     [
         pytest.param(request("x", "LSE", "2"), snapshot(), [], Wait("r"), id="LSE fails"),
         pytest.param(request("x", "LSR", "2"), None, [], Wait("r"), id="LSR fails"),
-        pytest.param(
-            request("x", "LS", "2"), snapshot(), [], Give(CpuSet([0, 2, 3])), id="LS shares"
-        ),
+        pytest.param(request("x", "LS", "2"), snapshot(), [], give(0, 2, 3), id="LS shares"),
         pytest.param(
             request("x", "LS", "2"),
             snapshot(),
-            [Grant("y", "y", CpuSet([3]), exclusive=True)],
-            Give(CpuSet([0, 2])),
+            [Grant("y", "y", CpuSet([3]), given=OWN)],
+            give(0, 2),
             id="without what the proxy granted",
         ),
         pytest.param(request("x", "LS", "2"), None, [], Keep(), id="nothing known"),
@@ -186,7 +197,7 @@ def test_creation_waits(
             request("x", parent="/kubepods/podx", requested="0-1"),
             snapshot(kubelet_static=True),
             [],
-            Give(CpuSet([0])),
+            give(0),
             id="the static kubelet's choice, without owned CPUs",
         ),
         pytest.param(
@@ -203,10 +214,10 @@ def test_when_waiting_ends_the_class_speaks(
 @pytest.mark.parametrize(
     ("container", "asked", "snap", "grant", "answer"),
     [
-        ("c1", "0-3", snapshot(), None, Give(CpuSet([1]))),
-        ("c1", "", snapshot(), None, Give(CpuSet([1]))),
+        ("c1", "0-3", snapshot(), None, give(1)),
+        ("c1", "", snapshot(), None, give(1)),
         ("kubelets", "0", snapshot(), None, Keep()),
-        ("new", "0-3", snapshot(), Grant("p", "p", CpuSet([2])), Give(CpuSet([2]))),
+        ("new", "0-3", snapshot(), Grant("p", "p", CpuSet([2]), Wanted("2")), give(2)),
         ("new", "0-3", None, Grant("p", "p", None), Keep()),
         ("new", "", snapshot(), None, Keep()),
         ("new", "0-3", None, None, Keep()),
@@ -215,19 +226,19 @@ def test_when_waiting_ends_the_class_speaks(
 def test_update(
     container: str, asked: str, snap: Snapshot | None, grant: Grant | None, answer: cpuset.Answer
 ) -> None:
-    assert cpuset.update(UpdateContainer(container, asked), snap, grant) == answer
+    assert cpuset.update(UpdateContainer(container, Asked(asked)), snap, grant) == answer
 
 
 def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:
-    asked = UpdateContainer("new", "0-1")
+    asked = UpdateContainer("new", Asked("0-1"))
     assert isinstance(cpuset.update(asked, snapshot(), None), Wait)
-    assert cpuset.without_owners(asked, snapshot()) == Give(CpuSet([0]))
-    assert cpuset.without_owners(UpdateContainer("new", "2"), snapshot()) == Keep()
-    assert cpuset.without_owners(UpdateContainer("new", "what"), snapshot()) == Keep()
+    assert cpuset.without_owners(asked, snapshot()) == give(0)
+    assert cpuset.without_owners(UpdateContainer("new", Asked("2")), snapshot()) == Keep()
+    assert cpuset.without_owners(UpdateContainer("new", Asked("what")), snapshot()) == Keep()
 
 
 def test_update_that_asks_for_nothing_but_owned_cpus_keeps_what_it_has() -> None:
-    assert cpuset.without_owners(UpdateContainer("new", "1"), snapshot()) == Give(CpuSet())
+    assert cpuset.without_owners(UpdateContainer("new", Asked("1")), snapshot()) == give()
 
 
 def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
@@ -235,9 +246,9 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
     message.config.linux.resources.cpuset_cpus = "1"
     raw = message.SerializeToString()
     parsed = create_container(raw)
-    assert cpuset.rewrite_create(raw, parsed, Give(CpuSet([1]))) is None
+    assert cpuset.rewrite_create(raw, parsed, give(1)) is None
     assert (
-        cpuset.rewrite_create(raw, parsed, Give(CpuSet([2])))
+        cpuset.rewrite_create(raw, parsed, give(2))
         == raw + bytes.fromhex("12077a050a033201") + b"2"
     )
 
@@ -251,7 +262,7 @@ def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
     create, update = pb.CreateContainerRequest(), pb.UpdateContainerResourcesRequest()
     create.config.linux.resources.cpu_quota = update.linux.cpu_quota = asked
     create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
-    answer = Give(CpuSet([1]), lift)
+    answer = give(1, own=lift)
     raw = create.SerializeToString()
     created = cpuset.rewrite_create(raw, create_container(raw), answer)
     raw = update.SerializeToString()
@@ -265,13 +276,12 @@ def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
 
 
 def test_quota_is_lifted_for_owners_and_for_what_was_granted_as_own() -> None:
-    own = PodWanted("ns/own", QoS.LSE, "1", lift_quota=True)
-    snap = snapshot(pods={"own": own}, lifted=("c1",), containers={"c1": "1", "c2": "0"})
-    assert cpuset.create(request("own", "LSE", "1"), snap, []) == Give(CpuSet([1]), True)
-    assert cpuset.update(UpdateContainer("c1", ""), snap, None) == Give(CpuSet([1]), True)
-    assert cpuset.update(UpdateContainer("c2", ""), snap, None) == Give(CpuSet([0]), False)
-    granted = Grant("own", "pod ns/own", CpuSet([2]), exclusive=True)
-    assert cpuset.update(UpdateContainer("new", ""), snap, granted) == Give(CpuSet([2]), True)
+    snap = snapshot(containers={"c1": OWN, "c2": Wanted("0")})
+    assert cpuset.create(request("own", "LSE", "1"), snap, []) == give(1, own=True)
+    assert cpuset.update(UpdateContainer("c1", Asked("")), snap, None) == give(1, own=True)
+    assert cpuset.update(UpdateContainer("c2", Asked("")), snap, None) == give(0, own=False)
+    granted = Grant("own", "pod ns/own", CpuSet([2]), Wanted("2", exclusive=True))
+    assert cpuset.update(UpdateContainer("new", Asked("")), snap, granted) == give(2, own=True)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +294,7 @@ def test_quota_is_lifted_for_owners_and_for_what_was_granted_as_own() -> None:
 )
 def test_unknown_system_pod(system: str, cpus: list[int]) -> None:
     answer = cpuset.create(request("new", "SYSTEM"), snapshot(system=system), [])
-    assert answer == Give(CpuSet(cpus))
+    assert answer == give(*cpus)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pathlib
 import shutil
+import time
 
 import pytest
 import yaml
@@ -167,3 +168,26 @@ def test_agent_whose_state_folder_is_taken_away_ends_and_says_why(node: TestNode
     assert node.agent_exit_code() == 1
     assert "was removed" in node.log("agent")
     node.start_agent()
+
+
+def test_events_tell_of_containers_long_before_the_full_pass(node: TestNode) -> None:
+    node.start_agent("--full-pass-seconds=60")
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    eventually("at rest", lambda: at_rest(node), 20)
+    sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    assert 'topolet_wakes_total{source="tree"}' in node.get("/metrics")[1]
+    eventually("at rest again", lambda: at_rest(node), 20)
+    linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
+    request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
+    node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    eventually("corrected", lambda: node.cpus(ls) == "0")
+    remove_pod(node.direct, sandbox)
+    eventually("given back", lambda: node.cpus(ls) == "0-1")
+
+
+def at_rest(node: TestNode) -> bool:
+    """Whether the agent looks no more than its full pass has it: not once in two periods."""
+    before = node.metric("topolet_looks_total")
+    time.sleep(1.2)
+    return node.metric("topolet_looks_total") == before

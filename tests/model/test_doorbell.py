@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import doorbell
-from agent.model.doorbell import Created, DoorbellError, Look, PodComes, PodFailed, Ring
+from agent.model.doorbell import Asked, Created, DoorbellError, Look, PodComes, PodFailed, Ring
 
 text = st.text(st.characters(codec="utf-8"), max_size=20)
 texts = st.dictionaries(text, text, max_size=3)
 rings = st.one_of(
     st.builds(PodComes, text, text, text, texts, texts, text),
     st.builds(PodFailed, text),
-    st.builds(Created, text, text),
+    st.builds(Created, text, st.builds(Asked, text, text, st.integers(0, 9), st.integers(-1, 9))),
     st.just(Look()),
 )
 

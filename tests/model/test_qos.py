@@ -1,6 +1,6 @@
 import pytest
 
-from agent.model.qos import QOS_LABEL, KubeClass, QoS, kube_class, qos_of
+from agent.model.qos import QOS_LABEL, KubeClass, QoS, is_qos_root, kube_class, qos_of
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UID_ = UID.replace("-", "_")
@@ -56,3 +56,33 @@ def test_the_label_decides_then_the_class_of_kubernetes(
 ) -> None:
     labels = {QOS_LABEL: label} if label else {}
     assert qos_of(labels, kube) is found
+
+
+@pytest.mark.parametrize(
+    ("group", "shared"),
+    [
+        ("/kubepods", True),
+        ("/kubepods/", True),
+        ("/kubepods/burstable", True),
+        ("/kubepods/besteffort", True),
+        ("/own/root/kubepods/besteffort", True),
+        ("/kubepods.slice", True),
+        ("/kubepods.slice/kubepods-burstable.slice", True),
+        ("/kubepods.slice/kubepods-besteffort.slice", True),
+        ("/own.slice/own-kubepods.slice/own-kubepods-besteffort.slice", True),
+        (f"/kubepods/pod{UID}", False),
+        (f"/kubepods/besteffort/pod{UID}", False),
+        (f"/kubepods/besteffort/pod{UID}/id", False),
+        ("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice", False),
+        (
+            "/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-podx.slice/"
+            "cri-containerd-id.scope",
+            False,
+        ),
+        ("/besteffort", False),
+        ("/mykubepods", False),
+        ("/k8s.io/id", False),
+    ],
+)
+def test_the_kubelets_own_groups(group: str, shared: bool) -> None:
+    assert is_qos_root(group) is shared

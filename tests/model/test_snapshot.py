@@ -4,8 +4,10 @@ from hypothesis import strategies as st
 
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
+from agent.model.limits import Limits
 from agent.model.qos import QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot, SnapshotError, pool_cpus
+from agent.model.snapshot import Owner, Pool, Snapshot, SnapshotError, pool_cpus
+from agent.model.wanted import PodWanted, Wanted
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
@@ -13,6 +15,17 @@ pools = st.lists(st.builds(Pool, st.integers(0, 3), st.integers(0, 9), cpusets),
     tuple
 )
 qos = st.sampled_from(list(QoS))
+wanted = st.builds(
+    Wanted,
+    st.none() | cpusets,
+    st.booleans(),
+    st.builds(
+        Limits,
+        st.none() | st.integers(-1, 9),
+        mems=st.none() | st.frozensets(st.integers(0, 9), min_size=1).map(CpuSet),
+    ),
+    text,
+)
 full = st.builds(
     Snapshot,
     generation=st.integers(0, 2**62),
@@ -22,8 +35,10 @@ full = st.builds(
     ls_pools=pools,
     be_pools=pools,
     owners=st.lists(st.builds(Owner, text, text, qos, cpusets), max_size=3).map(tuple),
-    pods=st.dictionaries(text, st.builds(PodWanted, text, qos, st.none() | cpusets, text, text)),
-    containers=st.dictionaries(text, st.none() | cpusets),
+    pods=st.dictionaries(
+        text, st.builds(PodWanted, text, qos, wanted, st.dictionaries(text, wanted), text)
+    ),
+    containers=st.dictionaries(text, wanted),
 )
 
 

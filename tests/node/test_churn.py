@@ -21,15 +21,17 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.journal import Journal
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
-from agent.model.annotations import RESOURCE_STATUS
+from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.doorbell import Created, Look, PodComes, Ring
+from agent.model.doorbell import Asked, Created, Look, PodComes, Ring
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Snapshot
+from agent.model.wanted import Wanted
 from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
@@ -90,9 +92,10 @@ class WatchedKernel(Kernel):
 class Runtime(ListedRuntime):
     """Changes what a created container will start with, as a runtime does."""
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
+    def update(self, container_id: str, wanted: Wanted) -> None:
         placement = self.placements[container_id]
-        self.placements[container_id] = msgspec.structs.replace(placement, cpuset=str(cpus))
+        cpuset = wanted.cpuset or placement.cpuset
+        self.placements[container_id] = msgspec.structs.replace(placement, cpuset=cpuset)
 
 
 class Host:
@@ -133,6 +136,7 @@ class Host:
             cri=self.runtime,
             observer=Observer(self.runtime, Locator(hierarchy)),
             hierarchy=hierarchy,
+            controllers=Controllers(str(self.folder)),
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.folder)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
@@ -170,8 +174,15 @@ class Host:
 
     def running(self) -> dict[str, str]:
         """Group to pod uid."""
+        return {group: uid for group, (uid, _) in self.running_containers().items()}
+
+    def running_containers(self) -> dict[str, tuple[str, str]]:
+        """Group to pod uid and container's name."""
         return {
-            self.runtime.placements[each.id].cgroups_path: each.sandbox_id.removeprefix("s-")
+            self.runtime.placements[each.id].cgroups_path: (
+                each.sandbox_id.removeprefix("s-"),
+                each.name,
+            )
             for each in self.containers(ContainerState.RUNNING)
         }
 
@@ -234,13 +245,21 @@ class Churn(RuleBasedStateMachine):
             self.comes(qos, str(number) if qos in ("LSE", "LSR") else "", False)
             self.create(f"p{self.pods}", starts=True)
 
-    @rule(qos=st.sampled_from(["LSE", "LSR", "LS", "BE", ""]), claim=claims, rings=st.booleans())
-    def comes(self, qos: str, claim: str, rings: bool) -> None:
+    @rule(
+        qos=st.sampled_from(["LSE", "LSR", "LS", "BE", ""]),
+        claim=claims,
+        rings=st.booleans(),
+        aside=st.booleans(),
+    )
+    def comes(self, qos: str, claim: str, rings: bool, aside: bool = False) -> None:
+        """`aside`: its second container is a side-car that stays on the pool."""
         self.pods += 1
         uid = f"p{self.pods}"
         parent = f"{PARENTS[qos]}/pod{uid}"
         labels = {QOS_LABEL: qos} if qos else {}
         notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+        if aside:
+            notes[SHARED_CONTAINERS] = "n1"
         if rings:
             self.announced.add(uid)
             self.look(PodComes(uid, "ns", uid, labels, notes, parent))
@@ -263,18 +282,19 @@ class Churn(RuleBasedStateMachine):
         self.look(Look())
         snapshot = self.host.snapshot()
         assert snapshot is not None
-        wanted = snapshot.pods[uid]
-        if wanted.blocked:
-            return
         runtime = self.host.runtime
-        number = sum(each.sandbox_id == f"s-{uid}" for each in runtime.listed_containers)
-        if number == 2:
+        names = {each.name for each in runtime.listed_containers if each.sandbox_id == f"s-{uid}"}
+        name = next((name for name in ("n0", "n1") if name not in names), None)
+        if name is None:
+            return
+        wanted = snapshot.pods[uid].of(name)
+        if wanted.blocked:
             return
         self.made += 1
         container = RuntimeContainer(
             f"c-{uid}-{self.made}",
             f"s-{uid}",
-            f"n{number}",
+            name,
             ContainerState.CREATED,
         )
         runtime.listed_containers.append(container)
@@ -282,7 +302,7 @@ class Churn(RuleBasedStateMachine):
             cgroups_path=f"{self.host.pod_group(uid)}/{container.id}",
             cpuset=wanted.cpuset or str(self.host.kubelet.get(uid, "")),
         )
-        self.agent.heard([Created(container.id, "")])
+        self.agent.heard([Created(container.id, Asked())])
         self.settled = False
         if starts:
             self.started(container)
@@ -344,10 +364,11 @@ class Churn(RuleBasedStateMachine):
     @rule(data=st.data(), claim=claims)
     def claims_anew(self, data: st.DataObject, claim: str) -> None:
         uid = self.some(data, self.uids())
-        if uid in self.host.kubelet or (uid in self.owned() and self.harms(uid, claim)):
-            claim = ""  # who has CPUs and claims others is believed: known, and left out here
+        if uid in self.host.kubelet:
+            claim = ""
         sandbox = self.host.sandbox_of(uid)
-        notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+        notes = dict(sandbox.annotations)
+        notes[RESOURCE_STATUS] = f'{{"cpuset": "{claim}"}}' if claim else ""
         listed = self.host.runtime.listed_sandboxes
         listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
         self.settled = False
@@ -358,25 +379,17 @@ class Churn(RuleBasedStateMachine):
         """An owner claims a CPU more."""
         uid = self.some(data, sorted(self.owned().keys() & set(self.uids())))
         claim = str(self.owned()[uid] | CpuSet([cpu]))
-        if not self.harms(uid, claim):
-            sandbox, listed = self.host.sandbox_of(uid), self.host.runtime.listed_sandboxes
-            notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
-            listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
-            self.settled = False
-            self.look()
+        sandbox, listed = self.host.sandbox_of(uid), self.host.runtime.listed_sandboxes
+        notes = sandbox.annotations | {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
+        listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+        self.settled = False
+        self.look()
 
     @rule(cpu=st.integers(0, 4), rings=st.booleans())
     def owner_comes(self, cpu: int, rings: bool) -> None:
         """With a container, if the snapshot lets it."""
         self.comes("LSE", str(cpu), rings)
         self.create(f"p{self.pods}", starts=True)
-
-    def harms(self, uid: str, claim: str) -> bool:
-        """Whether it takes the kubelet's CPUs, or the last that are shared."""
-        cpus = EMPTY if claim == "x" else CpuSet.parse(claim)
-        kubelet = union(self.host.kubelet.values())
-        owned = union(each for other, each in self.owned().items() if other != uid)
-        return bool(cpus & kubelet) or not CPUS - cpus - owned - kubelet
 
     @precondition(lambda self: self.host.running())
     @rule(data=st.data())
@@ -475,9 +488,12 @@ class Churn(RuleBasedStateMachine):
         if failed:
             return
         for uid, each in snapshot.pods.items():
-            assert not each.blocked or each.cpuset is None, f"{uid}: {each.blocked}"
-        for group, uid in host.running().items():
-            wanted = snapshot.pods[uid].cpuset
+            of_pod = each.each
+            assert of_pod.exclusive or not of_pod.blocked or of_pod.cpuset is None, (
+                f"{uid}: {of_pod}"
+            )
+        for group, (uid, name) in host.running_containers().items():
+            wanted = snapshot.pods[uid].of(name).cpuset
             if uid in host.kubelet:
                 assert wanted is None
             else:

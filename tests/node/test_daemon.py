@@ -60,3 +60,17 @@ def test_fault_that_stays_is_said_once(caplog: pytest.LogCaptureFixture) -> None
         health.end(error)
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert said == ["disk full", "disk full", "other"]
+
+
+def test_rest_of_the_full_pass_makes_nothing_late(clock: Clock) -> None:
+    health = Health(0.5)
+    health.begin()
+    health.end("")
+    health.rest(10)
+    clock.now += 14.9
+    assert health.ready().status == 200
+    clock.now += 0.2
+    assert health.ready().status == 503
+    assert health.alive().status == 200
+    clock.now += 15
+    assert health.alive().status == 503

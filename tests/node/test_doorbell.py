@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.model import doorbell as rings
-from agent.model.doorbell import Created, Look, PodComes, PodFailed
+from agent.model.doorbell import Asked, Created, Look, PodComes, PodFailed
 from agent.node import doorbell
 from agent.node.doorbell import Doorbell
 from agent.proxy.bell import Bell
@@ -38,7 +38,7 @@ def bell(path: str) -> Iterator[Bell]:
 
 
 def test_every_ring_is_heard_in_order(ears: Doorbell, bell: Bell) -> None:
-    sent = [COMES, PodFailed("u"), Created("c", "0-3"), Look()]
+    sent = [COMES, PodFailed("u"), Created("c", Asked("0-3")), Look()]
     for ring in sent:
         bell.ring(ring)
     assert ears.wait(10) == sent

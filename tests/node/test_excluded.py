@@ -5,9 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from agent.cgroup import values
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal
 from agent.model.doorbell import PodComes
+from agent.model.limits import Limits
+from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings, SettingsError
-from agent.node import reload
+from agent.node import excluded, reload
 from agent.node.look import Node
 from tests.node.world import World
 
@@ -31,7 +37,7 @@ def test_a_pod_that_is_left_alone_keeps_its_cpus_and_the_proxy_knows(world: Worl
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
     snapshot = world.snapshot()
     assert snapshot.excluded == ("ns/alone",)
-    assert snapshot.containers[alone.id] is None
+    assert snapshot.containers[alone.id].hands_off
     assert set(snapshot.pods) == {"own"}
 
 
@@ -57,6 +63,30 @@ def test_what_is_left_alone_from_now_on_gets_back_what_it_had(world: World) -> N
     agent.exclude = ()
     agent.look()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_limits_are_given_back_too(tmp_path: Path, whole: bool) -> None:
+    """Those of the pod's own group with the whole pod alone."""
+    root = tmp_path / "cgroup"
+    groups = [f"/kubepods/podx{below}" for below in ("", "/sandbox", "/one", "/two")]
+    for group in ("", *groups):
+        for file, text in (("cpu/cpu.shares", "2"), ("cpuset/cpuset.cpus", "0-3")):
+            folder, _, name = file.partition("/")
+            path = root / folder / group.lstrip("/") / name
+            path.parent.mkdir(parents=True)
+            path.write_text(f"{text}\n")
+    hierarchy, journal = Hierarchy(str(root)), Journal(tmp_path / "journal")
+    controllers = Controllers(str(root), hierarchy.handles)
+    assert values.apply(controllers, journal, dict.fromkeys(groups, Limits(shares=1024))).ok
+    state = ContainerState.RUNNING
+    alone = [Container("one", "one", state, groups[2])]
+    if whole:
+        alone += [Container("two", "two", state, groups[3]), Container("s", "", state, groups[1])]
+    assert excluded.give_back(hierarchy, journal, tuple(alone), controllers) == ()
+    shares = [(root / f"cpu{group}/cpu.shares").read_text() for group in groups]
+    assert shares == (["2\n"] * 4 if whole else ["1024\n", "1024\n", "2\n", "1024\n"])
+    assert excluded.give_back(hierarchy, journal, tuple(alone), controllers) == ()
 
 
 def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:

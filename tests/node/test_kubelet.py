@@ -26,3 +26,15 @@ def test_torn_file_leaves_the_last_answer_in_force_and_is_said_once(
     assert len(caplog.records) == 2
     file.unlink()
     assert view.cpus() == KubeletCpus()
+
+
+def test_unreadable_container_and_wrong_checksum(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "cpu_manager_state"
+    view = KubeletView(str(tmp_path))
+    file.write_text(TEXT.replace('"1-2"', '"1-2","b":"x"'))
+    assert [view.cpus(), view.cpus()] == [GIVEN, GIVEN]
+    file.write_text(TEXT.replace('"u"', '"w"')[:-1] + ',"checksum":1}')
+    assert [view.cpus(), view.cpus()] == [GIVEN, GIVEN]
+    assert [message.split(": ")[1] for message in caplog.messages] == ["not used", str(file)]

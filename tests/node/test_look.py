@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from agent.kube.store import StoreError
-from agent.model.doorbell import Created, Look, PodComes
+from agent.model.doorbell import Asked, Created, Look, PodComes
 from agent.model.pods import ContainerState
 from agent.node.look import RoundError
 from agent.rpc.grpc import Code
@@ -30,7 +30,11 @@ def test_round(world: World) -> None:
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0,2-3"
     assert world.runtime.updates == {waits.id: "0,2-3"}
     snapshot = world.snapshot()
-    assert snapshot.containers == {"c-own-main": "1", "c-ls-main": "0,2-3", waits.id: "0,2-3"}
+    assert {each: of.cpuset for each, of in snapshot.containers.items()} == {
+        "c-own-main": "1",
+        "c-ls-main": "0,2-3",
+        waits.id: "0,2-3",
+    }
 
 
 def test_dead_shim_of_one_container_leaves_the_owner_its_cpu(world: World) -> None:
@@ -64,10 +68,10 @@ def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> 
     (world.state / "journal" / "full").touch()
     agent = world.agent()
     (world.state / "journal.broken").rename(world.state / "journal")
-    agent.heard([Created("c-own-main", "0-2")])
+    agent.heard([Created("c-own-main", Asked("0-2"))])
     with pytest.raises(RoundError):
         agent.look()
-    assert world.snapshot().pods["own"].cpuset == "1"
+    assert world.snapshot().pods["own"].each.cpuset == "1"
     (world.state / "journal" / "full").unlink()
     (world.state / "journal").rmdir()
     agent.look()
@@ -78,10 +82,10 @@ def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> 
 def test_ring_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
     container = world.container(world.sandbox("p", "LS"))
     agent = world.agent()
-    agent.heard([Created(f"ended-{number}", "0") for number in range(100)])
-    agent.heard([Created(container.id, "0")])
+    agent.heard([Created(f"ended-{number}", Asked("0")) for number in range(100)])
+    agent.heard([Created(container.id, Asked("0"))])
     agent.look()
-    assert not agent._requested
+    assert not agent._enforcement._replaced
 
 
 def test_snapshot_answers_every_ring(world: World) -> None:

@@ -129,5 +129,5 @@ def test_created_container_tells_what_it_will_start_with(world: World, observer:
     told = world.runtime.placements[container.id]
     world.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset="1-2")
     observed = observer.look()
-    assert observed.starts_with == {container.id: "1-2"}
+    assert observed.starts_with[container.id].cpuset == "1-2"
     assert groups(observed.pods[0]) == {container.id: None}

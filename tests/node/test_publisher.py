@@ -6,6 +6,7 @@ import pytest
 
 from agent.allocate.pools import Decision, KubeletCpus, decide
 from agent.model import snapshot as snapshots
+from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.snapshot import Snapshot
 from agent.node.publisher import Publisher
@@ -23,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def decision(pods: tuple[Pod, ...] = PODS) -> Decision:
-    return decide(machine(), pods, KubeletCpus(), (), {})
+    return decide(machine(), pods, KubeletCpus(), {}, {})
 
 
 def publish(
@@ -45,8 +46,12 @@ def test_what_the_proxy_gets(path: Path) -> None:
     publish(Publisher(str(path), "boot"), blocked={"a": "ns/b holds 1"}, looked_at=5)
     written = read(path)
     assert (written.generation, written.looked_at, written.boot_id) == (1, 5, "boot")
-    assert written.containers == {"c1": "1", "c2": "0,2-3", "c3": "0,2-3"}
-    assert {uid: each.blocked for uid, each in written.pods.items()} == {
+    assert {each: of.cpuset for each, of in written.containers.items()} == {
+        "c1": "1",
+        "c2": "0,2-3",
+        "c3": "0,2-3",
+    }
+    assert {uid: each.each.blocked for uid, each in written.pods.items()} == {
         "a": "ns/b holds 1",
         "b": "",
     }
@@ -91,7 +96,7 @@ def test_file_that_somebody_removed_comes_back(path: Path) -> None:
     publish(publisher)
     path.unlink()
     publish(publisher)
-    assert read(path).containers["c1"] == "1"
+    assert read(path).containers["c1"].cpuset == "1"
 
 
 def test_what_could_not_be_written_is_written_the_next_time(path: Path) -> None:
@@ -107,5 +112,5 @@ def test_what_could_not_be_written_is_written_the_next_time(path: Path) -> None:
 
 def test_owners_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
     publish(Publisher(str(path), "boot"))
-    assert Publisher(str(path), "boot").owners == {"a"}
-    assert Publisher(str(path), "next boot").owners == frozenset()
+    assert Publisher(str(path), "boot").owners == {"a": CpuSet([1])}
+    assert Publisher(str(path), "next boot").owners == {}

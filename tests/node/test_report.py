@@ -32,7 +32,7 @@ def report(
 ) -> bool:
     kubelet = kubelet or KubeletCpus()
     topology = machine(nodes, 2)
-    decision = decide(topology, pods, kubelet, (), {})
+    decision = decide(topology, pods, kubelet, {}, {})
     return reporter.report(topology, decision, pods, kubelet, configured or NodeConfiguration())
 
 

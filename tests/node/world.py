@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.cpuset import CpuSet
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.snapshot import Snapshot
+from agent.model.wanted import Wanted
 from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node
@@ -51,8 +52,8 @@ class ListedRuntime(Cri):
     def container_placement(self, container_id: str) -> Placement:
         return self._told(container_id)
 
-    def update_cpuset(self, container_id: str, cpus: CpuSet) -> None:
-        self.updates[container_id] = str(cpus)
+    def update(self, container_id: str, wanted: Wanted) -> None:
+        self.updates[container_id] = wanted.cpuset or ""
 
     def _told(self, which: str) -> Placement:
         if which in self.failing:
@@ -81,6 +82,7 @@ class World:
             cri=self.runtime,
             observer=Observer(self.runtime, Locator(hierarchy)),
             hierarchy=hierarchy,
+            controllers=Controllers(str(self.cpuset.parent), hierarchy.handles),
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.kubelet)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),

@@ -15,7 +15,8 @@ from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.doorbell import Ring
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import Owner, PodWanted, Pool, Snapshot
+from agent.model.snapshot import Owner, Pool, Snapshot
+from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CREATE, RUN, UPDATE, CpusetGate
@@ -30,8 +31,8 @@ OWNED = msgspec.structs.replace(
     ls_pools=(Pool(0, 0, "0,2-3"),),
     be_pools=(Pool(0, 0, "0,2-3"),),
     owners=(Owner("own", "ns/own", QoS.LSE, "1"),),
-    pods={"own": PodWanted("ns/own", QoS.LSE, "1")},
-    containers={"c-own": "1", "c-kubelet": None},
+    pods={"own": PodWanted("ns/own", QoS.LSE, Wanted("1", exclusive=True))},
+    containers={"c-own": Wanted("1", exclusive=True), "c-kubelet": Wanted()},
 )
 """CPU 1 of 4 belongs to the LSE pod `own`."""
 

@@ -9,9 +9,10 @@ import msgspec
 import pytest
 
 from agent.hooks.wire import WireError
-from agent.model.doorbell import Created, Look, PodComes, PodFailed
+from agent.model.doorbell import Asked, Created, Look, PodComes, PodFailed
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.snapshot import PodWanted, Snapshot
+from agent.model.snapshot import Snapshot
+from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
 from agent.rpc.grpc import Code
@@ -98,7 +99,7 @@ def test_owner_is_held_until_the_agent_has_decided(exchange: Exchange) -> None:
     exchange.publish(OWNED)
     assert given_cpus(exchange.again(call)) == "1"
     exchange.created(call, "c1")
-    assert exchange.rings() == [Created("c1", "")]
+    assert exchange.rings() == [Created("c1", Asked(shares=512))]
     assert exchange.gate.timed_out == 0
 
 
@@ -137,7 +138,11 @@ def test_at_the_deadline_a_sharer_with_a_claim_shares(hasty: Exchange) -> None:
 
 
 def test_blocked_owner_is_refused_with_the_reason(hasty: Exchange) -> None:
-    blocked = {"own": PodWanted("ns/own", QoS.LSE, "1", "pod ns/x still holds CPUs 1")}
+    blocked = {
+        "own": PodWanted(
+            "ns/own", QoS.LSE, Wanted("1", exclusive=True, blocked="pod ns/x still holds CPUs 1")
+        )
+    }
     hasty.publish(msgspec.structs.replace(OWNED, pods=blocked))
     _, verdict = hasty.create("own", "LSE", "1")
     assert isinstance(verdict, Refuse)
@@ -192,7 +197,6 @@ def test_started_proxy_waits_for_one_look_before_an_owner(tmp_path: Path) -> Non
     [
         ("c-own", "0-3", "1"),
         ("c-own", "", "1"),
-        ("c-own", "1", None),
         ("c-kubelet", "0-1", None),
         ("stranger", "", None),
     ],
@@ -205,7 +209,8 @@ def test_update(exchange: Exchange, container: str, asks: str, cpus: str | None)
         return
     assert isinstance(verdict, Replace)
     request = pb.UpdateContainerResourcesRequest.FromString(verdict.message)
-    assert (request.linux.cpuset_cpus, request.linux.cpu_quota) == (cpus, 5)
+    quota = -1 if container == "c-own" else 5
+    assert (request.linux.cpuset_cpus, request.linux.cpu_quota) == (cpus, quota)
 
 
 def test_update_of_a_container_just_created_gets_what_was_granted(exchange: Exchange) -> None:

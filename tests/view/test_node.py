@@ -13,12 +13,16 @@ from tests.builders import machine, pod
 
 
 def decided(topology: Topology, *pods: Pod, kubelet: KubeletCpus | None = None) -> Decision:
-    return decide(topology, pods, kubelet or KubeletCpus(), (), {})
+    return decide(topology, pods, kubelet or KubeletCpus(), {}, {})
 
 
 def snapshot(decision: Decision, **blocked: str) -> Snapshot:
     pods = {
-        uid: msgspec.structs.replace(each, blocked=blocked.get(uid, each.blocked))
+        uid: msgspec.structs.replace(
+            each, each=msgspec.structs.replace(each.each, blocked=blocked[uid])
+        )
+        if uid in blocked
+        else each
         for uid, each in decision.pods.items()
     }
     return Snapshot(
@@ -74,7 +78,9 @@ ns/be   BE   0,2-6    shared
 
 def test_pod_without_a_cpu_says_why() -> None:
     topology = machine(1, 2)
-    decision = decide(topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), ("a",), {})
+    decision = decide(
+        topology, (pod("a", "LSE", "0-1"), pod("b", "LS")), KubeletCpus(), {"a": CpuSet([0, 1])}, {}
+    )
     assert draw(topology, snapshot(decision)).splitlines()[-1] == (
         "ns/b  LS   -     no CPU is left for it: 0-1 belong to pod ns/a"
     )

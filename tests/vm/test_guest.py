@@ -53,7 +53,12 @@ def test_everything_holds_on_four_numa_nodes_with_cgroup_v2(
     begin = time.monotonic()
     code, cases = guest.run(
         share,
-        ["tests/vm/inside", "tests/cgroup/test_kernel.py", "tests/cgroup/test_model.py"],
+        [
+            "tests/vm/inside",
+            "tests/cgroup/test_kernel.py",
+            "tests/cgroup/test_model.py",
+            "tests/cgroup/test_values_kernel.py",
+        ],
         LIMIT_SECONDS,
     )
     with capsys.disabled():

@@ -16,8 +16,7 @@ from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.kubelet.placement import Exclusive, Placement, RefusalReason, Refused, Shared
 from agent.allocate.kubelet.policy import StaticPolicy
 from agent.allocate.kubelet.state import StaticState
-from agent.allocate.kubelet.take import take
-from agent.allocate.layout import Layout
+from agent.allocate.kubelet.take import of_whole_cores, take_aligned
 
 
 def allocate(
@@ -88,39 +87,21 @@ def _refused(
 def _chosen(
     policy: StaticPolicy, allocatable: int, asked: int, nodes: Iterable[int] | None
 ) -> int | Refused:
+    layout, options = policy.layout, policy.options
     try:
         first = 0
         if nodes is not None:
             aligned = allocatable & _aligned(policy, nodes)
-            usable = _whole(policy.layout, aligned) if policy.options.full_pcpus_only else aligned
-            first = _take(policy, aligned, min(asked, usable.bit_count()))
-        return first | _take(policy, allocatable & ~first, asked - first.bit_count())
+            usable = of_whole_cores(layout, aligned) if options.full_pcpus_only else aligned
+            first = take_aligned(layout, aligned, min(asked, usable.bit_count()), options)
+        rest = allocatable & ~first
+        return first | take_aligned(layout, rest, asked - first.bit_count(), options)
     except NotEnoughCpusError:
-        if policy.options.full_pcpus_only:
-            cores = _whole(policy.layout, allocatable).bit_count()
+        if options.full_pcpus_only:
+            cores = of_whole_cores(layout, allocatable).bit_count()
             return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, asked, cores)
         free = allocatable.bit_count()
         return _refused(policy, RefusalReason.NOT_ENOUGH_CPUS, asked, free)
-
-
-def _take(policy: StaticPolicy, free: int, count: int) -> int:
-    """Half cores have their weight in the order of what is used most, as in the kubelet, but with
-    full-pcpus-only none is handed out: the choice is made again among whole cores, then among those
-    with most threads, as cores unlike may not add up. Raises NotEnoughCpusError."""
-    layout, options = policy.layout, policy.options
-    cpus = take(layout, free, count, options)
-    if not options.full_pcpus_only or _whole(layout, cpus) == cpus:
-        return cpus
-    whole = layout.whole(free)
-    for leads in (whole, whole & layout.sizes[0][1]):
-        cpus = take(layout, layout.expand(leads), count, options)
-        if _whole(layout, cpus) == cpus:
-            return cpus
-    raise NotEnoughCpusError(count, layout.expand(whole).bit_count())
-
-
-def _whole(layout: Layout, cpus: int) -> int:
-    return layout.expand(layout.whole(cpus))
 
 
 def _aligned(policy: StaticPolicy, nodes: Iterable[int]) -> int:

@@ -1,0 +1,72 @@
+"""What the containers of a pod get, once it is decided who owns which CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.allocate.batch import batch_limits
+from agent.allocate.memory import Memory
+from agent.allocate.shares import numa_nodes, shared_cpus
+from agent.model.annotations import shared_containers
+from agent.model.batch import BatchResources
+from agent.model.cpuset import CpuSet
+from agent.model.limits import UNLIMITED, Limits
+from agent.model.pods import Pod
+from agent.model.snapshot import Pool
+from agent.model.wanted import NO_LIMITS, PodWanted, Wanted
+
+
+class Portions(msgspec.Struct, frozen=True):
+    """`nobody_left`: why somebody has no CPU, if so. `cpu_normalization_ratio`: see
+    batch_limits."""
+
+    ls_pools: tuple[Pool, ...]
+    be_pools: tuple[Pool, ...]
+    system: CpuSet
+    memory: Memory
+    cpu_normalization_ratio: float
+    nobody_left: str
+
+    def shared(self, pod: Pod) -> Wanted:
+        """What a container gets that shares."""
+        cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
+        mems = self.memory.of(cpus) if numa_nodes(pod) else None
+        blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
+        return Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
+
+    def own(self, cpus: CpuSet) -> Wanted:
+        """What a container gets that has CPUs of its own."""
+        return Wanted(str(cpus), exclusive=True, limits=Limits(mems=self.memory.of(cpus)))
+
+    def of(
+        self,
+        pod: Pod,
+        own: CpuSet | None,
+        by_container: Mapping[str, CpuSet],
+        batch: Mapping[str, BatchResources],
+        refused: str,
+        *,
+        kubelets: bool,
+    ) -> PodWanted:
+        """`own`: the pod's CPUs, `by_container` those of single ones. `kubelets`: the kubelet
+        placed it, hands off."""
+        shared = Wanted() if kubelets else self.shared(pod)
+        each = shared if own is None else self.own(own)
+        named = {} if own is None else dict.fromkeys(shared_containers(pod.annotations), shared)
+        named |= {name: self.own(cpus) for name, cpus in by_container.items()}
+        group = Limits(quota_microseconds=UNLIMITED) if own or by_container else NO_LIMITS
+        limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
+        if limited is not None:
+            group = limited.pod
+            named |= {
+                name: _limited(named.get(name, each), limits)
+                for name, limits in limited.containers.items()
+            }
+        return PodWanted(pod.title, pod.qos, each, named, refused, group)
+
+
+def _limited(wanted: Wanted, limits: Limits) -> Wanted:
+    limits = msgspec.structs.replace(limits, mems=wanted.limits.mems)
+    return msgspec.structs.replace(wanted, limits=limits)

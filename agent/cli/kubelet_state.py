@@ -1,0 +1,229 @@
+"""Show the kubelet's state files: who has which CPUs, memory and devices, and whether the files are
+whole.
+
+Exit code 0: all that are there are whole; 1: one is torn or its checksum is wrong, or what was to
+be written was refused; 2: wrong use. With --write-kubelet-state, CPUs that a scheduler chose are
+written into the CPU manager's file, where the kubelet would have its own choice; the kubelet has to
+be stopped, the old file stays beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.cgroup.hierarchy import CgroupError
+from agent.cli import options, output
+from agent.discover.facts import DiscoveryError
+from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state, statefile
+from agent.kubelet.checksum import Checked
+from agent.kubelet.configuration import ConfigurationError
+from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.device_checkpoint import DeviceCheckpoint
+from agent.kubelet.memory_manager_state import Blocks, MemoryManagerState
+from agent.kubelet.statefile import StateFileError
+from agent.kubelet.takeover import TakeoverError
+from agent.model.cpuset import CpuSet
+from agent.model.settings import SettingsError
+from agent.node import takeover
+from agent.node.takeover import TakenOver
+from agent.rpc.grpc import RpcError
+from agent.view import table
+
+OPTIONS = ("state_dir", "runtime_endpoint", "root", "cgroup_root", "kubelet_dir")
+
+State = CpuManagerState | MemoryManagerState | DeviceCheckpoint
+
+_FILES: dict[str, Callable[[bytes], State]] = {
+    cpu_manager_state.FILE_NAME: cpu_manager_state.decode,
+    memory_manager_state.FILE_NAME: memory_manager_state.decode,
+    device_checkpoint.FILE_NAME: device_checkpoint.decode,
+}
+
+
+class StateFile(msgspec.Struct, frozen=True):
+    """`error`: why it can't be read; without one and without `state` it is absent."""
+
+    name: str
+    state: State | None = None
+    error: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return not self.error and (self.state is None or self.state.checked is not Checked.MISMATCH)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", choices=("text", "json"), default="text")
+    parser.add_argument(
+        "--write-kubelet-state",
+        action="store_true",
+        help="write the CPUs that a scheduler chose into the file of a stopped kubelet",
+    )
+    options.add_arguments(parser, OPTIONS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        settings = options.load(arguments)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    shown: Any
+    if arguments.write_kubelet_state:
+        try:
+            shown = taken = takeover.take_over(settings)
+        except (
+            StateFileError,
+            TakeoverError,
+            RpcError,
+            CgroupError,
+            DiscoveryError,
+            ConfigurationError,
+            SettingsError,
+            OSError,
+        ) as error:
+            return options.fail(error)
+        lines, code = written(taken), 0
+    else:
+        shown = found = read(settings.kubelet_dir)
+        lines, code = described(found), 0 if all(each.whole for each in found) else 1
+    try:
+        if arguments.output == "json":
+            json.dump(body(shown), sys.stdout, indent=1)
+            print(flush=True)
+        else:
+            width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 200
+            text = "\n".join(line[:width] for line in lines)
+            print(output.encodable(text), flush=True)
+    except OSError as error:
+        return output.unwritten("kubelet-state", error)
+    return code
+
+
+def read(folder: str) -> list[StateFile]:
+    """All three, whatever is wrong with them."""
+    found = []
+    for name, decode in _FILES.items():
+        try:
+            raw = statefile.load(f"{folder}/{name}")
+            found.append(StateFile(name, None if raw is None else decode(raw)))
+        except StateFileError as error:
+            found.append(StateFile(name, error=str(error)))
+    return found
+
+
+def body(shown: object) -> Any:
+    """As JSON values: CPU sets as Linux lists, bytes as base64."""
+
+    def listed(value: Any) -> Any:
+        if isinstance(value, CpuSet):
+            return str(value)
+        raise NotImplementedError(type(value))
+
+    return msgspec.to_builtins(shown, enc_hook=listed)
+
+
+def described(found: list[StateFile]) -> Iterator[str]:
+    """A head for each file, then who has what."""
+    for each in found:
+        if each.state is None:
+            yield f"{each.name}: {each.error or 'absent'}"
+            continue
+        state = each.state
+        parts = [f"version {state.version or 'unknown'}"]
+        if not isinstance(state, DeviceCheckpoint):
+            parts.append(f"policy {state.policy}")
+        parts.append("checksum " + _CHECKED[state.checked])
+        yield f"{each.name}: {', '.join(parts)}"
+        match state:
+            case CpuManagerState():
+                yield from _cpus(state)
+            case MemoryManagerState():
+                yield from _memory(state)
+            case DeviceCheckpoint():
+                yield from _devices(state)
+        yield from (f"  problem: {problem}" for problem in state.problems)
+
+
+def written(taken: TakenOver) -> Iterator[str]:
+    """Every change, then where the old file is."""
+    yield from taken.remarks
+    if taken.nothing:
+        yield f"Nothing to write: {taken.nothing}"
+        return
+    for uid, containers in sorted(taken.after.entries.items()):
+        for name, cpus in sorted(containers.items()):
+            old = taken.before.entries.get(uid, {}).get(name)
+            if old != cpus:
+                yield f"pod {uid}, container {name}: {old or 'shared CPUs'} -> {cpus}"
+    yield f"shared CPUs: {taken.before.default} -> {taken.after.default}"
+    yield f"The old file is {taken.backup}"
+
+
+_CHECKED = {
+    Checked.VERIFIED: "right",
+    Checked.MISMATCH: "WRONG",
+    Checked.UNKNOWN: "not known",
+}
+
+
+def _cpus(state: CpuManagerState) -> Iterator[str]:
+    yield f"  shared CPUs: {state.default or 'none named'}"
+    rows = [("", identity, str(cpus)) for identity, cpus in state.by_container_id.items()]
+    rows += [(uid, "(pod)", str(cpus)) for uid, cpus in state.pods.items()]
+    rows += [(uid, name, str(cpus)) for uid, name, cpus in _each(state.entries)]
+    yield from _table(("POD", "CONTAINER", "CPUS"), rows)
+
+
+def _memory(state: MemoryManagerState) -> Iterator[str]:
+    machine = [
+        (str(node), kind, str(each.total_bytes), str(each.reserved_bytes), str(each.free_bytes))
+        for node, memory in sorted(state.machine.items())
+        for kind, each in sorted(memory.memory.items())
+    ]
+    yield from _table(("NODE", "KIND", "TOTAL BYTES", "GIVEN", "FREE"), machine)
+    given = [(uid, "(pod)", blocks) for uid, blocks in state.pods.items()]
+    given += _each(state.entries)
+    yield from _table(("POD", "CONTAINER", "KIND", "NODES", "BYTES"), _blocks(given))
+
+
+def _blocks(given: list[tuple[str, str, Blocks]]) -> list[tuple[str, ...]]:
+    return [
+        (uid, name, each.kind, ",".join(map(str, each.nodes)), str(each.size_bytes))
+        for uid, name, blocks in given
+        for each in blocks
+    ]
+
+
+def _devices(state: DeviceCheckpoint) -> Iterator[str]:
+    registered = [(resource, str(len(ids))) for resource, ids in state.registered.items()]
+    yield from _table(("RESOURCE", "DEVICES"), registered)
+    rows = [
+        (each.uid, each.container, each.resource, _node(node), ",".join(ids))
+        for each in state.entries
+        for node, ids in sorted(each.devices.items())
+    ]
+    yield from _table(("POD", "CONTAINER", "RESOURCE", "NODE", "DEVICES"), rows)
+
+
+def _node(node: int) -> str:
+    return "-" if node == device_checkpoint.NO_NODE else str(node)
+
+
+def _each(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]]:
+    return [
+        (uid, name, value)
+        for uid, containers in sorted(entries.items())
+        for name, value in sorted(containers.items())
+    ]
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    if rows:
+        yield from (f"  {line}" for line in table.lines([head, *rows], 10_000))

@@ -1,0 +1,84 @@
+"""The kernel's inotify (inotify(7)) by libc: the standard library has no binding."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from typing import Final
+
+import msgspec
+
+MODIFY: Final = 0x2
+CLOSE_WRITE: Final = 0x8
+MOVED_FROM: Final = 0x40
+MOVED_TO: Final = 0x80
+CREATE: Final = 0x100
+DELETE: Final = 0x200
+OVERFLOW: Final = 0x4000
+IGNORED: Final = 0x8000
+"""The kernel dropped the watch: what it was on is gone."""
+IS_DIRECTORY: Final = 0x4000_0000
+
+_ONLY_DIRECTORIES: Final = 0x0100_0000
+_HEAD: Final = struct.Struct("=iIII")
+_READ_BYTES: Final = 1 << 16
+
+
+class Event(msgspec.Struct, frozen=True):
+    """`watch` is what `Inotify.watch` returned, -1 for OVERFLOW; `name` within the directory."""
+
+    watch: int
+    mask: int
+    name: str
+
+
+class Inotify:
+    """One queue of events of watched directories; its descriptor never blocks and can be polled.
+
+    Raises OSError where the kernel refuses: no instance or no watch is left, or the directory is
+    gone.
+    """
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify")
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def watch(self, directory: str, mask: int) -> int:
+        """A directory that is watched already keeps its number and gets this mask."""
+        path = os.fsencode(directory)
+        number = self._libc.inotify_add_watch(self._fd, path, mask | _ONLY_DIRECTORIES)
+        return self._checked(number, directory)
+
+    def read(self) -> list[Event]:
+        """What has come, oldest first; nothing if nothing has."""
+        events: list[Event] = []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                events += _decode(os.read(self._fd, _READ_BYTES))
+        return events
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def _checked(self, result: int, what: str) -> int:
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), what)
+        return result
+
+
+def _decode(raw: bytes) -> list[Event]:
+    events = []
+    at = 0
+    while at < len(raw):
+        watch, mask, _, size = _HEAD.unpack_from(raw, at)
+        at += _HEAD.size
+        name = raw[at : at + size].rstrip(b"\0")
+        events.append(Event(watch, mask, os.fsdecode(name)))
+        at += size
+    return events

@@ -1,0 +1,189 @@
+"""The kubelet's device checkpoint (peers.md §3.8): which devices its plugins gave to containers.
+
+Only `Data` is covered by the checksum.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final
+
+import msgspec
+
+from agent.kubelet import checksum, statefile
+from agent.kubelet.checksum import Checked
+from agent.kubelet.statefile import StateFileError
+
+FILE_NAME: Final = "device-plugins/kubelet_internal_checkpoint"
+
+NO_NODE: Final = -1
+"""Where the kubelet puts devices that belong to no NUMA node."""
+
+_KNOWN: Final = frozenset({"Data", "Checksum", "BootID"})
+_KNOWN_DATA: Final = frozenset({"PodDeviceEntries", "RegisteredDevices"})
+
+
+class DeviceEntry(msgspec.Struct, frozen=True):
+    """Devices of one resource that a container has: ids by NUMA node. `answer` is the device
+    plugin's ContainerAllocateResponse (protobuf); None where there was none."""
+
+    uid: str
+    container: str
+    resource: str
+    devices: dict[int, tuple[str, ...]]
+    answer: bytes | None = None
+
+
+class DeviceCheckpoint(msgspec.Struct, frozen=True):
+    """`registered`: device ids by resource. `boot_id` is empty where the kubelet wrote none.
+
+    Version 1 had device ids without NUMA nodes, and they are below NO_NODE here; `version` is None
+    of an unknown one. `problems` name what could not be read; all else is used.
+    """
+
+    entries: tuple[DeviceEntry, ...] = ()
+    registered: dict[str, tuple[str, ...]] = {}
+    boot_id: str = ""
+    version: int | None = None
+    checked: Checked = Checked.UNKNOWN
+    problems: tuple[str, ...] = ()
+
+    @property
+    def checksum_field(self) -> str:
+        return "Checksum"
+
+
+class _Entry(msgspec.Struct, rename="pascal"):
+    pod_uid: str = msgspec.field(name="PodUID")
+    container_name: str
+    resource_name: str
+    device_ids: list[str] | dict[str, list[str] | None] | None = msgspec.field(name="DeviceIDs")
+    alloc_resp: str | None = None
+
+    @property
+    def listed(self) -> bool:
+        return isinstance(self.device_ids, list)
+
+
+def read(path: str) -> DeviceCheckpoint:
+    """An absent file is a kubelet that no device plugin has met. Raises StateFileError, also for a
+    checksum that is wrong."""
+    return statefile.read(path, decode, DeviceCheckpoint())
+
+
+def decode(raw: bytes) -> DeviceCheckpoint:
+    """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
+    told in `checked`."""
+    outer = statefile.parse(raw)
+    data = statefile.member(outer, "Data", dict, None)
+    if data is None:
+        raise StateFileError("Data is missing")
+    problems = statefile.strange(outer, _KNOWN) + statefile.strange(data, _KNOWN_DATA, "Data.")
+    entries = []
+    raw_entries: list[_Entry] = []
+    for position, item in enumerate(statefile.member(data, "PodDeviceEntries", list, [])):
+        try:
+            entry = msgspec.convert(item, _Entry)
+            entries.append(_entry(entry))
+            raw_entries.append(entry)
+        except ValueError as error:
+            problems.append(f"{_title(item, position)}: {error}")
+    registered = _registered(data, problems)
+    listed = {entry.listed for entry in raw_entries if entry.device_ids is not None}
+    version = None if problems or len(listed) > 1 else 1 if True in listed else 2
+    forms = []
+    if version is not None:
+        some = raw_entries if data.get("PodDeviceEntries") is not None else None
+        text = _text(some, data.get("RegisteredDevices"), listed=version == 1)
+        forms = [(version, checksum.of("checkpoint.checkpointData", text))]
+    return DeviceCheckpoint(
+        entries=tuple(entries),
+        registered=registered,
+        boot_id=statefile.member(outer, "BootID", str, ""),
+        version=version,
+        checked=statefile.judge(statefile.number(outer, "Checksum"), forms)[1],
+        problems=tuple(problems),
+    )
+
+
+def _entry(entry: _Entry) -> DeviceEntry:
+    """Raises ValueError."""
+    if isinstance(entry.device_ids, dict):
+        devices = {_node(key): tuple(ids or ()) for key, ids in entry.device_ids.items()}
+    else:
+        devices = {NO_NODE: tuple(entry.device_ids)} if entry.device_ids else {}
+    return DeviceEntry(
+        uid=entry.pod_uid,
+        container=entry.container_name,
+        resource=entry.resource_name,
+        devices=devices,
+        answer=_bytes(entry.alloc_resp),
+    )
+
+
+def _node(key: str) -> int:
+    try:
+        return int(key)
+    except ValueError:
+        raise ValueError(f"DeviceIDs.{key}: is no NUMA node") from None
+
+
+def _bytes(text: str | None) -> bytes | None:
+    try:
+        return None if text is None else base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"AllocResp: {error}") from None
+
+
+def _title(item: Any, position: int) -> str:
+    """Pod and container where they can be made out, else the place in the list."""
+    if isinstance(item, dict) and "PodUID" in item:
+        return f"Data.PodDeviceEntries: pod {item['PodUID']}, {item.get('ContainerName', '')}"
+    return f"Data.PodDeviceEntries[{position}]"
+
+
+def _registered(data: dict[str, Any], problems: list[str]) -> dict[str, tuple[str, ...]]:
+    registered = {}
+    for resource, ids in sorted(statefile.member(data, "RegisteredDevices", dict, {}).items()):
+        try:
+            registered[resource] = tuple(msgspec.convert(ids, list[str] | None) or ())
+        except msgspec.ValidationError as error:
+            problems.append(f"Data.RegisteredDevices.{resource}: {error}")
+    return registered
+
+
+def _text(
+    entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None, *, listed: bool
+) -> str:
+    """Nothing and empty differ here, so it is made of what the file says."""
+    kind = "[]string" if listed else "checkpoint.DevicesPerNUMA"
+
+    def entry_text(entry: _Entry) -> str:
+        ids = entry.device_ids
+        return checksum.struct(
+            ("PodUID", "string", entry.pod_uid),
+            ("ContainerName", "string", entry.container_name),
+            ("ResourceName", "string", entry.resource_name),
+            (
+                "DeviceIDs",
+                kind,
+                checksum.mapping({int(key): value for key, value in ids.items()}, checksum.sequence)
+                if isinstance(ids, dict)
+                else checksum.sequence(ids),
+            ),
+            ("AllocResp", "[]uint8", checksum.sequence(_bytes(entry.alloc_resp))),
+        )
+
+    return checksum.struct(
+        (
+            "PodDeviceEntries",
+            "[]checkpoint.PodDevicesEntry",
+            checksum.sequence(entries, entry_text),
+        ),
+        (
+            "RegisteredDevices",
+            "map[string][]string",
+            checksum.mapping(registered, checksum.sequence),
+        ),
+    )

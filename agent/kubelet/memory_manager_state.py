@@ -1,0 +1,232 @@
+"""The kubelet's memory_manager_state file (peers.md §3.8): what memory of which NUMA nodes its
+static policy gave away.
+
+Version 1 has the memory of containers, 2 that of whole pods too; 3 has all of it a second time as a
+JSON text, and that one counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from agent.kubelet import checksum, statefile
+from agent.kubelet.checksum import Checked
+from agent.kubelet.statefile import StateFileError
+
+FILE_NAME: Final = "memory_manager_state"
+
+_CONTENT: Final = frozenset({"policyName", "machineState", "entries", "podEntries"})
+_PLAIN: Final = _CONTENT | {"checksum"}
+_OUTER: Final = _PLAIN | {"data", "dataChecksum"}
+
+_TABLE_FIELDS: Final = {
+    "total_bytes": "total",
+    "system_reserved_bytes": "systemReserved",
+    "allocatable_bytes": "allocatable",
+    "reserved_bytes": "reserved",
+    "free_bytes": "free",
+}
+_NODE_FIELDS: Final = {
+    "assignments": "numberOfAssignments",
+    "memory": "memoryMap",
+    "group": "cells",
+}
+_BLOCK_FIELDS: Final = {"nodes": "numaAffinity", "kind": "type", "size_bytes": "size"}
+
+
+class MemoryTable(msgspec.Struct, frozen=True, rename=_TABLE_FIELDS):
+    """One kind of memory of a NUMA node; `reserved_bytes` are given to containers."""
+
+    total_bytes: int
+    system_reserved_bytes: int
+    allocatable_bytes: int
+    reserved_bytes: int
+    free_bytes: int
+
+
+class NodeMemory(msgspec.Struct, frozen=True, rename=_NODE_FIELDS):
+    """`memory` by kind (`memory`, `hugepages-1Gi`); `group`: the NUMA nodes that containers hold
+    together with this one, itself among them."""
+
+    assignments: int
+    memory: dict[str, MemoryTable]
+    group: tuple[int, ...]
+
+
+class Block(msgspec.Struct, frozen=True, rename=_BLOCK_FIELDS):
+    """Memory of one kind, from these NUMA nodes together."""
+
+    nodes: tuple[int, ...]
+    kind: str
+    size_bytes: int
+
+
+Blocks = tuple[Block, ...]
+
+
+class _PodEntry(msgspec.Struct, frozen=True, rename="camel"):
+    memory_blocks: Blocks = ()
+
+
+class MemoryManagerState(msgspec.Struct, frozen=True):
+    """`machine` by NUMA node, `entries` by pod uid and container name, `pods` by pod uid.
+
+    `version` is None of an unknown one, read as far as it is understood. `problems` name what could
+    not be read; all else is used.
+    """
+
+    policy: str = "None"
+    machine: dict[int, NodeMemory] = {}
+    entries: dict[str, dict[str, Blocks]] = {}
+    pods: dict[str, Blocks] = {}
+    version: int | None = None
+    checked: Checked = Checked.UNKNOWN
+    problems: tuple[str, ...] = ()
+
+    @property
+    def checksum_field(self) -> str:
+        return "dataChecksum" if self.version == 3 else "checksum"
+
+
+def read(path: str) -> MemoryManagerState:
+    """An absent file is a kubelet without a policy, or none. Raises StateFileError, also for a
+    checksum that is wrong."""
+    return statefile.read(path, decode, MemoryManagerState())
+
+
+def decode(raw: bytes) -> MemoryManagerState:
+    """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
+    told in `checked`."""
+    outer = statefile.parse(raw)
+    unwrapped = statefile.unwrap(outer)
+    content, checked = unwrapped or (outer, Checked.UNKNOWN)
+    if content.get("policyName") is None:
+        raise StateFileError("policyName is missing")
+    problems = statefile.strange(outer, _OUTER if unwrapped else _PLAIN)
+    problems += statefile.strange(content, _CONTENT, "data.") if unwrapped else []
+    state = MemoryManagerState(
+        policy=statefile.member(content, "policyName", str, ""),
+        machine=_machine(content, problems),
+        entries=_entries(content, problems),
+        pods={
+            uid: entry.memory_blocks
+            for uid, entry in _read(content, "podEntries", _PodEntry, problems).items()
+        },
+        version=3,
+        checked=checked,
+        problems=tuple(problems),
+    )
+    if unwrapped is not None:
+        return state
+    recorded = statefile.number(content, "checksum")
+    version, checked = statefile.judge(recorded, () if problems else _forms(state))
+    return msgspec.structs.replace(state, version=version, checked=checked)
+
+
+def _forms(state: MemoryManagerState) -> Iterator[tuple[int, int]]:
+    """The versions that this state may be, with their checksums, likeliest first: without entries
+    of pods two look alike, and each was written under two type names."""
+    head = (
+        ("PolicyName", "string", state.policy),
+        ("MachineState", "state.NUMANodeMap", checksum.mapping(state.machine, _node)),
+        (
+            "Entries",
+            "state.ContainerMemoryAssignments",
+            checksum.mapping(state.entries, lambda blocks: checksum.mapping(blocks, _blocks)),
+        ),
+    )
+    tail = ("Checksum", "checksum.Checksum", "0")
+    if not state.pods:
+        text = checksum.struct(*head, tail)
+        yield 1, checksum.of("*state.MemoryManagerCheckpoint", text)
+        yield 1, checksum.of("*state.MemoryManagerCheckpointV1", text)
+    of_pods = ("PodEntries", "state.PodMemoryAssignments", checksum.mapping(state.pods, _pod))
+    text = checksum.struct(*head, of_pods, tail)
+    yield 2, checksum.of("*state.MemoryManagerCheckpoint", text)
+    yield 2, checksum.of("*state.MemoryManagerCheckpointV2", text)
+
+
+def _node(node: NodeMemory) -> str:
+    return checksum.pointer(
+        checksum.struct(
+            ("NumberOfAssignments", "int", str(node.assignments)),
+            (
+                "MemoryMap",
+                "map[v1.ResourceName]*state.MemoryTable",
+                checksum.mapping(node.memory, _table),
+            ),
+            ("Cells", "[]int", checksum.sequence(node.group)),
+        )
+    )
+
+
+def _table(table: MemoryTable) -> str:
+    return checksum.pointer(
+        checksum.struct(
+            ("TotalMemSize", "uint64", str(table.total_bytes)),
+            ("SystemReserved", "uint64", str(table.system_reserved_bytes)),
+            ("Allocatable", "uint64", str(table.allocatable_bytes)),
+            ("Reserved", "uint64", str(table.reserved_bytes)),
+            ("Free", "uint64", str(table.free_bytes)),
+        )
+    )
+
+
+def _blocks(blocks: Blocks) -> str:
+    return checksum.sequence(blocks, _block)
+
+
+def _block(block: Block) -> str:
+    return checksum.struct(
+        ("NUMAAffinity", "[]int", checksum.sequence(block.nodes)),
+        ("Type", "v1.ResourceName", block.kind),
+        ("Size", "uint64", str(block.size_bytes)),
+    )
+
+
+def _pod(blocks: Blocks) -> str:
+    return checksum.struct(("MemoryBlocks", "[]state.Block", _blocks(blocks)))
+
+
+def _machine(content: dict[str, Any], problems: list[str]) -> dict[int, NodeMemory]:
+    machine = {}
+    for node, memory in _read(content, "machineState", NodeMemory, problems).items():
+        try:
+            machine[int(node)] = memory
+        except ValueError:
+            problems.append(f"machineState.{node:.80}: is no NUMA node")
+    return machine
+
+
+def _entries(content: dict[str, Any], problems: list[str]) -> dict[str, dict[str, Blocks]]:
+    entries = {}
+    for uid, containers in sorted(statefile.member(content, "entries", dict, {}).items()):
+        if isinstance(containers, dict):
+            entries[uid] = _converted(containers, f"entries.{uid}", Blocks, problems)
+        else:
+            problems.append(f"entries.{uid}: {containers!r:.80} is no object")
+    return entries
+
+
+def _read(
+    content: dict[str, Any], place: str, kind: type[Value], problems: list[str]
+) -> dict[str, Value]:
+    return _converted(statefile.member(content, place, dict, {}), place, kind, problems)
+
+
+Value = TypeVar("Value")
+
+
+def _converted(
+    values: dict[str, Any], place: str, kind: type[Value], problems: list[str]
+) -> dict[str, Value]:
+    converted = {}
+    for name, value in sorted(values.items()):
+        try:
+            converted[name] = msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            problems.append(f"{place}.{name}: {error}")
+    return converted

@@ -1,0 +1,91 @@
+"""What the containers of a batch pod ask for and are held to (annotation extended-resource-spec).
+
+Kubernetes knows such pods as BestEffort, so their cgroups say nothing of it. Koordinator's webhook
+copies the amounts of the two batch resources here, by container (koordinator.md §1.2, §1.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model import jsontext
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
+from agent.model.jsontext import JsonError
+from agent.model.quantities import Quantity, QuantityError, whole
+
+CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
+"""Milli-CPU, counted as whole units; the first that is there speaks."""
+MEMORY_NAMES: Final = ("kubernetes.io/batch-memory", "koordinator.sh/batch-memory")
+
+MOST_CPU_MILLI: Final = 10**8
+MOST_MEMORY_BYTES: Final = 2**50
+"""No machine has more, and the kernel takes a sum of many."""
+
+
+class BatchResources(msgspec.Struct, frozen=True):
+    """One container's. No limit is None; Koordinator reads 0 as none too."""
+
+    cpu_request_milli: int = 0
+    cpu_limit_milli: int | None = None
+    memory_request_bytes: int = 0
+    memory_limit_bytes: int | None = None
+
+
+class _Amounts(msgspec.Struct, frozen=True):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    containers: dict[str, _Amounts | None] | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Spec | None)
+
+
+def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]:
+    """By container name; empty for a pod that is no batch pod. Raises AnnotationError that names
+    the container and the resource."""
+    text = annotations.get(EXTENDED_RESOURCE_SPEC)
+    if not text:
+        return {}
+    try:
+        spec = jsontext.decode(_decoder, text)
+    except JsonError as error:
+        raise AnnotationError(EXTENDED_RESOURCE_SPEC, str(error)) from None
+    containers = (spec and spec.containers) or {}
+    return {name: _container(name, each or _Amounts()) for name, each in containers.items()}
+
+
+def cpu_request_milli(containers: Mapping[str, BatchResources]) -> int:
+    """What the whole pod requests."""
+    return sum(each.cpu_request_milli for each in containers.values())
+
+
+def _container(name: str, amounts: _Amounts) -> BatchResources:
+    requests, limits = amounts.requests or {}, amounts.limits or {}
+    where = f"containers.{name[:63]}"
+    return BatchResources(
+        _amount(requests, CPU_NAMES, MOST_CPU_MILLI, f"{where}.requests"),
+        _amount(limits, CPU_NAMES, MOST_CPU_MILLI, f"{where}.limits") or None,
+        _amount(requests, MEMORY_NAMES, MOST_MEMORY_BYTES, f"{where}.requests"),
+        _amount(limits, MEMORY_NAMES, MOST_MEMORY_BYTES, f"{where}.limits") or None,
+    )
+
+
+def _amount(amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int, where: str) -> int:
+    name = next((each for each in names if each in amounts), None)
+    if name is None:
+        return 0
+    try:
+        amount = whole(amounts[name])
+    except QuantityError as error:
+        raise AnnotationError(EXTENDED_RESOURCE_SPEC, f"{where}.{name}: {error}") from None
+    if not 0 <= amount <= most:
+        reason = "is below zero" if amount < 0 else f"is more than {most}"
+        said = str(amounts[name])[:40]
+        raise AnnotationError(EXTENDED_RESOURCE_SPEC, f"{where}.{name}: {said!r} {reason}")
+    return amount

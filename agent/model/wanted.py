@@ -1,0 +1,57 @@
+"""What containers get, decided by the agent and obeyed by its writes and by the proxy."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from agent.model.limits import Limits
+from agent.model.qos import QoS
+
+NO_LIMITS: Final = Limits()
+
+
+class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one container gets; `cpuset` None means hands off.
+
+    `exclusive`: the CPUs are its pod's own. `blocked` says why it must not be created yet: its CPUs
+    are not free, or it has none.
+    """
+
+    cpuset: str | None = None
+    exclusive: bool = False
+    limits: Limits = NO_LIMITS
+    blocked: str = ""
+
+    @property
+    def hands_off(self) -> bool:
+        """Whether nothing of the container is ours."""
+        return self.cpuset is None and self.limits == NO_LIMITS
+
+
+NOTHING: Final = Wanted()
+
+
+class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a pod's containers get: `each` those that are not in `containers`, by name.
+
+    `refused` says why the CPUs that the pod claims are not its own. `group`: what the pod's own
+    cgroup is held to.
+    """
+
+    title: str
+    qos: QoS
+    each: Wanted
+    containers: dict[str, Wanted] = {}
+    refused: str = ""
+    group: Limits = NO_LIMITS
+
+    def of(self, container_name: str) -> Wanted:
+        """What the container of that name gets."""
+        return self.containers.get(container_name, self.each)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether one of its containers may have CPUs of its own."""
+        return self.each.exclusive or any(each.exclusive for each in self.containers.values())

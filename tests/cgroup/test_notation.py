@@ -1,0 +1,148 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cgroup import notation
+from agent.cgroup.notation import (
+    MAX,
+    MEMORY,
+    MEMORY_MAX,
+    MEMS,
+    MIGRATE,
+    QUOTA,
+    SHARES,
+    WEIGHT,
+)
+from agent.model.limits import UNLIMITED
+
+
+@pytest.mark.parametrize(
+    ("quota", "period", "text"),
+    [
+        (50_000, "100000", "50000"),
+        (50_000, "20000", "10000"),
+        (50_001, "20000", "10001"),
+        (1_000, "10000", "1000"),
+        (250_000, "1000000", "2500000"),
+        (UNLIMITED, "20000", "-1"),
+    ],
+)
+def test_quota_is_for_the_period_there(quota: int, period: str, text: str) -> None:
+    assert notation.quota_text(quota, period) == text
+    v2 = notation.max_text(quota, f"max {period}")
+    assert v2 == f"{'max' if text == '-1' else text} {period}"
+    assert notation.max_text(quota, f"7000 {period}") == v2
+
+
+@pytest.mark.parametrize(
+    ("text", "period", "quota"),
+    [("50000", "100000", 50_000), ("10000", "20000", 50_000), ("-1", "100000", UNLIMITED)],
+)
+def test_quota_there(text: str, period: str, quota: int) -> None:
+    assert notation.quota_of(text, period) == quota
+    assert notation.quota_of_max(f"{'max' if text == '-1' else text} {period}") == quota
+
+
+# The kubelet's own table: KEP-2254, and runc before 1.4.
+@pytest.mark.parametrize(
+    ("shares", "weight"),
+    [(0, 1), (2, 1), (1024, 39), (512, 20), (262_144, 10_000), (10**9, 10_000)],
+)
+def test_weight(shares: int, weight: int) -> None:
+    assert notation.weight(shares) == weight
+
+
+@given(st.integers(1, 10_000))
+def test_shares_of_a_weight_are_that_weight_and_no_fewer_are(weight: int) -> None:
+    shares = notation.shares_of_weight(weight)
+    assert notation.weight(shares) == weight
+    assert shares == 2 or notation.weight(shares - 1) == weight - 1
+
+
+def test_an_idle_group_has_the_least_shares() -> None:
+    assert notation.shares_of_weight(0) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("max", UNLIMITED),
+        ("9223372036854771712", UNLIMITED),
+        ("9223372036854710272", UNLIMITED),  # pages of 64 KiB
+        ("-1", UNLIMITED),
+        ("4096", 4096),
+    ],
+)
+def test_memory(text: str, limit: int) -> None:
+    assert notation.memory_of(text) == limit
+
+
+def test_no_memory_limit_is_written_as_the_file_wants_it() -> None:
+    assert notation.memory_text(UNLIMITED, MEMORY) == "-1"
+    assert notation.memory_text(UNLIMITED, MEMORY_MAX) == "max"
+    assert notation.memory_text(8192, MEMORY_MAX) == "8192"
+
+
+@pytest.mark.parametrize(
+    ("file", "one", "other"),
+    [
+        (QUOTA, "-1", "-1"),
+        (QUOTA, "-1", "-2"),
+        (MAX, "max 100000", "max 50000"),
+        (MAX, "5000 10000", "50000 100000"),
+        (SHARES, "0", "2"),
+        (SHARES, "262144", "999999"),
+        (MEMORY, "9223372036854771712", "-1"),
+        (MEMORY, "4096", "5000"),
+        (MEMORY_MAX, "1048576", "1048577"),
+        (MEMS, "0,1", "0-1"),
+    ],
+)
+def test_the_same(file: str, one: str, other: str) -> None:
+    assert notation.same(file, one, other)
+    assert notation.same(file, other, one)
+    assert not notation.grows(file, one, other)
+
+
+@pytest.mark.parametrize(
+    ("file", "less", "more"),
+    [
+        (QUOTA, "1000", "2000"),
+        (QUOTA, "1000", "-1"),
+        (MAX, "1000 100000", "1000 10000"),
+        (MAX, "1000 100000", "max 100000"),
+        (SHARES, "2", "3"),
+        (WEIGHT, "1", "2"),
+        (MEMORY, "4096", "-1"),
+        (MEMORY_MAX, "4096", "max"),
+        (MEMS, "0", "0-1"),
+        (MIGRATE, "0", "1"),
+    ],
+)
+def test_less_and_more(file: str, less: str, more: str) -> None:
+    assert not notation.same(file, less, more)
+    assert notation.grows(file, less, more)
+    assert not notation.grows(file, more, less)
+
+
+def test_other_nodes_grow_both_ways() -> None:
+    assert notation.grows(MEMS, "0", "1")
+    assert notation.grows(MEMS, "1", "0")
+
+
+def test_the_parents_nodes_may_be_more() -> None:
+    assert notation.grows(MEMS, "0", "")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [(MAX, "max"), (MAX, "max 0"), (MAX, "x 1"), (QUOTA, ""), (MEMORY, "lots"), (MEMS, "x")],
+)
+def test_a_text_without_meaning_is_an_error(file: str, text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - int()'s and CpuSet's too
+        notation.same(file, text, "1 1")
+
+
+def test_a_file_that_is_no_limit_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"'cpu\.idle' is no file of limits"):
+        notation.same("cpu.idle", "0", "1")

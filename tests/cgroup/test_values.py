@@ -1,0 +1,440 @@
+"""Limits on trees of plain files, which refuse nothing: `test_values_kernel.py` has the kernel."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup import values
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.handles import Handles
+from agent.cgroup.hierarchy import CgroupError, GroupGone
+from agent.cgroup.journal import Journal, OriginalValue
+from agent.cgroup.outcome import State
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.limits import UNLIMITED, Limits
+
+V1_GROUP = {
+    "cpu/cpu.cfs_quota_us": "-1",
+    "cpu/cpu.cfs_period_us": "100000",
+    "cpu/cpu.shares": "2",
+    "memory/memory.limit_in_bytes": "9223372036854771712",
+    "memory/memory.usage_in_bytes": "4096",
+    "cpuset/cpuset.cpus": "0-3",
+    "cpuset/cpuset.mems": "0-1",
+    "cpuset/cpuset.memory_migrate": "0",
+}
+V2_GROUP = {
+    "cpu.max": "max 100000",
+    "cpu.weight": "1",
+    "memory.max": "max",
+    "memory.current": "4096",
+    "cpuset.cpus": "",
+    "cpuset.mems": "",
+    "cpuset.mems.effective": "0-1",
+}
+POD = "/kubepods/besteffort/podx"
+BOX = f"{POD}/box"
+FULL = Limits(50_000, 1024, 1 << 20, CpuSet([0]))
+
+
+class Recorder(Handles):
+    """Counts, and refuses or loses the lines that it is told to."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = str(root)
+        self.reads: list[str] = []
+        self.writes: list[str] = []
+        self.refused: dict[str, int] = {}
+        self.lost: set[str] = set()
+        self.before_write: Callable[[], None] = lambda: None
+
+    def read(self, path: str) -> bytes:
+        self.reads.append(path)
+        return super().read(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        self.before_write()
+        line = f"{path.removeprefix(self.root)} {data.decode().strip()}"
+        if line in self.refused:
+            raise OSError(self.refused[line], os.strerror(self.refused[line]))
+        self.writes.append(line)
+        if line not in self.lost:
+            super().write(path, data)
+
+
+class Machine:
+    """A folder that looks like `/sys/fs/cgroup`."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.root = folder / "cgroup"
+        self.kind = kind
+        self.root.mkdir()
+        if kind == "v2":
+            (self.root / "cgroup.controllers").write_text("cpuset cpu memory\n")
+        elif kind == "hybrid":
+            (self.root / "unified").mkdir()
+            (self.root / "unified/cgroup.controllers").write_text("memory\n")
+        for group in ("", "/kubepods", "/kubepods/besteffort", POD, BOX):
+            self.make(group)
+        self.handles = Recorder(self.root)
+        self.controllers = Controllers(str(self.root), self.handles)
+        self.journal = Journal(folder / "journal")
+
+    def make(self, group: str) -> None:
+        for name, text in self.contents().items():
+            folder, _, file = name.rpartition("/")
+            path = self.root / folder / group.lstrip("/") / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+
+    def contents(self) -> dict[str, str]:
+        if self.kind == "v1":
+            return V1_GROUP
+        if self.kind == "v2":
+            return V2_GROUP
+        memory = {f"unified/{k}": v for k, v in V2_GROUP.items() if k.startswith("memory.")}
+        return memory | {k: v for k, v in V1_GROUP.items() if not k.startswith("memory/")}
+
+    def text(self, name: str) -> str:
+        return (self.root / name.lstrip("/")).read_text().strip()
+
+    def put(self, name: str, text: str) -> None:
+        (self.root / name.lstrip("/")).write_text(text + "\n")
+
+    def apply(self, **wanted: Limits) -> tuple[list[State], list[str]]:
+        """`pod`, `box`: the states by file's name, and the writes so far."""
+        groups = {{"pod": POD, "box": BOX}[name]: each for name, each in wanted.items()}
+        outcome = values.apply(self.controllers, self.journal, groups)
+        return [each.state for each in outcome.changes], self.handles.writes
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, "v1")
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, "v2")
+
+
+@pytest.fixture(params=["v1", "v2", "hybrid"])
+def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
+    return Machine(tmp_path, request.param)
+
+
+def test_what_is_set_is_read(machine: Machine) -> None:
+    nodes = EMPTY if machine.kind == "v2" else CpuSet([0, 1])
+    migrate = None if machine.kind == "v2" else False
+    before = Limits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
+    assert values.read(machine.controllers, BOX) == before
+    outcome = values.apply(machine.controllers, machine.journal, {BOX: FULL})
+    assert outcome.ok
+    assert len(outcome.having(State.WRITTEN)) == 4
+    now = values.read(machine.controllers, BOX)
+    assert now.shares is not None
+    assert abs(now.shares - 1024) < 27  # a step of the weight
+    assert (now.quota_microseconds, now.memory_limit_bytes) == (50_000, 1 << 20)
+    assert (now.mems, now.migrate) == (CpuSet([0]), migrate)
+    back = values.restore(machine.controllers, machine.journal)
+    assert back.ok
+    assert values.read(machine.controllers, BOX) == before
+    assert Journal(machine.journal.path).values == {}
+
+
+def test_hybrid_files_are_where_their_controllers_are(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "hybrid")
+    machine.apply(box=FULL)
+    assert machine.text(f"cpu{BOX}/cpu.cfs_quota_us") == "50000"
+    assert machine.text(f"unified{BOX}/memory.max") == "1048576"
+    assert machine.text(f"cpuset{BOX}/cpuset.mems") == "0"
+
+
+def test_v2_texts(v2: Machine) -> None:
+    v2.put(f"{BOX}/cpu.max", "max 20000")
+    v2.apply(box=FULL)
+    assert v2.text(f"{BOX}/cpu.max") == "10000 20000"
+    assert v2.text(f"{BOX}/cpu.weight") == "39"
+    values.restore(v2.controllers, v2.journal)
+    assert v2.text(f"{BOX}/cpu.max") == "max 20000"
+    assert v2.text(f"{BOX}/cpuset.mems") == ""
+
+
+def test_nothing_to_do_is_one_read_of_each_file(machine: Machine) -> None:
+    limits = Limits(50_000, 1024, 1 << 20, CpuSet([0]))
+    machine.apply(box=limits, pod=limits)
+    machine.handles.reads.clear()
+    machine.handles.writes.clear()
+    machine.journal.path.unlink()
+    states, writes = machine.apply(box=limits, pod=limits)
+    assert set(states) == {State.RIGHT}
+    assert (len(states), writes) == (8, [])
+    periods = 0 if machine.kind == "v2" else 2
+    assert len(machine.handles.reads) == len(set(machine.handles.reads)) == 8 + periods
+    assert not machine.journal.path.exists()
+
+
+def test_what_means_the_same_is_not_written(v1: Machine, tmp_path: Path) -> None:
+    v1.put(f"cpu{BOX}/cpu.shares", "262144")
+    v1.put(f"memory{BOX}/memory.limit_in_bytes", "4096")
+    wish = Limits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
+    assert v1.apply(box=wish) == ([State.RIGHT] * 5, [])
+
+
+def test_only_what_is_wanted_is_looked_at(machine: Machine) -> None:
+    states, writes = machine.apply(box=Limits(shares=2), pod=Limits())
+    assert (states, writes) == ([State.RIGHT], [])
+    assert len(machine.handles.reads) == 1
+
+
+def test_what_grows_starts_at_the_top_and_what_shrinks_at_the_bottom(v1: Machine) -> None:
+    small, big = Limits(quota_microseconds=1_000), Limits(quota_microseconds=2_000)
+    pod, box = f"/cpu{POD}/cpu.cfs_quota_us", f"/cpu{BOX}/cpu.cfs_quota_us"
+    v1.apply(pod=big, box=big)
+    assert v1.handles.writes == [f"{box} 2000", f"{pod} 2000"]
+    v1.handles.writes.clear()
+    v1.apply(pod=small, box=small)
+    v1.apply(pod=big, box=big)
+    assert v1.handles.writes == [f"{box} 1000", f"{pod} 1000", f"{pod} 2000", f"{box} 2000"]
+    v1.handles.writes.clear()
+    values.restore(v1.controllers, v1.journal)
+    assert v1.handles.writes == [f"{pod} -1", f"{box} -1"]
+
+
+def test_other_memory_nodes_pass_through_both(v1: Machine) -> None:
+    pod, box = f"/cpuset{POD}/cpuset.mems", f"/cpuset{BOX}/cpuset.mems"
+    zero, one = Limits(mems=CpuSet([0])), Limits(mems=CpuSet([1]))
+    v1.apply(pod=zero, box=zero)
+    v1.handles.writes.clear()
+    v1.apply(pod=one, box=one)
+    assert v1.handles.writes == [f"{pod} 0-1", f"{box} 1", f"{pod} 1"]
+
+
+def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
+    v1.apply(box=Limits(mems=CpuSet([1]), migrate=True))
+    folder = f"/cpuset{BOX}"
+    assert v1.handles.writes == [f"{folder}/cpuset.memory_migrate 1", f"{folder}/cpuset.mems 1"]
+    assert values.restore(v1.controllers, v1.journal).ok
+    assert v1.text(f"{folder}/cpuset.memory_migrate") == "0"
+
+
+def test_v2_migrates_unasked(v2: Machine) -> None:
+    assert v2.apply(box=Limits(migrate=True)) == ([], [])
+
+
+@pytest.mark.parametrize("group", ["/", "/kubepods", "/kubepods/besteffort"])
+def test_groups_that_pods_share_are_refused(machine: Machine, group: str) -> None:
+    outcome = values.apply(machine.controllers, machine.journal, {group: FULL, POD: FULL})
+    refused = [each for each in outcome.changes if each.group == group]
+    assert {each.state for each in refused} == {State.FAILED}
+    assert all("shared by pods" in (each.note or "") for each in refused)
+    assert not [each for each in machine.handles.writes if POD not in each]
+    assert len(outcome.having(State.WRITTEN)) == 4, "the others are served"
+    assert not outcome.ok
+
+
+def test_originals_are_on_disk_before_the_first_write(machine: Machine) -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(len(Journal(machine.journal.path).values))
+
+    machine.handles.before_write = look
+    machine.apply(box=FULL)
+    assert seen == [4, 4, 4, 4]
+    originals = machine.journal.values
+    machine.apply(box=Limits(10_000, 4096, 4096))
+    assert machine.journal.values == originals, "the first value is kept"
+
+
+def test_a_journal_that_cannot_be_written_stops_every_write(machine: Machine) -> None:
+    machine.journal = Journal(machine.root / "cgroup.procs/journal")
+    (machine.root / "cgroup.procs").write_text("")
+    states, writes = machine.apply(box=FULL)
+    assert (states, writes) == ([State.FAILED] * 4, [])
+
+
+def test_vanished_groups_leave_the_journal_when_others_enter(v2: Machine) -> None:
+    v2.apply(box=Limits(shares=1024))
+    (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
+    v2.apply(pod=Limits(shares=1024))
+    assert list(v2.journal.values) == [(POD, "cpu.weight")]
+
+
+def test_a_vanished_group_is_gone_and_the_others_are_served(machine: Machine) -> None:
+    outcome = values.apply(machine.controllers, machine.journal, {f"{POD}/gone": FULL, BOX: FULL})
+    gone = outcome.having(State.GONE)
+    assert {each.group for each in gone} == {f"{POD}/gone"}
+    assert len(gone) == len(outcome.having(State.WRITTEN)) == 4
+    assert outcome.ok
+    with pytest.raises(GroupGone):
+        values.read(machine.controllers, f"{POD}/gone")
+
+
+def test_a_group_that_is_gone_leaves_the_journal_with_the_restore(v2: Machine) -> None:
+    v2.apply(box=Limits(shares=1024))
+    (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
+    outcome = values.restore(v2.controllers, v2.journal)
+    assert [each.state for each in outcome.changes] == [State.GONE]
+    assert v2.journal.values == {}
+
+
+def test_a_restore_may_be_of_some_groups_alone(machine: Machine) -> None:
+    machine.apply(box=FULL, pod=FULL)
+    of_box = {key for key in machine.journal.values if key[0] == BOX}
+    outcome = values.restore(machine.controllers, machine.journal, only=of_box)
+    assert {each.group for each in outcome.having(State.WRITTEN)} == {BOX}
+    assert {group for group, _ in machine.journal.values} == {POD}
+
+
+def test_what_could_not_be_given_back_stays_in_the_journal(v2: Machine) -> None:
+    v2.apply(box=FULL)
+    v2.handles.refused[f"{BOX}/cpu.max max 100000"] = errno.EINVAL
+    outcome = values.restore(v2.controllers, v2.journal)
+    (failed,) = outcome.having(State.FAILED)
+    assert failed.file == "cpu.max"
+    assert failed.note is not None
+    assert "Invalid argument" in failed.note
+    assert list(v2.journal.values) == [(BOX, "cpu.max")]
+    v2.handles.refused.clear()
+    assert values.restore(v2.controllers, v2.journal).ok
+    assert v2.text(f"{BOX}/cpu.max") == "max 100000"
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EBUSY, errno.EINVAL, errno.EACCES, errno.ENOSPC, errno.EIO]
+)
+def test_a_refused_write_is_said_and_the_others_are_served(v2: Machine, number: int) -> None:
+    v2.handles.refused[f"{BOX}/cpuset.mems 0"] = number
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
+    (failed,) = outcome.having(State.FAILED)
+    assert (failed.file, failed.old) == ("cpuset.mems", "")
+    assert os.strerror(number) in (failed.note or "")
+    assert len(outcome.having(State.WRITTEN)) == 3
+    v2.handles.refused.clear()
+    assert v2.apply(box=FULL)[0].count(State.WRITTEN) == 1, "the next pass tries again"
+
+
+@pytest.mark.parametrize("writes", range(5))
+def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die() -> None:
+        if len(machine.handles.writes) == writes:
+            raise Killed
+
+    before = values.read(machine.controllers, BOX)
+    machine.handles.before_write = die
+    with contextlib.suppress(Killed):
+        machine.apply(box=FULL)
+    assert len(machine.handles.writes) == min(writes, 4)
+    machine.handles.before_write = lambda: None
+    again = Journal(machine.journal.path)
+    outcome = values.restore(machine.controllers, again)
+    assert outcome.ok
+    assert len(outcome.having(State.WRITTEN)) == min(writes, 4)
+    assert values.read(machine.controllers, BOX) == before
+    assert again.values == {}
+
+
+def test_v2_memory_is_never_limited_below_what_is_used(v2: Machine) -> None:
+    v2.put(f"{BOX}/memory.current", str(2 << 20))
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: Limits(memory_limit_bytes=1 << 20)})
+    (failed,) = outcome.having(State.FAILED)
+    assert "uses 2097152 bytes, more than '1048576'" in (failed.note or "")
+    assert v2.text(f"{BOX}/memory.max") == "max"
+    v2.put(f"{BOX}/memory.current", str(1 << 20))
+    assert v2.apply(box=Limits(memory_limit_bytes=1 << 20))[0] == [State.WRITTEN]
+
+
+def test_a_used_v2_group_that_may_not_inherit_gets_the_nodes_above(v2: Machine) -> None:
+    v2.apply(box=Limits(mems=CpuSet([0])))
+    v2.handles.refused[f"{BOX}/cpuset.mems "] = errno.ENOSPC
+    (change,) = values.restore(v2.controllers, v2.journal).changes
+    assert (change.state, change.new) == (State.WRITTEN, "0-1")
+    assert change.note == f"is used, so it got every node of '{POD}'"
+
+
+def test_v2_nodes_are_given_back_from_the_top(v2: Machine) -> None:
+    """Else a group that may not inherit would get what its parent is about to lose."""
+    v2.apply(pod=Limits(mems=CpuSet([0])), box=Limits(mems=CpuSet([0])))
+    v2.handles.writes.clear()
+    values.restore(v2.controllers, v2.journal)
+    assert v2.handles.writes == [f"{POD}/cpuset.mems ", f"{BOX}/cpuset.mems "]
+
+
+def test_v1_nodes_that_were_none_stay_as_they_are(v1: Machine) -> None:
+    v1.put(f"cpuset{BOX}/cpuset.mems", "")
+    v1.apply(box=Limits(mems=CpuSet([0])))
+    (change,) = values.restore(v1.controllers, v1.journal).changes
+    assert (change.state, change.note) == (State.RIGHT, "was empty, keeps what it has")
+    assert v1.journal.values == {}
+
+
+def test_v1_is_never_given_no_nodes(v1: Machine) -> None:
+    outcome = values.apply(v1.controllers, v1.journal, {BOX: Limits(mems=EMPTY)})
+    assert "can't inherit" in (outcome.changes[0].note or "")
+    assert v1.handles.writes == []
+
+
+def test_a_value_that_did_not_stay_is_said(v2: Machine) -> None:
+    v2.handles.lost.add(f"{BOX}/cpu.weight 39")
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: Limits(shares=1024)})
+    (failed,) = outcome.having(State.FAILED)
+    assert failed.note == "'39' was written to cpu.weight, '1' read back"
+
+
+def test_files_that_are_not_there_are_named(v2: Machine) -> None:
+    """A v2 group whose parent hands the controller not down."""
+    (v2.root / BOX.lstrip("/") / "memory.max").unlink()
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
+    (failed,) = outcome.having(State.FAILED)
+    assert failed.note == f"'{BOX}' has no memory.max"
+    assert len(outcome.having(State.WRITTEN)) == 3
+    assert values.read(v2.controllers, BOX).memory_limit_bytes is None
+
+
+def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup"
+    (root / "cpuset/a").mkdir(parents=True)
+    for folder in (root / "cpuset", root / "cpuset/a"):
+        (folder / "cpuset.cpus").write_text("0\n")
+        (folder / "cpuset.mems").write_text("0\n")
+    controllers = Controllers(str(root))
+    outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": Limits(shares=5)})
+    assert outcome.changes == ()
+    assert controllers.missing() == ("cpu", "memory")
+    assert values.read(controllers, "/a") == Limits(mems=CpuSet([0]))
+
+
+@pytest.mark.parametrize("name", ["a", "/a/../b", "/a//b"])
+def test_a_path_that_is_no_group_fails(machine: Machine, name: str) -> None:
+    outcome = values.apply(machine.controllers, machine.journal, {name: Limits(shares=5)})
+    assert [each.state for each in outcome.changes] == [State.FAILED]
+    with pytest.raises(CgroupError, match="no path of a cgroup"):
+        values.read(machine.controllers, name)
+
+
+def test_a_file_of_a_journal_that_is_none_of_ours_is_not_written(v2: Machine) -> None:
+    """Someone else's line: nothing outside of limits is ever written."""
+    (v2.root / BOX.lstrip("/") / "memory.reclaim").write_text("")
+    for file in ("../cgroup.procs", "cgroup.kill", "memory.reclaim"):
+        v2.journal.update_values([OriginalValue(BOX, file, "1")])
+    outcome = values.restore(v2.controllers, v2.journal)
+    assert [each.state for each in outcome.changes] == [State.FAILED] * 3
+    assert v2.handles.writes == []
+    assert v2.apply(box=Limits(shares=1024))[0] == [State.WRITTEN], "and stops nothing"
+
+
+def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
+    v2.put(f"{BOX}/cpu.max", "?")
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: Limits(quota_microseconds=5_000)})
+    assert [each.state for each in outcome.changes] == [State.FAILED]
+    with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{BOX}'"):
+        values.read(v2.controllers, BOX)

@@ -1,0 +1,269 @@
+"""Limits on this machine's cgroups, v1 or v2 or both, whichever it has: needs root."""
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup import notation, values
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.hierarchy import CgroupError, mounted
+from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import State
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.limits import UNLIMITED, Limits
+
+if os.geteuid() != 0:
+    pytest.skip("limits can't be written without root", allow_module_level=True)
+ROOT = os.environ.get("TOPOLET_CGROUP_ROOT", "/sys/fs/cgroup")
+try:
+    FOUND = {each: mounted(ROOT, each) for each in ("cpu", "cpuset", "memory")}
+except CgroupError as error:
+    pytest.skip(str(error), allow_module_level=True)
+MOUNTS = {name: found for name, found in FOUND.items() if found is not None}
+if len(MOUNTS) < len(FOUND):
+    pytest.skip(f"has only {sorted(MOUNTS)}", allow_module_level=True)
+V1_CPU, V1_MEMORY, V1_CPUSET = (MOUNTS[each][0] == 1 for each in ("cpu", "memory", "cpuset"))
+REAL = Controllers(ROOT)
+ALL_NODES = CpuSet.parse(
+    Path(MOUNTS["cpuset"][1], "cpuset.mems" if V1_CPUSET else "cpuset.mems.effective").read_text()
+)
+MIB = 1 << 20
+NO_LIMITS = Limits(UNLIMITED, memory_limit_bytes=UNLIMITED)
+EATER = """
+import sys
+held = bytearray(64 << 20)
+held[::4096] = bytes([1]) * (len(held) // 4096)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+class Playground:
+    """A pod's group with a container's, in every hierarchy."""
+
+    def __init__(self) -> None:
+        self.pod = f"/topolet-test-{uuid.uuid4().hex[:8]}"
+        self.box = f"{self.pod}/box"
+        self.processes: list[subprocess.Popen[str]] = []
+        self.folders: list[Path] = []
+        self.make(self.pod)
+        self.make(self.box)
+
+    def make(self, group: str) -> None:
+        for controller, (version, path) in MOUNTS.items():
+            folder = Path(path + group)
+            if version == 2:
+                (folder.parent / "cgroup.subtree_control").write_text(f"+{controller}")
+            if not folder.exists():
+                folder.mkdir()
+                self.folders.append(folder)
+            if version == 1 and controller == "cpuset":
+                for each in ("cpuset.mems", "cpuset.cpus"):
+                    (folder / each).write_text((folder.parent / each).read_text())
+
+    def remove(self, group: str) -> None:
+        for folder in [each for each in self.folders if str(each).endswith(group)]:
+            folder.rmdir()
+            self.folders.remove(folder)
+
+    def eater(self) -> subprocess.Popen[str]:
+        """A process in the box that holds 64 MiB."""
+        start = "".join(
+            f"echo $$ >{path}{self.box}/cgroup.procs && " for _, path in MOUNTS.values()
+        )
+        process = subprocess.Popen(
+            ["sh", "-c", f'{start} exec "$0" -c "$1"', sys.executable, EATER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        return process
+
+    def close(self) -> None:
+        for each in self.processes:
+            each.communicate()
+        for folder in reversed(self.folders):
+            folder.rmdir()
+
+
+@pytest.fixture
+def play() -> Iterator[Playground]:
+    playground = Playground()
+    try:
+        yield playground
+    finally:
+        playground.close()
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Journal:
+    return Journal(tmp_path / "journal")
+
+
+def test_everything_is_set_and_given_back(play: Playground, journal: Journal) -> None:
+    before = {each: values.read(REAL, each) for each in (play.pod, play.box)}
+    assert before[play.box].quota_microseconds == UNLIMITED
+    assert before[play.box].memory_limit_bytes == UNLIMITED
+    play.eater()
+    wanted = {
+        play.pod: Limits(300_000, 1536, 512 * MIB, ALL_NODES),
+        play.box: Limits(150_000, 512, 256 * MIB + 1, ALL_NODES),
+    }
+    outcome = values.apply(REAL, journal, wanted)
+    assert outcome.ok, outcome
+    now = values.read(REAL, play.box)
+    assert now.quota_microseconds == 150_000
+    assert now.memory_limit_bytes == 256 * MIB, "whole pages"
+    assert now.mems == ALL_NODES
+    again = values.apply(REAL, journal, wanted)
+    assert {each.state for each in again.changes} == {State.RIGHT}
+    # The agent was killed: what it noted is on disk.
+    back = values.restore(REAL, Journal(journal.path))
+    assert back.ok, back
+    if V1_CPUSET:
+        assert {each: values.read(REAL, each) for each in before} == before
+    assert Journal(journal.path).values == {}
+
+
+def test_every_change_of_nested_quotas_and_memory_is_legal(
+    play: Playground, journal: Journal
+) -> None:
+    """v1 refuses a quota beyond the parent's at any moment."""
+    steps = (1_000, 50_000, UNLIMITED)
+    legal = [
+        (pod, box)
+        for pod, box in product(steps, steps)
+        if pod == UNLIMITED or UNLIMITED < box <= pod
+    ]
+    for pair in (each for pairs in product(legal, legal) for each in pairs):
+        pod, box = (
+            Limits(each, memory_limit_bytes=each if each == UNLIMITED else each * 4096)
+            for each in pair
+        )
+        outcome = values.apply(REAL, journal, {play.pod: pod, play.box: box})
+        assert outcome.ok, outcome
+        for group, limits in ((play.pod, pod), (play.box, box)):
+            now = values.read(REAL, group)
+            assert now.quota_microseconds == limits.quota_microseconds
+            assert now.memory_limit_bytes == limits.memory_limit_bytes
+        if pair == legal[0]:
+            assert values.restore(REAL, journal).ok
+
+
+@pytest.mark.skipif(not V1_CPU, reason="cgroup v2 takes any quota")
+def test_a_quota_beyond_the_pods_is_refused_and_said(play: Playground, journal: Journal) -> None:
+    assert values.apply(REAL, journal, {play.pod: Limits(10_000)}).ok
+    outcome = values.apply(REAL, journal, {play.box: Limits(20_000, 512)})
+    (failed,) = outcome.having(State.FAILED)
+    assert failed.note is not None
+    assert "write '20000' to" in failed.note
+    assert "Invalid argument" in failed.note
+    assert [each.file for each in outcome.having(State.WRITTEN)] == [notation.SHARES]
+    assert values.restore(REAL, journal).ok
+
+
+def test_a_period_is_kept(play: Playground, journal: Journal) -> None:
+    folder = Path(MOUNTS["cpu"][1] + play.box)
+    if V1_CPU:
+        (folder / "cpu.cfs_period_us").write_text("20000")
+    else:
+        (folder / "cpu.max").write_text("max 20000")
+    assert values.apply(REAL, journal, {play.box: Limits(50_000)}).ok
+    assert values.read(REAL, play.box).quota_microseconds == 50_000
+    if V1_CPU:
+        assert (folder / "cpu.cfs_quota_us").read_text() == "10000\n"
+        assert (folder / "cpu.cfs_period_us").read_text() == "20000\n"
+    else:
+        assert (folder / "cpu.max").read_text() == "10000 20000\n"
+    assert values.restore(REAL, journal).ok
+
+
+@pytest.mark.parametrize("shares", [2, 3, 1023, 1024, 262_144])
+def test_shares_stay_as_the_kernel_keeps_them(
+    play: Playground, journal: Journal, shares: int
+) -> None:
+    wanted = {play.box: Limits(shares=shares)}
+    assert values.apply(REAL, journal, wanted).ok
+    assert values.apply(REAL, journal, wanted).having(State.RIGHT)
+    now = values.read(REAL, play.box).shares
+    assert now is not None
+    assert (now == shares) if V1_CPU else notation.weight(now) == notation.weight(shares)
+
+
+def test_memory_in_use_is_never_cut(play: Playground, journal: Journal) -> None:
+    eater = play.eater()
+    outcome = values.apply(REAL, journal, {play.box: Limits(memory_limit_bytes=16 * MIB)})
+    (failed,) = outcome.having(State.FAILED)
+    assert failed.note is not None
+    assert ("busy" if V1_MEMORY else "the kernel would kill") in failed.note
+    assert values.read(REAL, play.box).memory_limit_bytes == UNLIMITED
+    assert eater.poll() is None
+    assert values.apply(REAL, journal, {play.box: Limits(memory_limit_bytes=256 * MIB)}).ok
+
+
+def test_a_group_that_returns_is_another(play: Playground, journal: Journal) -> None:
+    assert values.apply(REAL, journal, {play.box: Limits(50_000, 512, 16 * MIB)}).ok
+    play.remove(play.box)
+    outcome = values.apply(REAL, journal, {play.box: NO_LIMITS})
+    assert len(outcome.having(State.GONE)) == 2
+    play.make(play.box)
+    now = values.read(REAL, play.box)
+    assert (now.quota_microseconds, now.memory_limit_bytes) == (UNLIMITED, UNLIMITED)
+    assert values.apply(REAL, journal, {play.box: Limits(60_000)}).ok
+    assert values.read(REAL, play.box).quota_microseconds == 60_000
+
+
+def test_one_that_is_gone_at_the_restore(play: Playground, journal: Journal) -> None:
+    assert values.apply(REAL, journal, {play.box: Limits(50_000), play.pod: Limits(60_000)}).ok
+    play.remove(play.box)
+    outcome = values.restore(REAL, journal)
+    assert [(each.group, each.state) for each in outcome.changes] == [
+        (play.pod, State.WRITTEN),
+        (play.box, State.GONE),
+    ]
+    assert journal.values == {}
+
+
+@pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
+def test_migration_is_a_choice(play: Playground, journal: Journal) -> None:
+    assert values.apply(REAL, journal, {play.box: Limits(migrate=True)}).ok
+    assert values.read(REAL, play.box).migrate is True
+    assert values.restore(REAL, journal).ok
+    assert values.read(REAL, play.box).migrate is False
+
+
+@pytest.mark.skipif(len(ALL_NODES) < 2, reason="needs two NUMA nodes")
+def test_memory_nodes_move_down_a_whole_branch(play: Playground, journal: Journal) -> None:
+    eater = play.eater()
+    first, second = (CpuSet([node]) for node in list(ALL_NODES)[:2])
+    before = {each: values.read(REAL, each).mems for each in (play.pod, play.box)}
+    for nodes in (first, second, first | second, second, first):
+        wanted = {each: Limits(mems=nodes, migrate=True) for each in (play.pod, play.box)}
+        outcome = values.apply(REAL, journal, wanted)
+        assert outcome.ok, outcome
+        assert memory_nodes(eater.pid) == nodes
+    back = values.restore(REAL, journal)
+    assert back.ok, back
+    assert memory_nodes(eater.pid) == ALL_NODES
+    for each in back.changes:
+        if each.file == notation.MEMS:
+            inherits = before[each.group] == EMPTY and each.note is None
+            assert each.new == ("" if inherits else str(ALL_NODES))
+
+
+def memory_nodes(pid: int) -> CpuSet:
+    """Where the kernel lets a process have memory."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":\t")
+        if name == "Mems_allowed_list":
+            return CpuSet.parse(value)
+    raise AssertionError("this kernel has no NUMA")

@@ -1,0 +1,106 @@
+"""Memory nodes under v1's rule, held after every write. It is the rule of CPUs, so its model is
+theirs; no machine here has v1 and several nodes."""
+
+import posixpath
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cgroup import values
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.handles import Handles
+from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import State
+from agent.model.cpuset import CpuSet
+from agent.model.limits import Limits
+from tests.cgroup.kernel import Kernel
+
+NODES = CpuSet([0, 1, 2])
+POD = "/kubepods/podx"
+BOXES = (f"{POD}/a", f"{POD}/b", f"{POD}/b/nested")
+GROUPS = (POD, *BOXES)
+
+
+class NodeFiles(Handles):
+    """`cpuset.mems` of a kernel that is a model."""
+
+    def __init__(self, root: str, kernel: Kernel) -> None:
+        self.root = root
+        self.kernel = kernel
+
+    def read(self, path: str) -> bytes:
+        return f"{self.kernel.cpus[self.group(path)]}\n".encode()
+
+    def write(self, path: str, data: bytes) -> None:
+        self.kernel.write(self.group(path), data.decode())
+
+    def group(self, path: str) -> str:
+        return posixpath.dirname(path).removeprefix(self.root)
+
+
+class Machine:
+    def __init__(self, folder: str, nodes: dict[str, CpuSet]) -> None:
+        root = Path(folder, "cgroup")
+        for group in ("", *GROUPS):
+            (root / "cpuset" / group.lstrip("/")).mkdir(parents=True)
+        (root / "cpuset/cpuset.cpus").write_text("0\n")
+        self.kernel = Kernel(1, {"/": NODES, "/kubepods": NODES} | nodes)
+        self.kernel.processes = dict.fromkeys(nodes, 1)
+        files = NodeFiles(str(root / "cpuset"), self.kernel)
+        self.controllers = Controllers(str(root), files)
+        self.journal = Journal(Path(folder, "journal"))
+
+    def nodes(self) -> dict[str, CpuSet]:
+        return {group: self.kernel.cpus[group] for group in GROUPS}
+
+
+def some(within: CpuSet) -> st.SearchStrategy[CpuSet]:
+    return st.sets(st.sampled_from(list(within)), min_size=1).map(CpuSet)
+
+
+@st.composite
+def nested(draw: st.DrawFn) -> dict[str, CpuSet]:
+    nodes = {POD: draw(some(NODES))}
+    for group in BOXES:
+        nodes[group] = draw(some(nodes[posixpath.dirname(group)]))
+    return nodes
+
+
+@given(nested(), st.lists(nested(), min_size=1, max_size=3))
+def test_any_nodes_become_any_others(
+    before: dict[str, CpuSet], wishes: list[dict[str, CpuSet]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(folder, before)
+        for wish in wishes:
+            wanted = {group: Limits(mems=nodes) for group, nodes in wish.items()}
+            outcome = values.apply(machine.controllers, machine.journal, wanted)
+            assert outcome.ok, outcome
+            assert machine.nodes() == wish
+        outcome = values.restore(machine.controllers, machine.journal)
+        assert outcome.ok, outcome
+        assert machine.nodes() == before
+
+
+@pytest.mark.parametrize(
+    ("wish", "reason"),
+    [
+        ({POD: CpuSet([0])}, "busy"),
+        ({BOXES[2]: CpuSet([2])}, "Permission denied"),
+        ({POD: CpuSet([0]), BOXES[0]: CpuSet([0])}, "busy"),
+    ],
+)
+def test_a_group_that_was_not_asked_for_is_never_written(
+    tmp_path: Path, wish: dict[str, CpuSet], reason: str
+) -> None:
+    before = {POD: NODES, BOXES[0]: CpuSet([0, 1]), BOXES[1]: CpuSet([1]), BOXES[2]: CpuSet([1])}
+    machine = Machine(str(tmp_path), before)
+    wanted = {group: Limits(mems=nodes) for group, nodes in wish.items()}
+    outcome = values.apply(machine.controllers, machine.journal, wanted)
+    (failed,) = outcome.having(State.FAILED)
+    assert reason in (failed.note or "")
+    settled = {each.group: wish[each.group] for each in outcome.having(State.WRITTEN)}
+    assert machine.nodes() == before | settled

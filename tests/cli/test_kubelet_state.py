@@ -1,0 +1,112 @@
+"""The command `topolet kubelet-state`, run as a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kubelet.test_cpu_manager_state import KUBELETS_OWN
+from tests.kubelet.test_device_checkpoint import REAL
+from tests.kubelet.test_memory_manager_state import FILLED
+
+CPUS = json.dumps(KUBELETS_OWN["whole pods"][1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "device-plugins").mkdir()
+    (tmp_path / "cpu_manager_state").write_text(CPUS)
+    (tmp_path / "memory_manager_state").write_text(json.dumps(FILLED | {"checksum": 4215593881}))
+    (tmp_path / "device-plugins/kubelet_internal_checkpoint").write_text(json.dumps(REAL))
+    return tmp_path
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "agent", "kubelet-state", f"--kubelet-dir={folder}", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_three_files(folder: Path) -> None:
+    done = run(folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        """\
+cpu_manager_state: version 3, policy static, checksum right
+  shared CPUs: 1-2
+  POD   CONTAINER   CPUS
+  pod2  (pod)       7-9
+  pod1  container1  5-6
+  pod1  container2  3-4
+memory_manager_state: version 1, policy static, checksum right
+  NODE  KIND    TOTAL BYTES  GIVEN  FREE
+  0     memory  2048         512    1024
+  POD  CONTAINER   KIND    NODES  BYTES
+  pod  container1  memory  0      512
+device-plugins/kubelet_internal_checkpoint: version 2, checksum right
+  RESOURCE        DEVICES
+  nvidia.com/gpu  1
+  POD                                   CONTAINER  RESOURCE        NODE  DEVICES
+  bf52b2cd-b611-4e79-86b1-280b283185c3  check      nvidia.com/gpu  -     tegra
+"""
+    )
+
+
+def test_json(folder: Path) -> None:
+    done = run(folder, "--output=json")
+    assert (done.returncode, done.stderr) == (0, "")
+    cpus, memory, devices = json.loads(done.stdout)
+    assert (cpus["name"], cpus["error"], cpus["state"]["checked"]) == (
+        "cpu_manager_state",
+        "",
+        "verified",
+    )
+    assert cpus["state"]["entries"] == {"pod1": {"container1": "5-6", "container2": "3-4"}}
+    assert memory["state"]["machine"]["0"] == FILLED["machineState"]["0"]
+    (entry,) = devices["state"]["entries"]
+    assert entry["devices"] == {"-1": ["tegra"]}
+    assert entry["answer"] == REAL["Data"]["PodDeviceEntries"][0]["AllocResp"]
+
+
+def test_files_that_are_absent_are_no_fault(tmp_path: Path) -> None:
+    done = run(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(": ")[1] for line in done.stdout.splitlines()] == ["absent"] * 3
+
+
+def test_torn_and_changed_files_and_problems(folder: Path) -> None:
+    (folder / "cpu_manager_state").write_text(CPUS.replace("7-9", "x").replace("2284712151", "0"))
+    done = run(folder)
+    assert done.returncode == 0
+    assert "version unknown, policy static, checksum not known" in done.stdout
+    assert "  problem: podEntries.pod2: CPU list 'x'" in done.stdout
+    (folder / "cpu_manager_state").write_text(CPUS.replace("7-9", "7-8"))
+    done = run(folder)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "version 3, policy static, checksum WRONG" in done.stdout
+    (folder / "cpu_manager_state").write_text(CPUS[:-1])
+    done = run(folder)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "cpu_manager_state: is not JSON: " in done.stdout
+    assert "memory_manager_state: version 1" in done.stdout
+
+
+def test_refusal_and_nothing_to_write(folder: Path, tmp_path: Path) -> None:
+    words = ("--write-kubelet-state", f"--state-dir={tmp_path / 'none'}", f"--root={tmp_path}")
+    (tmp_path / "proc").mkdir()
+    done = run(folder, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("topolet: no decisions of an agent: ")
+    assert (folder / "cpu_manager_state").read_text() == CPUS
+    (folder / "cpu_manager_state").write_text('{"policyName":"none"}')
+    done = run(folder, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Nothing to write: the kubelet's CPU manager policy is none")

@@ -1,0 +1,57 @@
+"""The way out on a tree of plain files; with a runtime it is in tests/integration."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup import values, writer
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal
+from agent.cli.main import main
+from agent.model.cpuset import CpuSet
+from agent.model.limits import Limits
+
+GROUP = "/kubepods/besteffort/podx/box"
+FILES = {
+    "cpuset/cpuset.cpus": "0-3",
+    "cpu/cpu.shares": "2",
+    "memory/memory.limit_in_bytes": "9223372036854771712",
+}
+
+
+def test_every_value_is_given_back_after_a_crash(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, state = tmp_path / "cgroup", tmp_path / "state"
+    for depth in range(5):
+        for name, text in FILES.items():
+            folder, _, file = name.partition("/")
+            path = root / folder / "/".join(GROUP.split("/")[1 : depth + 1])
+            path.mkdir(parents=True, exist_ok=True)
+            (path / file).write_text(f"{text}\n")
+    state.mkdir()
+    hierarchy, journal = Hierarchy(str(root)), Journal(state / "journal")
+    assert writer.apply(hierarchy, journal, {GROUP: CpuSet([1])}).ok
+    limits = Limits(shares=1024, memory_limit_bytes=1 << 20)
+    assert values.apply(Controllers(str(root)), journal, {GROUP: limits}).ok
+
+    def there() -> list[str]:
+        parts = [name.partition("/") for name in FILES]
+        return [(root / each / GROUP[1:] / file).read_text().strip() for each, _, file in parts]
+
+    assert there() == ["1", "1024", "1048576"]
+    words = [
+        "restore",
+        f"--state-dir={state}",
+        f"--cgroup-root={root}",
+        f"--runtime-endpoint=unix://{tmp_path}/none",
+    ]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert f"{GROUP}: 1 -> 0-3\n" in said
+    assert f"{GROUP} cpu.shares: 1024 -> 2\n" in said
+    assert "1 cpusets given back, and 2 other values\n" in said
+    assert there()[:2] == ["0-3", "2"]
+    assert main(words) == 0
+    assert capsys.readouterr().out == "0 cpusets given back\n"

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.conformance import run
+from agent.conformance.kubelet_state_files import judge
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / "kubelet-state-files.jsonl"
+
+CONTENT = '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
+CASE: dict[str, Any] = {"file": "cpu_manager_state", "content": CONTENT}
+EMPTY: dict[str, Any] = {"file": "memory_manager_state", "policy": "None", "checksum": 4236770233}
+
+
+@pytest.mark.parametrize("case", [CASE, EMPTY])
+def test_a_case(case: dict[str, Any]) -> None:
+    assert judge(case).agrees
+
+
+@pytest.mark.parametrize(
+    ("case", "ours"),
+    [
+        (EMPTY | {"checksum": 1}, {"checksum": "mismatch", "problems": []}),
+        (EMPTY | {"checksum": 0}, {"checksum": "unknown", "problems": []}),
+        (
+            CASE | {"content": CONTENT.replace(',"checksum', ',"later":1,"checksum')},
+            {"checksum": "unknown", "problems": ["later: not known here"]},
+        ),
+    ],
+)
+def test_what_is_not_verified_disagrees(case: dict[str, Any], ours: dict[str, Any]) -> None:
+    verdict = judge(case)
+    assert (verdict.agrees, verdict.ours, verdict.declared) == (False, ours, None)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"file": "cpu_manager_state"}, CASE | {"content": CONTENT[:9]}, CASE | {"file": "x"}],
+)
+def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, ValueError)):
+        judge(broken)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_no_vector_disagrees() -> None:
+    result = run.judge(str(VECTORS))
+    assert (result.kind, result.cases, result.agree) == ("kubelet-state-files", 14, 14)
+    assert json.loads(VECTORS.read_text().splitlines()[-1]).keys() == EMPTY.keys()

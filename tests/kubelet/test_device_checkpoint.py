@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kubelet.checksum import Checked
+from agent.kubelet.device_checkpoint import (
+    NO_NODE,
+    DeviceCheckpoint,
+    DeviceEntry,
+    decode,
+    read,
+)
+from agent.kubelet.statefile import StateFileError
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / "kubelet-state-files.jsonl"
+
+ENTRY: dict[str, Any] = {
+    "PodUID": "bf52b2cd-b611-4e79-86b1-280b283185c3",
+    "ContainerName": "check",
+    "ResourceName": "nvidia.com/gpu",
+    "DeviceIDs": {"-1": ["tegra"]},
+    "AllocResp": "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh",
+}
+REAL: dict[str, Any] = {
+    "Data": {"PodDeviceEntries": [ENTRY], "RegisteredDevices": {"nvidia.com/gpu": ["tegra"]}},
+    "Checksum": 3660592824,
+}
+
+
+def of(*entries: dict[str, Any], **outer: Any) -> bytes:
+    return json.dumps({"Data": {"PodDeviceEntries": list(entries)}} | outer).encode()
+
+
+def old(pod: str, ids: list[str] | None, answer: str | None) -> dict[str, Any]:
+    return {
+        "PodUID": pod,
+        "ContainerName": "c",
+        "ResourceName": "r",
+        "DeviceIDs": ids,
+        "AllocResp": answer,
+    }
+
+
+def test_real_file() -> None:
+    assert decode(json.dumps(REAL).encode()) == DeviceCheckpoint(
+        entries=(
+            DeviceEntry(
+                uid=ENTRY["PodUID"],
+                container="check",
+                resource="nvidia.com/gpu",
+                devices={NO_NODE: ("tegra",)},
+                answer=b"\n\x1f\n\x16NVIDIA_VISIBLE_DEVICES\x12\x05tegra",
+            ),
+        ),
+        registered={"nvidia.com/gpu": ("tegra",)},
+        version=2,
+        checked=Checked.VERIFIED,
+    )
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_real_files_are_verified(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    rows = [json.loads(line) for line in VECTORS.read_text().splitlines()]
+    files = [row["content"] for row in rows if row["file"] == "kubelet_internal_checkpoint"]
+    assert len(files) == 2
+    for text in files:
+        path.write_text(text)
+        assert read(str(path)).checked is Checked.VERIFIED
+        path.write_text(text.replace("nvidia.com", "nvidia.net"))
+        with pytest.raises(StateFileError, match=f"{path}: Checksum is not"):
+            read(str(path))
+
+
+def test_boot_id_is_not_covered_by_the_checksum() -> None:
+    checkpoint = decode(json.dumps(REAL | {"BootID": "b"}).encode())
+    assert (checkpoint.boot_id, checkpoint.checked) == ("b", Checked.VERIFIED)
+
+
+@pytest.mark.parametrize(
+    ("data", "checksum", "version"),
+    [
+        (
+            {
+                "PodDeviceEntries": [old("u", ["d1", "d0"], "Af8="), old("v", None, None)],
+                "RegisteredDevices": {"r": ["d1", "d0"], "q": None},
+            },
+            1856384098,
+            1,
+        ),
+        ({"PodDeviceEntries": None, "RegisteredDevices": {}}, 3467439661, 2),
+    ],
+    ids=["plain lists", "nothing given"],
+)
+def test_what_go_hashes(data: dict[str, Any], checksum: int, version: int) -> None:
+    """Printed by spew 1.1.1 for structs of the same names."""
+    checkpoint = decode(json.dumps({"Data": data, "Checksum": checksum}).encode())
+    assert (checkpoint.version, checkpoint.checked) == (version, Checked.VERIFIED)
+
+
+def test_plain_list_belongs_to_no_numa_node() -> None:
+    (entry,) = decode(of(old("u", ["d1", "d0"], None))).entries
+    assert (entry.devices, entry.answer) == ({NO_NODE: ("d1", "d0")}, None)
+
+
+def test_what_can_not_be_read_is_named_and_the_rest_is_used() -> None:
+    broken = [
+        ENTRY | {"AllocResp": "?"},
+        ENTRY | {"DeviceIDs": {"x": ["d"]}},
+        ENTRY | {"DeviceIDs": 1},
+        {},
+    ]
+    checkpoint = decode(of(*broken, ENTRY, Checksum=5, Later=1))
+    assert len(checkpoint.entries) == 1
+    pod = f"Data.PodDeviceEntries: pod {ENTRY['PodUID']}, check: "
+    starts = [
+        "Later: ",
+        pod + "AllocResp: ",
+        pod + "DeviceIDs.x: ",
+        pod,
+        "Data.PodDeviceEntries[3]",
+    ]
+    assert len(checkpoint.problems) == len(starts)
+    for problem, start in zip(checkpoint.problems, starts, strict=True):
+        assert problem.startswith(start)
+    assert (checkpoint.version, checkpoint.checked) == (None, Checked.UNKNOWN)
+
+
+def test_mixed_shapes_are_no_version_known() -> None:
+    checkpoint = decode(of(ENTRY, old("u", ["d"], None), Checksum=5))
+    assert (len(checkpoint.entries), checkpoint.version) == (2, None)
+    assert checkpoint.checked is Checked.UNKNOWN
+
+
+def test_absent_file_is_no_device(tmp_path: Path) -> None:
+    assert read(str(tmp_path / "none")) == DeviceCheckpoint()
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (of(ENTRY)[:-3], "is not JSON"),
+        (b"{}", "Data is missing"),
+        (b'{"Data":[]}', "Data: is a list"),
+        (b'{"Data":{"PodDeviceEntries":{}}}', "PodDeviceEntries: is a dict"),
+        (of(ENTRY, Checksum="x"), "Checksum: is a str"),
+        (of(ENTRY, BootID=1), "BootID: is a int"),
+    ],
+)
+def test_fault_is_named(tmp_path: Path, raw: bytes, reason: str) -> None:
+    path = tmp_path / "checkpoint"
+    path.write_bytes(raw)
+    with pytest.raises(StateFileError, match=f"{path}: {reason}"):
+        read(str(path))
+
+
+FIELDS = ["Data", "PodDeviceEntries", "RegisteredDevices", "PodUID", "DeviceIDs", "Checksum", "0"]
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(FIELDS), inner),
+    )
+)
+def test_any_json_is_a_state_or_an_error_of_ours(value: Any) -> None:
+    with contextlib.suppress(StateFileError):
+        assert decode(json.dumps(value).encode()).problems is not None

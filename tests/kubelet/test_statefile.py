@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.kubelet.checksum import Checked
+from agent.kubelet.statefile import judge
+
+FORMS = [(2, 20), (2, 21), (3, 30)]
+
+
+@pytest.mark.parametrize(
+    ("recorded", "forms", "version", "checked"),
+    [
+        (20, FORMS, 2, Checked.VERIFIED),
+        (30, FORMS, 3, Checked.VERIFIED),
+        (99, FORMS, 2, Checked.MISMATCH),
+        (0, FORMS, 2, Checked.UNKNOWN),
+        (0, [(2, 0)], 2, Checked.UNKNOWN),
+        (99, [], None, Checked.UNKNOWN),
+    ],
+)
+def test_judge(
+    recorded: int, forms: list[tuple[int, int]], version: int | None, checked: Checked
+) -> None:
+    assert judge(recorded, forms) == (version, checked)

@@ -1,0 +1,166 @@
+"""The CPUs of a scheduler in the file of a stopped kubelet. The runtime's part is proved on
+containers (tests/integration)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.cgroup.hierarchy import Hierarchy
+from agent.kubelet import cpu_manager_state
+from agent.kubelet.checksum import Checked
+from agent.kubelet.configuration import ConfigurationError
+from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.kubelet.statefile import StateFileError
+from agent.kubelet.takeover import TakeoverError
+from agent.model import snapshot as snapshots
+from agent.model.cpuset import CpuSet
+from agent.model.pods import Pod
+from agent.model.settings import Settings
+from agent.model.wanted import NOTHING
+from agent.node import takeover
+from agent.node.observed import Observer
+from agent.node.placement import Locator
+from tests.node.world import World
+
+STATE = CpuManagerState(
+    "static", CpuSet([0, 2, 3]), {"the-kubelets": {"main": CpuSet([1])}}, version=2
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    world = World(tmp_path)
+    (Path(world.root) / "proc").mkdir(exist_ok=True)
+    return world
+
+
+@pytest.fixture
+def file(world: World) -> Path:
+    path = world.kubelet / "cpu_manager_state"
+    path.write_bytes(cpu_manager_state.encode(STATE))
+    return path
+
+
+def settings(world: World) -> Settings:
+    return Settings(
+        state_dir=str(world.state),
+        kubelet_dir=str(world.kubelet),
+        root=world.root,
+        cgroup_root=str(world.cpuset.parent),
+        runtime_endpoint="unix:///nowhere.sock",
+    )
+
+
+def pods(world: World) -> tuple[Pod, ...]:
+    hierarchy = Hierarchy(str(world.cpuset.parent))
+    return Observer(world.runtime, Locator(hierarchy)).look().pods
+
+
+def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
+    world: World, file: Path
+) -> None:
+    lse = world.sandbox("lse", "LSE", "3", created_at=1)
+    for name in ("main", "side"):
+        world.container(lse, name)
+    world.container(world.sandbox("ls", "LS"))
+    world.container(world.sandbox("refused", "LSE", "3", created_at=2))
+    world.container(world.sandbox("the-kubelets", parent="/kubepods/podthe-kubelets"))
+    world.container(world.sandbox("in-a-vm", "LSE", "0", handler="kata"))
+    world.agent().look()
+    world.container(lse, "not-seen")
+    snapshot = world.snapshot()
+    assert takeover.chosen(snapshot, pods(world)) == {
+        "lse": {"main": CpuSet([3]), "side": CpuSet([3])},
+        "in-a-vm": {"main": CpuSet([0])},
+    }
+    for left_alone in ("c-lse-main", "c-in-a-vm-main"):
+        snapshot.containers[left_alone] = NOTHING
+    assert takeover.chosen(snapshot, pods(world)) == {"lse": {"side": CpuSet([3])}}
+
+
+def test_old_files_stay_beside_and_are_never_overwritten(file: Path) -> None:
+    file.chmod(0o640)
+    contents = [file.read_bytes()]
+    backups = []
+    for cpu in (1, 2, 3):
+        entries = {"lse": {"main": CpuSet([cpu])}}
+        state = msgspec.structs.replace(STATE, entries=entries)
+        backups.append(takeover.write(str(file), state))
+        contents.append(file.read_bytes())
+        assert cpu_manager_state.read(str(file)).checked is Checked.VERIFIED
+    name = f"{file}.topolet-backup"
+    assert backups == [name, f"{name}.1", f"{name}.2"]
+    assert [Path(each).read_bytes() for each in backups] == contents[:3]
+    assert {os.stat(each).st_mode & 0o777 for each in (*backups, file)} == {0o640}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of others")
+def test_owner_of_the_file_stays(file: Path) -> None:
+    os.chown(file, 1234, 4321)
+    takeover.write(str(file), STATE)
+    assert (file.stat().st_uid, file.stat().st_gid) == (1234, 4321)
+
+
+@pytest.mark.parametrize("present", [True, False])
+def test_kubelet_without_the_policy_has_nothing_to_write(world: World, present: bool) -> None:
+    path = world.kubelet / "cpu_manager_state"
+    if present:
+        path.write_bytes(cpu_manager_state.encode(CpuManagerState(version=2)))
+    taken = takeover.take_over(settings(world))
+    assert "policy is none" in taken.nothing
+    assert (taken.backup, path.exists()) == ("", present)
+
+
+@pytest.mark.parametrize("program", ["kubelet", "k3s", "kubelite"])
+def test_running_kubelet_is_not_written_over(world: World, file: Path, program: str) -> None:
+    process = Path(world.root) / "proc" / "77"
+    process.mkdir()
+    (process / "cmdline").write_bytes(f"/usr/bin/{program}\0--x\0".encode())
+    before = file.read_bytes()
+    with pytest.raises(TakeoverError, match=rf"{program} runs \(process 77\)"):
+        takeover.take_over(settings(world))
+    assert [each.read_bytes() for each in world.kubelet.iterdir()] == [before]
+
+
+def test_without_decisions_nothing_is_written(world: World, file: Path) -> None:
+    with pytest.raises(TakeoverError, match=r"no decisions of an agent: .*snapshot.json"):
+        takeover.take_over(settings(world))
+    world.agent().look()
+    with pytest.raises(TakeoverError, match="before the machine's start"):
+        takeover.take_over(settings(world))
+    snapshot = msgspec.structs.replace(world.snapshot(), boot_id="another")
+    (world.state / "snapshot.json").write_bytes(snapshots.encode(snapshot))
+    with pytest.raises(TakeoverError, match="before the machine's start"):
+        takeover.take_over(settings(world))
+
+
+def test_torn_file_is_an_error(world: World, file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(StateFileError, match=str(file)):
+        takeover.take_over(settings(world))
+
+
+@pytest.mark.parametrize(
+    ("text", "reserved"),
+    [
+        ("{cpuManagerPolicy: static, reservedSystemCPUs: '2'}", "2"),
+        ("{reservedSystemCPUs: '2'}", "2"),
+        ("{cpuManagerPolicy: static, kubeReserved: {cpu: 1500m}}", "0-1"),
+        ("{}", ""),
+    ],
+)
+def test_what_the_kubelet_reserves(world: World, text: str, reserved: str) -> None:
+    (world.kubelet / "config.yaml").write_text(text)
+    assert takeover.reserved(settings(world)) == (CpuSet.parse(reserved), ())
+
+
+def test_configuration_that_is_absent_or_torn(world: World) -> None:
+    found, (remark,) = takeover.reserved(settings(world))
+    assert (found, "config.yaml is absent" in remark) == (CpuSet(), True)
+    (world.kubelet / "config.yaml").write_text("{")
+    with pytest.raises(ConfigurationError, match=r"config\.yaml"):
+        takeover.reserved(settings(world))
