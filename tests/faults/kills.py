@@ -162,7 +162,12 @@ class Life:
                 self._check_others(pod, cpus, node.pods.keys(), groups)
         self._settled = groups
         node.touched.clear()
-        self._accepted = {uid: cpus for uid, cpus in owners.items() if uid in node.pods}
+        # Whose claim of now was refused may still own what it claimed before, while nobody does.
+        self._accepted = {
+            uid: cpus
+            for uid, cpus in owners.items()
+            if (pod := node.pods.get(uid)) and _claims(pod, cpus)
+        }
 
     def _check_owner(self, pod: Pod, cpus: CpuSet, groups: set[str]) -> None:
         for group in (*pod.running, pod.sandbox_group):

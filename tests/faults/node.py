@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import socket
@@ -91,7 +92,7 @@ class PlayedNode:
         self.state.mkdir()
         (folder / "kubelet").mkdir()
         self._socket = folder / "cri.sock"
-        self.runtime = PlayedRuntime(self._socket)
+        self.runtime = PlayedRuntime(self._socket, self._put_in_force)
         self.pods: dict[str, Pod] = {}
         self.touched: set[str] = set()
         self.originals: dict[str, set[CpuSet]] = {}
@@ -283,6 +284,14 @@ class PlayedNode:
         if container.group is not None:
             self.cgroups.remove(container.group)
         pod.containers.remove(container)
+
+    def _put_in_force(self, group: str, cpus: CpuSet) -> None:
+        """The runtime's write; where the agent did not write the same before, there is nothing of
+        it to give back."""
+        with contextlib.suppress(FileNotFoundError):
+            if self.cgroups.own(group) != cpus:
+                self.originals[group].add(cpus)
+                self.cgroups.set(group, cpus)
 
     def _make(self, group: str, cpus: CpuSet | None = None, *, process: bool = False) -> None:
         own = self.cgroups.make(group, cpus, process=process)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 
 import grpc
 import msgspec
 
+from agent.model.cpuset import CpuSet
 from agent.model.pods import ContainerState
 from agent.proto import cri_pb2 as pb
 from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
@@ -25,10 +27,11 @@ class PlayedRuntime(grpc.GenericRpcHandler):
     """`sandboxes`, `containers` and `placements` by id; change them while holding `lock`.
 
     `hanging`: names of methods, and ids of containers and sandboxes, that get no answer until
-    `relent`.
+    `relent`. `put_in_force`: what an update does to the group of a running container.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:
+        self._put_in_force = put_in_force
         self.lock = threading.RLock()
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, RuntimeContainer] = {}
@@ -139,11 +142,13 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         return place
 
     def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Of a container that is not started yet: what it will start with."""
+        """What the container will start with, or runs on from now on."""
         update = pb.UpdateContainerResourcesRequest.FromString(request)
+        cpuset = update.linux.cpuset_cpus
         with self.lock:
             place = self._place(update.container_id, context)
-            self.placements[update.container_id] = msgspec.structs.replace(
-                place, cpuset=update.linux.cpuset_cpus
-            )
+            if cpuset:
+                self.placements[update.container_id] = msgspec.structs.replace(place, cpuset=cpuset)
+                if self.containers[update.container_id].state is ContainerState.RUNNING:
+                    self._put_in_force(place.cgroups_path, CpuSet.parse(cpuset))
         return pb.UpdateContainerResourcesResponse().SerializeToString()
