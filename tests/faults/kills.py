@@ -134,6 +134,8 @@ class Life:
                 self._tally.add("unjournalled", f"{group}: {noted.cpus!r} is not of {originals}")
             if noted is None and (own := node.cgroups.own(group)) not in originals:
                 self._tally.add("unjournalled", f"{group} has {own}, not one of {originals}")
+        if node.snapshot() is None and (node.state / "snapshot.json").exists():
+            self._tally.add("illegal", "the snapshot is torn")
         self._accept_published()
 
     def _accept_published(self) -> None:

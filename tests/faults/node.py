@@ -19,7 +19,7 @@ from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.doorbell import PodComes, Ring
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import Snapshot, SnapshotError
 from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
 from benchmarks import trees
 from tests.faults.cgroups import Cgroups, PlainCgroups, RealCgroups
@@ -119,10 +119,10 @@ class PlayedNode:
         self.cgroups.close()
 
     def snapshot(self) -> Snapshot | None:
-        """The agent's last."""
+        """The agent's last; None where there is none that can be read."""
         try:
             return snapshots.decode((self.state / "snapshot.json").read_bytes())
-        except FileNotFoundError:
+        except (FileNotFoundError, SnapshotError):
             return None
 
     def ring(self, ring: Ring) -> bool:
@@ -218,14 +218,14 @@ class PlayedNode:
     def claims_anew(self, choice: random.Random) -> None:
         pod = choice.choice(list(self.pods.values()))
         pod.claim = self._some_claim(choice) if choice.random() < 0.7 else ""
-        self._changed(pod)
+        self.changed(pod)
 
     def changes_class(self, choice: random.Random) -> None:
         pod = choice.choice(list(self.pods.values()))
         pod.qos = choice.choice(CLASSES)
-        self._changed(pod)
+        self.changed(pod)
 
-    def _changed(self, pod: Pod) -> None:
+    def changed(self, pod: Pod) -> None:
         self.touched.add(pod.uid)
         with self.runtime.lock:
             self.runtime.sandboxes[pod.sandbox_id] = self._listed(pod)
