@@ -91,8 +91,8 @@ class PlayedNode:
         self.state = folder / "state"
         self.state.mkdir()
         (folder / "kubelet").mkdir()
-        self._socket = folder / "cri.sock"
-        self.runtime = PlayedRuntime(self._socket, self._put_in_force)
+        self.socket_path = folder / "cri.sock"
+        self.runtime = PlayedRuntime(self.socket_path, self._put_in_force)
         self.pods: dict[str, Pod] = {}
         self.touched: set[str] = set()
         self.originals: dict[str, set[CpuSet]] = {}
@@ -101,7 +101,7 @@ class PlayedNode:
         self._made = 0
         self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         common = (f"--state-dir={self.state}", f"--root={root}")
-        common += (f"--cgroup-root={cgroups.root}", f"--runtime-endpoint=unix://{self._socket}")
+        common += (f"--cgroup-root={cgroups.root}", f"--runtime-endpoint=unix://{self.socket_path}")
         self.restore_words = ("restore", *common)
         self.agent_words = (
             *("agent", "--standalone", "--http=", "--node-name=n", "--period-seconds=60"),
@@ -117,6 +117,14 @@ class PlayedNode:
         self._bell.close()
         self.runtime.close()
         self.cgroups.close()
+
+    def stop_runtime(self) -> None:
+        self.runtime.close()
+
+    def start_runtime(self) -> None:
+        """As it was."""
+        before, self.runtime = self.runtime, PlayedRuntime(self.socket_path, self._put_in_force)
+        self.runtime.succeed(before)
 
     def snapshot(self) -> Snapshot | None:
         """The agent's last; None where there is none that can be read."""

@@ -27,7 +27,8 @@ class PlayedRuntime(grpc.GenericRpcHandler):
     """`sandboxes`, `containers` and `placements` by id; change them while holding `lock`.
 
     `hanging`: names of methods, and ids of containers and sandboxes, that get no answer until
-    `relent`. `put_in_force`: what an update does to the group of a running container.
+    `relent`; `asked`: those of them that were asked for. `put_in_force`: what an update does to
+    the group of a running container.
     """
 
     def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:
@@ -37,8 +38,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self.containers: dict[str, RuntimeContainer] = {}
         self.placements: dict[str, Placement] = {}
         self.hanging: frozenset[str] = frozenset()
-        self.hung = threading.Event()
-        """Set when a call waits."""
+        self.asked: list[str] = []
         self._relented = threading.Event()
         self._path = path
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -47,7 +47,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self._server.start()
 
     def hang(self, *what: str) -> None:
-        self.hung.clear()
+        self.asked.clear()
         self._relented.clear()
         self.hanging = frozenset(what)
 
@@ -59,6 +59,11 @@ class PlayedRuntime(grpc.GenericRpcHandler):
         self.relent()
         self._server.stop(None).wait()
         self._path.unlink(missing_ok=True)
+
+    def succeed(self, other: PlayedRuntime) -> None:
+        """Its containers live on."""
+        self.sandboxes, self.containers = other.sandboxes, other.containers
+        self.placements = other.placements
 
     def service(
         self, details: grpc.HandlerCallDetails
@@ -82,7 +87,7 @@ class PlayedRuntime(grpc.GenericRpcHandler):
 
     def _wait_if(self, what: str) -> None:
         if what in self.hanging:
-            self.hung.set()
+            self.asked.append(what)
             self._relented.wait()
 
     def _sandboxes(self, request: bytes, context: grpc.ServicerContext) -> bytes:
