@@ -173,10 +173,18 @@ class PlayedNode:
         if choice.random() < 0.8:
             self.create(pod, starts=True)
 
-    def add(self, qos: str = "", claim: str = "", *, announced: bool = False) -> Pod:
+    def add(
+        self,
+        qos: str = "",
+        claim: str = "",
+        *,
+        announced: bool = False,
+        guaranteed: bool = False,
+    ) -> Pod:
         """A pod with its sandbox and no container."""
         self._made += 1
-        parent = f"{self.cgroups.top}{_PARENTS.get(qos, '/kubepods/burstable')}/podp{self._made}"
+        above = "/kubepods" if guaranteed else _PARENTS.get(qos, "/kubepods/burstable")
+        parent = f"{self.cgroups.top}{above}/podp{self._made}"
         pod = Pod(f"p{self._made}", qos, claim, parent)
         if announced:
             sandbox = self._listed(pod)
