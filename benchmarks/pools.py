@@ -147,7 +147,7 @@ class Node:
         """Seconds from the event to the last write, and of reading back."""
         pods = self._moments[moment]
         start = time.perf_counter()
-        decision = pools.decide(self._topology, pods, KubeletCpus(), (), {})
+        decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
         round_ = writer.write(self._hierarchy, self._journal, wanted.cpusets(pods, decision))
         written = time.perf_counter()
         round_.read_back()

@@ -40,10 +40,12 @@ from agent.model.wanted import PodWanted
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
-    """What a kubelet with the static policy gave away, by pod uid."""
+    """What a kubelet with the static policy gave away, by pod uid. `containers`: the names of those
+    that it gave CPUs to, where they are known; without, a pod's CPUs are all its containers'."""
 
     static: bool = False
     by_uid: dict[str, CpuSet] = {}
+    containers: dict[str, tuple[str, ...]] = {}
 
 
 class PoolRules(msgspec.Struct, frozen=True):
@@ -53,7 +55,8 @@ class PoolRules(msgspec.Struct, frozen=True):
     may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
     (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
     where SYSTEM pods run, and nobody else if `system_exclusive`. `bind_memory`: pods with CPUs of
-    their own, or held to NUMA nodes, get the memory of the nodes that they run on.
+    their own, or held to NUMA nodes, get the memory of the nodes that they run on;
+    not Guaranteed ones where the kubelet binds theirs (`kubelet_memory`).
     `cpu_normalization_ratio`: see batch_limits.
     """
 
@@ -64,6 +67,7 @@ class PoolRules(msgspec.Struct, frozen=True):
     system: CpuSet = EMPTY
     system_exclusive: bool = True
     bind_memory: bool = False
+    kubelet_memory: bool = False
     cpu_normalization_ratio: float = 1.0
 
     @property
@@ -140,7 +144,7 @@ def decide(
         if pod.uid in claimants:
             if shared_containers(pod.annotations):
                 ledger.joins_pool(pod)
-        elif pod.uid not in kubelet_cpus:
+        elif pod.uid not in kubelet_cpus or _some_share(pod, kubelet):
             ledger.joins_pool(pod)
 
     places = Places(topology.online, ledger.ls, ledger.system)
@@ -160,6 +164,7 @@ def decide(
         be_pools,
         ledger.system,
         Memory(topology, bind=rules.bind_memory),
+        rules.kubelet_memory,
         rules.cpu_normalization_ratio,
         _whose(owners, rules),
     )
@@ -167,7 +172,9 @@ def decide(
     wanted = {}
     for pod in pods:
         own = own_cpus.get(pod.uid)
-        kubelets = own is None and pod.uid in kubelet_cpus
+        kubelets: tuple[str, ...] | None = None
+        if own is None and pod.uid in kubelet_cpus:
+            kubelets = kubelet.containers.get(pod.uid, ())
         try:
             batch = batch_resources(pod.annotations)
         except AnnotationError as error:
@@ -256,6 +263,12 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
         return {}
     foreign = {pod.uid for pod in pods if not kubelet_may_own(pod)}
     return {uid: cpus for uid, cpus in kubelet.by_uid.items() if cpus and uid not in foreign}
+
+
+def _some_share(pod: Pod, kubelet: KubeletCpus) -> bool:
+    """Whether the kubelet left a container of the pod on the pool that all share."""
+    given = kubelet.containers.get(pod.uid, ())
+    return bool(given) and any(each.name not in given for each in pod.containers)
 
 
 def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:

@@ -8,7 +8,7 @@ import msgspec
 
 from agent.allocate.batch import batch_limits
 from agent.allocate.memory import Memory
-from agent.allocate.shares import numa_nodes, shared_cpus
+from agent.allocate.shares import numa_nodes, pool_class, shared_cpus
 from agent.model.annotations import shared_containers
 from agent.model.batch import BatchResources
 from agent.model.cpuset import CpuSet
@@ -26,19 +26,32 @@ class Portions(msgspec.Struct, frozen=True):
     be_pools: tuple[Pool, ...]
     system: CpuSet
     memory: Memory
+    kubelet_memory: bool
     cpu_normalization_ratio: float
     nobody_left: str
 
+    _shared: dict[object, Wanted] = {}
+    """Many pods share alike."""
+
     def shared(self, pod: Pod) -> Wanted:
         """What a container gets that shares."""
-        cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
-        mems = self.memory.of(cpus) if numa_nodes(pod) else None
-        blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
-        return Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
+        nodes = numa_nodes(pod)
+        key = pool_class(pod), nodes, pod.kube_class == "guaranteed"
+        if (known := self._shared.get(key)) is None:
+            cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
+            mems = self._memory(pod, cpus) if nodes else None
+            blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
+            known = Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
+            self._shared[key] = known
+        return known
 
-    def own(self, cpus: CpuSet) -> Wanted:
+    def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """What a container gets that has CPUs of its own."""
-        return Wanted(str(cpus), exclusive=True, limits=Limits(mems=self.memory.of(cpus)))
+        return Wanted(str(cpus), exclusive=True, limits=Limits(mems=self._memory(pod, cpus)))
+
+    def _memory(self, pod: Pod, cpus: CpuSet) -> CpuSet | None:
+        kubelets = self.kubelet_memory and pod.kube_class == "guaranteed"
+        return None if kubelets else self.memory.of(cpus)
 
     def of(
         self,
@@ -48,14 +61,15 @@ class Portions(msgspec.Struct, frozen=True):
         batch: Mapping[str, BatchResources],
         refused: str,
         *,
-        kubelets: bool,
+        kubelets: tuple[str, ...] | None,
     ) -> PodWanted:
         """`own`: the pod's CPUs, `by_container` those of single ones. `kubelets`: the kubelet
-        placed it, hands off."""
-        shared = Wanted() if kubelets else self.shared(pod)
-        each = shared if own is None else self.own(own)
+        placed these containers (none named: all), hands off; None: it placed none."""
+        shared = Wanted() if kubelets == () else self.shared(pod)
+        each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(shared_containers(pod.annotations), shared)
-        named |= {name: self.own(cpus) for name, cpus in by_container.items()}
+        named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
+        named |= dict.fromkeys(kubelets or (), Wanted())
         group = Limits(quota_microseconds=UNLIMITED) if own or by_container else NO_LIMITS
         limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
         if limited is not None:

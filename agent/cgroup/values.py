@@ -22,9 +22,10 @@ from typing import Final
 from agent.cgroup import limits as fields
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
+from agent.cgroup.notation import MAX, QUOTA
 from agent.cgroup.outcome import State, ValueOutcome
 from agent.cgroup.valueround import ValueRound
-from agent.model.limits import Limits
+from agent.model.limits import UNLIMITED, Limits
 from agent.model.qos import is_qos_root
 
 read: Final = fields.read
@@ -37,6 +38,7 @@ def apply(controllers: Controllers, journal: Journal, wanted: Mapping[str, Limit
     and no write. A journal that can't be written stops every write.
     """
     round_ = ValueRound(controllers)
+    lifts = set()
     for group, limits in sorted(wanted.items()):
         shared = group == "/" or is_qos_root(group)
         for file in fields.files(controllers, limits):
@@ -44,8 +46,11 @@ def apply(controllers: Controllers, journal: Journal, wanted: Mapping[str, Limit
                 round_.fail(group, file, f"{group!r} is shared by pods, and the kubelet's own")
             else:
                 round_.ask(group, file, limits)
+                lifted = limits.quota_microseconds == UNLIMITED and limits.shares is None
+                if lifted and file in (QUOTA, MAX):
+                    lifts.add((group, file))
     try:
-        _remember(controllers, journal, round_)
+        _remember(controllers, journal, round_, lifts)
     except JournalError as error:
         for step in round_.steps():
             round_.fail(step.group, step.file, str(error))
@@ -76,12 +81,19 @@ def restore(
     return ValueOutcome(changes)
 
 
-def _remember(controllers: Controllers, journal: Journal, round_: ValueRound) -> None:
+def _remember(
+    controllers: Controllers,
+    journal: Journal,
+    round_: ValueRound,
+    lifts: Collection[tuple[str, str]],
+) -> None:
+    """What stands where a limit is lifted for good was put there by others since, as a kubelet does
+    with every resize: that is what comes back."""
     new = [
         OriginalValue(step.group, step.file, step.old)
         for step in round_.steps()
-        if (step.group, step.file) not in journal
+        if (step.group, step.file) not in journal or (step.group, step.file) in lifts
     ]
     if new:
-        vanished = [key for key in journal.values if not controllers.has(*key)]
-        journal.update_values(new, vanished)
+        forget = [key for key in journal.values if not controllers.has(*key)]
+        journal.update_values(new, forget + [(each.group, each.file) for each in new])

@@ -7,6 +7,7 @@ import argparse
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.host.locks import LockedError
+from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings import SettingsError
 from agent.node import daemon
 from agent.telemetry import logs
@@ -20,6 +21,14 @@ OPTIONS = (
     "root",
     "cgroup_root",
     "kubelet_dir",
+    "kubelet_configz",
+    "kubelet_token_file",
+    "kubelet_ca_file",
+    "kubelet_cpu_manager",
+    "owners_on_reserved",
+    "be_on_reserved",
+    "bind_memory",
+    "migrate_memory",
     "http",
     "exclude",
     "period_seconds",
@@ -46,6 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
     logs.start(settings.log_level)
     try:
         daemon.run(settings, lambda: options.load(arguments))
-    except (LockedError, HttpError, CgroupError, SettingsError, OSError) as error:
+    except (
+        LockedError,
+        HttpError,
+        CgroupError,
+        ConfigurationError,
+        SettingsError,
+        OSError,
+    ) as error:
         return options.fail(error)
     return 0

@@ -103,6 +103,7 @@ def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
 
 
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
+_NO_STATUS = ResourceStatus()
 _status_decoder = msgspec.json.Decoder(ResourceStatus | None)
 
 
@@ -110,9 +111,9 @@ def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
     """The decoded resource-status, an empty one where the pod has none. Raises AnnotationError."""
     text = annotations.get(RESOURCE_STATUS)
     if not text:
-        return ResourceStatus()
+        return _NO_STATUS
     try:
-        return jsontext.decode(_status_decoder, text) or ResourceStatus()
+        return jsontext.decode(_status_decoder, text) or _NO_STATUS
     except JsonError as error:
         raise AnnotationError(RESOURCE_STATUS, str(error)) from None
 

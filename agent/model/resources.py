@@ -56,7 +56,8 @@ def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
     """What people set for the node: the kubelet's words about CPUs and NUMA nodes, with the CPUs
-    that it reserves, and the Node's annotations."""
+    that it reserves, the Node's annotations, and the agent's settings for CPUs that are set aside.
+    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods."""
 
     kubelet_policy: str = "none"
     kubelet_options: dict[str, str] = {}
@@ -67,6 +68,9 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     reservation: NodeReservation = NodeReservation()
     cpu_normalization_ratio: float = 1.0
     bind_memory: bool = False
+    kubelet_memory: bool = False
+    owners_on_reserved: bool = False
+    be_on_reserved: bool = False
 
 
 def node_resource_topology(

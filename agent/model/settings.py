@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -38,6 +38,52 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     kubelet_dir: Annotated[
         str, msgspec.Meta(description="the kubelet's folder, read for cpu_manager_state")
     ] = "/var/lib/kubelet"
+    kubelet_configz: Annotated[
+        str,
+        msgspec.Meta(
+            description="https://NODE:10250/configz, where the kubelet tells its configuration; "
+            "empty: its command line and file tell"
+        ),
+    ] = ""
+    kubelet_token_file: Annotated[
+        str, msgspec.Meta(description="bearer token for kubelet-configz; empty: none")
+    ] = ""
+    kubelet_ca_file: Annotated[
+        str,
+        msgspec.Meta(description="who signed the kubelet's certificate; empty: it is not verified"),
+    ] = ""
+    kubelet_cpu_manager: Annotated[
+        Literal["detect", "none", "static"],
+        msgspec.Meta(
+            description="the kubelet's cpuManagerPolicy, declared: none or static, and the agent "
+            "does not start beside another one; detect: whatever it is"
+        ),
+    ] = "detect"
+    owners_on_reserved: Annotated[
+        bool,
+        msgspec.Meta(description="LSE and LSR pods may own CPUs that the kubelet reserves"),
+    ] = False
+    be_on_reserved: Annotated[
+        bool,
+        msgspec.Meta(
+            description="BE pods run on the CPUs that the kubelet reserves alone, while what they "
+            "request fits there"
+        ),
+    ] = False
+    bind_memory: Annotated[
+        bool,
+        msgspec.Meta(
+            description="pods with own CPUs, or held to NUMA nodes, get the memory of their CPUs' "
+            "nodes, also where the Node has no label numa-memory-policy"
+        ),
+    ] = False
+    migrate_memory: Annotated[
+        bool,
+        msgspec.Meta(
+            description="pages of running containers move when their memory nodes change; else "
+            "cgroup v2, which always moves them, leaves running containers as they are"
+        ),
+    ] = False
     http: Annotated[
         str,
         msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),

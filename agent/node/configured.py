@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -27,6 +27,8 @@ from agent.model.node_annotations import (
 )
 from agent.model.resources import NodeConfiguration
 from agent.model.topology import Topology
+
+STRICT_CPU_RESERVATION: Final = "strict-cpu-reservation"
 
 log = logging.getLogger(__name__)
 
@@ -122,17 +124,23 @@ def beside(
         kubelet_reserved=reserved if kubelet.static else EMPTY,
         topology_policy=kubelet.topology_manager_policy,
         topology_scope=kubelet.topology_manager_scope,
+        kubelet_memory=kubelet.memory_manager_policy == "Static",
     )
 
 
 def rules(configured: NodeConfiguration) -> PoolRules:
     """What the pools make of it."""
+    strict = configured.kubelet_options.get(STRICT_CPU_RESERVATION) == "true"
+    kept = configured.kubelet_reserved if strict else EMPTY
     return PoolRules(
         reserved=configured.kubelet_reserved,
-        node_reserved=configured.reservation.cpus(),
+        owners_on_reserved=configured.owners_on_reserved,
+        be_on_reserved=configured.be_on_reserved,
+        node_reserved=configured.reservation.cpus() | kept,
         system=configured.system_qos.cpus(),
         system_exclusive=configured.system_qos.cpuset_exclusive,
         bind_memory=configured.bind_memory,
+        kubelet_memory=configured.kubelet_memory,
         cpu_normalization_ratio=configured.cpu_normalization_ratio,
     )
 

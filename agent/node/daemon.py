@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from agent.kube.store import EmbeddedStore, StoreError
 from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.node import reload
+from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source
@@ -39,6 +41,7 @@ from agent.telemetry.metrics import AgentMetrics
 log = logging.getLogger(__name__)
 
 STALE_SECONDS = 5.0
+OPEN_FILES = 16_384
 
 
 class Health:
@@ -90,9 +93,12 @@ class Health:
 
 def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
-    Raises LockedError, HttpError, CgroupError, SettingsError or OSError when it can't start,
+    Raises LockedError, HttpError, CgroupError, SettingsError, ConfigurationError or OSError when it
+    can't start,
     OSError when its state folder is taken away."""
     exclude = reload.excluded(settings)
+    beside = Beside(settings)
+    _keep_files_open()
     os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
@@ -117,10 +123,12 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
         node_object=NodeObject(store, node_name),
+        beside=beside,
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),
         reporter=Reporter(store, node_name),
         metrics=metrics,
         teller=teller,
+        migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude
     health = Health(settings.period_seconds)
@@ -179,6 +187,12 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     cri.close()
     hierarchy.close()
     lock.release()
+
+
+def _keep_files_open() -> None:
+    """As many as we may: a pass reads the same few files of every container."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(OPEN_FILES, hard)), hard))
 
 
 def _round(node: Node, health: Health, metrics: AgentMetrics) -> bool:

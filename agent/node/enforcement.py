@@ -6,11 +6,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from agent.allocate.pools import Decision
 from agent.cgroup import limits as fields
 from agent.cgroup import values, writer
 from agent.cgroup.controllers import Controllers
-from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cgroup.hierarchy import MEMS, CgroupError, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import State
@@ -42,6 +44,8 @@ class Enforcement:
         cri: Cri,
         teller: Teller | None,
         witness: Witness,
+        *,
+        migrate_memory: bool = False,
     ) -> None:
         self._hierarchy = hierarchy
         self._controllers = controllers
@@ -49,6 +53,7 @@ class Enforcement:
         self._cri = cri
         self._teller = teller
         self._witness = witness
+        self._migrate_memory = migrate_memory
         self._replaced: dict[str, Asked] = {}
 
     def created(self, container_id: str, asked: Asked) -> None:
@@ -88,7 +93,8 @@ class Enforcement:
             self._hierarchy, self._journal, wanted.cpusets(observed.pods, decision)
         )
         limits = wanted.limits(observed.pods, decision)
-        others = values.apply(self._controllers, self._journal, limits)
+        asked = {group: self._as_migrated(each) for group, each in limits.items()}
+        others = values.apply(self._controllers, self._journal, asked)
         failures = self._give_back_limits(observed, limits)
         titles = {
             group: title
@@ -103,6 +109,16 @@ class Enforcement:
         failures += self._witness.written(outcome, others, titles)
         return bool(outcome.having(State.WRITTEN)), failures
 
+    def _as_migrated(self, limits: Limits) -> Limits:
+        if limits.mems is None or self._migrate_memory:
+            return msgspec.structs.replace(limits, migrate=None if limits.mems is None else True)
+        return limits if self._moves_freely() else msgspec.structs.replace(limits, mems=None)
+
+    def _moves_freely(self) -> bool:
+        """Whether memory nodes may change: cgroup v2 moves the pages of whoever runs, which it must
+        be asked for; v1 leaves them where they are."""
+        return self._migrate_memory or self._controllers.version("cpuset") == 1
+
     def _give_back_limits(self, observed: Observed, wanted: Mapping[str, Limits]) -> list[str]:
         """What is held to a limit of ours no longer gets its own back."""
         present = {
@@ -116,6 +132,7 @@ class Enforcement:
             (group, file)
             for group, file in self._journal.values
             if group in present
+            and (file != MEMS or self._moves_freely())
             and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
         if not over:

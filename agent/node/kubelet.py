@@ -28,7 +28,13 @@ class KubeletView:
             return self._last
         trouble = "; ".join(state.problems)
         self._say(f"{self._path}: not used: {trouble}" if trouble else "")
-        self._last = KubeletCpus(state.static, state.by_uid)
+        # A container that can't be read is in no entry, and yet not on the shared pool.
+        containers = {
+            uid: tuple(sorted(of_pod))
+            for uid, of_pod in state.entries.items()
+            if of_pod and uid not in state.pods and not state.problems
+        }
+        self._last = KubeletCpus(state.static, state.by_uid, containers)
         return self._last
 
     def _say(self, trouble: str) -> None:

@@ -17,6 +17,7 @@ from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced
+from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
@@ -50,22 +51,34 @@ class Node:
         journal: Journal,
         kubelet: KubeletView,
         node_object: NodeObject,
+        beside: Beside,
         publisher: Publisher,
         reporter: Reporter,
         metrics: AgentMetrics,
         teller: Teller | None = None,
+        *,
+        migrate_memory: bool = False,
     ) -> None:
         """Without a teller the runtime is not told what changed in cgroups."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
         self._node_object = node_object
+        self._beside = beside
         self._publisher = publisher
         self._reporter = reporter
         self._metrics = metrics
         self._announced = Announced()
         self._witness = Witness(metrics)
-        self._enforcement = Enforcement(hierarchy, controllers, journal, cri, teller, self._witness)
+        self._enforcement = Enforcement(
+            hierarchy,
+            controllers,
+            journal,
+            cri,
+            teller,
+            self._witness,
+            migrate_memory=migrate_memory,
+        )
         self._rung = True
         self.exclude: Patterns = ()
         """What is left alone; may be changed between looks."""
@@ -90,7 +103,7 @@ class Node:
         observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
-        configured = self._node_object.configured(topology)
+        configured = self._beside.applied(self._node_object.configured(topology), topology)
         listed = {pod.uid for pod in observed.pods}
         pods = observed.pods + tuple(
             pod

@@ -15,7 +15,7 @@ def replaced(controllers: Controllers, group: str, asked: Asked) -> tuple[Origin
     """The files in which something else stands now; none where the group can't be read. What the
     request leaves out is what runtimes make of nothing: no limit, and the least shares."""
     try:
-        mems = CpuSet.parse(asked.mems) or None
+        mems: CpuSet | None = CpuSet.parse(asked.mems)
     except CpuSetError:
         mems = None
     original = Limits(

@@ -12,7 +12,7 @@ from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import pool_cpus
 from agent.model.topology import Topology
-from tests.builders import machine, pod
+from tests.builders import machine, pod, running
 
 
 def decided(
@@ -687,3 +687,15 @@ def test_owner_that_claims_more_takes_no_cpu_that_the_kubelet_gave_away() -> Non
     decision = decide(machine(), pods, kubelet, {"a": CpuSet([1])}, {})
     assert {each.uid: each.cpuset for each in decision.owners} == {"a": "1"}
     assert decision.pods["a"].refused == "CPUs 2 were given away by the kubelet"
+
+
+def test_container_that_the_kubelet_left_on_its_pool_is_on_ours() -> None:
+    """A Guaranteed pod may have a container of whole CPUs and one of a fraction; the kubelet's pool
+    holds our owners' CPUs."""
+    given = KubeletCpus(True, {"g": CpuSet([3])}, {"g": ("whole",)})
+    guaranteed = pod("g", kube_class="guaranteed", containers=(running("c"),))
+    decision = decided(machine(), guaranteed, pod("a", "LSE", "1"), kubelet=given)
+    assert decision.pods["g"].of("whole").hands_off
+    assert decision.pods["g"].of("fraction").cpuset == "0,2"
+    (refusal,) = decided(machine(), guaranteed, pod("a", "LSE", "0-2"), kubelet=given).refusals
+    assert refusal.reason == "CPUs 0-2 are all that pod ns/g and others share"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import shutil
 import signal
@@ -11,11 +10,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -23,17 +21,7 @@ from demo.cgroups import remove_cgroups
 from demo.containerd import Containerd
 from demo.pods import PodSpec, remove_pod
 from demo.stage import free_port
-
-DEADLINE_SECONDS = float(os.environ.get("TOPOLET_TEST_DEADLINE_SECONDS", "10"))
-
-
-def eventually(what: str, check: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
-    """Returns when the check holds; fails, naming `what`, when it does not in time."""
-    deadline = time.monotonic() + seconds
-    while not check():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what}")
-        time.sleep(0.01)
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 def kernel_cpus(pid: int) -> str:

@@ -17,7 +17,8 @@ from demo.children import started_at
 from demo.containerd import Containerd
 from demo.pods import run_pod
 from demo.stage import CGROUP_ROOT
-from tests.integration.harness import TestNode, eventually
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
 
 LAST = str(max(os.sched_getaffinity(0)))
 

@@ -5,7 +5,8 @@ import subprocess
 from typing import Any
 
 from demo.pods import run_pod
-from tests.integration.harness import TestNode, eventually, kernel_group
+from tests.integration.harness import TestNode, kernel_group
+from tests.waiting import eventually
 
 
 def doctor(node: TestNode, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -4,7 +4,8 @@ import os
 import signal
 
 from demo.pods import run_pod
-from tests.integration.harness import TestNode, eventually
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
 
 
 def test_settings_read_again_leave_a_pod_alone_and_move_no_other(node: TestNode) -> None:

@@ -7,7 +7,8 @@ from agent.kubelet.checksum import Checked
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.model.cpuset import CpuSet
 from demo.pods import run_pod
-from tests.integration.harness import TestNode, eventually
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
 
 
 def test_cpus_of_a_scheduler_get_into_the_kubelets_file(node: TestNode) -> None:

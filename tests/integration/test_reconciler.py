@@ -17,7 +17,8 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode, eventually
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
 
 
 def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
@@ -55,6 +56,28 @@ def test_container_that_waits_for_its_start_starts_on_the_pool_of_then(node: Tes
     start_container(node.direct, ls)
     assert node.cpus(ls) == "0"
     assert node.cpus(lse) == "1"
+
+
+def test_runtime_does_not_put_its_old_cpuset_back_with_its_next_update(node: TestNode) -> None:
+    """Nobody rewrites that update: it goes to the runtime without the proxy, on CPU shares alone,
+    and the agent is not there to correct what comes of it."""
+    node.start_agent()
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    owner, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    eventually("LS on 0", lambda: node.cpus(ls) == "0")
+    eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0")
+    eventually("told", lambda: node.direct.container_placement(lse).cpuset == "1")
+    node.kill_agent()
+    for container in (ls, lse):
+        linux = pb.LinuxContainerResources(cpu_shares=512)
+        request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
+        node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    assert (node.cpus(ls), node.cpus(lse)) == ("0", "1")
+
+    node.start_agent()
+    remove_pod(node.direct, owner)
+    eventually("LS on 0-1", lambda: node.cpus(ls) == "0-1")
+    eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0-1")
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,10 @@ from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.doorbell import Asked, Created, Look, PodComes, Ring
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
+from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import Wanted
+from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
@@ -112,6 +114,7 @@ class Host:
         )
         self.runtime = Runtime()
         self.root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 3, 1))
+        (folder / "machine" / "proc").mkdir(exist_ok=True)
         self.kubelet: dict[str, CpuSet] = {}
         self.static = False
 
@@ -141,6 +144,7 @@ class Host:
             kubelet=KubeletView(str(self.folder)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
             node_object=NodeObject(store, "n"),
+            beside=Beside(Settings(root=self.root)),
             reporter=Reporter(store, "n"),
             metrics=AgentMetrics(),
         )
@@ -150,7 +154,9 @@ class Host:
         return snapshots.decode(path.read_bytes()) if path.exists() else None
 
     def write_kubelet(self) -> None:
-        entries = {uid: {"main": str(cpus)} for uid, cpus in self.kubelet.items()}
+        entries = {
+            uid: dict.fromkeys(("n0", "n1"), str(cpus)) for uid, cpus in self.kubelet.items()
+        }
         body = {"policyName": "static" if self.static else "none", "entries": entries}
         (self.folder / "cpu_manager_state").write_text(json.dumps(body))
 

@@ -6,7 +6,8 @@ from agent.allocate.pools import KubeletCpus
 from agent.model.cpuset import CpuSet
 from agent.node.kubelet import KubeletView
 
-GIVEN = KubeletCpus(True, {"u": CpuSet([1, 2])})
+GIVEN = KubeletCpus(True, {"u": CpuSet([1, 2])}, {"u": ("a",)})
+UNSURE = KubeletCpus(True, {"u": CpuSet([1, 2])})
 TEXT = '{"policyName":"static","defaultCpuSet":"0,3","entries":{"u":{"a":"1-2"}}}'
 
 
@@ -34,7 +35,7 @@ def test_unreadable_container_and_wrong_checksum(
     file = tmp_path / "cpu_manager_state"
     view = KubeletView(str(tmp_path))
     file.write_text(TEXT.replace('"1-2"', '"1-2","b":"x"'))
-    assert [view.cpus(), view.cpus()] == [GIVEN, GIVEN]
+    assert [view.cpus(), view.cpus()] == [UNSURE, UNSURE]
     file.write_text(TEXT.replace('"u"', '"w"')[:-1] + ',"checksum":1}')
-    assert [view.cpus(), view.cpus()] == [GIVEN, GIVEN]
+    assert [view.cpus(), view.cpus()] == [UNSURE, UNSURE]
     assert [message.split(": ")[1] for message in caplog.messages] == ["not used", str(file)]

@@ -12,8 +12,10 @@ from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
+from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import Wanted
+from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node
@@ -26,6 +28,12 @@ from agent.rpc.grpc import Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
 from agent.telemetry.metrics import AgentMetrics
 from benchmarks import trees
+
+LIMITS = {
+    "cpu": {"cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000", "cpu.shares": "1024"},
+    "memory": {"memory.limit_in_bytes": "9223372036854771712"},
+}
+"""What cgroup v1 has in a group where nothing is limited."""
 
 
 class ListedRuntime(Cri):
@@ -73,6 +81,7 @@ class World:
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
         self.root = trees.write(str(folder / "machine"), trees.machine(1, 1, 1, 4, 1))
+        (folder / "machine" / "proc").mkdir(exist_ok=True)
 
     def agent(self) -> Node:
         hierarchy = Hierarchy(str(self.cpuset.parent))
@@ -87,6 +96,7 @@ class World:
             kubelet=KubeletView(str(self.kubelet)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
             node_object=NodeObject(store, "n"),
+            beside=Beside(Settings(root=self.root)),
             reporter=Reporter(store, "n"),
             metrics=AgentMetrics(),
         )
@@ -97,12 +107,26 @@ class World:
     def cpus(self, group: str) -> str:
         return (self.cpuset / group / "cpuset.cpus").read_text().strip()
 
+    def limit(self, group: str, file: str) -> str:
+        return (self.cpuset.parent / file.partition(".")[0] / group / file).read_text().strip()
+
+    def limits(self, group: str, file: str, text: str) -> None:
+        """As a kubelet or a runtime does."""
+        path = self.cpuset.parent / file.partition(".")[0] / group / file
+        path.write_text(f"{text}\n")
+
     def group(self, path: str, cpus: str = "0-3") -> None:
         folder = self.cpuset / path
         if path and not folder.parent.exists():
             self.group(str(folder.parent.relative_to(self.cpuset)))
         folder.mkdir(parents=not path)
         (folder / "cpuset.cpus").write_text(f"{cpus}\n")
+        (folder / "cpuset.mems").write_text("0\n")
+        for controller, files in LIMITS.items():
+            beside = self.cpuset.parent / controller / path
+            beside.mkdir(parents=True)
+            for name, text in files.items():
+                (beside / name).write_text(f"{text}\n")
 
     def sandbox(
         self,

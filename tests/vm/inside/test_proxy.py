@@ -20,8 +20,9 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode, eventually, fresh_node
+from tests.integration.harness import TestNode, fresh_node
 from tests.vm.inside.pods import BE_POOLS, LS_POOLS, RUNS_ON, specs
+from tests.waiting import eventually
 
 HOLD = "--hold-seconds=30"
 """The guest is slow: the agent's answer must not come too late for its slowness alone."""

@@ -3,8 +3,9 @@
 from demo.cgroups import MOUNTS, remove_cgroups
 from demo.containerd import Containerd
 from demo.pods import PodSpec, remove_pod, run_pod
-from tests.integration.harness import eventually, fresh_node, kernel_group
+from tests.integration.harness import fresh_node, kernel_group
 from tests.vm.inside.pods import RUNS_ON, specs
+from tests.waiting import eventually
 
 IN_SLICES = ("lse", "be", "on-node-2")
 

@@ -1,0 +1,40 @@
+"""What a running kubelet says of its configuration: GET /configz on its own port."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from typing import Final
+
+from agent.kubelet import configuration
+from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
+
+TIMEOUT_SECONDS: Final = 5.0
+MOST_BYTES: Final = 4 << 20
+
+
+def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration:
+    """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Kubelets mostly sign
+    their own certificate, so it is verified only where `ca_file` is given. Raises
+    ConfigurationError."""
+    try:
+        request = urllib.request.Request(url)
+        if token_file:
+            with open(token_file, encoding="utf-8") as file:
+                request.add_header("Authorization", f"Bearer {file.read().strip()}")
+        context = ssl.create_default_context(cafile=ca_file or None)
+        if not ca_file:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=context) as answer:
+            raw = answer.read(MOST_BYTES)
+        content = json.loads(raw)
+    except (urllib.error.HTTPError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{url}: {error}") from error
+    except urllib.error.URLError as error:
+        raise ConfigurationError(f"{url}: {error.reason}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{url}: {error}") from error
+    return configuration.of_object(content, url)

@@ -1,0 +1,92 @@
+"""A real HTTPS server in the kubelet's place."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.kubelet import configz
+from agent.kubelet.configuration import ConfigurationError
+
+
+class Kubelet(http.server.BaseHTTPRequestHandler):
+    answer = json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static"}}).encode()
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer secret":
+            self.send_error(401)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("certificate")
+    key, crt = folder / "key", folder / "crt"
+    subject = ["-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    subprocess.run([*command, "-keyout", key, "-out", crt], check=True, capture_output=True)
+    return key, crt
+
+
+@pytest.fixture
+def url(certificate: tuple[Path, Path]) -> Iterator[str]:
+    key, crt = certificate
+    server = http.server.HTTPServer(("127.0.0.1", 0), Kubelet)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(crt, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"https://127.0.0.1:{server.server_port}/configz"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> str:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    return str(path)
+
+
+def test_read_with_and_without_verifying_who_answers(
+    url: str, token: str, certificate: tuple[Path, Path]
+) -> None:
+    for ca in ("", str(certificate[1])):
+        kubelet = configz.read(url, token, ca)
+        assert (kubelet.cpu_manager_policy, kubelet.source) == ("static", url)
+
+
+def test_faults_name_the_address(url: str, token: str, tmp_path: Path) -> None:
+    strangers = tmp_path / "ca"
+    strangers.write_text("")
+    with pytest.raises(ConfigurationError, match="401"):
+        configz.read(url, "", "")
+    with pytest.raises(ConfigurationError, match="configz: "):
+        configz.read(url, token, str(strangers))
+    with pytest.raises(ConfigurationError, match="refused"):
+        configz.read("https://127.0.0.1:1/configz", token, "")
+    with pytest.raises(ConfigurationError, match="No such file"):
+        configz.read(url, str(tmp_path / "none"), "")
+
+
+@pytest.mark.parametrize("torn", ["", "{", "[]", '{"kubeletconfig": {"cpuManagerPolicy": 3}}'])
+def test_torn_answer(tmp_path: Path, torn: str) -> None:
+    answer = tmp_path / "configz"
+    answer.write_text(torn)
+    with pytest.raises(ConfigurationError, match="configz"):
+        configz.read(f"file://{answer}", "", "")

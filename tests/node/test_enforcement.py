@@ -1,0 +1,106 @@
+"""What the agent's rounds do to limits: batch pods, lifted quotas, and the way back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.doorbell import Asked, Created
+from agent.runtime.cri import Sandbox
+from tests.node.world import World
+
+QUOTA, SHARES, MEMORY = "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes"
+OWN = "kubepods/burstable/podown"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def annotate(world: World, sandbox: Sandbox, **notes: str) -> None:
+    listed = world.runtime.listed_sandboxes
+    listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
+
+
+def test_quota_is_lifted_where_cpus_are_own_and_given_back_with_them(world: World) -> None:
+    owner = world.sandbox("own", "LSR", "1")
+    for name in ("app", "envoy"):
+        world.container(owner, name)
+        world.limits(f"{OWN}/c-own-{name}", QUOTA, "50000")
+    world.limits(OWN, QUOTA, "100000")
+    annotate(world, owner, **owner.annotations, **{SHARED_CONTAINERS: "envoy"})
+    agent = world.agent()
+    agent.look()
+    assert world.limit(f"{OWN}/c-own-app", QUOTA) == "-1"
+    assert world.limit(OWN, QUOTA) == "-1"
+    assert world.limit(f"{OWN}/c-own-envoy", QUOTA) == "50000"
+    assert world.cpus(f"{OWN}/c-own-app") == "1"
+    assert world.cpus(f"{OWN}/c-own-envoy") == "0,2-3"
+
+    annotate(world, world.runtime.listed_sandboxes[0], **{RESOURCE_STATUS: ""})
+    agent.look()
+    assert world.limit(f"{OWN}/c-own-app", QUOTA) == "50000"
+    assert world.limit(OWN, QUOTA) == "100000"
+
+
+def test_quota_that_the_proxy_lifted_at_creation_comes_back_too(world: World) -> None:
+    owner = world.sandbox("own", "LSR", "1")
+    container = world.container(owner)
+    agent = world.agent()
+    agent.heard([Created(container.id, Asked("0-3", quota_microseconds=70_000))])
+    agent.look()
+    annotate(world, owner)
+    agent.look()
+    assert world.limit(f"{OWN}/{container.id}", QUOTA) == "70000"
+
+
+def test_quota_that_a_resize_puts_on_an_owners_pod_is_lifted_and_is_what_comes_back(
+    world: World,
+) -> None:
+    owner = world.sandbox("own", "LSR", "1")
+    world.container(owner)
+    world.limits(OWN, QUOTA, "100000")
+    agent = world.agent()
+    agent.look()
+    world.limits(OWN, QUOTA, "200000")
+    agent.look()
+    assert world.limit(OWN, QUOTA) == "-1"
+    annotate(world, owner)
+    agent.look()
+    assert world.limit(OWN, QUOTA) == "200000"
+
+
+def test_batch_pod_is_held_to_its_amounts(world: World) -> None:
+    parent = "kubepods/besteffort/podb"
+    pod = world.sandbox("b", "BE", parent=f"/{parent}")
+    for name in ("main", "side"):
+        world.container(pod, name)
+    amounts = {
+        "requests": {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "1Mi"},
+        "limits": {"kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "2Mi"},
+    }
+    spec = {"containers": {"main": amounts, "side": amounts}}
+    annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: json.dumps(spec)})
+    agent = world.agent()
+    agent.look()
+    expected = {QUOTA: "100000", SHARES: "512", MEMORY: str(2 << 20)}
+    assert {file: world.limit(f"{parent}/c-b-main", file) for file in expected} == expected
+    of_pod = {QUOTA: "200000", SHARES: "1024", MEMORY: str(4 << 20)}
+    assert {file: world.limit(parent, file) for file in of_pod} == of_pod
+    assert world.limit("kubepods/besteffort", SHARES) == "1024", "the kubelet's"
+    told = world.snapshot().containers["c-b-main"].limits
+    assert (told.quota_microseconds, told.shares) == (100_000, 512)
+
+
+def test_batch_amounts_that_cannot_be_read_are_named_and_change_nothing(world: World) -> None:
+    pod = world.sandbox("b", "BE", parent="/kubepods/besteffort/podb")
+    world.container(pod)
+    annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: '{"containers": {"main": 3}}'})
+    world.agent().look()
+    assert world.limit("kubepods/besteffort/podb", SHARES) == "1024"
+    assert "$.containers" in world.snapshot().pods["b"].refused
