@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +18,10 @@ log = logging.getLogger(__name__)
 
 _VIRTUAL = "kata"
 """What the handlers of Kata Containers begin with (`kata`, `kata-qemu`, `kata-clh`, ...)."""
+
+
+_LEFT_ALONE_SECONDS = 60.0
+"""How long what had no answer in time is not asked about again: each time costs the call's."""
 
 
 class Observed(msgspec.Struct, frozen=True):
@@ -39,9 +44,12 @@ class Observer:
         self._sandboxes: dict[str, Placement] = {}
         self._groups: dict[str, str] = {}
         self._untold: set[str] = set()
+        self._left_alone: dict[str, float] = {}  # until which moment of the monotonic clock
+        self._late = False
 
     def look(self) -> Observed:
         """Raises RpcError when the runtime does not answer."""
+        self._late = False
         sandboxes = self._cri.sandboxes()
         containers = self._cri.containers()
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
@@ -130,11 +138,18 @@ class Observer:
 
     def _told(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
         """None of one that is gone; nothing in it where the runtime fails on this one only, say
-        because its shim died. Raises RpcError when the runtime does not answer."""
+        because its shim died or hangs. Raises RpcError when the runtime does not answer: at the
+        second that is late in a look."""
+        if time.monotonic() < self._left_alone.get(which, 0.0):
+            return Placement()
         try:
             placement = ask(which)
         except RpcError as error:
-            if error.code in NO_ANSWER:
+            alone = error.code == Code.DEADLINE_EXCEEDED and not self._late
+            if error.code == Code.DEADLINE_EXCEEDED:
+                self._late = True
+                self._left_alone[which] = time.monotonic() + _LEFT_ALONE_SECONDS
+            if error.code in NO_ANSWER and not alone:
                 raise
             if error.code == Code.NOT_FOUND:
                 return None
@@ -151,3 +166,5 @@ class Observer:
         for gone in self._groups.keys() - containers:
             del self._groups[gone]
         self._untold &= sandboxes | containers
+        for gone in self._left_alone.keys() - sandboxes - containers:
+            del self._left_alone[gone]

@@ -73,9 +73,27 @@ def test_sandbox_without_an_answer_keeps_the_class_of_its_containers(
 def test_runtime_that_does_not_answer_ends_the_look(
     world: World, observer: Observer, code: Code
 ) -> None:
-    world.runtime.failing[world.container(world.sandbox("p")).id] = code
+    for uid in "pq":
+        world.runtime.failing[world.container(world.sandbox(uid)).id] = code
     with pytest.raises(RpcError):
         observer.look()
+
+
+def test_container_whose_status_hangs_is_asked_about_again_after_a_while(
+    world: World, observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("agent.node.observed.time.monotonic", lambda: now)
+    hung = world.container(world.sandbox("p"), state=ContainerState.CREATED)
+    world.container(world.sandbox("q"))
+    world.runtime.failing[hung.id] = Code.DEADLINE_EXCEEDED
+    assert pods(observer).keys() == {"p", "q"}
+    del world.runtime.failing[hung.id]
+    place = world.runtime.placements[hung.id]
+    world.runtime.placements[hung.id] = msgspec.structs.replace(place, cpuset="1")
+    assert observer.look().starts_with[hung.id].cpuset == ""
+    now += 61
+    assert observer.look().starts_with[hung.id].cpuset == "1"
 
 
 def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: Observer) -> None:

@@ -1,0 +1,162 @@
+"""The cpuset groups of a played node: real ones of this machine, or plain files of a larger one.
+
+Plain files keep what is written and refuse nothing; the rules are looked after by `illegal`. A file
+of them has a fixed size, so that a value is replaced in one write, as the kernel does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from agent.cgroup.hierarchy import CPUS, MEMS, Hierarchy
+from agent.model.cpuset import EMPTY, CpuSet
+
+FILE_BYTES = 128
+
+
+class PlainCgroups:
+    """v1 or v2; `cpus` are the machine's."""
+
+    def __init__(self, root: Path, version: int, cpus: CpuSet) -> None:
+        self.version = version
+        self.root = root
+        """What the agent is told to be the mount."""
+        self.path = root / "cpuset" if version == 1 else root
+        self.top = ""
+        self.path.mkdir(parents=True)
+        if version == 2:
+            (root / "cgroup.controllers").write_text("cpuset\n")
+        (self.path / CPUS).write_bytes(padded(f"{cpus}\n".encode()))
+
+    def make(self, group: str, cpus: CpuSet | None = None, *, process: bool = False) -> CpuSet:
+        """As a runtime does: on v1 with what is above; `cpus` if it was asked for some. The own
+        value."""
+        above = group.rpartition("/")[0]
+        own = cpus if cpus is not None else self.own(above) if self.version == 1 else EMPTY
+        # Not seen before it is complete: there is no moment without a value here.
+        folder = self.path / group[1:]
+        hidden = folder.with_name(f".{folder.name}")
+        hidden.mkdir()
+        (hidden / CPUS).write_bytes(padded(f"{own}\n".encode()))
+        hidden.rename(folder)
+        return own
+
+    def set(self, group: str, cpus: CpuSet) -> None:
+        """As a runtime does when it is told; nothing where it would fail."""
+        with contextlib.suppress(OSError), open(self.path / group[1:] / CPUS, "r+b", 0) as file:
+            file.write(padded(f"{cpus}\n".encode()))
+
+    def remove(self, group: str) -> None:
+        folder = self.path / group[1:]
+        gone = folder.with_name(f".{folder.name}")
+        folder.rename(gone)
+        (gone / CPUS).unlink()
+        gone.rmdir()
+
+    def own(self, group: str) -> CpuSet:
+        return CpuSet.parse((self.path / group[1:] / CPUS).read_text())
+
+    def effective(self, group: str) -> CpuSet:
+        """What the kernel would let its processes use."""
+        return effective(self.path, self.version, group)
+
+    def groups(self) -> list[str]:
+        """Ours, each after what is above it."""
+        found = (f"/{Path(folder).relative_to(self.path)}" for folder, _, _ in os.walk(self.path))
+        return sorted(each for each in found if each.startswith(f"{self.top}/") and each != "/.")
+
+    def illegal(self) -> list[str]:
+        """Groups that the kernel would not have let be so. v2 refuses nothing."""
+        if self.version == 2:
+            return []
+        return [
+            f"{group} has '{own}' in '{above}'"
+            for group in self.groups()
+            if not (own := self.own(group))
+            or not own <= (above := self.own(group.rpartition("/")[0]))
+        ]
+
+    def close(self) -> None:
+        """The folder goes with its owner."""
+
+
+class RealCgroups:
+    """This machine's, below one group of ours, with a process that sleeps in each container."""
+
+    def __init__(self, name: str) -> None:
+        self._kernel = Hierarchy()
+        self.version = self._kernel.version
+        self.path = Path(self._kernel.path)
+        self.root = Path("/sys/fs/cgroup")
+        self.top = f"/{name}"
+        self.cpus = self._kernel.effective_cpus("/")
+        self._sleepers: dict[str, int] = {}
+        self._made: list[str] = []
+        self.make(self.top)
+
+    def make(self, group: str, cpus: CpuSet | None = None, *, process: bool = False) -> CpuSet:
+        folder, above = self.path / group[1:], (self.path / group[1:]).parent
+        if self.version == 2 and above != self.path:
+            (above / "cgroup.subtree_control").write_text("+cpuset")
+        folder.mkdir()
+        self._made.append(group)
+        if self.version == 1:
+            (folder / MEMS).write_text((above / MEMS).read_text())
+            (folder / CPUS).write_text((above / CPUS).read_text())
+        if cpus is not None:
+            (folder / CPUS).write_text(str(cpus))
+        own = self.own(group)
+        if process:
+            self._sleepers[group] = pid = os.posix_spawnp("sleep", ["sleep", "3600"], os.environ)
+            (folder / "cgroup.procs").write_text(str(pid))
+        return own
+
+    def set(self, group: str, cpus: CpuSet) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / group[1:] / CPUS).write_text(str(cpus))
+
+    def remove(self, group: str) -> None:
+        pid = self._sleepers.pop(group, None)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        (self.path / group[1:]).rmdir()
+        self._made.remove(group)
+
+    def own(self, group: str) -> CpuSet:
+        return CpuSet.parse((self.path / group[1:] / CPUS).read_text())
+
+    def effective(self, group: str) -> CpuSet:
+        return self._kernel.effective_cpus(group)
+
+    def groups(self) -> list[str]:
+        return sorted(self._made)
+
+    def illegal(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        for group in list(reversed(self._made)):
+            with contextlib.suppress(FileNotFoundError):
+                self.remove(group)
+        self._kernel.close()
+
+
+Cgroups = PlainCgroups | RealCgroups
+
+
+def padded(text: bytes) -> bytes:
+    """Of the size that every plain file has."""
+    return text.ljust(FILE_BYTES, b"\n")
+
+
+def effective(path: Path, version: int, group: str) -> CpuSet:
+    """Of plain files below `path`; `/` and "" are the root."""
+    own = CpuSet.parse((path / group[1:] / CPUS).read_text())
+    if version == 1 or group in ("/", ""):
+        return own
+    above = effective(path, version, group.rpartition("/")[0])
+    return (own & above) or above

@@ -1,0 +1,158 @@
+"""A process that has everything imported and forks a `topolet` command whenever it is told to.
+
+`python -m tests.faults.child DESCRIPTOR`, a stream socket of JSON lines: an order, then an answer.
+The command is the real one. Before each of its system calls that change something it counts a step
+on the board, and dies by SIGKILL at the step that stands there. Where the cgroups are plain files
+(`plain`), a write replaces the value whole, and on v2 there is a `cpuset.cpus.effective` to read:
+what the kernel would do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from agent.cgroup.hierarchy import CPUS
+from agent.cli import agent as _agent  # noqa: F401 - imported once, here
+from agent.cli import restore as _restore  # noqa: F401
+from agent.cli.main import main as topolet
+from tests.faults.board import Board
+from tests.faults.cgroups import effective, padded
+
+_CHANGING_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+_BY_PATH = ("rename", "replace", "unlink", "mkdir", "rmdir", "chmod")
+_BY_DESCRIPTOR = ("write", "pwrite", "fsync", "fchmod", "ftruncate")
+_EFFECTIVE = f"{CPUS}.effective"
+_READABLE = select.POLLIN | select.POLLHUP
+
+
+def serve(orders: socket.socket) -> None:
+    """Until the other end closes; then the command dies as well."""
+    gc.freeze()
+    lines = orders.makefile("rb", buffering=0)  # poll tells the truth only without a buffer
+    while line := lines.readline():
+        order = json.loads(line)
+        if not order:  # to kill what had ended already
+            continue
+        child = os.fork()
+        if child == 0:
+            _become(order, orders)
+        handle = os.pidfd_open(child)
+        poll = select.poll()
+        poll.register(orders, _READABLE)
+        poll.register(handle, _READABLE)
+        while not any(ready == handle for ready, _ in poll.poll()):
+            # The only order beside a running command is to kill it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            if not lines.readline():
+                os.waitpid(child, 0)
+                return
+        os.close(handle)
+        _, status = os.waitpid(child, 0)
+        orders.sendall(json.dumps({"code": os.waitstatus_to_exitcode(status)}).encode() + b"\n")
+
+
+def _become(order: dict[str, Any], orders: socket.socket) -> None:
+    orders.close()
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    code = 70
+    try:
+        plain = order["plain"]
+        if plain:
+            _play_kernel(Path(plain["path"]), plain["version"])
+        _count_steps(Board(Path(order["board"])))
+        code = topolet(order["words"])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _count_steps(board: Board) -> None:
+    kill, me = os.kill, os.getpid()
+
+    def step(what: str, name: str) -> None:
+        board.passed += 1
+        if board.passed == board.dies_at:
+            board.place = f"{what} {_kind(name)}"
+            kill(me, signal.SIGKILL)
+
+    def by_path(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *more: Any, **named: Any) -> Any:
+            step(name, os.fspath(path))
+            return real(path, *more, **named)
+
+        return call
+
+    def by_descriptor(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(descriptor: int, *more: Any) -> Any:
+            step(name, os.readlink(f"/proc/self/fd/{descriptor}"))
+            return real(descriptor, *more)
+
+        return call
+
+    for name in _BY_PATH:
+        setattr(os, name, by_path(name, getattr(os, name)))
+    for name in _BY_DESCRIPTOR:
+        setattr(os, name, by_descriptor(name, getattr(os, name)))
+    real_open = os.open
+
+    def open_(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & _CHANGING_FLAGS:
+            step("open", os.fspath(path))
+        return real_open(path, flags, *more, **named)
+
+    os.open = open_
+
+
+def _kind(path: str) -> str:
+    """What is the same of every run: a scratch file as the file it becomes."""
+    if path.endswith((".yaml", ".yaml.tmp")):
+        return "object"
+    name = os.path.basename(path).strip("'")
+    if name.startswith(".") and name.endswith(".tmp"):
+        return f"{name[1:-4]} (new)"
+    return name
+
+
+def _play_kernel(path: Path, version: int) -> None:
+    real_open, real_write = os.open, os.write
+
+    def open_(file: Any, flags: int, *more: Any, **named: Any) -> int:
+        folder, name = os.path.split(os.fspath(file))
+        if name == CPUS:
+            flags &= ~os.O_TRUNC
+        elif name == _EFFECTIVE:
+            if version == 1:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), file)
+            group = "/" + os.path.relpath(folder, path).removeprefix(".")
+            text = f"{effective(path, version, group)}\n".encode()
+            descriptor = os.memfd_create(_EFFECTIVE)
+            real_write(descriptor, text)
+            return descriptor
+        return real_open(file, flags, *more, **named)
+
+    def write(descriptor: int, data: bytes) -> int:
+        if os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")) == CPUS:
+            data = padded(data)
+        return real_write(descriptor, data)
+
+    os.open = open_
+    os.write = write
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,56 @@
+"""A node whose faults a test chooses: in one process with the agent's rounds, or around it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.launcher import Launcher
+from tests.faults.node import PlayedNode, large_machine
+from tests.node.world import World
+
+
+class Around:
+    """A played node of 16 CPUs (v1) and the real agent, which comes and goes."""
+
+    def __init__(self, node: PlayedNode, launcher: Launcher) -> None:
+        self.node = node
+        self.launcher = launcher
+
+    def start(self, *flags: str) -> None:
+        """Returns when it has looked."""
+        since = time.monotonic_ns()
+        self.launcher.start((*self.node.agent_words, *flags), self.node.cgroups)
+        assert self.node.looked(since, lambda: self.launcher.running), self.launcher.log()
+
+    def restore(self) -> None:
+        """With the agent killed."""
+        self.launcher.kill()
+        self.launcher.start(self.node.restore_words, self.node.cgroups)
+        assert self.launcher.ended() == 0, self.launcher.log()
+
+    def running(self, qos: str, claim: str = "") -> str:
+        """The group of a container that starts on every CPU."""
+        group = self.node.create(self.node.add(qos, claim), starts=True).group
+        assert group is not None
+        return group
+
+    def cpus(self, group: str) -> str:
+        return str(self.node.cgroups.own(group))
+
+
+@pytest.fixture
+def around(tmp_path: Path) -> Iterator[Around]:
+    with Launcher(tmp_path) as launcher:
+        node = large_machine(tmp_path, 1)
+        yield Around(node, launcher)
+        launcher.kill()
+        node.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)

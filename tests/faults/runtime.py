@@ -1,0 +1,159 @@
+"""A container runtime as far as the agent asks: CRI over a real socket, its answers are values."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import msgspec
+
+from agent.model.cpuset import CpuSet
+from agent.model.pods import ContainerState
+from agent.proto import cri_pb2 as pb
+from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
+
+_STATES = {
+    ContainerState.CREATED: pb.CONTAINER_CREATED,
+    ContainerState.RUNNING: pb.CONTAINER_RUNNING,
+}
+_PREFIX = "/runtime.v1.RuntimeService/"
+
+
+class PlayedRuntime(grpc.GenericRpcHandler):
+    """`sandboxes`, `containers` and `placements` by id; change them while holding `lock`.
+
+    `hanging`: names of methods, and ids of containers and sandboxes, that get no answer until
+    `relent`; `asked`: those of them that were asked for. `put_in_force`: what an update does to
+    the group of a running container.
+    """
+
+    def __init__(self, path: Path, put_in_force: Callable[[str, CpuSet], None]) -> None:
+        self._put_in_force = put_in_force
+        self.lock = threading.RLock()
+        self.sandboxes: dict[str, Sandbox] = {}
+        self.containers: dict[str, RuntimeContainer] = {}
+        self.placements: dict[str, Placement] = {}
+        self.hanging: frozenset[str] = frozenset()
+        self.asked: list[str] = []
+        self._relented = threading.Event()
+        self._path = path
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_insecure_port(f"unix:{path}")
+        self._server.start()
+
+    def hang(self, *what: str) -> None:
+        self.asked.clear()
+        self._relented.clear()
+        self.hanging = frozenset(what)
+
+    def relent(self) -> None:
+        self.hanging = frozenset()
+        self._relented.set()
+
+    def close(self) -> None:
+        self.relent()
+        self._server.stop(None).wait()
+        self._path.unlink(missing_ok=True)
+
+    def succeed(self, other: PlayedRuntime) -> None:
+        """Its containers live on."""
+        self.sandboxes, self.containers = other.sandboxes, other.containers
+        self.placements = other.placements
+
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        method = details.method.removeprefix(_PREFIX)
+        answer = {
+            "ListPodSandbox": self._sandboxes,
+            "ListContainers": self._containers,
+            "PodSandboxStatus": self._sandbox_status,
+            "ContainerStatus": self._container_status,
+            "UpdateContainerResources": self._update,
+        }.get(method)
+        if answer is None:
+            return None
+
+        def call(request: bytes, context: grpc.ServicerContext) -> bytes:
+            self._wait_if(method)
+            return answer(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(call)
+
+    def _wait_if(self, what: str) -> None:
+        if what in self.hanging:
+            self.asked.append(what)
+            self._relented.wait()
+
+    def _sandboxes(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        reply = pb.ListPodSandboxResponse()
+        with self.lock:
+            for each in self.sandboxes.values():
+                reply.items.add(
+                    id=each.id,
+                    metadata=pb.PodSandboxMetadata(
+                        name=each.name, uid=each.uid, namespace=each.namespace
+                    ),
+                    state=pb.SANDBOX_READY if each.ready else pb.SANDBOX_NOTREADY,
+                    created_at=each.created_at,
+                    labels=each.labels,
+                    annotations=each.annotations,
+                    runtime_handler=each.handler,
+                )
+        return reply.SerializeToString()
+
+    def _containers(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        reply = pb.ListContainersResponse()
+        with self.lock:
+            for each in self.containers.values():
+                reply.containers.add(
+                    id=each.id,
+                    pod_sandbox_id=each.sandbox_id,
+                    metadata=pb.ContainerMetadata(name=each.name),
+                    state=_STATES[each.state],
+                )
+        return reply.SerializeToString()
+
+    def _sandbox_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        asked = pb.PodSandboxStatusRequest.FromString(request).pod_sandbox_id
+        self._wait_if(asked)
+        config = {"linux": {"cgroup_parent": self._place(asked, context).cgroup_parent}}
+        info = self._info(asked, context) | {"config": config}
+        return pb.PodSandboxStatusResponse(info={"info": json.dumps(info)}).SerializeToString()
+
+    def _container_status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        asked = pb.ContainerStatusRequest.FromString(request).container_id
+        self._wait_if(asked)
+        text = json.dumps(self._info(asked, context))
+        return pb.ContainerStatusResponse(info={"info": text}).SerializeToString()
+
+    def _info(self, asked: str, context: grpc.ServicerContext) -> dict[str, object]:
+        place = self._place(asked, context)
+        resources = {"cpu": {"cpus": place.cpuset}}
+        linux = {"cgroupsPath": place.cgroups_path, "resources": resources}
+        return {"pid": place.pid, "runtimeSpec": {"linux": linux}}
+
+    def _place(self, asked: str, context: grpc.ServicerContext) -> Placement:
+        with self.lock:
+            place = self.placements.get(asked)
+        if place is None:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"{asked} is gone")
+            raise AssertionError("abort raises")
+        return place
+
+    def _update(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        """What the container will start with, or runs on from now on."""
+        update = pb.UpdateContainerResourcesRequest.FromString(request)
+        cpuset = update.linux.cpuset_cpus
+        with self.lock:
+            place = self._place(update.container_id, context)
+            if cpuset:
+                self.placements[update.container_id] = msgspec.structs.replace(place, cpuset=cpuset)
+                if self.containers[update.container_id].state is ContainerState.RUNNING:
+                    self._put_in_force(place.cgroups_path, CpuSet.parse(cpuset))
+        return pb.UpdateContainerResourcesResponse().SerializeToString()

@@ -1,0 +1,96 @@
+"""A runtime that takes connections and does not answer, or not to one question."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup.hierarchy import Hierarchy
+from agent.node.observed import Observer
+from agent.node.placement import Locator
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from demo.stage import free_port
+from tests.faults.conftest import Around
+from tests.integration.harness import eventually
+
+CALL_SECONDS = 0.3
+
+
+def page(port: int, name: str) -> tuple[int, str]:
+    """Status and text; status 0 when nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=5) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+@contextlib.contextmanager
+def silent(path: Path) -> Iterator[None]:
+    """Connections wait to be accepted for ever."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(path))
+        listener.listen(64)
+        yield
+    path.unlink()
+
+
+def test_silent_runtime_makes_the_agent_unready_and_loses_nothing(around: Around) -> None:
+    node, port = around.node, free_port()
+    own, ls = around.running("LSE", "1-2"), around.running("LS")
+    around.start(f"--http=127.0.0.1:{port}", "--period-seconds=0.1")
+    node.stop_runtime()
+    with silent(node.socket_path):
+        eventually("not ready", lambda: page(port, "readyz")[0] == 503, 30)
+        assert "does not answer" in page(port, "readyz")[1] or "old" in page(port, "readyz")[1]
+        assert page(port, "healthz")[0] == 200
+        assert (around.cpus(own), around.cpus(ls)) == ("1-2", "0,3-15")
+        assert around.launcher.running
+    node.start_runtime()
+    late = around.running("LS")
+    eventually("ready again", lambda: page(port, "readyz")[0] == 200, 30)
+    eventually("the late one has its place", lambda: around.cpus(late) == "0,3-15", 30)
+    assert (around.cpus(own), around.cpus(ls)) == ("1-2", "0,3-15")
+
+
+@pytest.fixture
+def observer(around: Around) -> Iterator[Observer]:
+    cri = Cri(str(around.node.socket_path), CALL_SECONDS)
+    hierarchy = Hierarchy(str(around.node.cgroups.root))
+    yield Observer(cri, Locator(hierarchy))
+    around.node.runtime.relent()
+    cri.close()
+    hierarchy.close()
+
+
+def test_one_status_that_hangs_hides_no_container_and_is_left_alone_for_a_while(
+    around: Around, observer: Observer
+) -> None:
+    groups = {around.running("LS"), around.running("LS"), around.running("LS")}
+    hung = min(around.node.runtime.containers)
+    around.node.runtime.hang(hung)
+    for _ in range(2):
+        seen = {one.group for pod in observer.look().pods for one in pod.containers}
+        assert seen == groups, "the names of groups tell what the runtime does not"
+        assert around.node.runtime.asked.count(hung) == 1
+
+
+def test_statuses_that_all_hang_are_a_runtime_that_does_not_answer(
+    around: Around, observer: Observer
+) -> None:
+    for _ in range(3):
+        around.running("LS")
+    around.node.runtime.hang(*around.node.runtime.containers)
+    with pytest.raises(RpcError):
+        observer.look()
+    assert len(around.node.runtime.asked) == 2
