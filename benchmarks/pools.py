@@ -148,7 +148,8 @@ class Node:
         pods = self._moments[moment]
         start = time.perf_counter()
         decision = pools.decide(self._topology, pods, KubeletCpus(), {}, {})
-        round_ = writer.write(self._hierarchy, self._journal, wanted.cpusets(pods, decision))
+        cpusets = wanted.cpusets(pods, decision) | wanted.sandbox_cpusets(pods, decision)
+        round_ = writer.write(self._hierarchy, self._journal, cpusets)
         written = time.perf_counter()
         round_.read_back()
         end = time.perf_counter()

@@ -15,7 +15,7 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import MEMS, CgroupError, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import parent
-from agent.cgroup.outcome import State
+from agent.cgroup.outcome import Outcome, State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.doorbell import Asked
 from agent.model.limits import Limits
@@ -86,16 +86,18 @@ class Enforcement:
         """What is left alone from now on gets its values back; the failures."""
         return excluded.give_back(self._hierarchy, self._journal, alone, self._controllers)
 
-    def set_right(self, observed: Observed, decision: Decision) -> tuple[bool, list[str]]:
-        """Writes the groups of running containers, sandboxes and pods; whether a cpuset was
-        written, and what could not be."""
-        outcome = writer.apply(
-            self._hierarchy, self._journal, wanted.cpusets(observed.pods, decision)
-        )
+    def free_cpus(self, observed: Observed, decision: Decision) -> Outcome:
+        """Writes the cpusets of running containers: what owners wait for."""
+        return writer.apply(self._hierarchy, self._journal, wanted.cpusets(observed.pods, decision))
+
+    def finish(self, observed: Observed, decision: Decision, freed: Outcome) -> list[str]:
+        """Writes what nobody waits for: sandboxes and limits; what could not be written, and of
+        `freed` too."""
+        sandboxes = wanted.sandbox_cpusets(observed.pods, decision)
+        outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
         limits = wanted.limits(observed.pods, decision)
         asked = {group: self._as_migrated(each) for group, each in limits.items()}
         others = values.apply(self._controllers, self._journal, asked)
-        failures = self._give_back_limits(observed, limits)
         titles = {
             group: title
             for pod in observed.pods
@@ -106,8 +108,8 @@ class Enforcement:
                 (each.group, f"{pod.title} {each.name or 'sandbox'}"),
             )
         }
-        failures += self._witness.written(outcome, others, titles)
-        return bool(outcome.having(State.WRITTEN)), failures
+        failures = self._give_back_limits(observed, limits)
+        return failures + self._witness.written((freed, outcome), others, titles)
 
     def _as_migrated(self, limits: Limits) -> Limits:
         if limits.mems is None or self._migrate_memory:

@@ -10,6 +10,7 @@ from agent.allocate import pools
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import State
 from agent.model.annotations import shared_containers
 from agent.model.cpuset import CpuSet, union
 from agent.model.doorbell import Created, PodComes, PodFailed, Ring
@@ -119,9 +120,8 @@ class Node:
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._enforcement.remember_replaced(observed)
         failures += self._enforcement.give_back(alone)
-        written, unwritten = self._enforcement.set_right(observed, decision)
-        failures += unwritten
-        if written or busy:
+        freed = self._enforcement.free_cpus(observed, decision)
+        if busy or freed.having(State.WRITTEN):
             holds = self._enforcement.holds(observed, topology)
         self._enforcement.prepare_created(observed, decision, holds)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
@@ -136,6 +136,7 @@ class Node:
             left_alone=[each.id for each in alone],
         )
         self._rung = False
+        failures += self._enforcement.finish(observed, decision, freed)
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)

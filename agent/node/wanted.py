@@ -15,15 +15,26 @@ from agent.model.wanted import NO_LIMITS
 
 
 def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
-    """By group: what running containers and sandboxes are to have; nothing for hands off."""
+    """By group: what running containers are to have; nothing for hands off."""
     wanted = {}
     for pod in pods:
         of_pod = decision.pods[pod.uid]
-        for container in (*pod.containers, *pod.sandboxes):
+        for container in pod.containers:
             cpus = parsed(of_pod.of(container.name).cpuset)
             if container.group is not None and cpus is not None:
                 wanted[container.group] = cpus
     return wanted
+
+
+def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
+    """By group: what pods' pause containers are to have."""
+    return {
+        sandbox.group: cpus
+        for pod in pods
+        if (cpus := parsed(decision.pods[pod.uid].each.cpuset)) is not None
+        for sandbox in pod.sandboxes
+        if sandbox.group is not None
+    }
 
 
 def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Limits]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from agent.allocate.pools import Decision, Refusal
 from agent.cgroup.outcome import Outcome, State, ValueOutcome
@@ -66,14 +66,15 @@ class Witness:
         self._metrics.unplaced.set(len(staying))
 
     def written(
-        self, outcome: Outcome, others: ValueOutcome, titles: Mapping[str, str]
+        self, outcomes: Sequence[Outcome], others: ValueOutcome, titles: Mapping[str, str]
     ) -> list[str]:
         """What was written; returned: what could not be, as texts."""
-        for change in outcome.having(State.WRITTEN):
+        for change in (each for of in outcomes for each in of.having(State.WRITTEN)):
             self._metrics.cgroup_writes.labels("written").inc()
             log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
         failures = {
             change.group: f"{titles[change.group]}: {change.note}"
+            for outcome in outcomes
             for change in outcome.having(State.FAILED)
         }
         for value in others.having(State.WRITTEN):
@@ -83,8 +84,8 @@ class Witness:
             f"{value.group} {value.file}": f"{titles[value.group]} {value.file}: {value.note}"
             for value in others.having(State.FAILED)
         }
-        if outcome.journal_error:
-            failures["journal"] = outcome.journal_error
+        errors = {others.journal_error, *(outcome.journal_error for outcome in outcomes)}
+        failures |= {f"journal {error}": error for error in errors if error is not None}
         for key in sorted(failures.keys() - self._failed):
             self._metrics.cgroup_writes.labels("failed").inc()
             log.error("not set: %s", failures[key])
