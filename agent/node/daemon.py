@@ -18,6 +18,7 @@ from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.locks import Lock
 from agent.kube.store import EmbeddedStore, StoreError
+from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.node import reload
@@ -203,7 +204,7 @@ def _round(node: Node, health: Health, metrics: AgentMetrics) -> bool:
         node.look()
     except RpcError as failure:
         error = f"the runtime does not answer: {failure}"
-    except (DiscoveryError, StoreError, RoundError, OSError) as failure:
+    except (DiscoveryError, StateFileError, StoreError, RoundError, OSError) as failure:
         error = str(failure)
     except Exception as failure:  # the supervisor: a bad round must not be the last
         error = f"round failed: {failure!r}"

@@ -10,6 +10,7 @@ import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.host import processes
+from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
 from agent.model import snapshot as snapshots
 from agent.model.annotations import AnnotationError, resource_status
@@ -45,9 +46,13 @@ def examine(settings: Settings) -> Examination:
     finally:
         cri.close()
     snapshot, remarks = _snapshot(Path(settings.state_dir) / "snapshot.json")
-    kubelet = KubeletView(settings.kubelet_dir).cpus()
+    given: dict[str, CpuSet] = {}
+    try:
+        given = KubeletView(settings.kubelet_dir).cpus().by_uid
+    except StateFileError as error:
+        remarks += (str(error),)
     seen = [
-        _seen(pod, container, snapshot, kubelet.by_uid.get(pod.uid), hierarchy)
+        _seen(pod, container, snapshot, given.get(pod.uid), hierarchy)
         for pod in observed.pods
         for container in pod.containers
         if container.state is ContainerState.RUNNING and not container.virtual

@@ -16,14 +16,17 @@ class KubeletView:
 
     def __init__(self, folder: str) -> None:
         self._path = f"{folder}/{cpu_manager_state.FILE_NAME}"
-        self._last = KubeletCpus()
+        self._last: KubeletCpus | None = None
         self._said = ""
 
     def cpus(self) -> KubeletCpus:
-        """Never fails: an error, and what of the file can't be read, is logged once."""
+        """An error, and what of the file can't be read, is logged once. Raises StateFileError while
+        no answer is known: containers that the kubelet gave CPUs can't be told from the others."""
         try:
             state = cpu_manager_state.read(self._path)
         except StateFileError as error:
+            if self._last is None:
+                raise
             self._say(f"keeping the kubelet's last CPUs: {error}")
             return self._last
         trouble = "; ".join(state.problems)

@@ -97,8 +97,8 @@ class Node:
                 self._enforcement.created(ring.container_id, ring.asked)
 
     def look(self) -> None:
-        """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or
-        RoundError after the rest is done."""
+        """Raises RpcError, DiscoveryError, StateFileError or OSError: then the snapshot stays; and
+        StoreError or RoundError after the rest is done."""
         looked_at = time.monotonic_ns()
         busy = self._enforcement.pause()
         observed, alone = excluded.part(self._observer.look(), self.exclude)

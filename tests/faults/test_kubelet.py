@@ -17,10 +17,11 @@ def test_torn_checkpoint_takes_nothing_from_the_kubelets_pods(
     """Where no answer is known from before, nothing is changed until there is one."""
     node, file = around.node, tmp_path / "kubelet" / "cpu_manager_state"
     pod = node.add(guaranteed=True)
-    group = node.create(pod, starts=True).group
+    container = node.create(pod, starts=True)
+    group = container.group
     assert group is not None
     node.cgroups.set(group, CpuSet([4, 5]))
-    entries = {pod.uid: {"main": "4-5"}}
+    entries = {pod.uid: {node.runtime.containers[container.id].name: "4-5"}}
     text = json.dumps({"policyName": "static", "defaultCpuSet": "0-15", "entries": entries})
     file.write_text(text)
     ls = around.running("LS")

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from agent.allocate.pools import KubeletCpus
+from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import CpuSet
 from agent.node.kubelet import KubeletView
 
@@ -27,6 +28,17 @@ def test_torn_file_leaves_the_last_answer_in_force_and_is_said_once(
     assert len(caplog.records) == 2
     file.unlink()
     assert view.cpus() == KubeletCpus()
+
+
+def test_without_any_answer_there_is_none(tmp_path: Path) -> None:
+    """To take the file for an empty one would give the CPUs of the kubelet's pods away."""
+    (tmp_path / "cpu_manager_state").write_text(TEXT[:40])
+    view = KubeletView(str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(StateFileError, match="cpu_manager_state"):
+            view.cpus()
+    (tmp_path / "cpu_manager_state").write_text(TEXT)
+    assert view.cpus() == GIVEN
 
 
 def test_unreadable_container_and_wrong_checksum(
