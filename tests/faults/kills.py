@@ -32,6 +32,7 @@ from tests.faults.node import PlayedNode, Pod, large_machine, this_machine
 KILLS_PER_LIFE = 50
 MOST_RESTORE_KILLS = 5
 MOMENT_SECONDS = 0.03
+SANDBOX_SECONDS = 5.0
 WRONGS = ("lost_pins", "overlaps", "illegal", "unjournalled", "not_restored", "crashes")
 
 
@@ -176,8 +177,23 @@ class Life:
             if group in groups:
                 self._tally.checked += 1
                 held = self._node.cgroups.effective(group)
+                if group == pod.sandbox_group:
+                    held = self._followed(group, cpus)
                 if held != cpus:
                     self._tally.add("lost_pins", f"{group} has {held}, not {cpus}")
+
+    def _followed(self, group: str, cpus: CpuSet) -> CpuSet:
+        """Nobody waits for a pause container: it follows what was published, unless the agent dies
+        before."""
+        deadline = time.monotonic() + SANDBOX_SECONDS
+        while True:
+            alive = self._launcher.running
+            held = self._node.cgroups.effective(group)
+            if held == cpus or time.monotonic() > deadline:
+                return held
+            if not alive:
+                return cpus
+            time.sleep(0.001)
 
     def _check_others(
         self, owner: Pod, cpus: CpuSet, uids: set[str] | frozenset[str], groups: set[str]
