@@ -139,9 +139,11 @@ class RealCgroups:
         return []
 
     def close(self) -> None:
-        for group in list(reversed(self._made)):
-            with contextlib.suppress(FileNotFoundError):
-                self.remove(group)
+        for pid in self._sleepers.values():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        for folder, _, _ in os.walk(self.path / self.top[1:], topdown=False):
+            os.rmdir(folder)
         self._kernel.close()
 
 

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 
 from agent.cgroup.journal import Journal
 from agent.model.cpuset import CpuSet, CpuSetError
@@ -253,11 +254,20 @@ def kill(count: int, seed: int, *, real: bool = False) -> Tally:
                 try:
                     Life(node, launcher, choice, tally).live(kills)
                 finally:
-                    launcher.kill()
-                    node.close()
+                    try:
+                        launcher.kill()
+                    finally:
+                        node.close()
         finally:
             shutil.rmtree(folder)
     return tally
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    """Once: what is cleaned up is not interrupted."""
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def main() -> int:
@@ -268,7 +278,7 @@ def main() -> int:
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        signal.signal(number, _end)
     start = time.monotonic()
     tally = kill(options.count, seed, real=options.real)
     for each in tally.findings[:50]:

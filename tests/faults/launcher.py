@@ -32,6 +32,7 @@ class Launcher:
                 [sys.executable, "-m", "tests.faults.child", str(theirs.fileno())],
                 cwd=REPOSITORY,
                 pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a signal to our group leaves it time to end its command
             )
         self._answers = self._orders.makefile("rb")
         self._running = False
