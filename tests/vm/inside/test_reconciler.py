@@ -43,8 +43,11 @@ def test_same_end_state_without_a_proxy(containerd: Containerd) -> None:
         assert set(cpus().values()) == {"0-15"}
         node.start_agent()
         eventually("everything in its place", lambda: cpus() == RUNS_ON)
-        paused = {name: node.sandbox_cpus(sandbox) for name, sandbox in sandboxes.items()}
-        assert paused == RUNS_ON
+
+        def paused() -> dict[str, str]:
+            return {name: node.sandbox_cpus(sandbox) for name, sandbox in sandboxes.items()}
+
+        eventually("pause containers follow", lambda: paused() == RUNS_ON)
         assert node.kernel_value(ids["lse"], "cpuset", "cpuset.cpus") == "4-7"
         group = kernel_group(node.direct.container_placement(ids["be"]).pid, "cpuset")
         assert group.relative_to(MOUNTS).parts[:2] == (
