@@ -10,7 +10,7 @@ import msgspec
 from agent.cgroup import notation
 from agent.cgroup.controllers import Controller, Controllers
 from agent.cgroup.hierarchy import CgroupError
-from agent.model.limits import Limits
+from agent.model.limits import UNLIMITED, Limits
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -29,6 +29,9 @@ FIELDS: Final = (
     Field("mems", "cpuset", notation.MEMS, notation.MEMS),
     Field("migrate", "cpuset", notation.MIGRATE, None),
 )
+
+
+_MEMORY: Final = (notation.MEMORY, notation.MEMORY_MAX)
 
 
 def read(controllers: Controllers, group: str) -> Limits:
@@ -69,6 +72,13 @@ def files(controllers: Controllers, limits: Limits) -> Iterator[str]:
                 yield file
 
 
+def lifts(limits: Limits, file: str) -> bool:
+    """Whether the limits say that the file is to limit nothing."""
+    if file in (notation.QUOTA, notation.MAX):
+        return limits.quota_microseconds == UNLIMITED
+    return file in _MEMORY and limits.memory_limit_bytes == UNLIMITED
+
+
 def text(controllers: Controllers, group: str, file: str, limits: Limits, old: str) -> str:
     """What is to stand in the file, where `old` stands. Raises CgroupError, ValueError."""
     quota, shares, memory = limits.quota_microseconds, limits.shares, limits.memory_limit_bytes
@@ -80,7 +90,7 @@ def text(controllers: Controllers, group: str, file: str, limits: Limits, old: s
         return str(shares)
     if file == notation.WEIGHT and shares is not None:
         return str(notation.weight(shares))
-    if file in (notation.MEMORY, notation.MEMORY_MAX) and memory is not None:
+    if file in _MEMORY and memory is not None:
         return notation.memory_text(memory, file)
     if file == notation.MEMS and limits.mems is not None:
         if not limits.mems and controllers.version("cpuset") == 1:

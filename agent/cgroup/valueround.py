@@ -42,8 +42,12 @@ class ValueRound:
         self._notes: dict[tuple[str, str], str] = {}
 
     def ask(self, group: str, file: str, limits: Limits) -> None:
-        """Give the file what the limits say."""
+        """Give the file what the limits say. A group to which v2 does not hand the controller down
+        has no limit to lift."""
         try:
+            if fields.lifts(limits, file) and self._controllers.read(group, file) is None:
+                self._settle(group, file, State.RIGHT)
+                return
             old = self._present(group, file)
             self._compare(
                 group, file, old, fields.text(self._controllers, group, file, limits, old)
@@ -141,8 +145,8 @@ class ValueRound:
         group: str,
         file: str,
         state: State,
-        old: str | None,
-        new: str | None,
+        old: str | None = None,
+        new: str | None = None,
         note: str | None = None,
     ) -> None:
         self._changes[group, file] = ValueChange(group, file, state, old, new, note)

@@ -438,3 +438,14 @@ def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
     assert [each.state for each in outcome.changes] == [State.FAILED]
     with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{BOX}'"):
         values.read(v2.controllers, BOX)
+
+
+def test_a_group_without_the_controller_needs_no_lifting(tmp_path: Path) -> None:
+    """A v2 parent hands down what it was told to, and not always cpu and memory."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    (tmp_path / "a/cgroup.procs").write_text("")
+    controllers, journal = Controllers(str(tmp_path)), Journal(tmp_path / "j")
+    lifted = Limits(quota_microseconds=UNLIMITED, memory_limit_bytes=UNLIMITED)
+    assert values.apply(controllers, journal, {"/a": lifted}).ok
+    assert not values.apply(controllers, journal, {"/a": Limits(quota_microseconds=5_000)}).ok
