@@ -226,6 +226,7 @@ class _Claims:
             return f"CPUs {missing} do not exist"
         if not wish & self._online:
             return f"CPUs {wish} are offline"
+        offline = wish - self._online
         wish &= self._online
         for owner in self.owners:
             if taken := wish & owner.cpus:
@@ -242,7 +243,7 @@ class _Claims:
         self.system -= wish
         if pod.qos is QoS.LSE:
             self.be -= wish
-        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish)))
+        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish), str(offline)))
         return ""
 
     def _left_with_nothing(self, pod: Pod, wish: CpuSet) -> str | None:

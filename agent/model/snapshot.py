@@ -29,12 +29,14 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A pod and the CPUs that are its own."""
+    """A pod and the CPUs that are its own; `offline`: those of its claim that do not run now, which
+    are kept for it."""
 
     uid: str
     title: str
     qos: QoS
     cpuset: str
+    offline: str = ""
 
     @property
     def cpus(self) -> CpuSet:

@@ -26,18 +26,28 @@ class Witness:
         self._overlapping: frozenset[tuple[str, str]] = frozenset()
         self._refused: frozenset[Refusal] = frozenset()
         self._failed: frozenset[str] = frozenset()
+        self._vanished: dict[str, str] = {}
         self._unplaced: dict[str, float] = {}
         self._told_unplaced: frozenset[str] = frozenset()
 
     def decided(
         self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
     ) -> None:
-        """Refused claims, and containers on CPUs of a pod whose containers run."""
+        """Refused claims, owners of CPUs that went offline, and containers on CPUs of a pod whose
+        containers run."""
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
             log.error("pod %s keeps the pool: annotation %s: %s", each.title, each.key, each.reason)
         self._refused = refused
+
+        vanished = {each.title: each.offline for each in decision.owners if each.offline}
+        for title in sorted(vanished.keys()):
+            if vanished[title] != self._vanished.get(title):
+                log.error("pod %s: CPUs %s of its own are offline", title, vanished[title])
+        for title in sorted(self._vanished.keys() - vanished.keys()):
+            log.info("pod %s: its CPUs are online again, or it has gone", title)
+        self._vanished = vanished
 
         running = overlaps.started(pods)
         found = {

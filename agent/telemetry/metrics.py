@@ -18,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from agent.allocate.pools import Decision
+from agent.model.cpuset import CpuSet
 
 
 class AgentMetrics:
@@ -93,6 +94,11 @@ class _Decided(Collector):
         owned = GaugeMetricFamily(
             "topolet_exclusive_cpus", "CPUs that a pod owns.", labels=["pod", "qos"]
         )
+        vanished = GaugeMetricFamily(
+            "topolet_owned_cpus_offline",
+            "CPUs that a pod owns and that do not run now.",
+            labels=["pod"],
+        )
         refused = GaugeMetricFamily(
             "topolet_refused_claims",
             "Pods whose claim is refused now, and why.",
@@ -109,7 +115,13 @@ class _Decided(Collector):
                 numbers[owner.title, owner.qos.value] += len(owner.cpus)
             for labels, number in numbers.items():
                 owned.add_metric(labels, number)
+            offline: Counted[str] = Counted()
+            for owner in decision.owners:
+                offline[owner.title] += len(CpuSet.parse(owner.offline))
+            for title, number in offline.items():
+                if number:
+                    vanished.add_metric([title], number)
             refusals = Counted((each.title, each.key, each.reason) for each in decision.refusals)
             for why, number in refusals.items():
                 refused.add_metric(why, number)
-        return [pools, owned, refused]
+        return [pools, owned, vanished, refused]

@@ -2,8 +2,11 @@ import logging
 
 import pytest
 
+from agent.allocate.pools import KubeletCpus, decide
+from agent.model.cpuset import CpuSet
 from agent.node.witness import Witness
 from agent.telemetry.metrics import AgentMetrics
+from tests.builders import machine, pod
 
 
 def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
@@ -26,3 +29,17 @@ def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
     assert told({"a": "x main"}, 12.5) == (1, True)
     assert told({"a": "x main"}, 13.0) == (0, True)
     assert told({}, 13.5) == (0, False)
+
+
+def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = AgentMetrics()
+    witness = Witness(metrics)
+    owner = pod("a", "LSE", "1-2")
+    for offline in ("2", "2", ""):
+        topology = machine(offline=offline)
+        decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
+        metrics.decided(decision)
+        witness.decided((owner,), decision, {})
+        assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
