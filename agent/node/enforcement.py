@@ -17,7 +17,7 @@ from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.doorbell import Asked
+from agent.model.doorbell import Created
 from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
@@ -54,11 +54,11 @@ class Enforcement:
         self._teller = teller
         self._witness = witness
         self._migrate_memory = migrate_memory
-        self._replaced: dict[str, Asked] = {}
+        self._replaced: dict[str, Created] = {}
 
-    def created(self, container_id: str, asked: Asked) -> None:
-        """The proxy made a container of a request that asked for this."""
-        self._replaced[container_id] = asked
+    def created(self, ring: Created) -> None:
+        """The proxy made a container."""
+        self._replaced[ring.container_id] = ring
 
     def pause(self) -> bool:
         """Nothing decided before is told to the runtime from now on; whether a call is under way,
@@ -189,7 +189,7 @@ class Enforcement:
         originals = [
             Original(group, str(cpus))
             for each, group in placed.items()
-            if (cpus := self._asked_for(self._replaced[each].cpuset, group))
+            if (cpus := self._asked_for(self._replaced[each].asked.cpuset, group))
         ]
         try:
             # What the proxy says wins over what a write found before the proxy could say it.

@@ -93,7 +93,7 @@ class Node:
             elif isinstance(ring, PodFailed):
                 self._announced.drop(ring.uid)
             elif isinstance(ring, Created):
-                self._enforcement.created(ring.container_id, ring.asked)
+                self._enforcement.created(ring)
 
     def look(self) -> None:
         """Raises RpcError, DiscoveryError or OSError: then the snapshot stays; and StoreError or

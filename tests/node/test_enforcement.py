@@ -59,6 +59,23 @@ def test_quota_that_the_proxy_lifted_at_creation_comes_back_too(world: World) ->
     assert world.limit(f"{OWN}/{container.id}", QUOTA) == "70000"
 
 
+def test_what_the_proxy_kept_is_left_as_the_runtime_made_it(world: World) -> None:
+    """A runtime may turn shares into another weight than we would, and rounds what is asked."""
+    pod = world.sandbox("p", "LS")
+    container = world.container(pod)
+    where = f"kubepods/burstable/podp/{container.id}"
+    made = {SHARES: "500", QUOTA: "70001", MEMORY: "4096"}
+    for file, text in made.items():
+        world.limits(where, file, text)
+    agent = world.agent()
+    asked = Asked("0-3", "", 512, 70_000, 5000)
+    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    agent.heard([Created(container.id, asked, kept)])
+    for _ in range(2):
+        agent.look()
+        assert {file: world.limit(where, file) for file in made} == made
+
+
 def test_quota_that_a_resize_puts_on_an_owners_pod_is_lifted_and_is_what_comes_back(
     world: World,
 ) -> None:
