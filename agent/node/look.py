@@ -134,6 +134,7 @@ class Node:
             fresh=self._rung,
             excluded=self.exclude,
             left_alone=[each.id for each in alone],
+            memory_stays=self._enforcement.memory_stays,
         )
         self._rung = False
         self._enforcement.tell(observed, decision)

@@ -8,10 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.allocate.pools import Decision
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Asked, Created
-from agent.runtime.cri import Sandbox
+from agent.model.limits import Limits
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.wanted import PodWanted, Wanted
+from agent.node.enforcement import Enforcement
+from agent.node.observed import Observed
+from agent.node.telling import Teller
+from agent.node.witness import Witness
+from agent.runtime.cri import Cri, Sandbox
+from agent.telemetry.metrics import AgentMetrics
 from tests.node.world import World
+from tests.waiting import eventually
 
 QUOTA, SHARES, MEMORY = "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes"
 OWN = "kubepods/burstable/podown"
@@ -121,3 +135,38 @@ def test_batch_amounts_that_cannot_be_read_are_named_and_change_nothing(world: W
     world.agent().look()
     assert world.limit("kubepods/besteffort/podb", SHARES) == "1024"
     assert "$.containers" in world.snapshot().pods["b"].refused
+
+
+class Hearing(Cri):
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.told: list[Wanted] = []
+
+    def update(self, container_id: str, wanted: Wanted) -> None:
+        self.told.append(wanted)
+
+
+@pytest.mark.parametrize("migrate", [False, True])
+def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
+    tmp_path: Path, migrate: bool
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    hierarchy, metrics, heard = Hierarchy(str(tmp_path)), AgentMetrics(), Hearing()
+    teller = Teller(heard)
+    enforcement = Enforcement(
+        hierarchy,
+        Controllers(str(tmp_path)),
+        Journal(tmp_path / "journal"),
+        heard,
+        teller,
+        Witness(metrics),
+        migrate_memory=migrate,
+    )
+    containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
+    pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
+    wanted = Wanted("1", limits=Limits(mems=CpuSet([0])))
+    decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
+    enforcement.tell(Observed((pod,), {}), decision)
+    eventually("told", teller.idle)
+    teller.close()
+    assert heard.told == [wanted if migrate else Wanted("1")]
