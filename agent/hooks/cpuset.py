@@ -18,6 +18,7 @@ from agent.allocate.batch import batch_limits
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
+    CPU_PERIOD,
     CPU_QUOTA,
     CPU_SHARES,
     CPUSET,
@@ -32,8 +33,9 @@ from agent.hooks.requests import (
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.doorbell import Asked
 from agent.model.exclusion import excludes
-from agent.model.limits import Limits
+from agent.model.limits import PERIOD_MICROSECONDS, Limits
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
@@ -89,6 +91,12 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 _NO_LIMIT: Final = -1
+_NAMES: Final = {
+    MEMS: "mems",
+    CPU_SHARES: "shares",
+    CPU_QUOTA: "quota_microseconds",
+    MEMORY_LIMIT: "memory_limit_bytes",
+}
 
 Answer = Keep | Give | Wait
 
@@ -175,7 +183,22 @@ def _give(wanted: Wanted) -> Answer:
 def _rewrite(
     message: bytes, path: tuple[int, ...], request: CreateContainer | UpdateContainer, answer: Give
 ) -> bytes | None:
-    wanted, asked = answer.wanted, request.asked
+    changes = _changes(answer.wanted, request.asked)
+    if changes.get(CPU_QUOTA, _NO_LIMIT) != _NO_LIMIT:
+        changes[CPU_PERIOD] = PERIOD_MICROSECONDS
+    patches = b"".join(wire.patch((*path, field), value) for field, value in changes.items())
+    return message + patches if patches else None
+
+
+def kept(request: CreateContainer, answer: Answer) -> tuple[str, ...]:
+    """The fields of Limits in which the request goes on as it came."""
+    wanted = answer.wanted if isinstance(answer, Give) else NOTHING
+    changes = _changes(wanted, request.asked)
+    return tuple(name for field, name in _NAMES.items() if field not in changes)
+
+
+def _changes(wanted: Wanted, asked: Asked) -> dict[int, str | int]:
+    """By field number, what the request does not ask for."""
     limits = wanted.limits
     lifted = _NO_LIMIT if wanted.exclusive and asked.quota_microseconds > 0 else None
     values: tuple[tuple[int, str | int | None, str | int], ...] = (
@@ -185,12 +208,9 @@ def _rewrite(
         (CPU_QUOTA, limits.quota_microseconds or lifted, asked.quota_microseconds),
         (MEMORY_LIMIT, limits.memory_limit_bytes, asked.memory_limit_bytes),
     )
-    patches = b"".join(
-        wire.patch((*path, field), value)
-        for field, value, present in values
-        if value is not None and value != present
-    )
-    return message + patches if patches else None
+    return {
+        field: value for field, value, present in values if value is not None and value != present
+    }
 
 
 def _less_owned(requested: str, snapshot: Snapshot) -> Answer:

@@ -7,6 +7,7 @@ import msgspec
 from agent.hooks import wire
 from agent.model.annotations import KEYS_READ
 from agent.model.doorbell import Asked, PodComes
+from agent.model.limits import PERIOD_MICROSECONDS
 from agent.model.pods import Pod, pod_uid
 from agent.model.qos import QOS_LABEL, kube_class
 
@@ -18,7 +19,7 @@ CREATE_RESOURCES = (_CONFIG, 15, 1)
 # UpdateContainerResourcesRequest: linux
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
-CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 2, 3, 4, 6, 7
+CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
@@ -81,9 +82,14 @@ def _asked(resources: bytes) -> Asked:
         wire.text(resources, CPUSET),
         wire.text(resources, MEMS),
         wire.number(resources, CPU_SHARES),
-        wire.number(resources, CPU_QUOTA),
+        _quota(wire.number(resources, CPU_QUOTA), wire.number(resources, CPU_PERIOD)),
         wire.number(resources, MEMORY_LIMIT),
     )
+
+
+def _quota(quota: int, period: int) -> int:
+    """For a period of 100,000 microseconds, which is meant where none is given."""
+    return quota * PERIOD_MICROSECONDS // period if quota > 0 and period > 0 else quota
 
 
 def _pod(sandbox_config: bytes) -> PodComes:

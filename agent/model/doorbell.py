@@ -14,7 +14,7 @@ class DoorbellError(ValueError):
 
 class Asked(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a request asks for a container, "" and 0 for nothing; a quota or memory limit of -1 is
-    none."""
+    none. The quota is for 100,000 microseconds."""
 
     cpuset: str = ""
     mems: str = ""
@@ -41,10 +41,12 @@ class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 class Created(msgspec.Struct, frozen=True, tag="created"):
-    """A container exists; `asked`: by its caller, before the rewrite."""
+    """A container exists; `asked`: by its caller, before the rewrite. `kept`: the fields of Limits
+    in which the request went on as it came."""
 
     container_id: str
     asked: Asked
+    kept: tuple[str, ...] = ()
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):

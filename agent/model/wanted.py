@@ -29,6 +29,13 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether nothing of the container is ours."""
         return self.cpuset is None and self.limits == NO_LIMITS
 
+    def without_memory(self) -> Wanted:
+        """The same with nothing said of memory nodes."""
+        if self.limits.mems is None:
+            return self
+        limits = msgspec.structs.replace(self.limits, mems=None)
+        return msgspec.structs.replace(self, limits=limits)
+
 
 NOTHING: Final = Wanted()
 

@@ -17,7 +17,7 @@ from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import Outcome, State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.doorbell import Asked
+from agent.model.doorbell import Created
 from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
@@ -54,11 +54,11 @@ class Enforcement:
         self._teller = teller
         self._witness = witness
         self._migrate_memory = migrate_memory
-        self._replaced: dict[str, Asked] = {}
+        self._replaced: dict[str, Created] = {}
 
-    def created(self, container_id: str, asked: Asked) -> None:
-        """The proxy made a container of a request that asked for this."""
-        self._replaced[container_id] = asked
+    def created(self, ring: Created) -> None:
+        """The proxy made a container."""
+        self._replaced[ring.container_id] = ring
 
     def pause(self) -> bool:
         """Nothing decided before is told to the runtime from now on; whether a call is under way,
@@ -114,12 +114,13 @@ class Enforcement:
     def _as_migrated(self, limits: Limits) -> Limits:
         if limits.mems is None or self._migrate_memory:
             return msgspec.structs.replace(limits, migrate=None if limits.mems is None else True)
-        return limits if self._moves_freely() else msgspec.structs.replace(limits, mems=None)
+        return msgspec.structs.replace(limits, mems=None) if self.memory_stays else limits
 
-    def _moves_freely(self) -> bool:
-        """Whether memory nodes may change: cgroup v2 moves the pages of whoever runs, which it must
-        be asked for; v1 leaves them where they are."""
-        return self._migrate_memory or self._controllers.version("cpuset") == 1
+    @property
+    def memory_stays(self) -> bool:
+        """Whether the memory nodes of who runs must not change: cgroup v2 moves the pages, which it
+        must be asked for; v1 leaves them where they are."""
+        return not self._migrate_memory and self._controllers.version("cpuset") != 1
 
     def _give_back_limits(self, observed: Observed, wanted: Mapping[str, Limits]) -> list[str]:
         """What is held to a limit of ours no longer gets its own back."""
@@ -134,7 +135,7 @@ class Enforcement:
             (group, file)
             for group, file in self._journal.values
             if group in present
-            and (file != MEMS or self._moves_freely())
+            and (file != MEMS or not self.memory_stays)
             and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
         if not over:
@@ -150,11 +151,12 @@ class Enforcement:
             return
         self._teller.want(
             {
-                each.id: of_pod.of(each.name)
+                each.id: wanted.without_memory() if self.memory_stays else wanted
                 for pod in observed.pods
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
+                for wanted in (of_pod.of(each.name),)
             },
             observed.starts_with,
         )
@@ -191,7 +193,7 @@ class Enforcement:
         originals = [
             Original(group, str(cpus))
             for each, group in placed.items()
-            if (cpus := self._asked_for(self._replaced[each].cpuset, group))
+            if (cpus := self._asked_for(self._replaced[each].asked.cpuset, group))
         ]
         try:
             # What the proxy says wins over what a write found before the proxy could say it.

@@ -94,7 +94,7 @@ class Node:
             elif isinstance(ring, PodFailed):
                 self._announced.drop(ring.uid)
             elif isinstance(ring, Created):
-                self._enforcement.created(ring.container_id, ring.asked)
+                self._enforcement.created(ring)
 
     def look(self) -> None:
         """Raises RpcError, DiscoveryError, StateFileError or OSError: then the snapshot stays; and
@@ -134,6 +134,7 @@ class Node:
             fresh=self._rung,
             excluded=self.exclude,
             left_alone=[each.id for each in alone],
+            memory_stays=self._enforcement.memory_stays,
         )
         self._rung = False
         failures += self._enforcement.finish(observed, decision, freed)

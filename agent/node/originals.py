@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from agent.cgroup import limits
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError
 from agent.cgroup.journal import OriginalValue
 from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.doorbell import Asked
+from agent.model.doorbell import Created
 from agent.model.limits import LEAST_SHARES, UNLIMITED, Limits
 
 
-def replaced(controllers: Controllers, group: str, asked: Asked) -> tuple[OriginalValue, ...]:
+def replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
     """The files in which something else stands now; none where the group can't be read. What the
-    request leaves out is what runtimes make of nothing: no limit, and the least shares."""
+    request leaves out is what runtimes make of nothing: no limit, and the least shares. What went
+    on as it came is not ours, whatever the runtime made of it."""
+    asked = created.asked
     try:
         mems: CpuSet | None = CpuSet.parse(asked.mems)
     except CpuSetError:
@@ -24,6 +28,7 @@ def replaced(controllers: Controllers, group: str, asked: Asked) -> tuple[Origin
         memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
         mems=mems,
     )
+    original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
     values = []
     for file in limits.files(controllers, original):
         try:

@@ -13,7 +13,7 @@ from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.exclusion import Patterns
-from agent.model.pods import Pod
+from agent.model.pods import ContainerState, Pod
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NOTHING, PodWanted, Wanted
 
@@ -55,11 +55,13 @@ class Publisher:
         fresh: bool,
         excluded: Patterns = (),
         left_alone: Collection[str] = (),
+        memory_stays: bool = False,
     ) -> None:
         """Writes if something changed or `fresh` asks for it. Raises OSError.
 
         `blocked`: by pod uid, why its containers must not be created yet. `left_alone`: ids of
-        containers that a pattern of `excluded` names.
+        containers that a pattern of `excluded` names. `memory_stays`: no update changes the memory
+        nodes of a container that runs.
         """
         wanted = {
             uid: _blocked(each, blocked[uid]) if uid in blocked else each
@@ -74,7 +76,10 @@ class Publisher:
             be_pools=decision.be_pools,
             owners=decision.owners,
             pods=wanted,
-            containers={**_by_container(pods, wanted), **dict.fromkeys(left_alone, NOTHING)},
+            containers={
+                **_by_container(pods, wanted, memory_stays),
+                **dict.fromkeys(left_alone, NOTHING),
+            },
             excluded=excluded,
             system=str(decision.system),
         )
@@ -105,8 +110,16 @@ def _blocked(wanted: PodWanted, reason: str) -> PodWanted:
     return msgspec.structs.replace(wanted, each=block(wanted.each), containers=containers)
 
 
-def _by_container(pods: tuple[Pod, ...], wanted: dict[str, PodWanted]) -> dict[str, Wanted]:
-    return {each.id: wanted[pod.uid].of(each.name) for pod in pods for each in pod.containers}
+def _by_container(
+    pods: tuple[Pod, ...], wanted: dict[str, PodWanted], memory_stays: bool
+) -> dict[str, Wanted]:
+    by_id = {}
+    for pod in pods:
+        for each in pod.containers:
+            of_container = wanted[pod.uid].of(each.name)
+            stays = memory_stays and each.state is ContainerState.RUNNING
+            by_id[each.id] = of_container.without_memory() if stays else of_container
+    return by_id
 
 
 def _same(one: Snapshot, other: Snapshot) -> bool:

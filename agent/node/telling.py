@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Mapping
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.wanted import Wanted
 from agent.rpc.grpc import NO_ANSWER, Code, RpcError
 from agent.runtime.cri import Cri, Placement
@@ -30,6 +30,7 @@ class Teller:
         self._told: dict[str, Wanted] = {}
         self._queue: dict[str, Wanted] = {}
         self._calling: tuple[str, Wanted] | None = None
+        self._unanswered: dict[str, CpuSet] = {}
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="teller", daemon=True)
         self._thread.start()
@@ -40,6 +41,11 @@ class Teller:
         with self._changed:
             for gone in self._told.keys() - containers.keys():
                 del self._told[gone]
+            self._unanswered = {
+                each: cpus
+                for each, cpus in self._unanswered.items()
+                if each in containers and not containers[each].hands_off
+            }
             self._queue = {
                 each: wanted
                 for each, wanted in containers.items()
@@ -49,17 +55,21 @@ class Teller:
                 self._changed.notify_all()
 
     def pause(self) -> bool:
-        """Forgets what is still to be told, until `want`; whether a call is under way."""
+        """Forgets what is still to be told, until `want`; whether a call is under way, or was left
+        without an answer."""
         with self._changed:
             self._queue = {}
-            return self._calling is not None
+            return self._calling is not None or bool(self._unanswered)
 
     def under_way(self) -> dict[str, CpuSet]:
-        """The CPUs that a call is just telling, by container id."""
+        """By container id, the CPUs that a call is just telling; and those of calls without an
+        answer, which a runtime that hung may still put in force, until it answers a later one."""
         with self._changed:
-            if self._calling is None or self._calling[1].cpuset is None:
-                return {}
-            return {self._calling[0]: CpuSet.parse(self._calling[1].cpuset)}
+            telling = dict(self._unanswered)
+            if self._calling is not None:
+                container_id, wanted = self._calling
+                telling[container_id] = telling.get(container_id, EMPTY) | _cpus(wanted)
+            return {each: cpus for each, cpus in telling.items() if cpus}
 
     def idle(self) -> bool:
         """Whether nothing is to be told."""
@@ -76,6 +86,8 @@ class Teller:
 
     def _knows(self, container_id: str, wanted: Wanted, said: Placement | None) -> bool:
         told = self._told.get(container_id)
+        if container_id in self._unanswered:
+            return False
         if told is None and said is not None and remembers(said, wanted):
             told = self._told[container_id] = wanted
         return told == wanted
@@ -89,25 +101,33 @@ class Teller:
                 container_id = next(iter(self._queue))
                 wanted = self._queue.pop(container_id)
                 self._calling = container_id, wanted
-            answered = self._tell(container_id, wanted)
+            error = self._tell(container_id, wanted)
             with self._changed:
                 self._calling = None
-                if answered:
+                if error not in NO_ANSWER:
                     self._told[container_id] = wanted
-                else:
-                    self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
+                    self._unanswered.pop(container_id, None)
+                    continue
+                self._told.pop(container_id, None)
+                if error != Code.UNAVAILABLE:  # a call ends with its runtime, and not with us
+                    before = self._unanswered.get(container_id, EMPTY)
+                    self._unanswered[container_id] = before | _cpus(wanted)
+                self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
 
-    def _tell(self, container_id: str, wanted: Wanted) -> bool:
-        """Whether the runtime answered: what it refuses is not said a second time, the cgroups are
-        right without it."""
+    def _tell(self, container_id: str, wanted: Wanted) -> int:
+        """The status. What the runtime refuses is not said a second time, the cgroups are right
+        without it."""
         try:
             self._cri.update(container_id, wanted)
         except RpcError as error:
-            if error.code in NO_ANSWER:
-                return False
-            if error.code != Code.NOT_FOUND:
+            if error.code not in NO_ANSWER and error.code != Code.NOT_FOUND:
                 log.warning("container %s: the runtime was not told: %s", container_id, error)
-        return True
+            return error.code
+        return Code.OK
+
+
+def _cpus(wanted: Wanted) -> CpuSet:
+    return EMPTY if wanted.cpuset is None else CpuSet.parse(wanted.cpuset)
 
 
 def remembers(said: Placement, wanted: Wanted) -> bool:

@@ -32,6 +32,7 @@ class _Creation:
         self.request = request
         self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
         self.grant: int | None = None
+        self.kept: tuple[str, ...] = ()
         self.waiting = _Waiting()
 
 
@@ -85,7 +86,7 @@ class CpusetGate:
             ring: Ring = Look()
             if made:
                 self._grants.answered(call.state.grant, made)
-                ring = Created(made, call.state.request.asked)
+                ring = Created(made, call.state.request.asked, call.state.kept)
             else:
                 self._grants.failed(call.state.grant)
             self._bell.ring(ring)
@@ -111,6 +112,7 @@ class CpusetGate:
         given = answer.wanted if isinstance(answer, Give) else NOTHING
         cpus = _asked(request.asked.cpuset if given.cpuset is None else given.cpuset)
         creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
+        creation.kept = cpuset.kept(request, answer)
         if isinstance(answer, Keep):
             return Forward()
         return _verdict(cpuset.rewrite_create(message, request, answer))

@@ -42,10 +42,10 @@ class Channel:
         try:
             try:
                 return self._attempt(method, request, deadline)
-            except _UntouchedError:
+            except UntouchedError:
                 return self._attempt(method, request, deadline)
-        except _UntouchedError as error:
-            raise RpcError(Code.UNAVAILABLE, f"{self._path}: {error}") from None
+        except UntouchedError as error:
+            raise RpcError(Code.UNAVAILABLE, f"{self._path}: {error.message}") from None
         finally:
             self._lock.release()
 
@@ -75,8 +75,8 @@ class Channel:
             self._connection = None
 
 
-class _UntouchedError(Exception):
-    """The server did not begin the call."""
+class UntouchedError(RpcError):
+    """UNAVAILABLE: the server did not begin the call."""
 
 
 class Connection:
@@ -129,7 +129,7 @@ class Connection:
         if outcome is None:
             raise RpcError(Code.INTERNAL, "call ended without an outcome")
         if protocol.untouched:
-            raise _UntouchedError(outcome.message)
+            raise UntouchedError(Code.UNAVAILABLE, outcome.message)
         raise outcome
 
     def messages(self, method: str, request: bytes) -> Iterator[list[bytes]]:

@@ -13,6 +13,7 @@ from agent.hooks.requests import (
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Asked, PodComes
+from agent.model.limits import Limits
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Owner, Pool, Snapshot
 from agent.model.wanted import PodWanted, Wanted
@@ -251,6 +252,49 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
         cpuset.rewrite_create(raw, parsed, give(2))
         == raw + bytes.fromhex("12077a050a033201") + b"2"
     )
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (Limits(), ("mems", "shares", "quota_microseconds", "memory_limit_bytes")),
+        (Limits(quota_microseconds=50_000, shares=512), ("mems", "shares", "memory_limit_bytes")),
+        (Limits(mems=CpuSet([0]), memory_limit_bytes=5), ("shares", "quota_microseconds")),
+    ],
+)
+def test_what_a_rewrite_keeps(limits: Limits, kept: tuple[str, ...]) -> None:
+    message = pb.CreateContainerRequest()
+    message.config.linux.resources.cpu_shares = 512
+    parsed = create_container(message.SerializeToString())
+    assert cpuset.kept(parsed, Give(Wanted("1", limits=limits))) == kept
+    assert cpuset.kept(parsed, Keep()) == (
+        "mems",
+        "shares",
+        "quota_microseconds",
+        "memory_limit_bytes",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "left"),
+    [
+        ((5_000, 10_000), 50_000, (5_000, 10_000)),
+        ((5_000, 10_000), 20_000, (20_000, 100_000)),
+        ((0, 10_000), 20_000, (20_000, 100_000)),
+        ((0, 10_000), -1, (-1, 10_000)),
+        ((50_000, 0), 50_000, (50_000, 0)),
+    ],
+)
+def test_quota_is_for_a_period_of_its_own(
+    asked: tuple[int, int], wanted: int, left: tuple[int, int]
+) -> None:
+    update = pb.UpdateContainerResourcesRequest()
+    update.linux.cpu_quota, update.linux.cpu_period = asked
+    raw = update.SerializeToString()
+    answer = Give(Wanted("1", limits=Limits(quota_microseconds=wanted)))
+    updated = cpuset.rewrite_update(raw, update_container(raw), answer)
+    linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
+    assert (linux.cpu_quota, linux.cpu_period) == left
 
 
 @pytest.mark.parametrize(

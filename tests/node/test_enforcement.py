@@ -8,10 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.allocate.pools import Decision
+from agent.cgroup.controllers import Controllers
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.journal import Journal
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Asked, Created
-from agent.runtime.cri import Sandbox
+from agent.model.limits import Limits
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.wanted import PodWanted, Wanted
+from agent.node.enforcement import Enforcement
+from agent.node.observed import Observed
+from agent.node.telling import Teller
+from agent.node.witness import Witness
+from agent.runtime.cri import Cri, Sandbox
+from agent.telemetry.metrics import AgentMetrics
 from tests.node.world import World
+from tests.waiting import eventually
 
 QUOTA, SHARES, MEMORY = "cpu.cfs_quota_us", "cpu.shares", "memory.limit_in_bytes"
 OWN = "kubepods/burstable/podown"
@@ -59,6 +73,23 @@ def test_quota_that_the_proxy_lifted_at_creation_comes_back_too(world: World) ->
     assert world.limit(f"{OWN}/{container.id}", QUOTA) == "70000"
 
 
+def test_what_the_proxy_kept_is_left_as_the_runtime_made_it(world: World) -> None:
+    """A runtime may turn shares into another weight than we would, and rounds what is asked."""
+    pod = world.sandbox("p", "LS")
+    container = world.container(pod)
+    where = f"kubepods/burstable/podp/{container.id}"
+    made = {SHARES: "500", QUOTA: "70001", MEMORY: "4096"}
+    for file, text in made.items():
+        world.limits(where, file, text)
+    agent = world.agent()
+    asked = Asked("0-3", "", 512, 70_000, 5000)
+    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    agent.heard([Created(container.id, asked, kept)])
+    for _ in range(2):
+        agent.look()
+        assert {file: world.limit(where, file) for file in made} == made
+
+
 def test_quota_that_a_resize_puts_on_an_owners_pod_is_lifted_and_is_what_comes_back(
     world: World,
 ) -> None:
@@ -104,3 +135,38 @@ def test_batch_amounts_that_cannot_be_read_are_named_and_change_nothing(world: W
     world.agent().look()
     assert world.limit("kubepods/besteffort/podb", SHARES) == "1024"
     assert "$.containers" in world.snapshot().pods["b"].refused
+
+
+class Hearing(Cri):
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.told: list[Wanted] = []
+
+    def update(self, container_id: str, wanted: Wanted) -> None:
+        self.told.append(wanted)
+
+
+@pytest.mark.parametrize("migrate", [False, True])
+def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
+    tmp_path: Path, migrate: bool
+) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
+    hierarchy, metrics, heard = Hierarchy(str(tmp_path)), AgentMetrics(), Hearing()
+    teller = Teller(heard)
+    enforcement = Enforcement(
+        hierarchy,
+        Controllers(str(tmp_path)),
+        Journal(tmp_path / "journal"),
+        heard,
+        teller,
+        Witness(metrics),
+        migrate_memory=migrate,
+    )
+    containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
+    pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
+    wanted = Wanted("1", limits=Limits(mems=CpuSet([0])))
+    decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
+    enforcement.tell(Observed((pod,), {}), decision)
+    eventually("told", teller.idle)
+    teller.close()
+    assert heard.told == [wanted if migrate else Wanted("1")]

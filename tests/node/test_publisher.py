@@ -2,13 +2,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.allocate.pools import Decision, KubeletCpus, decide
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
-from agent.model.pods import Pod
+from agent.model.limits import Limits
+from agent.model.pods import Container, ContainerState, Pod
 from agent.model.snapshot import Snapshot
+from agent.model.wanted import PodWanted, Wanted
 from agent.node.publisher import Publisher
 from tests.builders import machine, pod, running
 
@@ -114,3 +117,21 @@ def test_owners_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None
     publish(Publisher(str(path), "boot"))
     assert Publisher(str(path), "boot").owners == {"a": CpuSet([1])}
     assert Publisher(str(path), "next boot").owners == {}
+
+
+def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: Path) -> None:
+    bound = Wanted("1", limits=Limits(mems=CpuSet([0]), shares=5))
+    one = msgspec.structs.replace(
+        PODS[0],
+        containers=(
+            Container("runs", "a", ContainerState.RUNNING),
+            Container("created", "b", ContainerState.CREATED),
+        ),
+    )
+    each = msgspec.structs.replace(
+        decision((one,)), pods={one.uid: PodWanted(one.title, one.qos, bound)}
+    )
+    publisher = Publisher(str(path), "boot")
+    for stays, runs in ((False, bound), (True, Wanted("1", limits=Limits(shares=5)))):
+        publisher.publish(each, (one,), {}, False, 1, fresh=True, memory_stays=stays)
+        assert read(path).containers == {"runs": runs, "created": bound}

@@ -100,6 +100,41 @@ def test_a_runtime_that_is_away_hears_it_when_it_is_back(
     eventually("told", lambda: len(runtime.updates) == 2)
 
 
+def test_call_without_an_answer_may_come_true_until_a_later_one_is_answered(
+    runtime: Runtime, teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.node.telling.RETRY_SECONDS", 0.01)
+    teller.want({"c1": POOL}, {})
+    eventually("told", teller.idle)
+    runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
+    teller.want({"c1": LESS}, {})
+    eventually("tried", lambda: teller.idle() and len(runtime.updates) == 2)
+    assert teller.pause()
+    assert {each: str(cpus) for each, cpus in teller.under_way().items()} == {"c1": "0,2-3"}
+    runtime.failing = {}
+    teller.want({"c1": POOL}, {"c1": Placement(cpuset="0-3")})
+    eventually("told what it was told before", lambda: runtime.updates[2:] == [("c1", POOL)])
+    eventually("idle", teller.idle)
+    assert not teller.pause()
+    assert not teller.under_way()
+
+
+@pytest.mark.parametrize("later", [{}, {"c1": Wanted()}])
+def test_call_without_an_answer_is_forgotten_with_its_container(
+    runtime: Runtime,
+    teller: Teller,
+    monkeypatch: pytest.MonkeyPatch,
+    later: dict[str, Wanted],
+) -> None:
+    monkeypatch.setattr("agent.node.telling.RETRY_SECONDS", 0.01)
+    runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
+    teller.want({"c1": POOL}, {})
+    eventually("tried", lambda: teller.idle() and runtime.updates)
+    eventually("counted", teller.under_way)
+    teller.want(later, {})
+    assert not teller.under_way()
+
+
 @pytest.mark.parametrize(
     ("said", "wanted", "same"),
     [

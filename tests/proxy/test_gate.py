@@ -99,7 +99,8 @@ def test_owner_is_held_until_the_agent_has_decided(exchange: Exchange) -> None:
     exchange.publish(OWNED)
     assert given_cpus(exchange.again(call)) == "1"
     exchange.created(call, "c1")
-    assert exchange.rings() == [Created("c1", Asked(shares=512))]
+    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    assert exchange.rings() == [Created("c1", Asked(shares=512), kept)]
     assert exchange.gate.timed_out == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent import futures
@@ -89,6 +90,26 @@ def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
         yield it
     finally:
         it.close()
+
+
+def test_runtime_that_refuses_a_call_unseen_is_asked_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that is just ending: GOAWAY before it began any call."""
+    monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
+    settings, goaway = bytes.fromhex("000000040000000000"), "000008070000000000" + 16 * "0"
+    with socket.socket(socket.AF_UNIX) as ending:
+        ending.bind(str(path))
+        ending.listen()
+        ending.settimeout(10)
+        with following(path, Heard()):
+            for _ in range(2):
+                connection, _ = ending.accept()
+                with connection:
+                    connection.settimeout(10)
+                    connection.sendall(settings + bytes.fromhex(goaway))
+                    while connection.recv(4096):
+                        pass
 
 
 @pytest.mark.parametrize(
