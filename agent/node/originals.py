@@ -24,6 +24,16 @@ def replaced(controllers: Controllers, group: str, asked: Asked) -> tuple[Origin
         memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
         mems=mems,
     )
+    return _values(controllers, group, original)
+
+
+def resized(controllers: Controllers, group: str, asked: Asked) -> tuple[OriginalValue, ...]:
+    """As `replaced`, of the quota alone, which we lift: a change leaves out what stays."""
+    quota = asked.quota_microseconds or None
+    return _values(controllers, group, Limits(quota_microseconds=quota))
+
+
+def _values(controllers: Controllers, group: str, original: Limits) -> tuple[OriginalValue, ...]:
     values = []
     for file in limits.files(controllers, original):
         try:
