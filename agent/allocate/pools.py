@@ -20,6 +20,8 @@ from typing import Final
 import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
+from agent.allocate.local import outcome as local_outcome
+from agent.allocate.local.outcome import Demand, Outcome, Share
 from agent.allocate.memory import Memory
 from agent.allocate.portions import Portions
 from agent.allocate.shares import kubelet_may_own, pool_class
@@ -34,7 +36,7 @@ from agent.model.batch import batch_resources, cpu_request_milli
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
-from agent.model.snapshot import Owner, Pool
+from agent.model.snapshot import LocalOwner, Owner, Pool
 from agent.model.topology import Topology
 from agent.model.wanted import PodWanted
 
@@ -80,7 +82,8 @@ DEFAULT_RULES: Final = PoolRules()
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A claim that was not honoured; the pod shares a pool instead."""
+    """A claim that was not honoured; the pod shares a pool instead. `key`: of the annotation, empty
+    where the claim is none of an annotation."""
 
     uid: str
     title: str
@@ -90,7 +93,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 class Decision(msgspec.Struct, frozen=True):
     """All answers for one moment; `owners` and `refusals` sorted by pod uid. `system`: where SYSTEM
-    pods run, empty: on the LS pool."""
+    pods run, empty: on the LS pool. `local_owners`: what a node-local policy decided; `again`:
+    once all this is in force, it may do better."""
 
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
@@ -98,6 +102,8 @@ class Decision(msgspec.Struct, frozen=True):
     refusals: tuple[Refusal, ...]
     pods: dict[str, PodWanted]
     system: CpuSet = EMPTY
+    local_owners: tuple[LocalOwner, ...] = ()
+    again: bool = False
 
 
 def decide(
@@ -107,9 +113,12 @@ def decide(
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
     rules: PoolRules = DEFAULT_RULES,
+    local: Demand | None = None,
 ) -> Decision:
     """`owned_before`: by pod uid, what the last decision gave its owners (empty after a reboot);
-    `running_on`: by pod uid, the CPUs that its running containers hold now.
+    `running_on`: by pod uid, the CPUs that its running containers hold now. `local`: who claims by
+    a node-local policy, and is heard after all others; these owners count as LSE: nobody else, not
+    even BE, is on their CPUs.
 
     An owner whose new claim can't be read or honoured keeps what it owned, where nobody got it.
     """
@@ -156,6 +165,10 @@ def decide(
             if not before or ledger.claim(again):
                 ledger.joins_pool(claim.pod)
 
+    outcome = ledger.give_local(local) if local else Outcome({}, ledger.ls)
+    for pod in pods:
+        if (share := outcome.by_uid.get(pod.uid)) and share.all:
+            ledger.owners.append(Owner(pod.uid, pod.title, QoS.LSE, str(share.all)))
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
     be_pools = _by_node(topology, _be_pool(ledger.be, pods, rules))
@@ -168,7 +181,7 @@ def decide(
         rules.cpu_normalization_ratio,
         _whose(owners, rules),
     )
-    own_cpus = {owner.uid: owner.cpus for owner in owners}
+    own_cpus = {owner.uid: owner.cpus for owner in owners if owner.uid not in outcome.by_uid}
     wanted = {}
     for pod in pods:
         own = own_cpus.get(pod.uid)
@@ -181,10 +194,25 @@ def decide(
             batch = {}
             if pod.uid not in refusals:
                 refuse(pod, error.reason, error.key)
+        share = outcome.by_uid.get(pod.uid, Share())
+        for name, reason in share.blocked.items():
+            if reason and pod.uid not in refusals:
+                refuse(pod, f"container {name}: {reason}", "")
         refused = refusals[pod.uid].reason if pod.uid in refusals else ""
-        wanted[pod.uid] = portions.of(pod, own, {}, batch, refused, kubelets=kubelets)
+        wanted[pod.uid] = portions.of(
+            pod, own, share.cpus, batch, refused, blocked=share.blocked, kubelets=kubelets
+        )
     told = tuple(refusals[uid] for uid in sorted(refusals))
-    return Decision(owners, ls_pools, be_pools, told, wanted, ledger.system)
+    return Decision(
+        owners,
+        ls_pools,
+        be_pools,
+        told,
+        wanted,
+        ledger.system,
+        outcome.owners,
+        outcome.again,
+    )
 
 
 def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
@@ -245,6 +273,18 @@ class _Claims:
             self.be -= wish
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish), str(offline)))
         return ""
+
+    def give_local(self, demand: Demand) -> Outcome:
+        """Takes what a node-local policy gives away."""
+        owners = {owner.uid for owner in self.owners}
+        claims = tuple(each for each in demand.claims if each.uid not in owners)
+        demand = msgspec.structs.replace(demand, claims=claims)
+        outcome = local_outcome.decide(demand, self.ls)
+        gone = self.ls - outcome.pool
+        self.ls -= gone
+        self.be -= gone
+        self.system -= gone
+        return outcome
 
     def _left_with_nothing(self, pod: Pod, wish: CpuSet) -> str | None:
         """A pod that lives on a pool which the claim would empty."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -16,6 +17,8 @@ from agent.model.limits import UNLIMITED, Limits
 from agent.model.pods import Pod
 from agent.model.snapshot import Pool
 from agent.model.wanted import NO_LIMITS, PodWanted, Wanted
+
+_NOBODY: Final[Mapping[str, str]] = {}
 
 
 class Portions(msgspec.Struct, frozen=True):
@@ -61,15 +64,20 @@ class Portions(msgspec.Struct, frozen=True):
         batch: Mapping[str, BatchResources],
         refused: str,
         *,
+        blocked: Mapping[str, str] = _NOBODY,
         kubelets: tuple[str, ...] | None,
     ) -> PodWanted:
-        """`own`: the pod's CPUs, `by_container` those of single ones. `kubelets`: the kubelet
-        placed these containers (none named: all), hands off; None: it placed none."""
+        """`own`: the pod's CPUs, `by_container` those of single ones. `blocked`: by name, why a
+        container must not be created, "" for no reason. `kubelets`: the kubelet placed these
+        containers (none named: all), hands off; None: it placed none."""
         shared = Wanted() if kubelets == () else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(shared_containers(pod.annotations), shared)
         named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
         named |= dict.fromkeys(kubelets or (), Wanted())
+        for name, reason in blocked.items():
+            wanted = named.get(name, each)
+            named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)
         group = Limits(quota_microseconds=UNLIMITED) if own or by_container else NO_LIMITS
         limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
         if limited is not None:

@@ -3,8 +3,9 @@ snapshot and grants.
 
 The agent decides, the hook obeys. What the snapshot says of a pod wins over the request; a pod that
 the snapshot does not know shares its class's pool, or waits for the agent when it claims CPUs of
-its own. A container with own CPUs also waits while a creation that the agent has not seen yet may
-hold one of them: that container could be started with it.
+its own. So does a container that qualifies by a node-local policy and was not decided about. A
+container with own CPUs also waits while a creation that the agent has not seen yet may hold one of
+them: that container could be started with it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.batch import batch_limits
+from agent.allocate.local.request import may_own, whole_cpus
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
 from agent.hooks import wire
 from agent.hooks.requests import (
@@ -29,6 +31,8 @@ from agent.hooks.requests import (
     CreateContainer,
     UpdateContainer,
     announced,
+    mount,
+    mounted,
 )
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
@@ -36,6 +40,7 @@ from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.doorbell import Asked
 from agent.model.exclusion import excludes
 from agent.model.limits import PERIOD_MICROSECONDS, Limits
+from agent.model.notice import MOUNTED_AT
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
@@ -111,6 +116,10 @@ def create(
     if snapshot is None:
         return Wait("the agent has written no snapshot") if claims(pod) else Keep()
     known = snapshot.pods.get(pod.uid)
+    if own_cpus := local_request(request, snapshot):
+        decided = known.containers.get(request.container_name) if known else None
+        if decided is None or _outdated(decided, own_cpus):
+            return Wait("the agent has not decided about this container")
     if known is None:
         if claims(pod) or (snapshot.kubelet_static and kubelet_may_own(pod)):
             return Wait("the agent has not decided about this pod")
@@ -132,17 +141,38 @@ def last_resort(
 ) -> Answer:
     """The answer when waiting has ended: the pool without every owner known, for who may share.
 
-    LSE and LSR pods, and pods for which no CPU is left, stay with Wait: their creation fails. What
-    a static kubelet gave to a pod stays its own.
+    LSE and LSR pods, containers that qualify by a node-local policy, and pods for which no CPU is
+    left stay with Wait: their creation fails. What a static kubelet gave to a pod stays its own.
     """
     pod = announced(request.pod, 0)
     if pod.qos in (QoS.LSE, QoS.LSR):
         return Wait(reason)
     if snapshot is None:
         return Keep()
+    if local_request(request, snapshot):
+        return Wait(reason)
     if snapshot.kubelet_static and kubelet_may_own(pod):
         return _less_owned(request.asked.cpuset, snapshot)
     return _share(pod, request.container_name, snapshot, grants)
+
+
+def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
+    """How many CPUs of its own the container may expect by the node-local policy in force."""
+    if snapshot.cpu_policy == "none":
+        return 0
+    cpus = whole_cpus(request.asked.shares)
+    return cpus if cpus and may_own(announced(request.pod, 0)) else 0
+
+
+def is_told(request: CreateContainer, snapshot: Snapshot) -> bool:
+    """Whether the container's CPUs may change and a file tells it."""
+    return snapshot.cpu_policy == "dynamic" and bool(local_request(request, snapshot))
+
+
+def _outdated(decided: Wanted, cpus: int) -> bool:
+    """Whether the decision was made of another request."""
+    held = CpuSet.parse(decided.cpuset or "")
+    return decided.exclusive and not decided.blocked and len(held) != cpus
 
 
 def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant | None) -> Answer:
@@ -166,9 +196,15 @@ def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answe
     return _less_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
 
 
-def rewrite_create(message: bytes, request: CreateContainer, answer: Give) -> bytes | None:
-    """The new request, None where nothing changes."""
-    return _rewrite(message, CREATE_RESOURCES, request, answer)
+def rewrite_create(
+    message: bytes, request: CreateContainer, answer: Give, notice: str = ""
+) -> bytes | None:
+    """The new request, None where nothing changes. `notice`: the host's folder that tells the
+    container its CPUs, unless it mounts something there itself."""
+    changed = _rewrite(message, CREATE_RESOURCES, request, answer)
+    if not notice or MOUNTED_AT in mounted(message):
+        return changed
+    return (changed or message) + mount(notice, MOUNTED_AT)
 
 
 def rewrite_update(message: bytes, request: UpdateContainer, answer: Give) -> bytes | None:

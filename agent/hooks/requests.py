@@ -16,6 +16,9 @@ _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
 _CONFIG, _SANDBOX_CONFIG = 2, 3
 CREATE_RESOURCES = (_CONFIG, 15, 1)
+# config.mounts, and Mount
+_MOUNTS = 7
+_CONTAINER_PATH, _HOST_PATH, _READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
@@ -51,6 +54,26 @@ def create_container(message: bytes) -> CreateContainer:
         wire.text(wire.merged(config, 1), 1),
         _asked(resources),
     )
+
+
+def mounted(message: bytes) -> frozenset[str]:
+    """Where in the container a request to create it mounts something. Raises WireError."""
+    config = wire.merged(message, _CONFIG)
+    return frozenset(
+        wire.text(payload, _CONTAINER_PATH)
+        for field, kind, payload in wire.fields(config)
+        if (field, kind) == (_MOUNTS, wire.BYTES)
+    )
+
+
+def mount(host_path: str, container_path: str) -> bytes:
+    """A patch of a request to create a container: one more mount, read-only."""
+    one = (
+        wire.patch((_CONTAINER_PATH,), container_path)
+        + wire.patch((_HOST_PATH,), host_path)
+        + wire.patch((_READ_ONLY,), 1)
+    )
+    return wire.patch((_CONFIG, _MOUNTS), one)
 
 
 def update_container(message: bytes) -> UpdateContainer:

@@ -74,14 +74,14 @@ def string_map(message: bytes, wanted: int) -> dict[str, str]:
     }
 
 
-def patch(path: tuple[int, ...], value: str | int) -> bytes:
-    """Bytes that, appended to a message, set the field (a string, an int64) at the path of field
-    numbers."""
+def patch(path: tuple[int, ...], value: str | int | bytes) -> bytes:
+    """Bytes that, appended to a message, set the field (a string, an int64, or the bytes of one
+    more message) at the path of field numbers."""
     *above, last = path
     if isinstance(value, int):
         encoded = _encode_varint(last << 3 | VARINT) + _encode_varint(value & (1 << 64) - 1)
     else:
-        encoded = _embedded(last, value.encode())
+        encoded = _embedded(last, value if isinstance(value, bytes) else value.encode())
     for each in reversed(above):
         encoded = _embedded(each, encoded)
     return encoded

@@ -40,6 +40,29 @@ class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
     uid: str
 
 
+class ContainerComes(msgspec.Struct, frozen=True, tag="container"):
+    """A container that qualifies for CPUs of its own by a node-local policy is about to be created;
+    `shares` tell its request."""
+
+    pod: PodComes
+    name: str
+    shares: int
+
+
+class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):
+    """A container that was announced did not come to be."""
+
+    uid: str
+    name: str
+
+
+class Resized(msgspec.Struct, frozen=True, tag="resized"):
+    """The runtime changed a container; `asked`: by its caller, before the rewrite."""
+
+    container_id: str
+    asked: Asked
+
+
 class Created(msgspec.Struct, frozen=True, tag="created"):
     """A container exists; `asked`: by its caller, before the rewrite. `kept`: the fields of Limits
     in which the request went on as it came."""
@@ -53,7 +76,7 @@ class Look(msgspec.Struct, frozen=True, tag="look"):
     """Something changed, or somebody waits for a fresh snapshot."""
 
 
-Ring = PodComes | PodFailed | Created | Look
+Ring = PodComes | PodFailed | ContainerComes | ContainerFailed | Created | Resized | Look
 
 _decoder: msgspec.json.Decoder[Ring] = msgspec.json.Decoder(Ring)
 

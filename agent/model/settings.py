@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from agent.model.snapshot import CpuPolicy
+
 
 class SettingsError(ValueError):
     """An option that is unknown or has a wrong value; the message names it."""
@@ -59,6 +61,27 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    cpu_policy: Annotated[
+        CpuPolicy,
+        msgspec.Meta(
+            description="who gives Guaranteed containers with whole CPUs their own where no "
+            "scheduler does: none; static: at their creation, for good; dynamic: they may be "
+            "replaced by better ones, which a file in the container tells"
+        ),
+    ] = "none"
+    cpu_policy_options: Annotated[
+        str,
+        msgspec.Meta(
+            description="for cpu-policy: options of the kubelet's static policy (full-pcpus-only, "
+            "distribute-cpus-across-numa, ...), separated by commas"
+        ),
+    ] = ""
+    reserved_cpus: Annotated[
+        str,
+        msgspec.Meta(
+            description="for cpu-policy: CPUs that no container gets as its own, as a Linux list"
+        ),
+    ] = ""
     owners_on_reserved: Annotated[
         bool,
         msgspec.Meta(description="LSE and LSR pods may own CPUs that the kubelet reserves"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import msgspec
 
 from agent.model import jsontext
@@ -9,6 +11,9 @@ from agent.model.cpuset import CpuSet, union
 from agent.model.jsontext import JsonError
 from agent.model.qos import QoS
 from agent.model.wanted import PodWanted, Wanted
+
+CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
+"""Who gives containers CPUs of their own on the node itself (agent.allocate.local)."""
 
 
 class SnapshotError(ValueError):
@@ -43,6 +48,17 @@ class Owner(msgspec.Struct, frozen=True):
         return CpuSet.parse(self.cpuset)
 
 
+class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A container and the CPUs that a node-local policy gave it, none if it had none left;
+    `original`: those of them that it had before it was resized. One that has ended keeps them for
+    its pod."""
+
+    uid: str
+    name: str
+    cpuset: str
+    original: str = ""
+
+
 class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The agent's decisions at one moment.
 
@@ -64,6 +80,9 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     """The CPUs of SYSTEM pods; empty: they are on the LS pool."""
     excluded: tuple[str, ...] = ()
     """Patterns of what is left alone (see exclusion)."""
+    cpu_policy: CpuPolicy = "none"
+    local_owners: tuple[LocalOwner, ...] = ()
+    """Their pods are in `owners` too."""
 
 
 def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:

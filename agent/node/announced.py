@@ -1,11 +1,13 @@
-"""Pods that the proxy announced and the runtime does not list yet."""
+"""Pods and containers that the proxy announced and the runtime does not list yet."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+import msgspec
+
 from agent.hooks.requests import announced
-from agent.model.doorbell import PodComes
+from agent.model.doorbell import ContainerComes, PodComes
 from agent.model.pods import Pod
 
 PATIENCE_SECONDS = 300.0
@@ -36,3 +38,45 @@ class Announced:
             if uid not in listed and until > now_seconds
         }
         return tuple(pod for pod, _ in self._pods.values())
+
+
+class AnnouncedContainer(msgspec.Struct, frozen=True):
+    """`created_at` (of its first ring) in nanoseconds since 1970."""
+
+    uid: str
+    name: str
+    shares: int
+    created_at: int
+
+
+class AnnouncedContainers:
+    """Keeps a container from its ring until the runtime has it, its creation failed or patience
+    ends."""
+
+    def __init__(self) -> None:
+        self._containers: dict[tuple[str, str], tuple[AnnouncedContainer, float]] = {}
+
+    def add(self, ring: ContainerComes, now_seconds: float, wall_nanoseconds: int) -> None:
+        """One that rings again keeps its first moment."""
+        key = ring.pod.uid, ring.name
+        known = self._containers.get(key)
+        created_at = known[0].created_at if known else wall_nanoseconds
+        container = AnnouncedContainer(*key, ring.shares, created_at)
+        self._containers[key] = container, now_seconds + PATIENCE_SECONDS
+
+    def drop(self, uid: str, name: str) -> None:
+        """It did not come to be."""
+        self._containers.pop((uid, name), None)
+
+    def missing_from(
+        self, pods: Collection[Pod], now_seconds: float
+    ) -> tuple[AnnouncedContainer, ...]:
+        """Those of these pods that none of them has; the others, and late ones, are forgotten."""
+        present = {(pod.uid, each.name) for pod in pods for each in pod.containers}
+        uids = {pod.uid for pod in pods}
+        self._containers = {
+            key: (container, until)
+            for key, (container, until) in self._containers.items()
+            if key not in present and key[0] in uids and until > now_seconds
+        }
+        return tuple(container for container, _ in self._containers.values())

@@ -21,7 +21,7 @@ from agent.kube.store import EmbeddedStore, StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.node import reload
+from agent.node import local, reload
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
@@ -29,6 +29,7 @@ from agent.node.events import Events, Source
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
+from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
@@ -99,6 +100,9 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     OSError when its state folder is taken away."""
     exclude = reload.excluded(settings)
     beside = Beside(settings)
+    local.check_kubelet(settings)
+    machine = Machine(settings.root)
+    local_cpus = local.configured(settings, machine)
     _keep_files_open()
     os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
     state = Path(settings.state_dir)
@@ -116,9 +120,9 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     store = EmbeddedStore(settings.store_dir or str(state / "objects"))
     node_name = settings.node_name or os.uname().nodename
     node = Node(
-        machine=Machine(settings.root),
+        machine=machine,
         cri=cri,
-        observer=Observer(cri, Locator(hierarchy)),
+        observer=Observer(cri, Locator(hierarchy), requests=settings.cpu_policy != "none"),
         hierarchy=hierarchy,
         controllers=controllers,
         journal=journal,
@@ -129,6 +133,8 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
         reporter=Reporter(store, node_name),
         metrics=metrics,
         teller=teller,
+        local=local_cpus,
+        notices=Notices(settings.state_dir),
         migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude
@@ -176,6 +182,8 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
                 settings = reload.reloaded(settings, read_again, node)
             healthy = _round(node, health, metrics)
             pause = events.pause(settings, healthy, sources, began)
+            if node.again:
+                pause = min(pause, settings.period_seconds)
             health.rest(pause)
             next_round = began + pause
             if doorbell.lost():

@@ -13,18 +13,18 @@ from agent.cgroup import limits as fields
 from agent.cgroup import values, writer
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import MEMS, CgroupError, Hierarchy
-from agent.cgroup.journal import Journal, JournalError, Original
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import Outcome, State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.doorbell import Created
+from agent.model.doorbell import Asked, Created
 from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
 from agent.model.wanted import NO_LIMITS
 from agent.node import excluded, wanted
 from agent.node.observed import Observed
-from agent.node.originals import replaced
+from agent.node.originals import replaced, resized
 from agent.node.telling import Teller, remembers
 from agent.node.witness import Witness
 from agent.rpc.grpc import RpcError
@@ -55,10 +55,15 @@ class Enforcement:
         self._witness = witness
         self._migrate_memory = migrate_memory
         self._replaced: dict[str, Created] = {}
+        self._resized: dict[str, Asked] = {}
 
     def created(self, ring: Created) -> None:
         """The proxy made a container."""
         self._replaced[ring.container_id] = ring
+
+    def resized(self, container_id: str, asked: Asked) -> None:
+        """The proxy let a change of a container pass that asked for this."""
+        self._resized[container_id] = asked
 
     def pause(self) -> bool:
         """Nothing decided before is told to the runtime from now on; whether a call is under way,
@@ -199,15 +204,21 @@ class Enforcement:
             # What the proxy says wins over what a write found before the proxy could say it.
             self._journal.update(originals, forget=[each.group for each in originals])
             for each, group in placed.items():
-                others = replaced(self._controllers, group, self._replaced[each])
-                self._journal.update_values(
-                    others, forget=[(one.group, one.file) for one in others]
-                )
+                self._remember(replaced(self._controllers, group, self._replaced[each]))
+            for each, asked in self._resized.items():
+                if changed := groups.get(each):
+                    self._remember(resized(self._controllers, changed, asked))
         except JournalError as error:
             return [str(error)]
         for each in placed:
             del self._replaced[each]
+        self._resized = {}
         return []
+
+    def _remember(self, originals: tuple[OriginalValue, ...]) -> None:
+        self._journal.update_values(
+            originals, forget=[(each.group, each.file) for each in originals]
+        )
 
     def _asked_for(self, requested: str, group: str) -> CpuSet:
         try:

@@ -36,7 +36,10 @@ def part(observed: Observed, patterns: Patterns) -> tuple[Observed, tuple[Contai
         }
         left += (each for each in pod.containers if each.id in alone)
         others = tuple(each for each in pod.containers if each.id not in alone)
-        kept.append(msgspec.structs.replace(pod, containers=others))
+        ended = tuple(
+            each for each in pod.ended if not excludes(patterns, pod.namespace, pod.name, each.name)
+        )
+        kept.append(msgspec.structs.replace(pod, containers=others, ended=ended))
     return msgspec.structs.replace(observed, pods=tuple(kept)), tuple(left)
 
 

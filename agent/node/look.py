@@ -13,16 +13,26 @@ from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
 from agent.model.annotations import shared_containers
 from agent.model.cpuset import CpuSet, union
-from agent.model.doorbell import Created, PodComes, PodFailed, Ring
+from agent.model.doorbell import (
+    ContainerComes,
+    ContainerFailed,
+    Created,
+    PodComes,
+    PodFailed,
+    Resized,
+    Ring,
+)
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
 from agent.node import excluded, overlaps
-from agent.node.announced import Announced
+from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
+from agent.node.local import LocalCpus
 from agent.node.machine import Machine
+from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.publisher import Publisher
 from agent.node.report import Reporter
@@ -57,10 +67,13 @@ class Node:
         reporter: Reporter,
         metrics: AgentMetrics,
         teller: Teller | None = None,
+        local: LocalCpus | None = None,
+        notices: Notices | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
-        """Without a teller the runtime is not told what changed in cgroups."""
+        """Without a teller the runtime is not told what changed in cgroups; without `local` there
+        is no node-local policy, and without `notices` no container is told its CPUs."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
@@ -69,7 +82,10 @@ class Node:
         self._publisher = publisher
         self._reporter = reporter
         self._metrics = metrics
+        self._local = local or LocalCpus()
+        self._notices = notices
         self._announced = Announced()
+        self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
         self._enforcement = Enforcement(
             hierarchy,
@@ -81,6 +97,8 @@ class Node:
             migrate_memory=migrate_memory,
         )
         self._rung = True
+        self.again = False
+        """Whether the next look may do better, though nothing happens."""
         self.exclude: Patterns = ()
         """What is left alone; may be changed between looks."""
 
@@ -93,6 +111,13 @@ class Node:
                 self._announced.add(ring, time.monotonic(), time.time_ns())
             elif isinstance(ring, PodFailed):
                 self._announced.drop(ring.uid)
+            elif isinstance(ring, ContainerComes):
+                self._announced_containers.add(ring, time.monotonic(), time.time_ns())
+            elif isinstance(ring, ContainerFailed):
+                self._announced_containers.drop(ring.uid, ring.name)
+            elif isinstance(ring, Resized):
+                self._observer.changed(ring.container_id)
+                self._enforcement.resized(ring.container_id, ring.asked)
             elif isinstance(ring, Created):
                 self._enforcement.created(ring)
 
@@ -113,9 +138,16 @@ class Node:
         )
         holds = self._enforcement.holds(observed, topology)
         running_on = _running_on(pods, holds)
+        cpu_policy = self._local.policy(kubelet.static)
+        coming = self._announced_containers.missing_from(pods, time.monotonic())
+        local = None
+        if cpu_policy != "none":
+            last = self._publisher.local_owners
+            local = self._local.demand(topology, pods, coming, holds, last)
         decision = pools.decide(
-            topology, pods, kubelet, self._publisher.owners, running_on, rules(configured)
+            topology, pods, kubelet, self._publisher.owners, running_on, rules(configured), local
         )
+        self.again = decision.again
         self._witness.decided(pods, decision, holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._enforcement.remember_replaced(observed)
@@ -124,6 +156,8 @@ class Node:
         if busy or freed.having(State.WRITTEN):
             holds = self._enforcement.holds(observed, topology)
         self._enforcement.prepare_created(observed, decision, holds)
+        if self._notices is not None:
+            failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -135,6 +169,7 @@ class Node:
             excluded=self.exclude,
             left_alone=[each.id for each in alone],
             memory_stays=self._enforcement.memory_stays,
+            cpu_policy=cpu_policy,
         )
         self._rung = False
         failures += self._enforcement.finish(observed, decision, freed)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from agent.model.pods import Container, ContainerState, Pod
+from agent.model.pods import Container, ContainerState, Ended, Pod
 from agent.model.qos import kube_class
 from agent.node.placement import Locator
 from agent.rpc.grpc import NO_ANSWER, Code, RpcError
@@ -36,11 +37,19 @@ class Observed(msgspec.Struct, frozen=True):
 
 
 class Observer:
-    """Asks the runtime; what can't change of a container is asked once."""
+    """Asks the runtime; what can't change of a container is asked once.
 
-    def __init__(self, cri: Cri, locator: Locator) -> None:
+    `requests`: what containers request matters, also of ended ones. It is asked again when somebody
+    says that it has changed, and as the net below of one container in each look.
+    """
+
+    def __init__(self, cri: Cri, locator: Locator, *, requests: bool = False) -> None:
         self._cri = cri
         self._locator = locator
+        self._requests = requests
+        self._shares: dict[str, int] = {}
+        self._stale: set[str] = set()
+        self._ended: dict[str, Placement] = {}
         self._sandboxes: dict[str, Placement] = {}
         self._groups: dict[str, str] = {}
         self._untold: set[str] = set()
@@ -53,12 +62,16 @@ class Observer:
         sandboxes = self._cri.sandboxes()
         containers = self._cri.containers()
         self._forget({each.id for each in sandboxes}, {each.id for each in containers})
+        self._doubt_one()
+        living = [each for each in containers if each.state is not ContainerState.ENDED]
         by_sandbox: dict[str, list[Container]] = {}
         starts_with: dict[str, Placement] = {}
         virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}
-        for each in containers:
+        for each in living:
             if each.sandbox_id in virtual:
-                seen: Container | None = Container(each.id, each.name, each.state, virtual=True)
+                seen: Container | None = Container(
+                    each.id, each.name, each.state, virtual=True, created_at=each.created_at
+                )
             else:
                 seen = self._container(each, starts_with)
             if seen is None:
@@ -69,28 +82,72 @@ class Observer:
         for sandbox in sandboxes:
             if sandbox.ready or sandbox.id in by_sandbox:
                 by_uid.setdefault(sandbox.uid, []).append(sandbox)
-        pods = [self._pod(of_pod, by_sandbox) for _, of_pod in sorted(by_uid.items())]
+        ended = self._newest_ended(containers) if self._requests else {}
+        pods = [self._pod(of_pod, by_sandbox, ended) for _, of_pod in sorted(by_uid.items())]
         return Observed(tuple(pods), starts_with)
+
+    def changed(self, container_id: str) -> None:
+        """What it requests is another from now on."""
+        self._stale.add(container_id)
 
     def _container(
         self, each: RuntimeContainer, starts_with: dict[str, Placement]
     ) -> Container | None:
         """None for one that has just ended."""
         group = self._groups.get(each.id)
-        if each.state is ContainerState.CREATED or group is None:
+        stale = self._requests and (each.id in self._stale or each.id not in self._shares)
+        if each.state is ContainerState.CREATED or group is None or stale:
             placement = self._told(each.id, self._cri.container_placement)
             if placement is None:
                 return None
             starts_with[each.id] = placement
-            if each.state is ContainerState.CREATED:
-                return Container(each.id, each.name, each.state)
-            parent = self._placement(each.sandbox_id).cgroup_parent
-            group = self._locator.group_of(each.id, placement, parent)
-            if group is not None:
-                self._groups[each.id] = group
-        return Container(each.id, each.name, each.state, group)
+            if each.id not in self._untold:
+                self._shares[each.id] = placement.shares
+                self._stale.discard(each.id)
+            if each.state is ContainerState.RUNNING and group is None:
+                parent = self._placement(each.sandbox_id).cgroup_parent
+                group = self._locator.group_of(each.id, placement, parent)
+                if group is not None:
+                    self._groups[each.id] = group
+        shares = self._shares.get(each.id, 0)
+        return Container(
+            each.id, each.name, each.state, group, created_at=each.created_at, shares=shares
+        )
 
-    def _pod(self, sandboxes: list[Sandbox], by_sandbox: dict[str, list[Container]]) -> Pod:
+    def _doubt_one(self) -> None:
+        """The container that was asked longest ago is asked again."""
+        if self._requests and self._shares:
+            oldest = next(iter(self._shares))
+            self._shares[oldest] = self._shares.pop(oldest)
+            self._stale.add(oldest)
+
+    def _newest_ended(self, containers: list[RuntimeContainer]) -> dict[str, list[Ended]]:
+        """By sandbox id."""
+        newest: dict[tuple[str, str], RuntimeContainer] = {}
+        for each in containers:
+            last = newest.get((each.sandbox_id, each.name))
+            if last is None or (each.created_at, each.id) > (last.created_at, last.id):
+                newest[each.sandbox_id, each.name] = each
+        found: dict[str, list[Ended]] = {}
+        for each in newest.values():
+            if each.state is not ContainerState.ENDED:
+                continue
+            placement = self._ended.get(each.id) or self._told(
+                each.id, self._cri.container_placement
+            )
+            if placement is None:
+                continue
+            self._ended[each.id] = placement
+            ended = Ended(each.name, each.created_at, placement.shares, placement.cpuset)
+            found.setdefault(each.sandbox_id, []).append(ended)
+        return found
+
+    def _pod(
+        self,
+        sandboxes: list[Sandbox],
+        by_sandbox: dict[str, list[Container]],
+        ended: dict[str, list[Ended]],
+    ) -> Pod:
         sandboxes = sorted(sandboxes, key=lambda each: (each.created_at, each.id))
         newest = sandboxes[-1]
         containers = tuple(
@@ -121,6 +178,7 @@ class Observer:
                 for each in sandboxes
                 if each.ready and not each.handler.startswith(_VIRTUAL)
             ),
+            ended=tuple(ended.get(newest.id, ())) if newest.ready else (),
         )
 
     def _sandbox_group(self, sandbox_id: str) -> str | None:
@@ -161,10 +219,16 @@ class Observer:
         return placement
 
     def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
-        for gone in self._sandboxes.keys() - sandboxes:
-            del self._sandboxes[gone]
-        for gone in self._groups.keys() - containers:
-            del self._groups[gone]
+        _keep(self._sandboxes, sandboxes)
+        _keep(self._groups, containers)
+        _keep(self._shares, containers)
+        _keep(self._ended, containers)
+        self._stale &= containers
         self._untold &= sandboxes | containers
         for gone in self._left_alone.keys() - sandboxes - containers:
             del self._left_alone[gone]
+
+
+def _keep(known: dict[str, Any], present: set[str]) -> None:
+    for gone in known.keys() - present:
+        del known[gone]

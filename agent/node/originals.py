@@ -9,7 +9,7 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError
 from agent.cgroup.journal import OriginalValue
 from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.doorbell import Created
+from agent.model.doorbell import Asked, Created
 from agent.model.limits import LEAST_SHARES, UNLIMITED, Limits
 
 
@@ -29,6 +29,16 @@ def replaced(controllers: Controllers, group: str, created: Created) -> tuple[Or
         mems=mems,
     )
     original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
+    return _values(controllers, group, original)
+
+
+def resized(controllers: Controllers, group: str, asked: Asked) -> tuple[OriginalValue, ...]:
+    """As `replaced`, of the quota alone, which we lift: a change leaves out what stays."""
+    quota = asked.quota_microseconds or None
+    return _values(controllers, group, Limits(quota_microseconds=quota))
+
+
+def _values(controllers: Controllers, group: str, original: Limits) -> tuple[OriginalValue, ...]:
     values = []
     for file in limits.files(controllers, original):
         try:

@@ -14,7 +14,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.exclusion import Patterns
 from agent.model.pods import ContainerState, Pod
-from agent.model.snapshot import Snapshot
+from agent.model.snapshot import CpuPolicy, LocalOwner, Snapshot
 from agent.model.wanted import NOTHING, PodWanted, Wanted
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,18 @@ class Publisher:
 
     @property
     def owners(self) -> dict[str, CpuSet]:
-        """By pod uid, the CPUs."""
+        """By pod uid, the CPUs that a scheduler chose."""
         if self._last is None or self._last.boot_id != self._boot_id:
             return {}
-        return {owner.uid: owner.cpus for owner in self._last.owners}
+        local = {each.uid for each in self._last.local_owners}
+        return {owner.uid: owner.cpus for owner in self._last.owners if owner.uid not in local}
+
+    @property
+    def local_owners(self) -> dict[tuple[str, str], LocalOwner]:
+        """By pod uid and container name, what a node-local policy decided."""
+        if self._last is None or self._last.boot_id != self._boot_id:
+            return {}
+        return {(each.uid, each.name): each for each in self._last.local_owners}
 
     def publish(
         self,
@@ -56,6 +64,7 @@ class Publisher:
         excluded: Patterns = (),
         left_alone: Collection[str] = (),
         memory_stays: bool = False,
+        cpu_policy: CpuPolicy = "none",
     ) -> None:
         """Writes if something changed or `fresh` asks for it. Raises OSError.
 
@@ -82,6 +91,8 @@ class Publisher:
             },
             excluded=excluded,
             system=str(decision.system),
+            cpu_policy=cpu_policy,
+            local_owners=decision.local_owners,
         )
         unchanged = self._last is not None and _same(self._last, new)
         if unchanged and not fresh and os.path.exists(self._path):

@@ -38,7 +38,8 @@ class Witness:
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
-            log.error("pod %s keeps the pool: annotation %s: %s", each.title, each.key, each.reason)
+            where = f"annotation {each.key}: " if each.key else ""
+            log.error("pod %s keeps the pool: %s%s", each.title, where, each.reason)
         self._refused = refused
 
         vanished = {each.title: each.offline for each in decision.owners if each.offline}

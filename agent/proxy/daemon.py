@@ -31,7 +31,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
-    gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds)
+    gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds, settings.state_dir)
     server = RelayServer(loop, gate, listening, runtime, on_hook_error=_log_hook_error)
     notifier = Notifier(os.environ)
     with Ending(loop.stop):

@@ -7,8 +7,18 @@ import time
 from agent.hooks import cpuset, requests
 from agent.hooks.cpuset import Give, Grant, Keep, Wait
 from agent.hooks.wire import WireError
+from agent.model import notice
 from agent.model.cpuset import CpuSet
-from agent.model.doorbell import Created, Look, PodComes, PodFailed, Ring
+from agent.model.doorbell import (
+    ContainerComes,
+    ContainerFailed,
+    Created,
+    Look,
+    PodComes,
+    PodFailed,
+    Resized,
+    Ring,
+)
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NOTHING
 from agent.proxy.bell import Bell
@@ -34,6 +44,13 @@ class _Creation:
         self.grant: int | None = None
         self.kept: tuple[str, ...] = ()
         self.waiting = _Waiting()
+        self.announced = False
+        """Whether the agent holds CPUs for the container alone."""
+
+    def failed(self) -> Ring:
+        """What the agent hears when it does not come to be."""
+        pod = self.request.pod
+        return ContainerFailed(pod.uid, self.request.container_name) if self.announced else Look()
 
 
 class _Waiting:
@@ -49,18 +66,33 @@ class _Waiting:
             bell.ring(ring)
 
 
+class _Update:
+    """One UpdateContainerResources from its arrival to its reply."""
+
+    def __init__(self, request: requests.UpdateContainer) -> None:
+        self.request = request
+        self.waiting = _Waiting()
+
+
 class CpusetGate:
-    """Holds a creation that waits for the agent for at most `hold_seconds`."""
+    """Holds a creation that waits for the agent for at most `hold_seconds`. `state_dir`: where the
+    agent keeps what containers are told."""
 
     methods = frozenset({RUN, CREATE, UPDATE})
 
     def __init__(
-        self, snapshots: SnapshotFile, bell: Bell, grants: Grants, hold_seconds: float
+        self,
+        snapshots: SnapshotFile,
+        bell: Bell,
+        grants: Grants,
+        hold_seconds: float,
+        state_dir: str,
     ) -> None:
         self._snapshots = snapshots
         self._bell = bell
         self._grants = grants
         self._hold_seconds = hold_seconds
+        self._state_dir = state_dir
         self.timed_out = 0
 
     def request(self, call: Call, message: bytes) -> Verdict:
@@ -83,16 +115,22 @@ class CpusetGate:
         if isinstance(call.state, PodComes):
             self._bell.ring(Look() if made else PodFailed(call.state.uid))
         elif isinstance(call.state, _Creation) and call.state.grant is not None:
-            ring: Ring = Look()
+            ring = call.state.failed()
             if made:
                 self._grants.answered(call.state.grant, made)
                 ring = Created(made, call.state.request.asked, call.state.kept)
             else:
                 self._grants.failed(call.state.grant)
             self._bell.ring(ring)
+        elif isinstance(call.state, _Update) and message is not None:
+            request, snapshot = call.state.request, self._snapshots.current()
+            if snapshot is not None and snapshot.cpu_policy != "none" and request.asked.shares:
+                self._bell.ring(Resized(request.container_id, request.asked))
 
     def gone(self, call: Call) -> None:
-        """A held call holds nothing of ours."""
+        """A held call holds nothing of ours, but the agent may hold CPUs for it."""
+        if isinstance(call.state, _Creation) and call.state.announced:
+            self._bell.ring(call.state.failed())
 
     def _create(self, call: Call, message: bytes, snapshot: Snapshot | None) -> Verdict:
         if not isinstance(call.state, _Creation):
@@ -104,10 +142,16 @@ class CpusetGate:
             self.timed_out += 1
             answer = cpuset.last_resort(request, snapshot, grants, answer.reason)
             if isinstance(answer, Wait):
+                if creation.announced:
+                    self._bell.ring(creation.failed())
                 waited = f"no CPUs after {self._hold_seconds:g} s"
                 return Refuse(Code.UNAVAILABLE, f"{creation.pod_title}: {waited}: {answer.reason}")
         if isinstance(answer, Wait):
-            creation.waiting.ring(self._bell, request.pod)
+            ring: Ring = request.pod
+            if snapshot is not None and cpuset.local_request(request, snapshot):
+                creation.announced = True
+                ring = ContainerComes(request.pod, request.container_name, request.asked.shares)
+            creation.waiting.ring(self._bell, ring)
             return Hold()
         given = answer.wanted if isinstance(answer, Give) else NOTHING
         cpus = _asked(request.asked.cpuset if given.cpuset is None else given.cpuset)
@@ -115,16 +159,20 @@ class CpusetGate:
         creation.kept = cpuset.kept(request, answer)
         if isinstance(answer, Keep):
             return Forward()
-        return _verdict(cpuset.rewrite_create(message, request, answer))
+        told_in = ""
+        if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
+            folder = notice.folder(request.pod.uid, request.container_name)
+            told_in = f"{self._state_dir}/{folder}"
+        return _verdict(cpuset.rewrite_create(message, request, answer, told_in))
 
     def _update(self, call: Call, message: bytes, snapshot: Snapshot | None) -> Verdict:
-        request = requests.update_container(message)
+        if not isinstance(call.state, _Update):
+            call.state = _Update(requests.update_container(message))
+        request = call.state.request
         answer = cpuset.update(request, snapshot, self._grants.of(request.container_id))
         if isinstance(answer, Wait):
             if not self._late(call):
-                if not isinstance(call.state, _Waiting):
-                    call.state = _Waiting()
-                call.state.ring(self._bell, Look())
+                call.state.waiting.ring(self._bell, Look())
                 return Hold()
             self.timed_out += 1
             answer = cpuset.without_owners(request, snapshot)

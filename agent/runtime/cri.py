@@ -20,6 +20,7 @@ Reply = TypeVar("Reply", bound=Message)
 _STATES = {
     pb.CONTAINER_CREATED: ContainerState.CREATED,
     pb.CONTAINER_RUNNING: ContainerState.RUNNING,
+    pb.CONTAINER_EXITED: ContainerState.ENDED,
 }
 
 
@@ -39,12 +40,13 @@ class Sandbox(msgspec.Struct, frozen=True):
 
 
 class RuntimeContainer(msgspec.Struct, frozen=True):
-    """A container that is created or running."""
+    """A container that the runtime has; `created_at` in nanoseconds since 1970."""
 
     id: str
     sandbox_id: str
     name: str
     state: ContainerState
+    created_at: int = 0
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -135,10 +137,16 @@ class Cri:
         ]
 
     def containers(self) -> list[RuntimeContainer]:
-        """Created and running containers."""
+        """All whose state is known, ended ones too until they are removed."""
         reply = self.call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse)
         return [
-            RuntimeContainer(each.id, each.pod_sandbox_id, each.metadata.name, _STATES[each.state])
+            RuntimeContainer(
+                each.id,
+                each.pod_sandbox_id,
+                each.metadata.name,
+                _STATES[each.state],
+                each.created_at,
+            )
             for each in reply.containers
             if each.state in _STATES
         ]

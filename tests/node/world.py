@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+
+import msgspec
 
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
@@ -18,8 +21,10 @@ from agent.model.wanted import Wanted
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.kubelet import KubeletView
+from agent.node.local import LocalCpus
 from agent.node.look import Node
 from agent.node.machine import Machine
+from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
@@ -70,26 +75,26 @@ class ListedRuntime(Cri):
 
 
 class World:
-    """Four CPUs, cgroup v1."""
+    """Four CPUs, or more cores, cgroup v1."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, cores: int = 4, threads: int = 1, nodes: int = 1) -> None:
         self.cpuset = folder / "cgroup" / "cpuset"
-        self.group("", "0-3")
+        self.group("", f"0-{cores * threads * nodes - 1}")
         self.state = folder / "state"
         self.state.mkdir()
         self.kubelet = folder / "kubelet"
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
-        self.root = trees.write(str(folder / "machine"), trees.machine(1, 1, 1, 4, 1))
+        self.root = trees.write(str(folder / "machine"), trees.machine(1, nodes, 1, cores, threads))
         (folder / "machine" / "proc").mkdir(exist_ok=True)
 
-    def agent(self) -> Node:
+    def agent(self, local: LocalCpus | None = None) -> Node:
         hierarchy = Hierarchy(str(self.cpuset.parent))
         store = EmbeddedStore(str(self.state / "objects"))
         return Node(
             machine=Machine(self.root),
             cri=self.runtime,
-            observer=Observer(self.runtime, Locator(hierarchy)),
+            observer=Observer(self.runtime, Locator(hierarchy), requests=local is not None),
             hierarchy=hierarchy,
             controllers=Controllers(str(self.cpuset.parent), hierarchy.handles),
             journal=Journal(self.state / "journal"),
@@ -99,6 +104,8 @@ class World:
             beside=Beside(Settings(root=self.root)),
             reporter=Reporter(store, "n"),
             metrics=AgentMetrics(),
+            local=local,
+            notices=Notices(str(self.state)),
         )
 
     def snapshot(self) -> Snapshot:
@@ -158,16 +165,36 @@ class World:
         return it
 
     def container(
-        self, of: Sandbox, name: str = "main", state: ContainerState = ContainerState.RUNNING
+        self,
+        of: Sandbox,
+        name: str = "main",
+        state: ContainerState = ContainerState.RUNNING,
+        *,
+        cpus: int = 0,
+        cpuset: str = "",
+        created_at: int = 0,
     ) -> RuntimeContainer:
-        """Listed; running ones have a cgroup."""
-        it = RuntimeContainer(f"c-{of.uid}-{name}", of.id, name, state)
+        """Listed; running ones have a cgroup. `cpus`: its request; `cpuset`: what it starts with,
+        the machine if empty."""
+        suffix = f"-{created_at}" if created_at else ""
+        it = RuntimeContainer(f"c-{of.uid}-{name}{suffix}", of.id, name, state, created_at)
         self.runtime.listed_containers.append(it)
         path = f"{self.runtime.placements[of.id].cgroup_parent}/{it.id}"
-        self.runtime.placements[it.id] = Placement(cgroups_path=path, cpuset="")
+        placement = Placement(cgroups_path=path, cpuset=cpuset, shares=1024 * cpus or 2)
+        self.runtime.placements[it.id] = placement
         if state is ContainerState.RUNNING:
-            self.group(path.lstrip("/"))
+            self.group(path.lstrip("/"), cpuset or self.cpus(""))
         return it
 
-    def ends(self, container: RuntimeContainer) -> None:
+    def ends(self, container: RuntimeContainer, *, stays: bool = False) -> None:
+        """`stays`: the runtime lists it as ended, and remembers what it had."""
         self.runtime.listed_containers.remove(container)
+        if not stays:
+            return
+        ended = msgspec.structs.replace(container, state=ContainerState.ENDED)
+        self.runtime.listed_containers.append(ended)
+        told = self.runtime.placements[container.id]
+        group = self.cpuset / told.cgroups_path.lstrip("/")
+        held = (group / "cpuset.cpus").read_text().strip()
+        self.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset=held)
+        shutil.rmtree(group)

@@ -45,7 +45,7 @@ class Exchange:
         self.bell = Bell(str(folder / "bell"))
         self.grants = Grants()
         self.gate = CpusetGate(
-            SnapshotFile(str(self.path), BOOT), self.bell, self.grants, hold_seconds
+            SnapshotFile(str(self.path), BOOT), self.bell, self.grants, hold_seconds, str(folder)
         )
         self._messages: dict[Call, bytes] = {}
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)

@@ -1,0 +1,60 @@
+"""How a container is told its CPUs that may change: a folder of its own, mounted read-only."""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
+
+MOUNTED_AT: Final = "/run/topolet"
+"""Where containers find the folder."""
+FOLDER: Final = "containers"
+"""Below the state folder; in it one for each pod, and in that one for each container."""
+FILE_NAME: Final = "cpus"
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """`cpus` as a Linux list; `generation` grows by one with each change."""
+
+    cpus: str
+    generation: int
+
+
+_decoder = msgspec.json.Decoder(Notice)
+
+
+def of_pod(uid: str) -> str:
+    """Below the state folder, for all containers of the pod."""
+    return f"{FOLDER}/{_as_name(uid)}"
+
+
+def folder(uid: str, container_name: str) -> str:
+    """Below the state folder."""
+    return f"{of_pod(uid)}/{_as_name(container_name)}"
+
+
+def named(folder_name: str) -> str:
+    """The pod or container that such a folder is for."""
+    return unquote(folder_name)
+
+
+def encode(notice: Notice) -> bytes:
+    """JSON, one line."""
+    return msgspec.json.encode(notice) + b"\n"
+
+
+def decode(text: bytes) -> Notice | None:
+    """None for what is no notice."""
+    try:
+        return jsontext.decode(_decoder, text)
+    except JsonError:
+        return None
+
+
+def _as_name(text: str) -> str:
+    """No dots and no slashes, whatever the caller of the runtime chose."""
+    return quote(text, safe="").replace(".", "%2E")
