@@ -1,7 +1,8 @@
 import msgspec
 
-from agent.model.doorbell import PodComes
-from agent.node.announced import PATIENCE_SECONDS, Announced
+from agent.model.doorbell import ContainerComes, PodComes
+from agent.model.pods import Container, ContainerState, Pod
+from agent.node.announced import PATIENCE_SECONDS, Announced, AnnouncedContainers
 
 RING = PodComes("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")
 
@@ -36,3 +37,35 @@ def test_failed_sandbox_is_forgotten_once_or_twice() -> None:
     announced.drop("u")
     announced.drop("u")
     assert announced.missing_from([], 0.0) == ()
+
+
+def pod(*names: str) -> Pod:
+    containers = tuple(Container(name, name, ContainerState.CREATED) for name in names)
+    return Pod("u", "ns", "n", {}, {}, "guaranteed", 0, containers)
+
+
+def test_container_is_kept_until_its_pod_has_it_or_is_gone() -> None:
+    announced = AnnouncedContainers()
+    announced.add(ContainerComes(RING, "a", 1024), 0.0, 7)
+    announced.add(ContainerComes(RING, "a", 2048), 1.0, 9)
+    (container,) = announced.missing_from([pod("b")], 2.0)
+    assert (container.uid, container.name, container.shares, container.created_at) == (
+        "u",
+        "a",
+        2048,
+        7,
+    )
+    assert announced.missing_from([pod("a", "b")], 2.0) == ()
+    assert announced.missing_from([pod("b")], 2.0) == (), "it has ended"
+    announced.add(ContainerComes(RING, "a", 1024), 3.0, 11)
+    assert announced.missing_from([], 3.0) == ()
+
+
+def test_container_is_dropped_and_forgotten_in_time() -> None:
+    announced = AnnouncedContainers()
+    for name in ("a", "b"):
+        announced.add(ContainerComes(RING, name, 1024), 0.0, 7)
+    announced.drop("u", "a")
+    announced.drop("u", "a")
+    assert [each.name for each in announced.missing_from([pod()], 0.0)] == ["b"]
+    assert announced.missing_from([pod()], PATIENCE_SECONDS) == ()

@@ -149,3 +149,26 @@ def test_created_container_tells_what_it_will_start_with(world: World, observer:
     observed = observer.look()
     assert observed.starts_with[container.id].cpuset == "1-2"
     assert groups(observed.pods[0]) == {container.id: None}
+
+
+def test_ended_containers_are_told_where_requests_matter(world: World) -> None:
+    observer = Observer(world.runtime, Locator(Hierarchy(str(world.cpuset.parent))), requests=True)
+    pod = world.sandbox("p")
+    for created_at, name in enumerate(["init", "main", "main", "again"], 1):
+        container = world.container(pod, name, cpus=created_at, created_at=created_at)
+        world.ends(container, stays=True)
+    world.container(pod, "again", created_at=9)
+    gone = world.container(pod, "gone", created_at=5)
+    world.ends(gone, stays=True)
+    world.runtime.failing[gone.id] = Code.NOT_FOUND
+    (seen,) = observer.look().pods
+    assert [each.name for each in seen.containers] == ["again"]
+    assert [(each.name, each.created_at, each.shares, each.cpuset) for each in seen.ended] == [
+        ("init", 1, 1024, "0-3"),
+        ("main", 3, 3072, "0-3"),
+    ]
+    assert (
+        pods(Observer(world.runtime, Locator(Hierarchy(str(world.cpuset.parent)))))["p"].ended == ()
+    )
+    world.runtime.listed_sandboxes[0] = msgspec.structs.replace(pod, ready=False)
+    assert pods(observer)["p"].ended == ()

@@ -76,10 +76,19 @@ class Exchange:
         request.config.linux.resources.cpuset_cpus = asks
         return self._ask(CREATE, request)
 
-    def update(self, container_id: str, asks: str = "") -> tuple[Call, Verdict]:
+    def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, Verdict]:
+        config = sandbox(uid)
+        config.linux.cgroup_parent = f"/kubepods/pod{uid}"
+        request = pb.CreateContainerRequest(sandbox_config=config)
+        request.config.metadata.name = "main"
+        request.config.linux.resources.cpu_shares = shares
+        return self._ask(CREATE, request)
+
+    def update(self, container_id: str, asks: str = "", *, shares: int = 0) -> tuple[Call, Verdict]:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = asks
         request.linux.cpu_quota = 5
+        request.linux.cpu_shares = shares
         return self._ask(UPDATE, request)
 
     def again(self, call: Call) -> Verdict:

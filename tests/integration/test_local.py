@@ -1,0 +1,144 @@
+"""A node-local CPU policy on real containers: the kubelet's requests alone say who owns CPUs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.model.snapshot import CpuPolicy
+from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import Code, RpcError
+from demo.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
+
+
+def started(node: TestNode, policy: CpuPolicy) -> TestNode:
+    node.start_agent(f"--cpu-policy={policy}")
+    node.start_proxy()
+    return node
+
+
+def whole_cpus(spec: PodSpec, sandbox: str, cpus: int) -> pb.CreateContainerRequest:
+    """As a kubelet asks for a container of a Guaranteed pod."""
+    request = create_request(spec, sandbox)
+    resources = request.config.linux.resources
+    resources.cpu_shares = 1024 * cpus
+    resources.cpu_period, resources.cpu_quota = 100_000, 100_000 * cpus
+    return request
+
+
+def run_guaranteed(node: TestNode, name: str, cpus: int) -> tuple[PodSpec, str, str]:
+    spec = node.spec(name, kube_class="guaranteed")
+    sandbox = run_sandbox(node.proxied, spec)
+    container = create_container(node.proxied, whole_cpus(spec, sandbox, cpus))
+    start_container(node.proxied, container)
+    return spec, sandbox, container
+
+
+def other(cpu: str) -> str:
+    return {"0": "1", "1": "0"}[cpu]
+
+
+def stop(node: TestNode, container: str) -> None:
+    request = pb.StopContainerRequest(container_id=container)
+    node.direct.call("StopContainer", request, pb.StopContainerResponse)
+
+
+def test_whole_cpu_is_the_containers_own_until_its_pod_is_gone(node: TestNode) -> None:
+    started(node, "static")
+    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    assert node.cpus(ls) == "0-1"
+    spec, sandbox, container = run_guaranteed(node, "g", 1)
+    own = node.cpus(container)
+    assert own in ("0", "1")
+    assert node.cpus(ls) == other(own)
+    assert node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "-1"
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+    eventually("the pause shares", lambda: node.sandbox_cpus(sandbox) == other(own))
+
+    stop(node, container)
+    again = whole_cpus(spec, sandbox, 1)
+    again.config.metadata.attempt = 1
+    container = create_container(node.proxied, again)
+    start_container(node.proxied, container)
+    assert node.cpus(container) == own, "what ended keeps its CPU for its pod"
+    assert node.cpus(ls) == other(own)
+
+    remove_pod(node.proxied, sandbox)
+    eventually("the pool is whole", lambda: node.cpus(ls) == "0-1", 1.0)
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_killed_agent_finds_who_owns_what(node: TestNode, with_snapshot: bool) -> None:
+    started(node, "static")
+    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    _, _, container = run_guaranteed(node, "g", 1)
+    own = node.cpus(container)
+    node.kill_agent()
+    if not with_snapshot:
+        (node.state / "snapshot.json").unlink()
+    node.start_agent("--cpu-policy=static")
+    assert (node.cpus(container), node.cpus(ls)) == (own, other(own))
+    assert node.metric("topolet_cgroup_writes_total") == 0
+
+
+def test_container_without_cpus_left_is_refused_with_the_reason(node: TestNode) -> None:
+    started(node, "static")
+    _, _, first = run_guaranteed(node, "first", 1)
+    spec = node.spec("second", kube_class="guaranteed")
+    sandbox = run_sandbox(node.proxied, spec)
+    with pytest.raises(RpcError) as raised:
+        create_container(node.proxied, whole_cpus(spec, sandbox, 1))
+    assert raised.value.code == Code.UNAVAILABLE
+    assert "pod default/second: no CPUs after" in str(raised.value)
+    assert "nothing would be left to share: 1 requested" in str(raised.value)
+    assert node.cpus(first) in ("0", "1")
+
+
+def test_resize_in_place_to_a_part_of_a_cpu_goes_back_to_the_pool(node: TestNode) -> None:
+    started(node, "static")
+    _, _, container = run_guaranteed(node, "g", 1)
+    linux = pb.LinuxContainerResources(cpu_shares=512, cpu_period=100_000, cpu_quota=50_000)
+    request = pb.UpdateContainerResourcesRequest(container_id=container, linux=linux)
+    node.proxied.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+    eventually("shares", lambda: node.cpus(container) == "0-1")
+    eventually(
+        "its quota is in force",
+        lambda: node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000",
+    )
+
+
+def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
+    started(node, "dynamic")
+    _, _, container = run_guaranteed(node, "g", 1)
+    pid = node.direct.container_placement(container).pid
+    with open(f"/proc/{pid}/root/run/topolet/cpus", encoding="ascii") as file:
+        assert json.load(file) == {"cpus": node.cpus(container), "generation": 1}
+    with open(f"/proc/{pid}/mountinfo", encoding="ascii") as file:
+        (mount,) = [line.split() for line in file if " /run/topolet " in line]
+    assert "ro" in mount[5].split(",")
+
+
+def test_agent_refuses_to_start_beside_a_static_kubelet(node: TestNode) -> None:
+    (node.folder / "kubelet").mkdir()
+    (node.folder / "kubelet" / "cpu_manager_state").write_text('{"policyName":"static"}')
+    done = node.run_cli(
+        "agent",
+        "--standalone",
+        f"--state-dir={node.state}",
+        f"--kubelet-dir={node.folder / 'kubelet'}",
+        "--cpu-policy=static",
+        "--http=",
+    )
+    assert done.returncode == 1
+    assert "cpu-policy is static, and the kubelet's cpuManagerPolicy is static" in done.stderr
