@@ -185,21 +185,28 @@ class Enforcement:
         """What the proxy replaced at creation is what a restore gives back. Errors are returned:
         cpusets and snapshot matter more."""
         groups = {each.id: each.group for each in _containers(observed)}
-        for ended in self._replaced.keys() - groups.keys():
-            del self._replaced[ended]
+        for unlisted in self._replaced.keys() - groups.keys():
+            del self._replaced[unlisted]
         placed = {each: group for each, group in groups.items() if group and each in self._replaced}
         originals = [
             Original(group, str(cpus))
             for each, group in placed.items()
             if (cpus := self._asked_for(self._replaced[each].asked.cpuset, group))
         ]
+        others = [
+            one
+            for each, group in placed.items()
+            for one in replaced(self._controllers, group, self._replaced[each])
+        ]
         try:
             # What the proxy says wins over what a write found before the proxy could say it.
-            self._journal.update(originals, forget=[each.group for each in originals])
-            for each, group in placed.items():
-                others = replaced(self._controllers, group, self._replaced[each])
+            if originals:
+                gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
+                self._journal.update(originals, gone + [each.group for each in originals])
+            if others:
+                ended = [one for one in self._journal.values if not self._controllers.has(*one)]
                 self._journal.update_values(
-                    others, forget=[(one.group, one.file) for one in others]
+                    others, ended + [(one.group, one.file) for one in others]
                 )
         except JournalError as error:
             return [str(error)]
