@@ -24,7 +24,7 @@ from agent.node import reload
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
-from agent.node.events import Events, Source
+from agent.node.events import Events, Source, rest
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
@@ -160,9 +160,9 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
         log.info("agent looks at %s", settings.runtime_endpoint)
-        next_round = 0.0
+        next_round = resting = 0.0
         while not stopping:
-            rings = doorbell.wait(next_round - time.monotonic())
+            rings = doorbell.wait(next_round - time.monotonic(), resting)
             node.heard(rings)
             began = time.monotonic()
             sources = events.heard() | ({Source.RING} if rings else set())
@@ -177,6 +177,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
             pause = events.pause(settings, healthy, sources, began)
             health.rest(pause)
             next_round = began + pause
+            resting = rest(settings, time.monotonic() - began)
             if doorbell.lost():
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
     events.close()
