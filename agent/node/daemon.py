@@ -176,6 +176,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
             healthy = _round(node, health, metrics)
             pause = events.pause(settings, healthy, sources, began)
             health.rest(pause)
+            metrics.pause_seconds.set(pause)
             next_round = began + pause
             resting = rest(settings, time.monotonic() - began)
             if doorbell.lost():
