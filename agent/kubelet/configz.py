@@ -6,6 +6,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Final
 
 from agent.kubelet import configuration
@@ -31,7 +32,7 @@ def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration:
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS, context=context) as answer:
             raw = answer.read(MOST_BYTES)
         content = json.loads(raw)
-    except (urllib.error.HTTPError, ValueError, RecursionError) as error:
+    except (urllib.error.HTTPError, HTTPException, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{url}: {error}") from error
     except urllib.error.URLError as error:
         raise ConfigurationError(f"{url}: {error.reason}") from error

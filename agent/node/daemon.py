@@ -25,7 +25,7 @@ from agent.node import local, reload
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
-from agent.node.events import Events, Source
+from agent.node.events import Events, Source, rest
 from agent.node.kubelet import KubeletView
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
@@ -167,9 +167,9 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
         log.info("agent looks at %s", settings.runtime_endpoint)
-        next_round = 0.0
+        next_round = resting = 0.0
         while not stopping:
-            rings = doorbell.wait(next_round - time.monotonic())
+            rings = doorbell.wait(next_round - time.monotonic(), resting)
             node.heard(rings)
             began = time.monotonic()
             sources = events.heard() | ({Source.RING} if rings else set())
@@ -185,7 +185,9 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
             if node.again:
                 pause = min(pause, settings.period_seconds)
             health.rest(pause)
+            metrics.pause_seconds.set(pause)
             next_round = began + pause
+            resting = rest(settings, time.monotonic() - began)
             if doorbell.lost():
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
     events.close()

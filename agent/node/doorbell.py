@@ -30,13 +30,17 @@ class Doorbell:
         os.chmod(path, 0o600)
         self._inode = os.stat(path).st_ino
         self._woken, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._rings = select.poll()
+        self._rings.register(self._socket, select.POLLIN)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._poll.register(self._woken, select.POLLIN)
 
-    def wait(self, timeout_seconds: float) -> list[Ring]:
-        """Every ring that has come, after at least one came, `wake` was called or time is up."""
-        self._poll.poll(max(timeout_seconds, 0) * 1000)
+    def wait(self, timeout_seconds: float, rest_seconds: float = 0.0) -> list[Ring]:
+        """Every ring that has come, after at least one came, `wake` was called or time is up; for
+        the first `rest_seconds` only a ring counts."""
+        if not self._rings.poll(rest_seconds * 1000):
+            self._poll.poll(max(timeout_seconds - rest_seconds, 0) * 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self._woken, 4096)
         rings: list[Ring] = []

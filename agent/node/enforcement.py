@@ -13,7 +13,7 @@ from agent.cgroup import limits as fields
 from agent.cgroup import values, writer
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import MEMS, CgroupError, Hierarchy
-from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
+from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import parent
 from agent.cgroup.outcome import Outcome, State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
@@ -192,33 +192,41 @@ class Enforcement:
         """What the proxy replaced at creation is what a restore gives back. Errors are returned:
         cpusets and snapshot matter more."""
         groups = {each.id: each.group for each in _containers(observed)}
-        for ended in self._replaced.keys() - groups.keys():
-            del self._replaced[ended]
+        for unlisted in self._replaced.keys() - groups.keys():
+            del self._replaced[unlisted]
         placed = {each: group for each, group in groups.items() if group and each in self._replaced}
         originals = [
             Original(group, str(cpus))
             for each, group in placed.items()
             if (cpus := self._asked_for(self._replaced[each].asked.cpuset, group))
         ]
+        others = [
+            one
+            for each, group in placed.items()
+            for one in replaced(self._controllers, group, self._replaced[each])
+        ]
+        others += [
+            one
+            for each, asked in self._resized.items()
+            if (group := groups.get(each))
+            for one in resized(self._controllers, group, asked)
+        ]
         try:
             # What the proxy says wins over what a write found before the proxy could say it.
-            self._journal.update(originals, forget=[each.group for each in originals])
-            for each, group in placed.items():
-                self._remember(replaced(self._controllers, group, self._replaced[each]))
-            for each, asked in self._resized.items():
-                if changed := groups.get(each):
-                    self._remember(resized(self._controllers, changed, asked))
+            if originals:
+                gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
+                self._journal.update(originals, gone + [each.group for each in originals])
+            if others:
+                ended = [one for one in self._journal.values if not self._controllers.has(*one)]
+                self._journal.update_values(
+                    others, ended + [(one.group, one.file) for one in others]
+                )
         except JournalError as error:
             return [str(error)]
         for each in placed:
             del self._replaced[each]
         self._resized = {}
         return []
-
-    def _remember(self, originals: tuple[OriginalValue, ...]) -> None:
-        self._journal.update_values(
-            originals, forget=[(each.group, each.file) for each in originals]
-        )
 
     def _asked_for(self, requested: str, group: str) -> CpuSet:
         try:

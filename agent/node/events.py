@@ -25,6 +25,7 @@ SETTLE_SECONDS: Final = 5.0
 runtime has no events for us: for this long after any event the agent looks again and again, after
 pauses that double from FIRST_PAUSE_SECONDS to the period."""
 FIRST_PAUSE_SECONDS: Final = 0.02
+LEAST_REST_SECONDS: Final = 0.02
 
 _HOTPLUGGED: Final = frozenset({"cpu", "node"})
 
@@ -145,6 +146,12 @@ class Events:
             self._tree.watch_all()
         if self._kubelet:
             self._kubelet.try_again()
+
+
+def rest(settings: Settings, took_seconds: float) -> float:
+    """How long, in seconds, nothing but a ring begins another look after one that took so long:
+    who changes cgroups without end keeps the agent busy half of the time at most."""
+    return min(max(took_seconds, LEAST_REST_SECONDS), settings.period_seconds)
 
 
 @contextlib.contextmanager

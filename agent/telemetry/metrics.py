@@ -46,6 +46,11 @@ class AgentMetrics:
             ["source"],
             registry=registry,
         )
+        self.pause_seconds = Gauge(
+            "topolet_pause_seconds",
+            "How long after the last round the next is due if nothing happens.",
+            registry=registry,
+        )
         self.rings = Counter(
             "topolet_doorbell_rings", "Datagrams of the proxy.", ["kind"], registry=registry
         )

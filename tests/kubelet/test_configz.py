@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import socket
 import ssl
 import subprocess
 import threading
@@ -90,3 +91,22 @@ def test_torn_answer(tmp_path: Path, torn: str) -> None:
     answer.write_text(torn)
     with pytest.raises(ConfigurationError, match="configz"):
         configz.read(f"file://{answer}", "", "")
+
+
+def test_who_speaks_no_http_is_named(token: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(10)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/configz"
+
+        def greet() -> None:
+            with server.accept()[0] as connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        with pytest.raises(ConfigurationError, match=address):
+            configz.read(address, token, "")
+        thread.join()
+    with pytest.raises(ConfigurationError, match="port"):
+        configz.read("https://node:10250x/configz", "", "")

@@ -78,6 +78,16 @@ def test_wake_ends_a_wait_and_is_heard_even_before_it(ears: Doorbell) -> None:
     assert heard == [[]]
 
 
+def test_only_a_ring_ends_a_rest(ears: Doorbell, bell: Bell) -> None:
+    ears.wake()
+    ring = threading.Timer(0.2, lambda: bell.ring(Look()))
+    ring.start()
+    assert ears.wait(60, 60) == [Look()]
+    ring.join()
+    ears.wake()
+    assert ears.wait(60, 0.01) == [], "heard when the rest is over"
+
+
 def test_agent_that_is_away_and_returns(path: str, bell: Bell) -> None:
     bell.ring(Look())
     first = Doorbell(path)

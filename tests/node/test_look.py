@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
+from agent.cgroup.journal import Journal
 from agent.kube.store import StoreError
 from agent.model.doorbell import Asked, Created, Look, PodComes
 from agent.model.pods import ContainerState
@@ -86,6 +88,23 @@ def test_ring_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
     agent.heard([Created(container.id, Asked("0"))])
     agent.look()
     assert not agent._enforcement._replaced
+
+
+def test_container_that_restarts_for_ever_leaves_nothing_in_the_journal(world: World) -> None:
+    pod = world.sandbox("p", "LSR", "1")
+    parent = "kubepods/burstable/podp"
+    agent = world.agent()
+    for number in range(5):
+        container = world.container(pod, f"try{number}")
+        agent.heard([Created(container.id, Asked("0-2", quota_microseconds=5))])
+        agent.look()
+        world.ends(container)
+        for controller in ("cpuset", "cpu", "memory"):
+            shutil.rmtree(world.cpuset.parent / controller / parent / container.id)
+    journal = Journal(world.state / "journal")
+    last = f"/{parent}/{container.id}"
+    assert list(journal.originals) == [last]
+    assert list(journal.values) == [(last, "cpu.cfs_quota_us")]
 
 
 def test_snapshot_answers_every_ring(world: World) -> None:

@@ -56,7 +56,8 @@ def test_container_is_announced_and_held_until_it_has_its_cpus(exchange: Exchang
     assert request.config.linux.resources.cpuset_cpus == "1"
     assert list(request.config.mounts) == [], "static CPUs do not change"
     exchange.created(call, "c")
-    assert exchange.rings() == [Created("c", Asked(shares=1024))]
+    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    assert exchange.rings() == [Created("c", Asked(shares=1024), kept)]
 
 
 def test_dynamic_container_gets_its_folder(exchange: Exchange, tmp_path: Path) -> None:
