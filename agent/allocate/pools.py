@@ -4,6 +4,7 @@ Every pod whose resource-status names CPUs claims them. A claim is a wish until 
 refused when it can't be read, names CPUs that are not there, takes CPUs that already have an owner,
 or would leave a shared pool empty while somebody runs in it. Whoever owned its CPUs before, or runs
 on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
+What an owner has that goes offline is kept for it; one that has nothing else left shares a pool.
 
 Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away,
 what the node keeps for itself or for SYSTEM pods alone, and what the kernel isolates is in neither
@@ -115,10 +116,10 @@ def decide(
     rules: PoolRules = DEFAULT_RULES,
     local: Demand | None = None,
 ) -> Decision:
-    """`owned_before`: by pod uid, what the last decision gave its owners (empty after a reboot);
-    `running_on`: by pod uid, the CPUs that its running containers hold now. `local`: who claims by
-    a node-local policy, and is heard after all others; these owners count as LSE: nobody else, not
-    even BE, is on their CPUs.
+    """`owned_before`: by pod uid, what the last decision gave its owners, also what is kept offline
+    for them (empty after a reboot); `running_on`: by pod uid, the CPUs that its running containers
+    hold now. `local`: who claims by a node-local policy, and is heard after all others; these
+    owners count as LSE: nobody else, not even BE, is on their CPUs.
 
     An owner whose new claim can't be read or honoured keeps what it owned, where nobody got it.
     """
@@ -163,6 +164,7 @@ def decide(
             before = owned_before.get(claim.pod.uid, EMPTY)
             again = msgspec.structs.replace(claim, wish=before, keeps=True, keeps_reserved=True)
             if not before or ledger.claim(again):
+                ledger.keep_offline(claim.pod, before)
                 ledger.joins_pool(claim.pod)
 
     outcome = ledger.give_local(local) if local else Outcome({}, ledger.ls)
@@ -181,7 +183,11 @@ def decide(
         rules.cpu_normalization_ratio,
         _whose(owners, rules),
     )
-    own_cpus = {owner.uid: owner.cpus for owner in owners if owner.uid not in outcome.by_uid}
+    own_cpus = {
+        owner.uid: owner.cpus
+        for owner in owners
+        if owner.cpuset and owner.uid not in outcome.by_uid
+    }
     wanted = {}
     for pod in pods:
         own = own_cpus.get(pod.uid)
@@ -252,12 +258,8 @@ class _Claims:
         pod, wish = claim.pod, claim.wish
         if missing := wish - self._online - self._offline:
             return f"CPUs {missing} do not exist"
-        if not wish & self._online:
-            return f"CPUs {wish} are offline"
-        offline = wish - self._online
-        wish &= self._online
         for owner in self.owners:
-            if taken := wish & owner.cpus:
+            if taken := wish & owner.claimed:
                 return f"CPUs {taken} belong to pod {owner.title}"
         if not claim.keeps and (taken := wish & self._kubelet):
             return f"CPUs {taken} were given away by the kubelet"
@@ -265,6 +267,10 @@ class _Claims:
             for cpus, why in self._reserved:
                 if taken := wish & cpus:
                     return f"CPUs {taken} {why}"
+        offline = wish - self._online
+        wish &= self._online
+        if not wish:
+            return f"CPUs {offline} are offline"
         if not claim.keeps and (user := self._left_with_nothing(pod, wish)):
             return f"CPUs {wish} are all that pod {user} and others share"
         self.ls -= wish
@@ -273,6 +279,12 @@ class _Claims:
             self.be -= wish
         self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish), str(offline)))
         return ""
+
+    def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
+        """What the pod owned and is offline stays its own, where nobody got it."""
+        kept = owned & self._offline - union(owner.claimed for owner in self.owners)
+        if kept:
+            self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
 
     def give_local(self, demand: Demand) -> Outcome:
         """Takes what a node-local policy gives away."""
@@ -340,7 +352,7 @@ def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
 
 
 def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
-    named = [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners]
+    named = [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners if owner.cpuset]
     if rules.kept:
         named.append(f"{rules.kept} are kept by the node")
     return "; ".join(named) or "every CPU is the kubelet's"

@@ -254,7 +254,7 @@ def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
         asked = CpuSet.parse(requested)
     except ValueError:
         return Keep()
-    free = asked - union(owner.cpus for owner in snapshot.owners)
+    free = asked - union(owner.claimed for owner in snapshot.owners)
     return Give(Wanted(str(free))) if free != asked else Keep()
 
 

@@ -34,8 +34,8 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A pod and the CPUs that are its own; `offline`: those of its claim that do not run now, which
-    are kept for it."""
+    """A pod and the CPUs that are its own, none if none of them runs now; `offline`: those of its
+    claim that do not run now, which are kept for it."""
 
     uid: str
     title: str
@@ -46,6 +46,11 @@ class Owner(msgspec.Struct, frozen=True):
     @property
     def cpus(self) -> CpuSet:
         return CpuSet.parse(self.cpuset)
+
+    @property
+    def claimed(self) -> CpuSet:
+        """With those that do not run now."""
+        return self.cpus | CpuSet.parse(self.offline)
 
 
 class LocalOwner(msgspec.Struct, frozen=True, omit_defaults=True):

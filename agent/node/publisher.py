@@ -39,11 +39,11 @@ class Publisher:
 
     @property
     def owners(self) -> dict[str, CpuSet]:
-        """By pod uid, the CPUs that a scheduler chose."""
+        """By pod uid, the CPUs that a scheduler chose, also those that do not run now."""
         if self._last is None or self._last.boot_id != self._boot_id:
             return {}
         local = {each.uid for each in self._last.local_owners}
-        return {owner.uid: owner.cpus for owner in self._last.owners if owner.uid not in local}
+        return {owner.uid: owner.claimed for owner in self._last.owners if owner.uid not in local}
 
     @property
     def local_owners(self) -> dict[tuple[str, str], LocalOwner]:

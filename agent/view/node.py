@@ -60,7 +60,7 @@ def _sorted(snapshot: Snapshot) -> list[tuple[str, PodWanted]]:
 def _row(each: tuple[str, PodWanted], snapshot: Snapshot) -> tuple[str, str, str, str]:
     uid, pod = each
     wanted = pod.each
-    own = any(owner.uid == uid for owner in snapshot.owners)
+    own = any(owner.uid == uid and owner.cpuset for owner in snapshot.owners)
     note = "own" if own else "shared"
     if wanted.cpuset is None:
         note = wanted.blocked or "the kubelet's"

@@ -699,3 +699,58 @@ def test_container_that_the_kubelet_left_on_its_pool_is_on_ours() -> None:
     assert decision.pods["g"].of("fraction").cpuset == "0,2"
     (refusal,) = decided(machine(), guaranteed, pod("a", "LSE", "0-2"), kubelet=given).refusals
     assert refusal.reason == "CPUs 0-2 are all that pod ns/g and others share"
+
+
+def rounds(steps: list[Topology], *pods: Pod) -> list[dict[str, tuple[str, str]]]:
+    """By round, each owner's CPUs that run and that do not; `a` owns its CPUs at the beginning."""
+    owned = {each.uid: claim_of(each) for each in pods if each.uid == "a"}
+    found = []
+    for topology in steps:
+        decision = decide(topology, pods, KubeletCpus(), owned, {})
+        check_invariants(topology, decision, list(pods))
+        owned = {each.uid: each.claimed for each in decision.owners}
+        found.append({each.uid: (each.cpuset, each.offline) for each in decision.owners})
+    return found
+
+
+RIVALS = ["3,5", "4-7", "5", "5-6"]
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_cpu_that_was_offline_is_its_owners_again_whoever_else_claims_it(rival: str) -> None:
+    pods = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1), pod("c")
+    steps = [machine(2, 4, offline=each) for each in ("", "5", "5-6", "")]
+    assert rounds(steps, *pods) == [
+        {"a": ("4-7", "")},
+        {"a": ("4,6-7", "5")},
+        {"a": ("4,7", "5-6")},
+        {"a": ("4-7", "")},
+    ]
+
+
+@pytest.mark.parametrize("rival", RIVALS)
+def test_owner_without_any_cpu_left_shares_and_has_them_back_one_by_one(rival: str) -> None:
+    owner, other = pod("a", "LSE", "4-7", created_at=5), pod("b", "LSE", rival, created_at=1)
+    steps = [machine(2, 4, offline=each) for each in ("4-7", "4-7", "4-6", "")]
+    assert rounds(steps, owner, other, pod("c")) == [
+        {"a": ("", "4-7")},
+        {"a": ("", "4-7")},
+        {"a": ("7", "4-6")},
+        {"a": ("4-7", "")},
+    ]
+    decision = decided(steps[0], owner, pod("c"), owned_before=("a",))
+    assert wanted(decision) == {"a": "0-3", "c": "0-3"}
+    assert [each.reason for each in decision.refusals] == ["CPUs 4-7 are offline"]
+    assert not decision.pods["a"].exclusive
+
+
+def test_claim_of_offline_cpus_keeps_nothing_for_who_never_owned_them() -> None:
+    steps = [machine(2, 4, offline=each) for each in ("4-7", "")]
+    late = pod("late", "LSE", "4-7", created_at=5)
+    assert rounds(steps, late, pod("x", "LSE", "4", created_at=1)) == [{}, {"x": ("4", "")}]
+
+
+def test_claim_gets_no_reserved_cpu_for_having_named_it_while_it_was_offline() -> None:
+    rules = PoolRules(node_reserved=CpuSet([3]))
+    decision = decided(machine(offline="3"), pod("b", "LSE", "1,3"), rules=rules)
+    assert [each.reason for each in decision.refusals] == ["CPUs 3 are reserved by the node"]

@@ -235,6 +235,8 @@ def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -
     assert isinstance(cpuset.update(asked, snapshot(), None), Wait)
     assert cpuset.without_owners(asked, snapshot()) == give(0)
     assert cpuset.without_owners(UpdateContainer("new", Asked("2")), snapshot()) == Keep()
+    owner = Owner("own", "ns/own", QoS.LSE, "", offline="1")
+    assert cpuset.without_owners(asked, snapshot(owners=(owner,))) == give(0), "it may come back"
     assert cpuset.without_owners(UpdateContainer("new", Asked("what")), snapshot()) == Keep()
 
 

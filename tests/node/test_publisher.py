@@ -119,6 +119,15 @@ def test_owners_are_known_to_the_next_agent_of_the_same_boot(path: Path) -> None
     assert Publisher(str(path), "next boot").owners == {}
 
 
+def test_what_an_owner_has_offline_is_known_to_the_next_agent(path: Path) -> None:
+    pods, owned = (pod("a", "LSE", "1-2"), pod("b")), {"a": CpuSet([1, 2])}
+    for offline in ("2", "1-2"):
+        publisher = Publisher(str(path), "boot")
+        told = decide(machine(offline=offline), pods, KubeletCpus(), owned, {})
+        publisher.publish(told, pods, {}, False, 1, fresh=False)
+        assert Publisher(str(path), "boot").owners == owned
+
+
 def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: Path) -> None:
     bound = Wanted("1", limits=Limits(mems=CpuSet([0]), shares=5))
     one = msgspec.structs.replace(

@@ -43,3 +43,17 @@ def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCapture
         assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
+
+
+def test_owner_without_any_cpu_left_is_told_with_what_becomes_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = AgentMetrics()
+    pods = pod("a", "LSE", "1-2"), pod("b")
+    decision = decide(machine(offline="1-2"), pods, KubeletCpus(), {"a": CpuSet([1, 2])}, {})
+    metrics.decided(decision)
+    Witness(metrics).decided(pods, decision, {})
+    assert 'topolet_owned_cpus_offline{pod="ns/a"} 2.0' in metrics.render()
+    told = "\n".join(each.getMessage() for each in caplog.records)
+    assert "pod ns/a: CPUs 1-2 of its own are offline" in told
+    assert "pod ns/a keeps the pool" in told

@@ -38,6 +38,13 @@ def snapshot(decision: Decision, **blocked: str) -> Snapshot:
     )
 
 
+def test_owner_whose_cpus_are_all_offline_shares() -> None:
+    topology, pods = machine(1, 3, offline="2"), (pod("a", "LSE", "2"),)
+    decision = decide(topology, pods, KubeletCpus(), {"a": CpuSet([2])}, {})
+    *_, row = draw(topology, snapshot(decision)).splitlines()
+    assert "shared; claim refused: CPUs 2 are offline" in row
+
+
 def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
     topology = machine(2, 4)
     decision = decided(
