@@ -132,7 +132,7 @@ def decide(
     claims: list[tuple[Pod, CpuSet]] = []
     known = topology.online | topology.offline
     for pod in pods:
-        owned = owned_before.get(pod.uid, EMPTY)
+        owned = owned_before.get(pod.uid, EMPTY) & known
         try:
             status = resource_status(pod.annotations)
             wish = status.cpus()
@@ -161,7 +161,7 @@ def decide(
     for claim in in_order(claims, places, pods, owned_before, running_on):
         if reason := ledger.claim(claim):
             refuse(claim.pod, reason)
-            before = owned_before.get(claim.pod.uid, EMPTY)
+            before = owned_before.get(claim.pod.uid, EMPTY) & known
             again = msgspec.structs.replace(claim, wish=before, keeps=True, keeps_reserved=True)
             if not before or ledger.claim(again):
                 ledger.keep_offline(claim.pod, before)

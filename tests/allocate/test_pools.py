@@ -754,3 +754,15 @@ def test_claim_gets_no_reserved_cpu_for_having_named_it_while_it_was_offline() -
     rules = PoolRules(node_reserved=CpuSet([3]))
     decision = decided(machine(offline="3"), pod("b", "LSE", "1,3"), rules=rules)
     assert [each.reason for each in decision.refusals] == ["CPUs 3 are reserved by the node"]
+
+
+def test_owner_of_a_cpu_that_was_unplugged_keeps_the_others() -> None:
+    unplugged = msgspec.structs.replace(machine(2, 4, offline="5"), offline=CpuSet())
+    assert rounds([unplugged, machine(2, 4)], pod("a", "LSE", "4-7"), pod("c")) == [
+        {"a": ("4,6-7", "")},
+        {"a": ("4-7", "")},
+    ]
+    decision = decide(
+        unplugged, (pod("a", "LSE", "4-7"),), KubeletCpus(), {"a": CpuSet([4, 5, 6, 7])}, {}
+    )
+    assert [each.reason for each in decision.refusals] == ["CPUs 5 do not exist"]
