@@ -140,8 +140,10 @@ def last_resort(
         return Wait(reason)
     if snapshot is None:
         return Keep()
-    if snapshot.kubelet_static and kubelet_may_own(pod):
-        return _less_owned(request.asked.cpuset, snapshot)
+    if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
+        answer = _less_owned(request.asked.cpuset, snapshot)
+        # An empty cpuset would mean every CPU of the parent.
+        return Wait(reason) if isinstance(answer, Give) and not answer.cpus else answer
     return _share(pod, request.container_name, snapshot, grants)
 
 
