@@ -120,7 +120,7 @@ def decide(
     a node-local policy, and is heard after all others; these owners count as LSE: nobody else, not
     even BE, is on their CPUs.
 
-    An owner whose new claim can't be read or honoured keeps what it owned, where nobody got it.
+    An owner whose new claim can't be read or honoured keeps what it owned.
     """
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: dict[str, Refusal] = {}
@@ -147,23 +147,44 @@ def decide(
             claims.append((pod, wish))
 
     kubelet_cpus = kubelet_owned(pods, kubelet)
-    ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
     claimants = {pod.uid for pod, _ in claims}
-    for pod in pods:
-        if pod.uid in claimants:
-            if shared_containers(pod.annotations):
-                ledger.joins_pool(pod)
-        elif pod.uid not in kubelet_cpus or _some_share(pod, kubelet):
-            ledger.joins_pool(pod)
 
-    places = Places(topology.online, ledger.ls, ledger.system)
-    for claim in in_order(claims, places, pods, owned_before, running_on):
-        if reason := ledger.claim(claim):
-            refuse(claim.pod, reason)
-            before = owned_before.get(claim.pod.uid, EMPTY)
-            again = msgspec.structs.replace(claim, wish=before, keeps=True, keeps_reserved=True)
-            if not before or ledger.claim(again):
+    def heard() -> tuple[_Claims, dict[str, str]]:
+        ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
+        for pod in pods:
+            if pod.uid in claimants:
+                if shared_containers(pod.annotations):
+                    ledger.joins_pool(pod)
+            elif pod.uid not in kubelet_cpus or _some_share(pod, kubelet):
+                ledger.joins_pool(pod)
+        places = Places(topology.online, ledger.ls, ledger.system)
+        reasons = {}
+        for claim in in_order(claims, places, pods, owned_before, running_on):
+            if reason := ledger.claim(claim):
+                reasons[claim.pod.uid] = reason
                 ledger.joins_pool(claim.pod)
+        return ledger, reasons
+
+    kept: dict[str, str] = {}
+    while True:
+        ledger, reasons = heard()
+        staying = {
+            pod.uid
+            for pod, wish in claims
+            if pod.uid in reasons
+            and wish != (before := owned_before.get(pod.uid, EMPTY))
+            and before & topology.online
+        }
+        if not staying:
+            break
+        # Who can't move has its CPUs still, whoever else was given them meanwhile.
+        kept |= {uid: reasons[uid] for uid in staying}
+        claims = [
+            (pod, owned_before[pod.uid] if pod.uid in staying else wish) for pod, wish in claims
+        ]
+    for pod, _ in claims:
+        if why := kept.get(pod.uid) or reasons.get(pod.uid):
+            refuse(pod, why)
 
     outcome = ledger.give_local(local) if local else Outcome({}, ledger.ls)
     for pod in pods:
