@@ -18,7 +18,7 @@ from agent.cgroup.order import parent
 from agent.cgroup.outcome import State
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.doorbell import Asked
-from agent.model.limits import Limits
+from agent.model.limits import UNLIMITED, Limits
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
 from agent.model.wanted import NO_LIMITS
@@ -202,8 +202,9 @@ class Enforcement:
             for each, group in placed.items():
                 self._remember(replaced(self._controllers, group, self._replaced[each]))
             for each, asked in self._resized.items():
-                if changed := groups.get(each):
+                if (changed := groups.get(each)) and asked.quota_microseconds:
                     self._remember(resized(self._controllers, changed, asked))
+                    self._forget_quota(parent(changed))
         except JournalError as error:
             return [str(error)]
         for each in placed:
@@ -215,6 +216,12 @@ class Enforcement:
         self._journal.update_values(
             originals, forget=[(each.group, each.file) for each in originals]
         )
+
+    def _forget_quota(self, pod_group: str) -> None:
+        """The quota of a pod whose container was resized is no longer the one that we lifted: what
+        its containers are held to is enough."""
+        quota = fields.files(self._controllers, Limits(quota_microseconds=UNLIMITED))
+        self._journal.update_values((), forget=[(pod_group, file) for file in quota])
 
     def _asked_for(self, requested: str, group: str) -> CpuSet:
         try:
