@@ -21,6 +21,7 @@ import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
 from agent.allocate.local import outcome as local_outcome
+from agent.allocate.local.decision import Move
 from agent.allocate.local.outcome import Demand, Outcome, Share
 from agent.allocate.memory import Memory
 from agent.allocate.portions import Portions
@@ -93,8 +94,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 class Decision(msgspec.Struct, frozen=True):
     """All answers for one moment; `owners` and `refusals` sorted by pod uid. `system`: where SYSTEM
-    pods run, empty: on the LS pool. `local_owners`: what a node-local policy decided; `again`:
-    once all this is in force, it may do better."""
+    pods run, empty: on the LS pool. `local_owners`: what a node-local policy decided, `moves`:
+    whose CPUs it changed; `again`: once all this is in force, it may do better."""
 
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
@@ -103,6 +104,7 @@ class Decision(msgspec.Struct, frozen=True):
     pods: dict[str, PodWanted]
     system: CpuSet = EMPTY
     local_owners: tuple[LocalOwner, ...] = ()
+    moves: tuple[Move, ...] = ()
     again: bool = False
 
 
@@ -232,6 +234,7 @@ def decide(
         wanted,
         ledger.system,
         outcome.owners,
+        outcome.moves,
         outcome.again,
     )
 

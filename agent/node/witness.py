@@ -33,14 +33,18 @@ class Witness:
     def decided(
         self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
     ) -> None:
-        """Refused claims, owners of CPUs that went offline, and containers on CPUs of a pod whose
-        containers run."""
+        """Refused claims, owners of CPUs that went offline, CPUs that move, and containers on CPUs
+        of a pod whose containers run."""
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
             where = f"annotation {each.key}: " if each.key else ""
             log.error("pod %s keeps the pool: %s%s", each.title, where, each.reason)
         self._refused = refused
+        titles = {pod.uid: pod.title for pod in pods}
+        for move in decision.moves:
+            change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
+            log.info("%s %s: %s", titles[move.uid], move.name, change)
 
         vanished = {each.title: each.offline for each in decision.owners if each.offline}
         for title in sorted(vanished.keys()):

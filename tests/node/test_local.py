@@ -248,15 +248,20 @@ def test_container_resized_to_a_part_of_a_cpu_shares_with_the_quota_it_asked_for
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
-    world.limits(group, "cpu.cfs_quota_us", "200000")
-    agent.look()
-    assert world.limit(group, "cpu.cfs_quota_us") == "-1"
+    for limited in (group, "kubepods/podg"):
+        world.limits(limited, "cpu.cfs_quota_us", "200000")
+    world.agent(STATIC).look()
+    for lifted in (group, "kubepods/podg"):
+        assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
+    agent = world.agent(STATIC)
     told = world.runtime.placements["c-g-main"]
     world.runtime.placements["c-g-main"] = msgspec.structs.replace(told, shares=1536)
     agent.heard([Resized("c-g-main", Asked(shares=1536, quota_microseconds=150_000))])
     agent.look()
     assert world.cpus(group) == "0-3"
     assert world.limit(group, "cpu.cfs_quota_us") == "150000"
+    # A kubelet shrinks the pod's own after its containers'.
+    assert world.limit("kubepods/podg", "cpu.cfs_quota_us") == "200000"
 
 
 def test_shim_that_died_costs_no_cpus(world: World) -> None:
