@@ -9,6 +9,7 @@ from agent.allocate.pools import Decision, Refusal
 from agent.cgroup.outcome import Outcome, State, ValueOutcome
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
+from agent.model.snapshot import Owner
 from agent.node import overlaps
 from agent.telemetry.metrics import AgentMetrics
 
@@ -31,10 +32,14 @@ class Witness:
         self._told_unplaced: frozenset[str] = frozenset()
 
     def decided(
-        self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
+        self,
+        pods: tuple[Pod, ...],
+        decision: Decision,
+        owners: tuple[Owner, ...],
+        holds: Mapping[str, CpuSet],
     ) -> None:
         """Refused claims, owners of CPUs that went offline, CPUs that move, and containers on CPUs
-        of a pod whose containers run."""
+        of `owners` whose containers run."""
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
@@ -57,7 +62,7 @@ class Witness:
         running = overlaps.started(pods)
         found = {
             (each.container_id, each.owner_uid): each
-            for each in overlaps.find(pods, decision.owners, holds)
+            for each in overlaps.find(pods, owners, holds)
             if each.owner_uid in running
         }
         for key in sorted(found.keys() - self._overlapping):
