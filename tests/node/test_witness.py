@@ -39,7 +39,7 @@ def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCapture
         topology = machine(offline=offline)
         decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
         metrics.decided(decision)
-        witness.decided((owner,), decision, {})
+        witness.decided((owner,), decision, decision.owners, {})
         assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
     errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
     assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
