@@ -301,9 +301,12 @@ class _Claims:
     def give_local(self, demand: Demand) -> Outcome:
         """Takes what a node-local policy gives away."""
         owners = {owner.uid for owner in self.owners}
-        claims = tuple(each for each in demand.claims if each.uid not in owners)
-        demand = msgspec.structs.replace(demand, claims=claims)
-        outcome = local_outcome.decide(demand, self.ls)
+        others = msgspec.structs.replace(
+            demand,
+            claims=tuple(each for each in demand.claims if each.uid not in owners),
+            sharing=frozenset(each for each in demand.sharing if each[0] not in owners),
+        )
+        outcome = local_outcome.decide(others, self.ls)
         gone = self.ls - outcome.pool
         self.ls -= gone
         self.be -= gone

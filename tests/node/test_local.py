@@ -287,6 +287,16 @@ def test_containers_of_virtual_machines_share(world: World) -> None:
     assert world.snapshot().owners == ()
 
 
+def test_sandbox_that_died_costs_no_cpus(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    world.runtime.listed_sandboxes[0] = msgspec.structs.replace(sandbox, ready=False)
+    agent.look()
+    assert decided(world, "g") == Wanted("0-1", exclusive=True)
+    assert world.cpus(group) == "0-1"
+
+
 def test_scheduler_that_chose_a_cpu_wins(world: World) -> None:
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
