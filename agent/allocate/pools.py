@@ -22,6 +22,7 @@ import msgspec
 
 from agent.allocate.claimants import Claimant, Places, in_order
 from agent.allocate.local import outcome as local_outcome
+from agent.allocate.local.decision import Move
 from agent.allocate.local.outcome import Demand, Outcome, Share
 from agent.allocate.memory import Memory
 from agent.allocate.portions import Portions
@@ -94,8 +95,8 @@ class Refusal(msgspec.Struct, frozen=True):
 
 class Decision(msgspec.Struct, frozen=True):
     """All answers for one moment; `owners` and `refusals` sorted by pod uid. `system`: where SYSTEM
-    pods run, empty: on the LS pool. `local_owners`: what a node-local policy decided; `again`:
-    once all this is in force, it may do better."""
+    pods run, empty: on the LS pool. `local_owners`: what a node-local policy decided, `moves`:
+    whose CPUs it changed; `again`: once all this is in force, it may do better."""
 
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
@@ -104,6 +105,7 @@ class Decision(msgspec.Struct, frozen=True):
     pods: dict[str, PodWanted]
     system: CpuSet = EMPTY
     local_owners: tuple[LocalOwner, ...] = ()
+    moves: tuple[Move, ...] = ()
     again: bool = False
 
 
@@ -121,7 +123,7 @@ def decide(
     hold now. `local`: who claims by a node-local policy, and is heard after all others; these
     owners count as LSE: nobody else, not even BE, is on their CPUs.
 
-    An owner whose new claim can't be read or honoured keeps what it owned, where nobody got it.
+    An owner whose new claim can't be read or honoured keeps what it owned.
     """
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: dict[str, Refusal] = {}
@@ -131,8 +133,9 @@ def decide(
 
     claims: list[tuple[Pod, CpuSet]] = []
     known = topology.online | topology.offline
+    owned_before = {uid: cpus & known for uid, cpus in owned_before.items()}
     for pod in pods:
-        owned = owned_before.get(pod.uid, EMPTY) & known
+        owned = owned_before.get(pod.uid, EMPTY)
         try:
             status = resource_status(pod.annotations)
             wish = status.cpus()
@@ -148,24 +151,45 @@ def decide(
             claims.append((pod, wish))
 
     kubelet_cpus = kubelet_owned(pods, kubelet)
-    ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
     claimants = {pod.uid for pod, _ in claims}
-    for pod in pods:
-        if pod.uid in claimants:
-            if shared_containers(pod.annotations):
-                ledger.joins_pool(pod)
-        elif pod.uid not in kubelet_cpus or _some_share(pod, kubelet):
-            ledger.joins_pool(pod)
 
-    places = Places(topology.online, ledger.ls, ledger.system)
-    for claim in in_order(claims, places, pods, owned_before, running_on):
-        if reason := ledger.claim(claim):
-            refuse(claim.pod, reason)
-            before = owned_before.get(claim.pod.uid, EMPTY) & known
-            again = msgspec.structs.replace(claim, wish=before, keeps=True, keeps_reserved=True)
-            if not before or ledger.claim(again):
-                ledger.keep_offline(claim.pod, before)
+    def heard() -> tuple[_Claims, dict[str, str]]:
+        ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
+        for pod in pods:
+            if pod.uid in claimants:
+                if shared_containers(pod.annotations):
+                    ledger.joins_pool(pod)
+            elif pod.uid not in kubelet_cpus or _some_share(pod, kubelet):
+                ledger.joins_pool(pod)
+        places = Places(topology.online, ledger.ls, ledger.system)
+        reasons = {}
+        for claim in in_order(claims, places, pods, owned_before, running_on):
+            if reason := ledger.claim(claim):
+                reasons[claim.pod.uid] = reason
+                ledger.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
                 ledger.joins_pool(claim.pod)
+        return ledger, reasons
+
+    kept: dict[str, str] = {}
+    while True:
+        ledger, reasons = heard()
+        staying = {
+            pod.uid
+            for pod, wish in claims
+            if pod.uid in reasons
+            and wish != (before := owned_before.get(pod.uid, EMPTY))
+            and before & topology.online
+        }
+        if not staying:
+            break
+        # Who can't move has its CPUs still, whoever else was given them meanwhile.
+        kept |= {uid: reasons[uid] for uid in staying}
+        claims = [
+            (pod, owned_before[pod.uid] if pod.uid in staying else wish) for pod, wish in claims
+        ]
+    for pod, _ in claims:
+        if why := kept.get(pod.uid) or reasons.get(pod.uid):
+            refuse(pod, why)
 
     outcome = ledger.give_local(local) if local else Outcome({}, ledger.ls)
     for pod in pods:
@@ -217,6 +241,7 @@ def decide(
         wanted,
         ledger.system,
         outcome.owners,
+        outcome.moves,
         outcome.again,
     )
 
@@ -289,9 +314,12 @@ class _Claims:
     def give_local(self, demand: Demand) -> Outcome:
         """Takes what a node-local policy gives away."""
         owners = {owner.uid for owner in self.owners}
-        claims = tuple(each for each in demand.claims if each.uid not in owners)
-        demand = msgspec.structs.replace(demand, claims=claims)
-        outcome = local_outcome.decide(demand, self.ls)
+        others = msgspec.structs.replace(
+            demand,
+            claims=tuple(each for each in demand.claims if each.uid not in owners),
+            sharing=frozenset(each for each in demand.sharing if each[0] not in owners),
+        )
+        outcome = local_outcome.decide(others, self.ls)
         gone = self.ls - outcome.pool
         self.ls -= gone
         self.be -= gone

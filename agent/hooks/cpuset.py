@@ -151,8 +151,10 @@ def last_resort(
         return Keep()
     if local_request(request, snapshot):
         return Wait(reason)
-    if snapshot.kubelet_static and kubelet_may_own(pod):
-        return _less_owned(request.asked.cpuset, snapshot)
+    if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
+        answer = _less_owned(request.asked.cpuset, snapshot)
+        # An empty cpuset would mean every CPU of the parent.
+        return Wait(reason) if isinstance(answer, Give) and not answer.cpus else answer
     return _share(pod, request.container_name, snapshot, grants)
 
 

@@ -137,8 +137,11 @@ def _claims(
 
 
 def _virtual(pod: Pod) -> bool:
-    """Whether its containers run in a virtual machine: no sandbox of this kernel is listed."""
-    return not pod.sandboxes or any(each.virtual for each in pod.containers)
+    """Whether its containers run in a virtual machine; of the first one to come, no sandbox of this
+    kernel tells."""
+    if pod.containers:
+        return any(each.virtual for each in pod.containers)
+    return not pod.sandboxes
 
 
 def configured(settings: Settings, machine: Machine) -> LocalCpus:

@@ -6,13 +6,16 @@ import logging
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from agent.allocate import pools
+from agent.allocate.pools import Decision
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
 from agent.model.annotations import shared_containers
-from agent.model.cpuset import CpuSet, union
+from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.doorbell import (
     ContainerComes,
     ContainerFailed,
@@ -24,6 +27,7 @@ from agent.model.doorbell import (
 )
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
+from agent.model.snapshot import LocalOwner, Owner
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.beside import Beside
@@ -140,15 +144,14 @@ class Node:
         running_on = _running_on(pods, holds)
         cpu_policy = self._local.policy(kubelet.static)
         coming = self._announced_containers.missing_from(pods, time.monotonic())
-        local = None
+        local, last = None, self._publisher.local_owners
         if cpu_policy != "none":
-            last = self._publisher.local_owners
             local = self._local.demand(topology, pods, coming, holds, last)
         decision = pools.decide(
             topology, pods, kubelet, self._publisher.owners, running_on, rules(configured), local
         )
         self.again = decision.again
-        self._witness.decided(pods, decision, holds)
+        self._witness.decided(pods, decision, _settled(decision, last), holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._enforcement.remember_replaced(observed)
         failures += self._enforcement.give_back(alone)
@@ -179,6 +182,20 @@ class Node:
         self._reporter.report(topology, decision, pods, kubelet, configured)
         if failures:
             raise RoundError("; ".join(failures))
+
+
+def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:
+    """Owners without what a node-local policy gives them just now: there others may still run."""
+    before: dict[str, CpuSet] = {}
+    for each in last.values():
+        before[each.uid] = before.get(each.uid, EMPTY) | CpuSet.parse(each.cpuset)
+    local = {each.uid for each in decision.local_owners}
+    return tuple(
+        msgspec.structs.replace(owner, cpuset=str(owner.cpus & before.get(owner.uid, EMPTY)))
+        if owner.uid in local
+        else owner
+        for owner in decision.owners
+    )
 
 
 def _running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:

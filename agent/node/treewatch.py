@@ -1,5 +1,5 @@
 """The kubelet's part of the cpuset hierarchy, watched: pods and containers that come and go, and
-cpusets that somebody writes."""
+cpusets and limits that somebody writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import logging
 import os
 from typing import Final
 
-from agent.cgroup.hierarchy import CPUS
+from agent.cgroup import notation
+from agent.cgroup.hierarchy import CPUS, MEMS
 from agent.host import inotify
 from agent.host.inotify import Inotify
 
@@ -27,6 +28,8 @@ class Place(enum.Enum):
     CONTAINER = "container"
 
 
+_FILES: Final = frozenset({CPUS, MEMS, notation.MAX, notation.WEIGHT, notation.MEMORY_MAX})
+"""On v1 the limits are in other hierarchies, and wait for the next look."""
 _OUTSIDE: Final = frozenset({Place.TOP, Place.BESIDE})
 _MASKS: Final = {
     Place.TOP: inotify.CREATE,
@@ -95,7 +98,7 @@ class TreeWatch:
         if place is None:
             return False
         if not event.mask & inotify.IS_DIRECTORY:
-            return event.mask & inotify.MODIFY != 0 and event.name == CPUS
+            return event.mask & inotify.MODIFY != 0 and event.name in _FILES
         below = place_below(place, event.name)
         if below is None:
             return False

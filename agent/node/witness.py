@@ -9,6 +9,7 @@ from agent.allocate.pools import Decision, Refusal
 from agent.cgroup.outcome import Outcome, State, ValueOutcome
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
+from agent.model.snapshot import Owner
 from agent.node import overlaps
 from agent.telemetry.metrics import AgentMetrics
 
@@ -31,16 +32,24 @@ class Witness:
         self._told_unplaced: frozenset[str] = frozenset()
 
     def decided(
-        self, pods: tuple[Pod, ...], decision: Decision, holds: Mapping[str, CpuSet]
+        self,
+        pods: tuple[Pod, ...],
+        decision: Decision,
+        owners: tuple[Owner, ...],
+        holds: Mapping[str, CpuSet],
     ) -> None:
-        """Refused claims, owners of CPUs that went offline, and containers on CPUs of a pod whose
-        containers run."""
+        """Refused claims, owners of CPUs that went offline, CPUs that move, and containers on CPUs
+        of `owners` whose containers run."""
         refused = frozenset(decision.refusals)
         for each in sorted(refused - self._refused, key=lambda each: each.uid):
             self._metrics.refusals.inc()
             where = f"annotation {each.key}: " if each.key else ""
             log.error("pod %s keeps the pool: %s%s", each.title, where, each.reason)
         self._refused = refused
+        titles = {pod.uid: pod.title for pod in pods}
+        for move in decision.moves:
+            change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
+            log.info("%s %s: %s", titles[move.uid], move.name, change)
 
         vanished = {each.title: each.offline for each in decision.owners if each.offline}
         for title in sorted(vanished.keys()):
@@ -53,7 +62,7 @@ class Witness:
         running = overlaps.started(pods)
         found = {
             (each.container_id, each.owner_uid): each
-            for each in overlaps.find(pods, decision.owners, holds)
+            for each in overlaps.find(pods, owners, holds)
             if each.owner_uid in running
         }
         for key in sorted(found.keys() - self._overlapping):

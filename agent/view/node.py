@@ -30,7 +30,7 @@ def draw(
         tall = min(tall, max(height - len(snapshot.pods) - _AROUND_LINES, 1))
     held = holders(topology, snapshot)
     picture = machine.draw(topology, width, held, colour=colour, tall_lines=tall)
-    rows = [_COLUMNS, *(_row(each, snapshot) for each in _sorted(snapshot))]
+    rows = [_COLUMNS, *map(_row, _sorted(snapshot))]
     lines = table.lines(rows, width)
     if len(rows) == 1:
         lines = ["No pods."]
@@ -50,18 +50,17 @@ def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
     return {cpu: named[cpu] for cpu in topology.online if cpu in named}
 
 
-def _sorted(snapshot: Snapshot) -> list[tuple[str, PodWanted]]:
+def _sorted(snapshot: Snapshot) -> list[PodWanted]:
     order = list(QoS)
-    return sorted(
+    pods = sorted(
         snapshot.pods.items(), key=lambda each: (order.index(each[1].qos), each[1].title, each[0])
     )
+    return [pod for _, pod in pods]
 
 
-def _row(each: tuple[str, PodWanted], snapshot: Snapshot) -> tuple[str, str, str, str]:
-    uid, pod = each
+def _row(pod: PodWanted) -> tuple[str, str, str, str]:
     wanted = pod.each
-    own = any(owner.uid == uid and owner.cpuset for owner in snapshot.owners)
-    note = "own" if own else "shared"
+    note = "own" if wanted.exclusive else "shared"
     if wanted.cpuset is None:
         note = wanted.blocked or "the kubelet's"
     elif wanted.blocked or pod.refused:

@@ -334,6 +334,37 @@ def test_a_restart_decides_as_if_it_had_not_happened(
     assert decided(topology, *here, running_on=running) == steady
 
 
+@given(nodes(), st.data())
+def test_no_owner_that_is_there_still_ends_without_cpus(
+    case: tuple[Topology, list[Pod], KubeletCpus], data: st.DataObject
+) -> None:
+    """Whatever it claims now, and whatever others claim."""
+    topology, pods, kubelet = case
+    claiming = [each for each in pods if claim_of(each)]
+    cpus = data.draw(st.permutations(sorted(topology.online)))
+    owned = {each.uid: CpuSet([cpu]) for each, cpu in zip(claiming, cpus, strict=False)}
+    decision = decide(topology, tuple(pods), kubelet, owned, {})
+    check_invariants(topology, decision, pods)
+    assert owned.keys() <= {owner.uid for owner in decision.owners}
+    kept = {each.uid for each in decision.owners if each.cpus == owned.get(each.uid)}
+    moved = [each for each in claiming if each.uid in kept and claim_of(each) != owned[each.uid]]
+    refused = {each.uid for each in decision.refusals}
+    assert all(each.uid in refused or claim_of(each) & topology.offline for each in moved)
+
+
+def test_owner_that_may_not_move_keeps_its_cpu_from_an_older_claim() -> None:
+    older, owner = pod("a", "LSR", "1", created_at=1), pod("b", "LSR", "0", created_at=2)
+    rules = PoolRules(reserved=CpuSet([0]))
+    decision = decide(
+        machine(), (older, owner), KubeletCpus(), {"b": CpuSet([1])}, {"b": CpuSet([1])}, rules
+    )
+    assert [(each.uid, each.cpuset) for each in decision.owners] == [("b", "1")]
+    assert [(each.uid, each.reason) for each in decision.refusals] == [
+        ("a", "CPUs 1 belong to pod ns/b"),
+        ("b", "CPUs 0 are reserved by the kubelet"),
+    ]
+
+
 RESERVED = CpuSet.parse("0-1")
 
 

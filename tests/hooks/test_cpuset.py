@@ -202,6 +202,20 @@ def test_creation_waits(
             id="the static kubelet's choice, without owned CPUs",
         ),
         pytest.param(
+            request("x", parent="/kubepods/podx", requested="1"),
+            snapshot(kubelet_static=True),
+            [],
+            Wait("r"),
+            id="the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
+        ),
+        pytest.param(
+            request("x", parent="/kubepods/podx"),
+            snapshot(kubelet_static=True),
+            [],
+            give(0, 2, 3),
+            id="the static kubelet chose nothing: not every CPU, but the pool",
+        ),
+        pytest.param(
             request("x", "LS"), snapshot(ls_pools=()), [], Wait("its pool has no CPU"), id="empty"
         ),
     ],

@@ -214,13 +214,15 @@ def test_reserved_cpus_and_options_of_the_kubelet(tmp_path: Path) -> None:
     assert pool(world) == CpuSet.parse("0-7") - chosen
 
 
-def test_resized_container_keeps_its_cpus(world: World) -> None:
+def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
     sandbox = guaranteed(world, "g")
+    world.container(world.sandbox("ls", "LS"))
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
     seen = [CpuSet.parse(world.cpus(group))]
     for cpus in (3, 1):
         told = world.runtime.placements["c-g-main"]
+        assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
         changed = msgspec.structs.replace(told, shares=1024 * cpus)
         world.runtime.placements["c-g-main"] = changed
         agent.heard([Resized("c-g-main", Asked(shares=1024 * cpus))])
@@ -230,6 +232,7 @@ def test_resized_container_keeps_its_cpus(world: World) -> None:
     assert (len(two), len(three), len(one)) == (2, 3, 1)
     assert one < two < three
     assert pool(world) == CpuSet.parse("0-3") - one
+    assert "runs on CPUs" not in caplog.text, "nobody was where an owner already was"
 
 
 def test_resize_whose_ring_was_lost_is_found_all_the_same(world: World) -> None:
@@ -248,15 +251,20 @@ def test_container_resized_to_a_part_of_a_cpu_shares_with_the_quota_it_asked_for
     sandbox = guaranteed(world, "g")
     agent = world.agent(STATIC)
     group = start(world, agent, sandbox, 2)
-    world.limits(group, "cpu.cfs_quota_us", "200000")
-    agent.look()
-    assert world.limit(group, "cpu.cfs_quota_us") == "-1"
+    for limited in (group, "kubepods/podg"):
+        world.limits(limited, "cpu.cfs_quota_us", "200000")
+    world.agent(STATIC).look()
+    for lifted in (group, "kubepods/podg"):
+        assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
+    agent = world.agent(STATIC)
     told = world.runtime.placements["c-g-main"]
     world.runtime.placements["c-g-main"] = msgspec.structs.replace(told, shares=1536)
     agent.heard([Resized("c-g-main", Asked(shares=1536, quota_microseconds=150_000))])
     agent.look()
     assert world.cpus(group) == "0-3"
     assert world.limit(group, "cpu.cfs_quota_us") == "150000"
+    # A kubelet shrinks the pod's own after its containers'.
+    assert world.limit("kubepods/podg", "cpu.cfs_quota_us") == "200000"
 
 
 def test_shim_that_died_costs_no_cpus(world: World) -> None:
@@ -277,6 +285,16 @@ def test_containers_of_virtual_machines_share(world: World) -> None:
     world.container(sandbox, cpus=2)
     agent.look()
     assert world.snapshot().owners == ()
+
+
+def test_sandbox_that_died_costs_no_cpus(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    world.runtime.listed_sandboxes[0] = msgspec.structs.replace(sandbox, ready=False)
+    agent.look()
+    assert decided(world, "g") == Wanted("0-1", exclusive=True)
+    assert world.cpus(group) == "0-1"
 
 
 def test_scheduler_that_chose_a_cpu_wins(world: World) -> None:
@@ -435,3 +453,16 @@ def test_created_container_that_waits_for_its_start_counts(world: World) -> None
     agent.look()
     assert decided(world, "g") == Wanted(chosen, exclusive=True)
     assert world.runtime.updates == {}
+
+
+def test_somebody_on_the_cpus_of_an_owner_is_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent(STATIC)
+    start(world, agent, guaranteed(world, "g"), 2)
+    assert "runs on CPUs" not in caplog.text
+    (world.cpuset / "kubepods/burstable/podls/c-ls-main/cpuset.cpus").write_text("0-3\n")
+    agent.look()
+    assert "pod ns/ls runs on CPUs 0-1 of pod ns/g" in caplog.text
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"

@@ -70,15 +70,16 @@ def test_tree_that_appears_whole_and_late_is_watched_to_its_leaves(
     assert tree.read()
 
 
-def test_only_a_written_cpuset_is_news_of_files(root: Path, tree: TreeWatch) -> None:
+@pytest.mark.parametrize("file", ["cpuset.cpus", "cpu.max", "cpu.weight", "memory.max"])
+def test_only_what_we_hold_is_news_of_files(root: Path, tree: TreeWatch, file: str) -> None:
     container = root / "kubepods" / f"pod{UID}" / "c1"
     container.mkdir(parents=True)
-    for name in ("cpuset.cpus", "cgroup.procs"):
+    for name in (file, "cgroup.procs"):
         (container / name).touch()
     tree.read()
     (container / "cgroup.procs").write_text("1")
     assert not tree.read()
-    (container / "cpuset.cpus").write_text("0")
+    (container / file).write_text("0")
     assert tree.read()
 
 

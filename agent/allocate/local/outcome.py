@@ -9,6 +9,7 @@ import msgspec
 from agent.allocate.kubelet.placement import Refused
 from agent.allocate.local import policy
 from agent.allocate.local.claim import Claim, LocalRules, Sharing
+from agent.allocate.local.decision import Move
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.snapshot import LocalOwner
 
@@ -40,6 +41,7 @@ class Outcome(msgspec.Struct, frozen=True):
     by_uid: Mapping[str, Share]
     pool: CpuSet
     owners: tuple[LocalOwner, ...] = ()
+    moves: tuple[Move, ...] = ()
     again: bool = False
 
 
@@ -76,7 +78,7 @@ def decide(demand: Demand, free: CpuSet) -> Outcome:
     for uid, name in sorted(demand.sharing):
         share = shares.get(uid, Share())
         shares[uid] = msgspec.structs.replace(share, blocked={**share.blocked, name: ""})
-    return Outcome(shares, decision.pool, owners, decision.again)
+    return Outcome(shares, decision.pool, owners, decision.moves, decision.again)
 
 
 def _known(claims: list[Claim], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
