@@ -21,7 +21,7 @@ from agent.model.doorbell import Asked, Created
 from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
-from agent.model.wanted import NO_LIMITS
+from agent.model.wanted import NO_LIMITS, Wanted
 from agent.node import excluded, wanted
 from agent.node.observed import Observed
 from agent.node.originals import replaced, resized
@@ -56,6 +56,7 @@ class Enforcement:
         self._migrate_memory = migrate_memory
         self._replaced: dict[str, Created] = {}
         self._resized: dict[str, Asked] = {}
+        self._given_back: set[tuple[str, str]] = set()
 
     def created(self, ring: Created) -> None:
         """The proxy made a container."""
@@ -143,6 +144,12 @@ class Enforcement:
             and (file != MEMS or not self.memory_stays)
             and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
+        self._given_back = {
+            (group, file)
+            for group, file in self._given_back | over
+            if group in present
+            and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
+        }
         if not over:
             return []
         outcome = values.restore(self._controllers, self._journal, over)
@@ -161,10 +168,27 @@ class Enforcement:
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
-                for wanted in (of_pod.of(each.name),)
+                for wanted in (self._with_given_back(each.group, of_pod.of(each.name)),)
             },
             observed.starts_with,
         )
+
+    def _with_given_back(self, group: str | None, wanted: Wanted) -> Wanted:
+        """With what the group holds now where it held a limit of ours, which the runtime still
+        remembers and would put in force with the next cpuset."""
+        files = {file for of, file in self._given_back if of == group}
+        if group is None or not files or wanted.hands_off:
+            return wanted
+        try:
+            held = fields.read(self._controllers, group, files)
+        except CgroupError as error:
+            log.debug("%s", error)
+            return wanted
+        said = {
+            name: each for name, each in msgspec.structs.asdict(held).items() if each is not None
+        }
+        limits = msgspec.structs.replace(wanted.limits, **said)
+        return msgspec.structs.replace(wanted, limits=limits)
 
     def prepare_created(
         self, observed: Observed, decision: Decision, holds: dict[str, CpuSet]

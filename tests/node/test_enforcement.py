@@ -170,3 +170,35 @@ def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
     eventually("told", teller.idle)
     teller.close()
     assert heard.told == [wanted if migrate else Wanted("1")]
+
+
+def test_the_runtime_is_told_the_quota_that_a_container_has_back(world: World) -> None:
+    """It remembers the lifted one, and writes it with the next cpuset."""
+    container = world.container(world.sandbox("own", "LSR", "1"))
+    group = f"{OWN}/{container.id}"
+    world.limits(group, QUOTA, "50000")
+    root, heard = str(world.cpuset.parent), Hearing()
+    teller = Teller(heard)
+    enforcement = Enforcement(
+        Hierarchy(root),
+        Controllers(root),
+        Journal(world.state / "journal"),
+        heard,
+        teller,
+        Witness(AgentMetrics()),
+    )
+    running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
+    pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
+    observed = Observed((pod,), {})
+    held = []
+    for wanted in (Wanted("1", exclusive=True), Wanted("0,2"), Wanted("1", exclusive=True)):
+        decision = Decision((), (), (), (), {"own": PodWanted(pod.title, pod.qos, wanted)})
+        freed = enforcement.free_cpus(observed, decision)
+        assert not enforcement.finish(observed, decision, freed)
+        enforcement.tell(observed, decision)
+        eventually("told", teller.idle)
+        held.append(world.limit(group, QUOTA))
+    teller.close()
+    assert held == ["-1", "50000", "-1"]
+    told = [(each.cpuset, each.limits.quota_microseconds) for each in heard.told]
+    assert told == [("1", None), ("0,2", 50_000), ("1", None)]
