@@ -1,24 +1,32 @@
-"""Memory nodes, limits and a CPU that goes away, on four NUMA nodes: set by proxy and agent, and
-all given back."""
+"""Memory nodes, limits and CPUs that go away, on four NUMA nodes: set by proxy and agent, and all
+given back."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NUMA_MEMORY_POLICY
 from agent.proto import cri_pb2 as pb
+from demo import image
 from demo.containerd import Containerd
 from demo.pods import PodSpec, create_container, create_request, run_pod, run_sandbox
 from demo.pods import start_container as start
 from tests.integration.harness import TestNode, fresh_node, kernel_group
 from tests.waiting import eventually
 
-CPU_5 = pathlib.Path("/sys/devices/system/cpu/cpu5/online")
+OWN = "4-7"
+LIMITS = ("cpu.max", "cpu.weight", "memory.max")
+FILES = ("cpuset.cpus.effective", "cpuset.mems.effective", *LIMITS)
+"""What counts: the kernel lets no group inherit its cpuset again while processes are in it, so a
+restore gives it all of what is above."""
+REPORTING = f"{image.BUSYBOX} grep _allowed_list /proc/self/status; exec {' '.join(image.SLEEP)}"
 AMOUNTS = {
     "requests": {"kubernetes.io/batch-cpu": "500", "kubernetes.io/batch-memory": "64Mi"},
     "limits": {"kubernetes.io/batch-cpu": "1000", "kubernetes.io/batch-memory": "128Mi"},
@@ -36,9 +44,37 @@ def created(node: TestNode, spec: PodSpec, sandbox: str, name: str, quota: int =
     if quota:
         request.config.linux.resources.cpu_quota = quota
         request.config.linux.resources.cpu_period = 100_000
+    request.config.command[:] = [image.BUSYBOX, "sh", "-c", REPORTING]
+    request.config.log_path = f"{name}.log"
+    request.sandbox_config.log_directory = str(node.folder)
     container = create_container(node.proxied, request)
     start(node.proxied, container)
     return container
+
+
+def group_of(node: TestNode, container: str) -> pathlib.Path:
+    return kernel_group(node.direct.container_placement(container).pid, "cpu")
+
+
+def read(group: pathlib.Path, file: str) -> str:
+    return (group / file).read_text().strip()
+
+
+def held(group: pathlib.Path) -> dict[str, str]:
+    return {file: read(group, file) for file in FILES}
+
+
+def first_places(node: TestNode, name: str) -> dict[str, str]:
+    """What the container logged first of all: where its process and its memory may be."""
+    log = pathlib.Path(node.folder, f"{name}.log")
+    eventually(f"{name} reports", lambda: log.exists() and log.read_text().count("\n") == 2)
+    lines = [line.split() for line in log.read_text().splitlines()]
+    return {words[-2].partition("_")[0]: words[-1] for words in lines}
+
+
+def switch(cpus: str, on: str) -> None:
+    for cpu in CpuSet.parse(cpus):
+        pathlib.Path(f"/sys/devices/system/cpu/cpu{cpu}/online").write_text(on)
 
 
 def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> None:
@@ -50,29 +86,40 @@ def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> Non
         (objects / "node-a.yaml").write_text(yaml.safe_dump(about))
 
         bound = json.dumps({"numaNodeResources": [{"node": 2, "resources": {"cpu": "2"}}]})
+        amounts = json.dumps({"containers": {"main": AMOUNTS}})
         _, early = run_pod(node.direct, node.spec("early", annotations={RESOURCE_STATUS: bound}))
+        early_batch_pod = node.spec("early-batch", "BE", kube_class="besteffort")
+        early_batch_pod.annotations[EXTENDED_RESOURCE_SPEC] = amounts
+        _, early_batch = run_pod(node.direct, early_batch_pod)
+        groups = [group_of(node, each) for each in (early, early_batch)]
+        groups += [each.parent for each in groups]
+        before = {group: held(group) for group in groups}
+
         node.start_agent("--migrate-memory=true")
         node.start_proxy("--hold-seconds=30")
         eventually("bound", lambda: node.cpus(early) == "8-11")
         eventually("memory bound", lambda: value(node, early, "cpuset.mems") == "2")
+        held_to = "100000 100000", "20", str(128 << 20)
+        eventually("limited", lambda: limits(node, early_batch) == held_to)
 
-        owner = node.spec("owner", "LSE", "4-7", annotations={SHARED_CONTAINERS: "envoy"})
+        owner = node.spec("owner", "LSE", OWN, annotations={SHARED_CONTAINERS: "envoy"})
         sandbox = run_sandbox(node.proxied, owner)
         app = created(node, owner, sandbox, "app", 50_000)
         envoy = created(node, owner, sandbox, "envoy", 60_000)
-        pod_max = kernel_group(node.direct.container_placement(app).pid, "cpu").parent / "cpu.max"
+        pod_max = group_of(node, app).parent / "cpu.max"
         pod_max.write_text("80000 100000")
 
         batch = node.spec("batch", "BE", kube_class="besteffort")
-        batch.annotations[EXTENDED_RESOURCE_SPEC] = json.dumps({"containers": {"main": AMOUNTS}})
-        batch_sandbox = run_sandbox(node.proxied, batch)
-        main = created(node, batch, batch_sandbox, "main")
+        batch.annotations[EXTENDED_RESOURCE_SPEC] = amounts
+        main = created(node, batch, run_sandbox(node.proxied, batch), "main")
 
-        assert (node.cpus(app), value(node, app, "cpuset.mems")) == ("4-7", "1")
+        assert (node.cpus(app), value(node, app, "cpuset.mems")) == (OWN, "1")
+        assert first_places(node, "app") == {"Cpus": OWN, "Mems": "1"}
         assert value(node, app, "cpu.max") == "max 100000"
         assert (node.cpus(envoy), value(node, envoy, "cpu.max")) == ("0-3,8-15", "60000 100000")
-        assert limits(node, main) == ("100000 100000", "20", str(128 << 20))
-        pod_of_batch = kernel_group(node.direct.container_placement(main).pid, "cpu").parent
+        assert first_places(node, "envoy") == {"Cpus": "0-3,8-15", "Mems": "0-3"}
+        assert limits(node, main) == held_to
+        pod_of_batch = group_of(node, main).parent
         eventually("pod held", lambda: (pod_of_batch / "cpu.weight").read_text() == "20\n")
         assert (pod_of_batch / "memory.max").read_text() == f"{128 << 20}\n"
         linux = pb.LinuxContainerResources(cpu_shares=512)
@@ -81,24 +128,15 @@ def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> Non
         assert (value(node, app, "cpuset.mems"), value(node, app, "cpu.weight")) == ("1", "20")
         eventually("pod not limited", lambda: pod_max.read_text() == "max 100000\n")
 
-        CPU_5.write_text("0")
-        try:
-            eventually("the owner keeps the others", lambda: node.cpus(app) == "4,6-7")
-            vanished = "CPUs 5 of its own are offline"
-            eventually("told", lambda: vanished in node.log("agent"))
-            assert node.metric("topolet_owned_cpus_offline") == 1
-            eventually("reported", lambda: cpus_of_node_1(node) == "3")
-        finally:
-            CPU_5.write_text("1")
-        eventually("the owner has it back", lambda: node.cpus(app) == "4-7")
-        assert node.cpus(envoy) == "0-3,8-15"
-        eventually("reported again", lambda: cpus_of_node_1(node) == "4")
-        assert node.metric("topolet_cpu_overlaps_total") == 0
+        check_cpus_that_go_offline(
+            node, app, envoy, [group_of(node, each) for each in (main, early)]
+        )
 
         node.stop_agent()
         socket = f"--runtime-endpoint=unix://{containerd.socket}"
         done = node.run_cli("restore", f"--state-dir={node.state}", socket)
         assert done.returncode == 0, done.stderr
+        assert {group: held(group) for group in groups} == before
         assert {node.cpus(each) for each in (app, envoy, main, early)} == {"0-15"}
         assert value(node, app, "cpu.max") == "50000 100000"
         assert pod_max.read_text() == "80000 100000\n"
@@ -107,15 +145,73 @@ def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> Non
         assert mems == {"0-3"}
 
 
+def check_cpus_that_go_offline(
+    node: TestNode, app: str, envoy: str, others: list[pathlib.Path]
+) -> None:
+    """First one of the owner's and one of the pool's, then all of the owner's."""
+    others = [group_of(node, envoy), *others]
+    own, inside = group_of(node, app), CpuSet.parse(OWN)
+
+    def follows(what: str, check: Callable[[], object]) -> None:
+        def apart_and() -> object:
+            for group in others:
+                given = CpuSet.parse(read(group, "cpuset.cpus"))
+                assert given, f"{group} inherits its CPUs"
+                assert not given & inside, f"{group} got CPUs of the owner: {given}"
+            return check()
+
+        eventually(what, apart_and)
+
+    try:
+        switch("5,12", "0")
+        follows("the owner keeps the others", lambda: read(own, "cpuset.cpus") == "4,6-7")
+        follows(
+            "the pool keeps the others", lambda: read(others[0], "cpuset.cpus") == "0-3,8-11,13-15"
+        )
+        follows("told", lambda: "CPUs 5 of its own are offline" in node.log("agent"))
+        follows("counted", lambda: node.metric("topolet_owned_cpus_offline") == 1)
+        follows("reported", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["3", "3"])
+        assert pool_of_node_3(node) == "13-15"
+        switch("12", "1")
+        switch("4,6-7", "0")
+        follows("the owner shares", lambda: read(own, "cpuset.cpus") == "0-3,8-15")
+        follows("told", lambda: "CPUs 4-7 of its own are offline" in node.log("agent"))
+        follows("counted", lambda: node.metric("topolet_owned_cpus_offline") == 4)
+        follows("its quota is back", lambda: read(own, "cpu.max") == "50000 100000")
+        follows("the runtime knows", lambda: remembered(node, app) == (50_000, "0-3,8-15"))
+        assert read(own, "cpu.max") == "50000 100000"
+    finally:
+        switch("4-7,12", "1")
+    follows("the owner has them back", lambda: read(own, "cpuset.cpus") == OWN)
+    follows("without a quota", lambda: read(own, "cpu.max") == "max 100000")
+    follows("with its memory", lambda: read(own, "cpuset.mems") == "1")
+    follows("the pool too", lambda: read(others[0], "cpuset.cpus") == "0-3,8-15")
+    follows("reported again", lambda: [cpus_of_node(node, each) for each in (1, 3)] == ["4", "4"])
+    follows("counted no more", lambda: node.metric("topolet_owned_cpus_offline") == 0)
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def remembered(node: TestNode, container: str) -> tuple[int, str]:
+    """The runtime's word."""
+    told = node.direct.container_placement(container)
+    return told.quota_microseconds, told.cpuset
+
+
 def value(node: TestNode, container: str, file: str) -> str:
     return node.kernel_value(container, file.partition(".")[0], file)
 
 
 def limits(node: TestNode, container: str) -> tuple[str, ...]:
-    files = ("cpu.max", "cpu.weight", "memory.max")
-    return tuple(value(node, container, file) for file in files)
+    return tuple(value(node, container, file) for file in LIMITS)
 
 
-def cpus_of_node_1(node: TestNode) -> str:
-    resources = topology(node)["zones"][1]["resources"]
+def cpus_of_node(node: TestNode, number: int) -> str:
+    resources = topology(node)["zones"][number]["resources"]
     return next(each["capacity"] for each in resources if each["name"] == "cpu")
+
+
+def pool_of_node_3(node: TestNode) -> str:
+    pools = json.loads(
+        topology(node)["metadata"]["annotations"]["node.koordinator.sh/cpu-shared-pools"]
+    )
+    return next(each["cpuset"] for each in pools if each["node"] == 3)
