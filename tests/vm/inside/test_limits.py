@@ -85,14 +85,13 @@ def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> Non
         about = {"apiVersion": "v1", "kind": "Node", "metadata": label}
         (objects / "node-a.yaml").write_text(yaml.safe_dump(about))
 
-        bound = json.dumps({"numaNodeResources": [{"node": 2, "resources": {"cpu": "2"}}]})
         amounts = json.dumps({"containers": {"main": AMOUNTS}})
-        _, early = run_pod(node.direct, node.spec("early", annotations={RESOURCE_STATUS: bound}))
-        early_batch_pod = node.spec("early-batch", "BE", kube_class="besteffort")
-        early_batch_pod.annotations[EXTENDED_RESOURCE_SPEC] = amounts
-        _, early_batch = run_pod(node.direct, early_batch_pod)
-        groups = [group_of(node, each) for each in (early, early_batch)]
-        groups += [each.parent for each in groups]
+        early_pod = node.spec("early", "BE", kube_class="besteffort")
+        on_node_2 = [{"node": 2, "resources": {"kubernetes.io/batch-cpu": "500"}}]
+        early_pod.annotations[RESOURCE_STATUS] = json.dumps({"numaNodeResources": on_node_2})
+        early_pod.annotations[EXTENDED_RESOURCE_SPEC] = amounts
+        _, early = run_pod(node.direct, early_pod)
+        groups = [group_of(node, early), group_of(node, early).parent]
         before = {group: held(group) for group in groups}
 
         node.start_agent("--migrate-memory=true")
@@ -100,7 +99,7 @@ def test_memory_and_limits_are_set_and_given_back(containerd: Containerd) -> Non
         eventually("bound", lambda: node.cpus(early) == "8-11")
         eventually("memory bound", lambda: value(node, early, "cpuset.mems") == "2")
         held_to = "100000 100000", "20", str(128 << 20)
-        eventually("limited", lambda: limits(node, early_batch) == held_to)
+        eventually("limited", lambda: limits(node, early) == held_to)
 
         owner = node.spec("owner", "LSE", OWN, annotations={SHARED_CONTAINERS: "envoy"})
         sandbox = run_sandbox(node.proxied, owner)
