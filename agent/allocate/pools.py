@@ -16,17 +16,16 @@ that run stay where they are, and no new one is created.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
-from agent.allocate.claimants import Claimant, Places, in_order
-from agent.allocate.local import outcome as local_outcome
+from agent.allocate.aside import DEFAULT_RULES, KubeletCpus, PoolRules, kubelet_owned, some_share
+from agent.allocate.claimants import Places, in_order
+from agent.allocate.hearing import Hearing
 from agent.allocate.local.decision import Move
 from agent.allocate.local.outcome import Demand, Outcome, Share
 from agent.allocate.memory import Memory
 from agent.allocate.portions import Portions
-from agent.allocate.shares import kubelet_may_own, pool_class
 from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
@@ -41,46 +40,6 @@ from agent.model.qos import QoS
 from agent.model.snapshot import LocalOwner, Owner, Pool
 from agent.model.topology import Topology
 from agent.model.wanted import PodWanted
-
-
-class KubeletCpus(msgspec.Struct, frozen=True):
-    """What a kubelet with the static policy gave away, by pod uid. `containers`: the names of those
-    that it gave CPUs to, where they are known; without, a pod's CPUs are all its containers'."""
-
-    static: bool = False
-    by_uid: dict[str, CpuSet] = {}
-    containers: dict[str, tuple[str, ...]] = {}
-
-
-class PoolRules(msgspec.Struct, frozen=True):
-    """What is done with CPUs that are set aside.
-
-    `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
-    may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
-    (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, nobody's. `system`:
-    where SYSTEM pods run, and nobody else if `system_exclusive`. `bind_memory`: pods with CPUs of
-    their own, or held to NUMA nodes, get the memory of the nodes that they run on;
-    not Guaranteed ones where the kubelet binds theirs (`kubelet_memory`).
-    `cpu_normalization_ratio`: see batch_limits.
-    """
-
-    reserved: CpuSet = EMPTY
-    owners_on_reserved: bool = False
-    be_on_reserved: bool = False
-    node_reserved: CpuSet = EMPTY
-    system: CpuSet = EMPTY
-    system_exclusive: bool = True
-    bind_memory: bool = False
-    kubelet_memory: bool = False
-    cpu_normalization_ratio: float = 1.0
-
-    @property
-    def kept(self) -> CpuSet:
-        """CPUs that are in no shared pool."""
-        return self.node_reserved | self.system if self.system_exclusive else self.node_reserved
-
-
-DEFAULT_RULES: Final = PoolRules()
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -153,13 +112,13 @@ def decide(
     kubelet_cpus = kubelet_owned(pods, kubelet)
     claimants = {pod.uid for pod, _ in claims}
 
-    def heard() -> tuple[_Claims, dict[str, str]]:
-        ledger = _Claims(topology, union(kubelet_cpus.values()), rules)
+    def heard() -> tuple[Hearing, dict[str, str]]:
+        ledger = Hearing(topology, union(kubelet_cpus.values()), rules)
         for pod in pods:
             if pod.uid in claimants:
                 if shared_containers(pod.annotations):
                     ledger.joins_pool(pod)
-            elif pod.uid not in kubelet_cpus or _some_share(pod, kubelet):
+            elif pod.uid not in kubelet_cpus or some_share(pod, kubelet):
                 ledger.joins_pool(pod)
         places = Places(topology.online, ledger.ls, ledger.system)
         reasons = {}
@@ -250,106 +209,6 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
     known = {cpu.node for cpu in topology.cpus} | {node.id for node in topology.numa_nodes}
     named = [node for node in status.shared_numa_nodes() if node not in known]
     return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
-
-
-class _Claims:
-    """The pools while claims are heard one after the other."""
-
-    def __init__(self, topology: Topology, kubelet_cpus: CpuSet, rules: PoolRules) -> None:
-        self._online = topology.online
-        self._offline = topology.offline
-        unbound = topology.online - topology.isolated or topology.online
-        self.ls = self.be = unbound - kubelet_cpus - rules.kept
-        self.system = rules.system & topology.online - kubelet_cpus
-        self.owners: list[Owner] = []
-        self._kubelet = kubelet_cpus
-        kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
-        self._reserved = (
-            (kubelet_reserved, "are reserved by the kubelet"),
-            (rules.node_reserved, "are reserved by the node"),
-            (rules.system if rules.system_exclusive else EMPTY, "belong to SYSTEM pods"),
-        )
-        self._users: dict[QoS, str] = {}
-
-    def joins_pool(self, pod: Pod) -> None:
-        """The pod lives on a pool, which no claim may empty from now on."""
-        of_class = pool_class(pod)
-        if of_class is QoS.SYSTEM and not self.system:
-            of_class = QoS.LS
-        self._users.setdefault(of_class, pod.title)
-
-    def claim(self, claim: Claimant) -> str:
-        """Takes the CPUs that are online, or says why not."""
-        pod, wish = claim.pod, claim.wish
-        if missing := wish - self._online - self._offline:
-            return f"CPUs {missing} do not exist"
-        for owner in self.owners:
-            if taken := wish & owner.claimed:
-                return f"CPUs {taken} belong to pod {owner.title}"
-        if not claim.keeps and (taken := wish & self._kubelet):
-            return f"CPUs {taken} were given away by the kubelet"
-        if not claim.keeps_reserved:
-            for cpus, why in self._reserved:
-                if taken := wish & cpus:
-                    return f"CPUs {taken} {why}"
-        offline = wish - self._online
-        wish &= self._online
-        if not wish:
-            return f"CPUs {offline} are offline"
-        if not claim.keeps and (user := self._left_with_nothing(pod, wish)):
-            return f"CPUs {wish} are all that pod {user} and others share"
-        self.ls -= wish
-        self.system -= wish
-        if pod.qos is QoS.LSE:
-            self.be -= wish
-        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish), str(offline)))
-        return ""
-
-    def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
-        """What the pod owned and is offline stays its own, where nobody got it."""
-        kept = owned & self._offline - union(owner.claimed for owner in self.owners)
-        if kept:
-            self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
-
-    def give_local(self, demand: Demand) -> Outcome:
-        """Takes what a node-local policy gives away."""
-        owners = {owner.uid for owner in self.owners}
-        others = msgspec.structs.replace(
-            demand,
-            claims=tuple(each for each in demand.claims if each.uid not in owners),
-            sharing=frozenset(each for each in demand.sharing if each[0] not in owners),
-        )
-        outcome = local_outcome.decide(others, self.ls)
-        gone = self.ls - outcome.pool
-        self.ls -= gone
-        self.be -= gone
-        self.system -= gone
-        return outcome
-
-    def _left_with_nothing(self, pod: Pod, wish: CpuSet) -> str | None:
-        """A pod that lives on a pool which the claim would empty."""
-        on_system = self._users.get(QoS.SYSTEM)
-        users = [
-            (self.ls, self._users.get(QoS.LS) or (None if self.system else on_system)),
-            (self.be, self._users.get(QoS.BE) if pod.qos is QoS.LSE else None),
-            (self.system, on_system),
-        ]
-        return next((user for pool, user in users if user and pool and pool <= wish), None)
-
-
-def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
-    """By pod uid, also of pods that are gone: the CPUs that a static kubelet gave away and that are
-    left to it."""
-    if not kubelet.static:
-        return {}
-    foreign = {pod.uid for pod in pods if not kubelet_may_own(pod)}
-    return {uid: cpus for uid, cpus in kubelet.by_uid.items() if cpus and uid not in foreign}
-
-
-def _some_share(pod: Pod, kubelet: KubeletCpus) -> bool:
-    """Whether the kubelet left a container of the pod on the pool that all share."""
-    given = kubelet.containers.get(pod.uid, ())
-    return bool(given) and any(each.name not in given for each in pod.containers)
 
 
 def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.pools import KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import decide
 from agent.allocate.shares import (
     host_application_cpus,
     kubelet_may_own,

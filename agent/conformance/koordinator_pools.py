@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import Decision, decide
 from agent.conformance import machines
 from agent.conformance.verdict import Difference, Verdict
 from agent.kubelet.configuration import ConfigurationError, of_object

@@ -16,10 +16,10 @@ TIMEOUT_SECONDS: Final = 5.0
 MOST_BYTES: Final = 4 << 20
 
 
-def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration:
+def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration | None:
     """`url`: `https://NODE:10250/configz`, or a `file:` with such an answer. Kubelets mostly sign
-    their own certificate, so it is verified only where `ca_file` is given. Raises
-    ConfigurationError."""
+    their own certificate, so it is verified only where `ca_file` is given. None
+    where nobody listens: the kubelet is not up. Raises ConfigurationError."""
     try:
         request = urllib.request.Request(url)
         if token_file:
@@ -35,6 +35,8 @@ def read(url: str, token_file: str, ca_file: str) -> KubeletConfiguration:
     except (urllib.error.HTTPError, HTTPException, ValueError, RecursionError) as error:
         raise ConfigurationError(f"{url}: {error}") from error
     except urllib.error.URLError as error:
+        if isinstance(error.reason, ConnectionRefusedError):
+            return None
         raise ConfigurationError(f"{url}: {error.reason}") from error
     except OSError as error:
         raise ConfigurationError(f"{url}: {error}") from error

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from agent.allocate import layout as layouts
+from agent.allocate.aside import PoolRules
 from agent.allocate.kubelet.packed import NotEnoughCpusError
-from agent.allocate.pools import PoolRules
 from agent.allocate.reservations import cpus_for, reserved_cpus
 from agent.kube.store import StoreError
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration

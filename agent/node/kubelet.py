@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from agent.allocate.pools import KubeletCpus
+from agent.allocate.aside import KubeletCpus
 from agent.kubelet import cpu_manager_state
 from agent.kubelet.statefile import StateFileError
 

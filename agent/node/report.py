@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.allocate.pools import Decision, KubeletCpus, kubelet_owned
+from agent.allocate.aside import KubeletCpus, kubelet_owned
+from agent.allocate.pools import Decision
 from agent.model import resources
 from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration, PodCpuAlloc

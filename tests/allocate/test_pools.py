@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.pools import Decision, KubeletCpus, PoolRules, decide
+from agent.allocate.aside import KubeletCpus, PoolRules
+from agent.allocate.pools import Decision, decide
 from agent.model.annotations import SHARED_CONTAINERS, resource_status
 from agent.model.cpuset import CpuSet, union
 from agent.model.pods import Pod

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.pools import KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import decide
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import Settings

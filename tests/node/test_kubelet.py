@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.allocate.pools import KubeletCpus
+from agent.allocate.aside import KubeletCpus
 from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import CpuSet
 from agent.node.kubelet import KubeletView

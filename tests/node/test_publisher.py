@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import Decision, decide
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.limits import Limits

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.allocate.pools import KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import decide
 from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NodeReservation, SystemQos
 from agent.model.pods import Pod

@@ -2,7 +2,8 @@ import logging
 
 import pytest
 
-from agent.allocate.pools import KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import decide
 from agent.model.cpuset import CpuSet
 from agent.node.witness import Witness
 from agent.telemetry.metrics import AgentMetrics

@@ -3,7 +3,8 @@ from collections import Counter
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.allocate.pools import KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import decide
 from agent.model.pods import Pod
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod

@@ -3,7 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.pools import Decision, KubeletCpus, decide
+from agent.allocate.aside import KubeletCpus
+from agent.allocate.pools import Decision, decide
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.snapshot import Snapshot
