@@ -21,7 +21,7 @@ from agent.model.doorbell import Asked, Created
 from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
-from agent.model.wanted import NO_LIMITS
+from agent.model.wanted import NO_LIMITS, Wanted
 from agent.node import excluded, wanted
 from agent.node.observed import Observed
 from agent.node.originals import replaced, resized
@@ -56,6 +56,7 @@ class Enforcement:
         self._migrate_memory = migrate_memory
         self._replaced: dict[str, Created] = {}
         self._resized: dict[str, Asked] = {}
+        self._returned: dict[str, dict[str, str]] = {}
 
     def created(self, ring: Created) -> None:
         """The proxy made a container."""
@@ -148,12 +149,16 @@ class Enforcement:
         outcome = values.restore(self._controllers, self._journal, over)
         for change in outcome.having(State.WRITTEN):
             log.info("%s: %s back to %s", change.group, change.file, change.new)
+            self._returned.setdefault(change.group, {})[change.file] = change.new or ""
         return [f"{each.group} {each.file}: {each.note}" for each in outcome.having(State.FAILED)]
 
     def tell(self, observed: Observed, decision: Decision) -> None:
         """Running containers whose runtime remembers something else are told to it, later."""
         if self._teller is None:
             return
+        groups = {each.group for each in _containers(observed)}
+        for ended in self._returned.keys() - groups:
+            del self._returned[ended]
         self._teller.want(
             {
                 each.id: wanted.without_memory() if self.memory_stays else wanted
@@ -161,10 +166,31 @@ class Enforcement:
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
-                for wanted in (of_pod.of(each.name),)
+                for wanted in (self._with_returned(each.group, of_pod.of(each.name)),)
             },
             observed.starts_with,
         )
+
+    def _with_returned(self, group: str | None, wanted: Wanted) -> Wanted:
+        """With the limits that it got back: the runtime remembers ours, and would write them again
+        with whatever else it is told."""
+        texts = self._returned.get(group or "")
+        if not texts or wanted.hands_off:
+            return wanted
+        if wanted.exclusive or group is None:
+            del self._returned[group or ""]
+            return wanted
+        try:
+            back = fields.parsed(self._controllers, group, texts)
+        except CgroupError:
+            return wanted
+        changed = {
+            name: value
+            for name in back.__struct_fields__
+            if (value := getattr(back, name)) is not None and getattr(wanted.limits, name) is None
+        }
+        limits = msgspec.structs.replace(wanted.limits, **changed)
+        return msgspec.structs.replace(wanted, limits=limits)
 
     def prepare_created(
         self, observed: Observed, decision: Decision, holds: dict[str, CpuSet]
