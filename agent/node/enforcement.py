@@ -237,6 +237,8 @@ class Enforcement:
             if (group := groups.get(each))
             for one in resized(self._controllers, group, asked)
         ]
+        # Of a container that was made and changed since the last look, the change counts.
+        others = list({(one.group, one.file): one for one in others}.values())
         try:
             # What the proxy says wins over what a write found before the proxy could say it.
             if originals:
