@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -34,9 +34,8 @@ FIELDS: Final = (
 _MEMORY: Final = (notation.MEMORY, notation.MEMORY_MAX)
 
 
-def read(controllers: Controllers, group: str, only: Collection[str] | None = None) -> Limits:
-    """What the group has, of the files in `only` where it is given; None for what the machine does
-    not know. Raises CgroupError, GroupGone.
+def read(controllers: Controllers, group: str) -> Limits:
+    """What the group has; None for what the machine does not know. Raises CgroupError, GroupGone.
 
     Shares of a v2 weight are the fewest that it may stand for.
     """
@@ -44,7 +43,7 @@ def read(controllers: Controllers, group: str, only: Collection[str] | None = No
     for field in FIELDS:
         version = controllers.version(field.controller)
         file = field.v1 if version == 1 else field.v2
-        if version is not None and file is not None and (only is None or file in only):
+        if version is not None and file is not None:
             text = controllers.read(group, file)
             if text is not None:
                 texts[file] = text

@@ -56,7 +56,7 @@ class Enforcement:
         self._migrate_memory = migrate_memory
         self._replaced: dict[str, Created] = {}
         self._resized: dict[str, Asked] = {}
-        self._given_back: set[tuple[str, str]] = set()
+        self._returned: dict[str, dict[str, str]] = {}
 
     def created(self, ring: Created) -> None:
         """The proxy made a container."""
@@ -144,23 +144,21 @@ class Enforcement:
             and (file != MEMS or not self.memory_stays)
             and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
         }
-        self._given_back = {
-            (group, file)
-            for group, file in self._given_back | over
-            if group in present
-            and file not in fields.files(self._controllers, wanted.get(group, NO_LIMITS))
-        }
         if not over:
             return []
         outcome = values.restore(self._controllers, self._journal, over)
         for change in outcome.having(State.WRITTEN):
             log.info("%s: %s back to %s", change.group, change.file, change.new)
+            self._returned.setdefault(change.group, {})[change.file] = change.new or ""
         return [f"{each.group} {each.file}: {each.note}" for each in outcome.having(State.FAILED)]
 
     def tell(self, observed: Observed, decision: Decision) -> None:
         """Running containers whose runtime remembers something else are told to it, later."""
         if self._teller is None:
             return
+        groups = {each.group for each in _containers(observed)}
+        for ended in self._returned.keys() - groups:
+            del self._returned[ended]
         self._teller.want(
             {
                 each.id: wanted.without_memory() if self.memory_stays else wanted
@@ -168,26 +166,30 @@ class Enforcement:
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
-                for wanted in (self._with_given_back(each.group, of_pod.of(each.name)),)
+                for wanted in (self._with_returned(each.group, of_pod.of(each.name)),)
             },
             observed.starts_with,
         )
 
-    def _with_given_back(self, group: str | None, wanted: Wanted) -> Wanted:
-        """With what the group holds now where it held a limit of ours, which the runtime still
-        remembers and would put in force with the next cpuset."""
-        files = {file for of, file in self._given_back if of == group}
-        if group is None or not files or wanted.hands_off:
+    def _with_returned(self, group: str | None, wanted: Wanted) -> Wanted:
+        """With the limits that it got back: the runtime remembers ours, and would write them again
+        with whatever else it is told."""
+        texts = self._returned.get(group or "")
+        if not texts or wanted.hands_off:
+            return wanted
+        if wanted.exclusive or group is None:
+            del self._returned[group or ""]
             return wanted
         try:
-            held = fields.read(self._controllers, group, files)
-        except CgroupError as error:
-            log.debug("%s", error)
+            back = fields.parsed(self._controllers, group, texts)
+        except CgroupError:
             return wanted
-        said = {
-            name: each for name, each in msgspec.structs.asdict(held).items() if each is not None
+        changed = {
+            name: value
+            for name in back.__struct_fields__
+            if (value := getattr(back, name)) is not None and getattr(wanted.limits, name) is None
         }
-        limits = msgspec.structs.replace(wanted.limits, **said)
+        limits = msgspec.structs.replace(wanted.limits, **changed)
         return msgspec.structs.replace(wanted, limits=limits)
 
     def prepare_created(
@@ -235,6 +237,8 @@ class Enforcement:
             if (group := groups.get(each))
             for one in resized(self._controllers, group, asked)
         ]
+        # Of a container that was made and changed since the last look, the change counts.
+        others = list({(one.group, one.file): one for one in others}.values())
         try:
             # What the proxy says wins over what a write found before the proxy could say it.
             if originals:

@@ -116,6 +116,11 @@ def test_resize_in_place_to_a_part_of_a_cpu_goes_back_to_the_pool(node: TestNode
         "its quota is in force",
         lambda: node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000",
     )
+    # What the runtime is told of the pool must not bring the lifted quota back.
+    eventually("told", lambda: node.direct.container_placement(container).cpuset == "0-1")
+    told = node.direct.container_placement(container)
+    assert told.quota_microseconds == 50_000
+    assert node.kernel_value(container, "cpu", "cpu.cfs_quota_us") == "50000"
 
 
 def test_dynamic_container_reads_its_cpus_in_a_file(node: TestNode) -> None:
