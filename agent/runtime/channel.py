@@ -130,6 +130,9 @@ class Connection:
             raise RpcError(Code.INTERNAL, "call ended without an outcome")
         if protocol.untouched:
             raise UntouchedError(Code.UNAVAILABLE, outcome.message)
+        if outcome.code == Code.DEADLINE_EXCEEDED:
+            # The server knows the deadline too, and may be first to see it pass.
+            raise RpcError(outcome.code, f"{method}: {outcome.message}")
         raise outcome
 
     def messages(self, method: str, request: bytes) -> Iterator[list[bytes]]:
