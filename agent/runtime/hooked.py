@@ -159,11 +159,14 @@ class HookedCalls:
             return
         if compressed:
             try:
-                message = grpc.gunzip(message, limits.body_bytes)
+                room = limits.held_bytes - self._taken
+                message = grpc.gunzip(message, min(limits.body_bytes, room))
             except grpc.MessageError:
                 self._stats.passed_compressed += 1
                 self._commit(stream)
                 return
+            stream.taken += len(message)
+            self._taken += len(message)
         stream.message = message
         stream.call = Call(stream.path, time.monotonic())
         self._stats.hooked += 1
