@@ -15,7 +15,7 @@ from agent.rpc import frames, metadata
 from tests.runtime.relay_child import TAIL
 from tests.waiting import eventually
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 20.0
 """For one call of the client beside: far beyond any honest delay, also on a slow machine."""
 STUCK_MS = 500
 """A socket that took nothing for so long counts as not read from."""
