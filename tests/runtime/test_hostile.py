@@ -396,8 +396,11 @@ def test_many_clients_with_calls_under_way_stay_within_their_share(
         assert peak_mb(relay.pid) - before < CLIENTS * PER_CLIENT_KB / 1024
 
 
-def test_out_of_descriptors_clients_wait_and_none_is_lost(front: Path, back: Path) -> None:
-    with relay_process(front, back, "64"), Bystander(front) as bystander:
+@pytest.mark.parametrize("descriptors", ["63", "64"])
+def test_out_of_descriptors_clients_wait_and_hooks_go_on(
+    front: Path, back: Path, descriptors: str
+) -> None:
+    with relay_process(front, back, descriptors), Bystander(front) as bystander:
         with contextlib.ExitStack() as stack:
             idle = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
             for each in idle:
