@@ -26,7 +26,14 @@ LONGEST_REFUSAL = "%" * 1_000
 class Hooks:
     """One answer a method."""
 
-    methods = frozenset({b"/h/Grow", b"/h/Keep", b"/h/Hold", b"/h/Refuse"})
+    methods = frozenset(
+        b"/h/" + name
+        for name in (
+            *(b"Grow", b"Keep", b"Hold", b"Refuse", b"Echo", b"Fail", b"Wait", b"Collect", b"Away"),
+            *(b"Reset-%d" % code for code in range(14)),
+            *(b"Begin-%d" % code for code in range(14)),
+        )
+    )
 
     def request(self, call: Call, message: bytes) -> Verdict:
         if call.path == b"/h/Hold":
