@@ -23,9 +23,9 @@ class ContainerdError(RuntimeError):
     """containerd could not be started or used; the text ends with what it logged."""
 
 
-def missing() -> list[str]:
-    """Programs that a private containerd needs and this machine lacks."""
-    lacking = [name for name in REQUIRED if shutil.which(name, path=_path()) is None]
+def missing(programs: pathlib.Path | None = None) -> list[str]:
+    """Programs that a private containerd needs and neither `programs` nor this machine has."""
+    lacking = [name for name in REQUIRED if shutil.which(name, path=_path(programs)) is None]
     return lacking + (["busybox"] if image.busybox() is None else [])
 
 

@@ -26,6 +26,7 @@ from demo.containerd import Containerd
 from demo.pods import PodSpec, remove_pod
 from demo.stage import free_port
 from tests import tools
+from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 
@@ -211,19 +212,26 @@ def built_or_skip(name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def private_containerd(programs: pathlib.Path | None = None) -> Iterator[Containerd]:
+def private_containerd(
+    programs: pathlib.Path | None = None, pod_network: bool = False
+) -> Iterator[Containerd]:
     """A running one below a short path (a socket's may have 107 characters), this machine's or the
-    one in `programs`; skips where none can run."""
+    one in `programs`; skips where none can run.
+
+    `pod_network`: pods may have a network of their own, in which they reach nothing but themselves.
+    """
     if os.geteuid():
         pytest.skip("needs root: containers and cgroups are real")
-    if lacking := private.missing():
+    if lacking := private.missing(programs):
         pytest.skip(f"not on this machine: {', '.join(lacking)}")
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two CPUs")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    if pod_network:
+        podnetwork.install(folder / "cni")
     runtime = Containerd(folder, programs=programs)
-    runtime.start()
     try:
+        runtime.start()
         yield runtime
     finally:
         runtime.stop()
