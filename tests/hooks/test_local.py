@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.local.request import whole_cpus
-from agent.hooks import cpuset
+from agent.hooks import cpuset, rewrites
 from agent.hooks.cpuset import Give, Keep, Wait
 from agent.hooks.requests import CreateContainer, create_container, mounted
 from agent.model.annotations import RESOURCE_STATUS
@@ -101,7 +101,8 @@ def test_folder_is_mounted_read_only_unless_something_is_there(taken: bool) -> N
     message.config.metadata.name = "main"
     message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")
     raw = message.SerializeToString()
-    changed = cpuset.rewrite_create(raw, create_container(raw), Give(TWO), "/state/g/main")
+    changes = cpuset.changes(create_container(raw), Give(TWO), "/state/g/main")
+    changed = rewrites.create_container(raw, changes)
     assert changed is not None
     config = pb.CreateContainerRequest.FromString(changed).config
     assert config.linux.resources.cpuset_cpus == "1-2"
