@@ -33,12 +33,17 @@ class Registry:
         return full
 
 
+def skip_without_registry() -> None:
+    if tools.registry() is None:
+        pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
+
+
 @contextlib.contextmanager
 def running(folder: pathlib.Path) -> Iterator[Registry]:
     """An empty one, its images below `folder`; the test is skipped where there is none."""
+    skip_without_registry()
     program = tools.registry()
-    if program is None:
-        pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
+    assert program is not None
     port = free_port()
     config = {
         "version": "0.1",
