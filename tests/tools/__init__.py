@@ -22,6 +22,7 @@ _BUILD_SECONDS = 1200
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
     "cri-tools": "sigs.k8s.io/cri-tools",
+    "grpc-peer": "google.golang.org/grpc",
 }
 # Drivers of storage that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
@@ -33,6 +34,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("test", *_FLAGS, "-c", "-o", "{folder}/critest", "sigs.k8s.io/cri-tools/cmd/critest"),
         ("run", *_FLAGS, "./descriptor", "{folder}/cri.descriptor"),
     ),
+    "grpc-peer": (("install", *_FLAGS, "."),),
 }
 NAMES = tuple(_MODULES)
 
