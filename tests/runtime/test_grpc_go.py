@@ -1,4 +1,4 @@
-"""The relay between a client and a server of Go's gRPC, which kubelets and runtimes are built on."""
+"""The relay between a client and a server of Go's gRPC, as kubelets and runtimes are."""
 
 from __future__ import annotations
 
