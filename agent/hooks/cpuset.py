@@ -11,40 +11,28 @@ them: that container could be started with it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import TypeVar
 
 import msgspec
 
 from agent.allocate.batch import batch_limits
 from agent.allocate.local.request import may_own, whole_cpus
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
-from agent.hooks import wire
-from agent.hooks.requests import (
-    CPU_PERIOD,
-    CPU_QUOTA,
-    CPU_SHARES,
-    CPUSET,
-    CREATE_RESOURCES,
-    MEMORY_LIMIT,
-    MEMS,
-    UPDATE_RESOURCES,
-    CreateContainer,
-    UpdateContainer,
-    announced,
-    mount,
-    mounted,
-)
+from agent.hooks.changes import UNCHANGED, Changes, Mount
+from agent.hooks.requests import CreateContainer, UpdateContainer, announced
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.doorbell import Asked
 from agent.model.exclusion import excludes
-from agent.model.limits import PERIOD_MICROSECONDS, Limits
+from agent.model.limits import UNLIMITED, Limits
 from agent.model.notice import MOUNTED_AT
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NO_LIMITS, NOTHING, Wanted
+
+Value = TypeVar("Value", str, int)
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -95,14 +83,6 @@ class Wait(msgspec.Struct, frozen=True):
     reason: str
 
 
-_NO_LIMIT: Final = -1
-_NAMES: Final = {
-    MEMS: "mems",
-    CPU_SHARES: "shares",
-    CPU_QUOTA: "quota_microseconds",
-    MEMORY_LIMIT: "memory_limit_bytes",
-}
-
 Answer = Keep | Give | Wait
 
 
@@ -137,24 +117,21 @@ def create(
 
 
 def last_resort(
-    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant], reason: str
+    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant]
 ) -> Answer:
-    """The answer when waiting has ended: the pool without every owner known, for who may share.
+    """The answer for a creation that goes on without the agent: the pool without every owner known.
 
-    LSE and LSR pods, containers that qualify by a node-local policy, and pods for which no CPU is
-    left stay with Wait: their creation fails. What a static kubelet gave to a pod stays its own.
+    Where no CPU is left it stays with Wait: the creation fails, since an empty cpuset would mean
+    every CPU of the parent. What a static kubelet gave to a pod stays its own.
     """
     pod = announced(request.pod, 0)
-    if pod.qos in (QoS.LSE, QoS.LSR):
-        return Wait(reason)
     if snapshot is None:
         return Keep()
-    if local_request(request, snapshot):
-        return Wait(reason)
     if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
         answer = _less_owned(request.asked.cpuset, snapshot)
-        # An empty cpuset would mean every CPU of the parent.
-        return Wait(reason) if isinstance(answer, Give) and not answer.cpus else answer
+        if isinstance(answer, Give) and not answer.cpus:
+            return Wait("others own all the CPUs that it asks for")
+        return answer
     return _share(pod, request.container_name, snapshot, grants)
 
 
@@ -198,57 +175,37 @@ def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answe
     return _less_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
 
 
-def rewrite_create(
-    message: bytes, request: CreateContainer, answer: Give, notice: str = ""
-) -> bytes | None:
-    """The new request, None where nothing changes. `notice`: the host's folder that tells the
-    container its CPUs, unless it mounts something there itself."""
-    changed = _rewrite(message, CREATE_RESOURCES, request, answer)
-    if not notice or MOUNTED_AT in mounted(message):
-        return changed
-    return (changed or message) + mount(notice, MOUNTED_AT)
+def changes(
+    request: CreateContainer | UpdateContainer, answer: Keep | Give, told_in: str = ""
+) -> Changes:
+    """What the request does not ask for itself. `told_in`: the host's folder that tells the
+    container its CPUs."""
+    if isinstance(answer, Keep):
+        return UNCHANGED
+    mounts = (Mount(told_in, MOUNTED_AT),) if told_in else ()
+    return msgspec.structs.replace(missing(answer.wanted, request.asked), mounts=mounts)
 
 
-def rewrite_update(message: bytes, request: UpdateContainer, answer: Give) -> bytes | None:
-    """The new request, None where nothing changes."""
-    return _rewrite(message, UPDATE_RESOURCES, request, answer)
+def missing(wanted: Wanted, asked: Asked) -> Changes:
+    """What is wanted and not asked for."""
+    limits = wanted.limits
+    lifted = UNLIMITED if wanted.exclusive and asked.quota_microseconds > 0 else None
+    mems = None if limits.mems is None else str(limits.mems)
+    return Changes(
+        cpuset=_other(wanted.cpuset, asked.cpuset),
+        mems=_other(mems, asked.mems),
+        shares=_other(limits.shares, asked.shares),
+        quota_microseconds=_other(limits.quota_microseconds or lifted, asked.quota_microseconds),
+        memory_limit_bytes=_other(limits.memory_limit_bytes, asked.memory_limit_bytes),
+    )
 
 
-def _give(wanted: Wanted) -> Answer:
+def _give(wanted: Wanted) -> Keep | Give:
     return Keep() if wanted.hands_off else Give(wanted)
 
 
-def _rewrite(
-    message: bytes, path: tuple[int, ...], request: CreateContainer | UpdateContainer, answer: Give
-) -> bytes | None:
-    changes = _changes(answer.wanted, request.asked)
-    if changes.get(CPU_QUOTA, _NO_LIMIT) != _NO_LIMIT:
-        changes[CPU_PERIOD] = PERIOD_MICROSECONDS
-    patches = b"".join(wire.patch((*path, field), value) for field, value in changes.items())
-    return message + patches if patches else None
-
-
-def kept(request: CreateContainer, answer: Answer) -> tuple[str, ...]:
-    """The fields of Limits in which the request goes on as it came."""
-    wanted = answer.wanted if isinstance(answer, Give) else NOTHING
-    changes = _changes(wanted, request.asked)
-    return tuple(name for field, name in _NAMES.items() if field not in changes)
-
-
-def _changes(wanted: Wanted, asked: Asked) -> dict[int, str | int]:
-    """By field number, what the request does not ask for."""
-    limits = wanted.limits
-    lifted = _NO_LIMIT if wanted.exclusive and asked.quota_microseconds > 0 else None
-    values: tuple[tuple[int, str | int | None, str | int], ...] = (
-        (CPUSET, wanted.cpuset, asked.cpuset),
-        (MEMS, None if limits.mems is None else str(limits.mems), asked.mems),
-        (CPU_SHARES, limits.shares, asked.shares),
-        (CPU_QUOTA, limits.quota_microseconds or lifted, asked.quota_microseconds),
-        (MEMORY_LIMIT, limits.memory_limit_bytes, asked.memory_limit_bytes),
-    )
-    return {
-        field: value for field, value, present in values if value is not None and value != present
-    }
+def _other(value: Value | None, present: Value) -> Value | None:
+    return None if value == present else value
 
 
 def _less_owned(requested: str, snapshot: Snapshot) -> Answer:

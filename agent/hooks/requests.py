@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from agent.hooks import wire
@@ -16,9 +18,9 @@ _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
 _CONFIG, _SANDBOX_CONFIG = 2, 3
 CREATE_RESOURCES = (_CONFIG, 15, 1)
-# config.mounts, and Mount
-_MOUNTS = 7
-_CONTAINER_PATH, _HOST_PATH, _READ_ONLY = 1, 2, 3
+ENVIRONMENT, MOUNTS, CDI_DEVICES = (_CONFIG, 6), (_CONFIG, 7), (_CONFIG, 17)
+# Mount
+CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
@@ -58,22 +60,12 @@ def create_container(message: bytes) -> CreateContainer:
 
 def mounted(message: bytes) -> frozenset[str]:
     """Where in the container a request to create it mounts something. Raises WireError."""
-    config = wire.merged(message, _CONFIG)
+    *above, mounts = MOUNTS
     return frozenset(
-        wire.text(payload, _CONTAINER_PATH)
-        for field, kind, payload in wire.fields(config)
-        if (field, kind) == (_MOUNTS, wire.BYTES)
+        wire.text(payload, CONTAINER_PATH)
+        for field, kind, payload in wire.fields(wire.merged(message, *above))
+        if (field, kind) == (mounts, wire.BYTES)
     )
-
-
-def mount(host_path: str, container_path: str) -> bytes:
-    """A patch of a request to create a container: one more mount, read-only."""
-    one = (
-        wire.patch((_CONTAINER_PATH,), container_path)
-        + wire.patch((_HOST_PATH,), host_path)
-        + wire.patch((_READ_ONLY,), 1)
-    )
-    return wire.patch((_CONFIG, _MOUNTS), one)
 
 
 def update_container(message: bytes) -> UpdateContainer:
@@ -82,9 +74,33 @@ def update_container(message: bytes) -> UpdateContainer:
     return UpdateContainer(wire.text(message, 1), _asked(resources))
 
 
+def removed_id(message: bytes) -> str:
+    """The container of a request to remove one. Raises WireError."""
+    return wire.text(message, 1)
+
+
 def created_id(reply: bytes) -> str:
     """The id in a reply of RunPodSandbox or CreateContainer. Raises WireError."""
     return wire.text(reply, 1)
+
+
+def pod_comes(
+    uid: str,
+    namespace: str,
+    name: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    cgroup_parent: str,
+) -> PodComes:
+    """With those labels and annotations alone that decisions read."""
+    return PodComes(
+        uid=pod_uid(uid, namespace, name),
+        namespace=namespace,
+        name=name,
+        labels={key: labels[key] for key in (QOS_LABEL,) if key in labels},
+        annotations={key: annotations[key] for key in KEYS_READ if key in annotations},
+        cgroup_parent=cgroup_parent,
+    )
 
 
 def announced(pod: PodComes, created_at: int) -> Pod:
@@ -105,26 +121,24 @@ def _asked(resources: bytes) -> Asked:
         wire.text(resources, CPUSET),
         wire.text(resources, MEMS),
         wire.number(resources, CPU_SHARES),
-        _quota(wire.number(resources, CPU_QUOTA), wire.number(resources, CPU_PERIOD)),
+        scaled_quota(wire.number(resources, CPU_QUOTA), wire.number(resources, CPU_PERIOD)),
         wire.number(resources, MEMORY_LIMIT),
     )
 
 
-def _quota(quota: int, period: int) -> int:
-    """For a period of 100,000 microseconds, which is meant where none is given."""
+def scaled_quota(quota: int, period: int) -> int:
+    """The quota for a period of 100,000 microseconds, which is meant where none is given."""
     return quota * PERIOD_MICROSECONDS // period if quota > 0 and period > 0 else quota
 
 
 def _pod(sandbox_config: bytes) -> PodComes:
     metadata = wire.merged(sandbox_config, _METADATA)
     name, uid, namespace = (wire.text(metadata, number) for number in (1, 2, 3))
-    labels = wire.string_map(sandbox_config, _LABELS)
-    notes = wire.string_map(sandbox_config, _ANNOTATIONS)
-    return PodComes(
-        uid=pod_uid(uid, namespace, name),
-        namespace=namespace,
-        name=name,
-        labels={key: labels[key] for key in (QOS_LABEL,) if key in labels},
-        annotations={key: notes[key] for key in KEYS_READ if key in notes},
-        cgroup_parent=wire.text(wire.merged(sandbox_config, _LINUX), 1),
+    return pod_comes(
+        uid,
+        namespace,
+        name,
+        wire.string_map(sandbox_config, _LABELS),
+        wire.string_map(sandbox_config, _ANNOTATIONS),
+        wire.text(wire.merged(sandbox_config, _LINUX), 1),
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.hooks import cpuset
+from agent.hooks import cpuset, rewrites
 from agent.hooks.cpuset import Give, Grant, Keep, Wait
 from agent.hooks.requests import (
     CreateContainer,
@@ -183,8 +183,8 @@ def test_creation_waits(
 @pytest.mark.parametrize(
     ("asks", "snap", "grants", "answer"),
     [
-        pytest.param(request("x", "LSE", "2"), snapshot(), [], Wait("r"), id="LSE fails"),
-        pytest.param(request("x", "LSR", "2"), None, [], Wait("r"), id="LSR fails"),
+        pytest.param(request("x", "LSE", "2"), snapshot(), [], give(0, 2, 3), id="LSE shares"),
+        pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, nothing known"),
         pytest.param(request("x", "LS", "2"), snapshot(), [], give(0, 2, 3), id="LS shares"),
         pytest.param(
             request("x", "LS", "2"),
@@ -205,7 +205,7 @@ def test_creation_waits(
             request("x", parent="/kubepods/podx", requested="1"),
             snapshot(kubelet_static=True),
             [],
-            Wait("r"),
+            Wait("others own all the CPUs that it asks for"),
             id="the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
         ),
         pytest.param(
@@ -220,10 +220,10 @@ def test_creation_waits(
         ),
     ],
 )
-def test_when_waiting_ends_the_class_speaks(
+def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
     asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], answer: cpuset.Answer
 ) -> None:
-    assert cpuset.last_resort(asks, snap, grants, "r") == answer
+    assert cpuset.last_resort(asks, snap, grants) == answer
 
 
 @pytest.mark.parametrize(
@@ -263,9 +263,9 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
     message.config.linux.resources.cpuset_cpus = "1"
     raw = message.SerializeToString()
     parsed = create_container(raw)
-    assert cpuset.rewrite_create(raw, parsed, give(1)) is None
+    assert rewrites.create_container(raw, cpuset.changes(parsed, give(1))) is None
     assert (
-        cpuset.rewrite_create(raw, parsed, give(2))
+        rewrites.create_container(raw, cpuset.changes(parsed, give(2)))
         == raw + bytes.fromhex("12077a050a033201") + b"2"
     )
 
@@ -282,8 +282,8 @@ def test_what_a_rewrite_keeps(limits: Limits, kept: tuple[str, ...]) -> None:
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpu_shares = 512
     parsed = create_container(message.SerializeToString())
-    assert cpuset.kept(parsed, Give(Wanted("1", limits=limits))) == kept
-    assert cpuset.kept(parsed, Keep()) == (
+    assert cpuset.changes(parsed, Give(Wanted("1", limits=limits))).kept == kept
+    assert cpuset.changes(parsed, Keep()).kept == (
         "mems",
         "shares",
         "quota_microseconds",
@@ -308,7 +308,7 @@ def test_quota_is_for_a_period_of_its_own(
     update.linux.cpu_quota, update.linux.cpu_period = asked
     raw = update.SerializeToString()
     answer = Give(Wanted("1", limits=Limits(quota_microseconds=wanted)))
-    updated = cpuset.rewrite_update(raw, update_container(raw), answer)
+    updated = rewrites.update_container(raw, cpuset.changes(update_container(raw), answer))
     linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
     assert (linux.cpu_quota, linux.cpu_period) == left
 
@@ -324,9 +324,9 @@ def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
     create.config.linux.resources.cpu_period = update.linux.cpu_period = 100_000
     answer = give(1, own=lift)
     raw = create.SerializeToString()
-    created = cpuset.rewrite_create(raw, create_container(raw), answer)
+    created = rewrites.create_container(raw, cpuset.changes(create_container(raw), answer))
     raw = update.SerializeToString()
-    updated = cpuset.rewrite_update(raw, update_container(raw), answer)
+    updated = rewrites.update_container(raw, cpuset.changes(update_container(raw), answer))
     for resources in (
         pb.CreateContainerRequest.FromString(created or b"").config.linux.resources,
         pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.local.request import whole_cpus
-from agent.hooks import cpuset
+from agent.hooks import cpuset, rewrites
 from agent.hooks.cpuset import Give, Keep, Wait
 from agent.hooks.requests import CreateContainer, create_container, mounted
 from agent.model.annotations import RESOURCE_STATUS
@@ -80,18 +80,6 @@ def test_creation(asks: CreateContainer, snap: Snapshot | None, answer: cpuset.A
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "answer"),
-    [
-        pytest.param(request(2048), snapshot(), Wait("r"), id="was promised CPUs of its own"),
-        pytest.param(request(2048), snapshot("none"), Give(POOL), id="no policy"),
-        pytest.param(request(1536), snapshot(), Give(POOL), id="a part of a CPU"),
-    ],
-)
-def test_when_waiting_ends(asks: CreateContainer, snap: Snapshot, answer: cpuset.Answer) -> None:
-    assert cpuset.last_resort(asks, snap, [], "r") == answer
-
-
-@pytest.mark.parametrize(
     ("shares", "cpus"),
     [(0, 0), (2, 0), (1023, 0), (1024, 1), (1025, 0), (1536, 0), (2048, 2), (261_120, 255),
      (262_144, 0), (-1024, 0)],
@@ -113,7 +101,8 @@ def test_folder_is_mounted_read_only_unless_something_is_there(taken: bool) -> N
     message.config.metadata.name = "main"
     message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")
     raw = message.SerializeToString()
-    changed = cpuset.rewrite_create(raw, create_container(raw), Give(TWO), "/state/g/main")
+    changes = cpuset.changes(create_container(raw), Give(TWO), "/state/g/main")
+    changed = rewrites.create_container(raw, changes)
     assert changed is not None
     config = pb.CreateContainerRequest.FromString(changed).config
     assert config.linux.resources.cpuset_cpus == "1-2"
