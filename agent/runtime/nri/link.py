@@ -53,6 +53,7 @@ class Link:
         *,
         given: socket.socket | None = None,
         over: Callable[[], None] | None = None,
+        update_seconds: float = UPDATE_SECONDS,
     ) -> None:
         self.stats = Stats()
         self.sessions = 0
@@ -66,10 +67,12 @@ class Link:
         self._hold_seconds = hold_seconds
         self._given = given
         self._over = over
+        self._update_seconds = update_seconds
         self._connection: _Connection | None = None
         self._delay_seconds = FIRST_DELAY_SECONDS
         self._error = ""
         self._retry: Timer | None = None
+        self._closing = False
 
     @property
     def ready(self) -> bool:
@@ -100,16 +103,15 @@ class Link:
         if self._connection is None:
             done(RpcError(Code.UNAVAILABLE, "no session with the runtime"))
             return
-        self._connection.update(container_id, changes, done)
+        self._connection.update(container_id, changes, self._update_seconds, done)
 
     def close(self) -> None:
         """Ends the session and begins no other."""
-        self._over = None
+        self._closing = True
         if self._retry is not None:
             self._retry.cancel()
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close("we end")
+        if self._connection is not None:
+            self._connection.close("we end")
 
     def _ready(self) -> None:
         self._error = ""
@@ -117,6 +119,8 @@ class Link:
 
     def _ended(self, why: str, lasted_seconds: float) -> None:
         was_up, self._connection = self._connection is not None, None
+        if self._closing:
+            return
         self.failed_sessions += was_up
         if was_up or why != self._error:
             log.warning("no session with the runtime: %s", why)
@@ -168,7 +172,11 @@ class _Connection:
         self._call("RegisterPlugin", request.SerializeToString(), REGISTRATION_SECONDS, registered)
 
     def update(
-        self, container_id: str, changes: Changes, done: Callable[[RpcError | None], None]
+        self,
+        container_id: str,
+        changes: Changes,
+        seconds: float,
+        done: Callable[[RpcError | None], None],
     ) -> None:
         """A runtime that does not answer in time may have lost half of the session (runtime.md
         §4.1): then the session ends."""
@@ -180,7 +188,7 @@ class _Connection:
                 self.close("the runtime does not answer UpdateContainers")
 
         request = pb.UpdateContainersRequest(update=[messages.update(container_id, changes)])
-        self._call("UpdateContainers", request.SerializeToString(), UPDATE_SECONDS, updated)
+        self._call("UpdateContainers", request.SerializeToString(), seconds, updated)
 
     def close(self, why: str) -> None:
         """Once."""
@@ -202,12 +210,16 @@ class _Connection:
     def _call(
         self, method: str, payload: bytes, seconds: float, done: Callable[[bytes | RpcError], None]
     ) -> None:
+        def finished(reply: bytes | RpcError) -> None:
+            timer.cancel()
+            done(reply)
+
+        timer = self._loop.after(seconds, lambda: self._session.give_up(stream))
         try:
-            stream = self._session.call(SERVICE, method, payload, seconds, done)
+            stream = self._session.call(SERVICE, method, payload, seconds, finished)
         except MuxError as error:
-            done(RpcError(Code.RESOURCE_EXHAUSTED, str(error)))
+            finished(RpcError(Code.RESOURCE_EXHAUSTED, str(error)))
             return
-        self._loop.after(seconds, lambda: self._session.give_up(stream))
         self._flush()
 
     def _on_ready(self, events: int) -> None:
