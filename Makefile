@@ -18,6 +18,7 @@ run: $(VENV)/.run
 test: $(VENV)/.test
 	@demo/prepare test
 	@tests/vm/prepare
+	@tests/tools/prepare $(BIN)/python
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.lint

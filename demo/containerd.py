@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -13,42 +13,19 @@ import time
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
-from demo import image
+from demo import image, runtime_config
 from demo.pods import remove_pod
 
 REQUIRED = ("containerd", "containerd-shim-runc-v2", "ctr", "runc")
-
-_CONFIG = """version = 2
-root = {root}
-state = {state}
-disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.v1.aufs",
- "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.devmapper",
- "io.containerd.snapshotter.v1.zfs"]
-[grpc]
-address = {socket}
-[ttrpc]
-address = {ttrpc}
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{sandbox_image}"
-restrict_oom_score_adj = true
-disable_apparmor = true
-stream_server_address = "127.0.0.1"
-stream_server_port = "0"
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "{snapshotter}"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = {cni}
-conf_dir = {cni}
-"""
 
 
 class ContainerdError(RuntimeError):
     """containerd could not be started or used; the text ends with what it logged."""
 
 
-def missing() -> list[str]:
-    """Programs that a private containerd needs and this machine lacks."""
-    lacking = [name for name in REQUIRED if shutil.which(name, path=_path()) is None]
+def missing(programs: pathlib.Path | None = None) -> list[str]:
+    """Programs that a private containerd needs and neither `programs` nor this machine has."""
+    lacking = [name for name in REQUIRED if shutil.which(name, path=_path(programs)) is None]
     return lacking + (["busybox"] if image.busybox() is None else [])
 
 
@@ -56,12 +33,21 @@ class Containerd:
     """Starts on `start`, ends with all its containers on `stop`; `kill` is SIGKILL.
 
     A folder whose containerd was killed can be started again: its containers are still there.
+    `programs`: a folder with another containerd, shim and ctr than those of PATH.
     """
 
-    def __init__(self, folder: pathlib.Path, snapshotter: str = "overlayfs") -> None:
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        snapshotter: str = "overlayfs",
+        programs: pathlib.Path | None = None,
+    ) -> None:
         self.folder = folder
         self.socket = str(folder / "containerd.sock")
+        self.nri_socket = str(folder / "nri.sock")
+        """Where plugins connect; only containerd 2 listens there."""
         self._snapshotter = snapshotter
+        self._programs = programs
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -73,27 +59,22 @@ class Containerd:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._end_leftover()
         config = self.folder / "config.toml"
-        folders = {name: json.dumps(str(self.folder / name)) for name in ("root", "state", "cni")}
         config.write_text(
-            _CONFIG.format(
-                **folders,
-                socket=json.dumps(self.socket),
-                ttrpc=json.dumps(self.socket + ".ttrpc"),
-                sandbox_image=image.NAME,
-                snapshotter=self._snapshotter,
+            runtime_config.text(
+                _major(self._programs), self.folder, self.socket, image.NAME, self._snapshotter
             )
         )
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["containerd", "-c", str(config)],
+                [_program("containerd", self._programs), "-c", str(config)],
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "PATH": _path()},
+                env={**os.environ, "PATH": _path(self._programs)},
                 start_new_session=True,
             )
         (self.folder / "pid").write_text(str(self._process.pid))
         self._wait_until_it_answers(deadline_seconds)
-        import_image(self.socket)
+        import_image(self.socket, self._programs)
 
     def kill(self) -> None:
         """SIGKILL; shims and containers live on."""
@@ -123,7 +104,7 @@ class Containerd:
 
     def ctr(self, *words: str) -> str:
         """Runs `ctr` in the CRI's namespace. Raises ContainerdError."""
-        return ctr(self.socket, *words)
+        return ctr(self.socket, *words, programs=self._programs)
 
     def _wait_until_it_answers(self, deadline_seconds: float) -> None:
         assert self._process is not None
@@ -158,25 +139,14 @@ class Containerd:
             time.sleep(0.01)
 
 
-def ctr(socket: str, *words: str) -> str:
+def ctr(socket: str, *words: str, programs: pathlib.Path | None = None) -> str:
     """Runs `ctr` in the CRI's namespace of a containerd. Raises ContainerdError."""
-    if shutil.which("ctr", path=_path()) is None:
-        raise ContainerdError("ctr is missing (Debian: containerd)")
-    done = subprocess.run(
-        ["ctr", "-a", socket, "-n", "k8s.io", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PATH": _path()},
-        check=False,
-    )
-    if done.returncode:
-        raise ContainerdError(f"ctr {' '.join(words)}: {done.stderr.strip()}")
-    return done.stdout
+    return _output(_program("ctr", programs), "-a", socket, "-n", "k8s.io", *words)
 
 
-def import_image(socket: str) -> None:
+def import_image(socket: str, programs: pathlib.Path | None = None) -> None:
     """Makes the image known to a containerd that has it not. Raises ContainerdError."""
-    if image.NAME in ctr(socket, "images", "ls", "-q").split():
+    if image.NAME in ctr(socket, "images", "ls", "-q", programs=programs).split():
         return
     binary = image.busybox()
     if binary is None:
@@ -184,7 +154,7 @@ def import_image(socket: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         archive = pathlib.Path(folder, "image.tar")
         image.write_archive(archive, binary)
-        ctr(socket, "images", "import", str(archive))
+        ctr(socket, "images", "import", str(archive), programs=programs)
 
 
 def remove_all_pods(socket: str) -> None:
@@ -197,5 +167,38 @@ def remove_all_pods(socket: str) -> None:
         cri.close()
 
 
-def _path() -> str:
-    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"
+def _major(programs: pathlib.Path | None) -> int:
+    """The first number of containerd's version, such as 1 or 2. Raises ContainerdError."""
+    said = _output(_program("containerd", programs), "--version")
+    version = re.search(r" v?(\d+)\.", said)
+    if version is None:
+        raise ContainerdError(f"containerd --version: no version in {said!r}")
+    return int(version[1])
+
+
+def _program(name: str, programs: pathlib.Path | None) -> str:
+    """Its path. Raises ContainerdError."""
+    found = shutil.which(name, path=_path(programs))
+    if found is None:
+        raise ContainerdError(f"{name} is missing (Debian: containerd)")
+    return found
+
+
+def _output(program: str, *words: str) -> str:
+    done = subprocess.run(
+        [program, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": _path()},
+        check=False,
+    )
+    if done.returncode:
+        raise ContainerdError(
+            f"{pathlib.Path(program).name} {' '.join(words)}: {done.stderr.strip()}"
+        )
+    return done.stdout
+
+
+def _path(programs: pathlib.Path | None = None) -> str:
+    first = f"{programs}:" if programs else ""
+    return first + os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin:/bin"

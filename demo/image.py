@@ -9,6 +9,7 @@ import pathlib
 import platform
 import shutil
 import struct
+import subprocess
 import tarfile
 
 NAME = "topolet.local/busybox:1"
@@ -23,7 +24,10 @@ def busybox() -> str | None:
 
 
 def write_archive(path: pathlib.Path, binary: str) -> None:
-    """A docker-archive of one layer whose default command sleeps: also serves as pause image."""
+    """A docker-archive of one layer whose default command sleeps: also serves as pause image.
+
+    All of busybox's applets are there by their names.
+    """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for name in ("bin", "proc", "sys", "tmp", "etc", "dev"):
@@ -32,16 +36,18 @@ def write_archive(path: pathlib.Path, binary: str) -> None:
             tar.addfile(folder)
         content = pathlib.Path(binary).read_bytes()
         _add(tar, BUSYBOX.lstrip("/"), content, 0o755)
-        _add(tar, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n", 0o644)
-        shell = tarfile.TarInfo("bin/sh")
-        shell.type, shell.linkname = tarfile.SYMTYPE, BUSYBOX
-        tar.addfile(shell)
+        _add(tar, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534::/:\n", 0o644)
+        _add(tar, "etc/group", b"root:x:0:\nnogroup:x:65534:\n", 0o644)
+        for applet in _applets(binary):
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, BUSYBOX
+            tar.addfile(link)
     digest = hashlib.sha256(layer.getvalue()).hexdigest()
     config = json.dumps(
         {
             "architecture": _architecture(),
             "os": "linux",
-            "config": {"Cmd": list(SLEEP)},
+            "config": {"Cmd": list(SLEEP), "Env": ["PATH=/bin"]},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         }
     ).encode()
@@ -50,6 +56,11 @@ def write_archive(path: pathlib.Path, binary: str) -> None:
         _add(tar, "config.json", config, 0o644)
         _add(tar, "layer.tar", layer.getvalue(), 0o644)
         _add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
+
+
+def _applets(binary: str) -> list[str]:
+    said = subprocess.run([binary, "--list"], capture_output=True, text=True, check=True).stdout
+    return [name for name in said.split() if name != "busybox"]
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int) -> None:

@@ -8,6 +8,7 @@ import os
 from agent.cli import options
 from agent.host.activation import ActivationError, inherited
 from agent.host.listener import Listener, ListenError
+from agent.model import failurepolicy
 from agent.model.settings import Settings, SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
@@ -16,6 +17,8 @@ OPTIONS = (
     "runtime_endpoint",
     "state_dir",
     "hold_seconds",
+    "hook_deadlines",
+    "hook_failure_policy",
     "drain_seconds",
     "proxy_http",
     "log_level",
@@ -29,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         settings = options.load(arguments)
+        failurepolicy.of(settings)
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)

@@ -117,24 +117,21 @@ def create(
 
 
 def last_resort(
-    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant], reason: str
+    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant]
 ) -> Answer:
-    """The answer when waiting has ended: the pool without every owner known, for who may share.
+    """The answer for a creation that goes on without the agent: the pool without every owner known.
 
-    LSE and LSR pods, containers that qualify by a node-local policy, and pods for which no CPU is
-    left stay with Wait: their creation fails. What a static kubelet gave to a pod stays its own.
+    Where no CPU is left it stays with Wait: the creation fails, since an empty cpuset would mean
+    every CPU of the parent. What a static kubelet gave to a pod stays its own.
     """
     pod = announced(request.pod, 0)
-    if pod.qos in (QoS.LSE, QoS.LSR):
-        return Wait(reason)
     if snapshot is None:
         return Keep()
-    if local_request(request, snapshot):
-        return Wait(reason)
     if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
         answer = _less_owned(request.asked.cpuset, snapshot)
-        # An empty cpuset would mean every CPU of the parent.
-        return Wait(reason) if isinstance(answer, Give) and not answer.cpus else answer
+        if isinstance(answer, Give) and not answer.cpus:
+            return Wait("others own all the CPUs that it asks for")
+        return answer
     return _share(pod, request.container_name, snapshot, grants)
 
 

@@ -74,6 +74,11 @@ def update_container(message: bytes) -> UpdateContainer:
     return UpdateContainer(wire.text(message, 1), _asked(resources))
 
 
+def removed_id(message: bytes) -> str:
+    """The container of a request to remove one. Raises WireError."""
+    return wire.text(message, 1)
+
+
 def created_id(reply: bytes) -> str:
     """The id in a reply of RunPodSandbox or CreateContainer. Raises WireError."""
     return wire.text(reply, 1)

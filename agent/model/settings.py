@@ -137,8 +137,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     ] = ""
     hold_seconds: Annotated[
         float,
-        msgspec.Meta(ge=0, le=60, description="how long a creation waits for the agent, seconds"),
+        msgspec.Meta(
+            ge=0, le=60, description="how long a call waits for the agent at most, seconds"
+        ),
     ] = 0.5
+    hook_deadlines: Annotated[
+        str,
+        msgspec.Meta(
+            description="HOOK=SECONDS, separated by commas, where a hook waits longer or shorter "
+            "than hold-seconds"
+        ),
+    ] = ""
+    hook_failure_policy: Annotated[
+        str,
+        msgspec.Meta(
+            description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
+            "call goes on or fails when its hook waited in vain, can't read it or went wrong; the "
+            "narrowest rule speaks"
+        ),
+    ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail"
     drain_seconds: Annotated[
         float,
         msgspec.Meta(

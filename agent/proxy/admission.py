@@ -3,19 +3,17 @@ grants and doorbell, and asks the hooks."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Collection
 
 import msgspec
 
 from agent.hooks import cpuset
 from agent.hooks.changes import UNCHANGED, Changes
-from agent.hooks.cpuset import Give, Grant, Wait
-from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.cpuset import Answer, Give, Grant, Wait
 from agent.model import notice
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import (
     ContainerComes,
-    ContainerFailed,
     Created,
     Look,
     PodComes,
@@ -23,13 +21,15 @@ from agent.model.doorbell import (
     Resized,
     Ring,
 )
+from agent.model.failurepolicy import CREATE, UPDATE, FailurePolicies
+from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NOTHING
 from agent.proxy.bell import Bell
+from agent.proxy.calls import Creation, Unread, Update
 from agent.proxy.grants import Grants
+from agent.proxy.outcomes import Outcomes
 from agent.proxy.snapshots import SnapshotFile
-
-RING_AGAIN_SECONDS = 0.1
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -45,61 +45,22 @@ class Refused(msgspec.Struct, frozen=True):
 HELD = Held()
 
 
-class Waiting:
-    """A request that may be held until `deadline` (monotonic seconds); while it is, it rings the
-    agent again and again but not at every question."""
-
-    def __init__(self, started: float, patience_seconds: float) -> None:
-        self.patience_seconds = patience_seconds
-        self._deadline = started + patience_seconds
-        self._rung_at = 0.0
-
-    @property
-    def late(self) -> bool:
-        return time.monotonic() >= self._deadline
-
-    def ring(self, bell: Bell, ring: Ring) -> None:
-        now = time.monotonic()
-        if now - self._rung_at >= RING_AGAIN_SECONDS:
-            self._rung_at = now
-            bell.ring(ring)
-
-
-class Creation:
-    """One container from the request to make it to what came of that."""
-
-    def __init__(self, request: CreateContainer, waiting: Waiting) -> None:
-        self.request = request
-        self.waiting = waiting
-        self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
-        self.grant: int | None = None
-        self.kept: tuple[str, ...] = ()
-        self.announced = False
-        """Whether the agent holds CPUs for the container alone."""
-
-    def failed(self) -> Ring:
-        """What the agent hears when it does not come to be."""
-        pod = self.request.pod
-        return ContainerFailed(pod.uid, self.request.container_name) if self.announced else Look()
-
-
-class Update:
-    """One request to change a container, until its reply."""
-
-    def __init__(self, request: UpdateContainer, waiting: Waiting) -> None:
-        self.request = request
-        self.waiting = waiting
-
-
 class Admission:
     """`state_dir`: where the agent keeps what containers are told."""
 
-    def __init__(self, snapshots: SnapshotFile, bell: Bell, grants: Grants, state_dir: str) -> None:
+    def __init__(
+        self,
+        snapshots: SnapshotFile,
+        bell: Bell,
+        grants: Grants,
+        policies: FailurePolicies,
+        state_dir: str,
+    ) -> None:
         self._snapshots = snapshots
         self._bell = bell
         self._grants = grants
         self._state_dir = state_dir
-        self.timed_out = 0
+        self.outcomes = Outcomes(policies)
 
     def pod_comes(self, pod: PodComes) -> None:
         """Its sandbox is about to be made, or was just made."""
@@ -116,13 +77,11 @@ class Admission:
         grants = self._grants.all()
         answer = cpuset.create(request, snapshot, grants)
         if isinstance(answer, Wait) and creation.waiting.late:
-            self.timed_out += 1
-            answer = cpuset.last_resort(request, snapshot, grants, answer.reason)
+            answer = self._last_resort(creation, snapshot, grants, answer.reason)
             if isinstance(answer, Wait):
                 if creation.announced:
                     self._bell.ring(creation.failed())
-                waited = f"no CPUs after {creation.waiting.patience_seconds:g} s"
-                return Refused(f"{creation.pod_title}: {waited}: {answer.reason}")
+                return Refused(answer.reason)
         if isinstance(answer, Wait):
             ring: Ring = request.pod
             if snapshot is not None and cpuset.local_request(request, snapshot):
@@ -141,16 +100,38 @@ class Admission:
         creation.kept = changes.kept
         return changes
 
-    def created(self, creation: Creation, container_id: str) -> None:
+    def unhooked(
+        self, hook: str, creation: Creation | None, reason: str, detail: str
+    ) -> Unread | Refused | None:
+        """For a request that can't be looked into, or whose hook went wrong: whether it goes on is
+        the policy's choice. A creation that does must be told to `created`. `creation`: what was
+        read of it before."""
+        qos, title = None, "a container that could not be looked into"
+        if creation is not None:
+            qos, title = creation.qos, creation.pod_title
+            if creation.announced:
+                self._bell.ring(creation.failed())
+            if creation.grant is not None:
+                self._grants.failed(creation.grant)
+        if self.outcomes.fails(hook, qos, reason, f"{title}: {detail}"):
+            return Refused(f"{hook}: {title}: {detail}")
+        if hook == CREATE:
+            return Unread(self._grants.open(Grant("", title, None)))
+        return None
+
+    def created(self, creation: Creation | Unread, container_id: str) -> None:
         """What came of it; "" for no container, or one whose id nobody knows."""
         if creation.grant is None:
             return
-        ring = creation.failed()
         if container_id:
             self._grants.answered(creation.grant, container_id)
-            ring = Created(container_id, creation.request.asked, creation.kept)
         else:
             self._grants.failed(creation.grant)
+        ring: Ring = Look()
+        if isinstance(creation, Creation):
+            ring = creation.failed()
+            if container_id:
+                ring = Created(container_id, creation.request.asked, creation.kept)
         self._bell.ring(ring)
 
     def abandoned(self, creation: Creation) -> None:
@@ -159,7 +140,15 @@ class Admission:
         if creation.announced:
             self._bell.ring(creation.failed())
 
-    def update(self, update: Update) -> Changes | Held:
+    def removed(self, container_id: str) -> None:
+        """A container holds nothing any more."""
+        self._grants.gone(container_id)
+
+    def look(self) -> None:
+        """Something changed that the agent may want to see at once."""
+        self._bell.ring(Look())
+
+    def update(self, update: Update) -> Changes | Held | Refused:
         """What the request to change a container goes on with."""
         request, snapshot = update.request, self._seen()
         answer = cpuset.update(request, snapshot, self._grants.of(request.container_id))
@@ -167,7 +156,9 @@ class Admission:
             if not update.waiting.late:
                 update.waiting.ring(self._bell, Look())
                 return HELD
-            self.timed_out += 1
+            waited = f"container {request.container_id}: {answer.reason}"
+            if self.outcomes.fails(UPDATE, None, "late", waited):
+                return Refused(waited)
             answer = cpuset.without_owners(request, snapshot)
         return UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
 
@@ -176,6 +167,25 @@ class Admission:
         request, snapshot = update.request, self._snapshots.current()
         if snapshot is not None and snapshot.cpu_policy != "none" and request.asked.shares:
             self._bell.ring(Resized(request.container_id, request.asked))
+
+    def _last_resort(
+        self,
+        creation: Creation,
+        snapshot: Snapshot | None,
+        grants: Collection[Grant],
+        reason: str,
+    ) -> Answer:
+        """The answer when the deadline has passed; Wait for an error, with its text."""
+        if snapshot is not None and cpuset.local_request(creation.request, snapshot):
+            creation.qos = QoS.LSR
+        waited = f"{creation.pod_title}: no CPUs after {creation.waiting.patience_seconds:g} s"
+        if self.outcomes.fails(CREATE, creation.qos, "late", f"{waited}: {reason}"):
+            return Wait(f"{waited}: {reason}")
+        answer = cpuset.last_resort(creation.request, snapshot, grants)
+        if isinstance(answer, Wait):
+            answer = Wait(f"{waited}: {answer.reason}")
+            self.outcomes.refused(CREATE, creation.qos, "no_cpu", answer.reason)
+        return answer
 
     def _seen(self) -> Snapshot | None:
         snapshot = self._snapshots.current()

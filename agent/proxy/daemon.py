@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.notify import Notifier
+from agent.model import failurepolicy
 from agent.model import settings as options
 from agent.model.settings import Settings
 from agent.proxy import metrics
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
 from agent.proxy.grants import Grants
+from agent.proxy.latencies import Latencies
 from agent.proxy.page import PageServer
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.loop import Loop
@@ -31,12 +34,30 @@ def run(settings: Settings, listening: socket.socket) -> None:
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
-    gate = CpusetGate(snapshots, bell, Grants(), settings.hold_seconds, settings.state_dir)
-    server = RelayServer(loop, gate, listening, runtime, on_hook_error=_log_hook_error)
+    policies, deadlines = failurepolicy.of(settings)
+    gate = CpusetGate(
+        snapshots,
+        bell,
+        Grants(),
+        deadlines,
+        policies,
+        settings.state_dir,
+    )
+    latencies = Latencies()
+    server = RelayServer(
+        loop,
+        gate,
+        listening,
+        runtime,
+        on_hook_error=_log_hook_error,
+        observe=latencies.observe,
+    )
     notifier = Notifier(os.environ)
     with Ending(loop.stop):
         log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
-        pages = _serve_pages(loop, pages_at, server, gate, bell, snapshots)
+        pages = _serve_pages(
+            loop, pages_at, lambda: metrics.page(server, gate, bell, snapshots, latencies)
+        )
         _keep_alive(loop, notifier)
         notifier.ready()
         loop.run()
@@ -61,20 +82,12 @@ def _keep_alive(loop: Loop, notifier: Notifier) -> None:
 
 
 def _serve_pages(
-    loop: Loop,
-    address: tuple[str, int] | None,
-    server: RelayServer,
-    gate: CpusetGate,
-    bell: Bell,
-    snapshots: SnapshotFile,
+    loop: Loop, address: tuple[str, int] | None, page: Callable[[], str]
 ) -> PageServer | None:
     """A port that is taken costs the metrics, never the pods."""
     if address is None:
         return None
-    pages = {
-        b"/metrics": lambda: metrics.page(server, gate, bell, snapshots),
-        b"/healthz": lambda: "ok\n",
-    }
+    pages = {b"/metrics": page, b"/healthz": lambda: "ok\n"}
     try:
         return PageServer(loop, *address, pages)
     except OSError as error:
@@ -83,4 +96,4 @@ def _serve_pages(
 
 
 def _log_hook_error(path: bytes, error: Exception) -> None:
-    log.error("%s passes unchanged: %r", path.decode(errors="replace"), error)
+    log.error("the hook of %s went wrong: %r", path.decode(errors="replace"), error)

@@ -5,60 +5,83 @@ from __future__ import annotations
 from agent.hooks import requests, rewrites
 from agent.hooks.wire import WireError
 from agent.model.doorbell import PodComes
-from agent.proxy.admission import Admission, Creation, Held, Refused, Update, Waiting
+from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines, FailurePolicies
+from agent.proxy.admission import Admission, Held, Refused
 from agent.proxy.bell import Bell
+from agent.proxy.calls import Creation, Unread, Update, Waiting
 from agent.proxy.grants import Grants
+from agent.proxy.methods import METHODS, REMOVE
+from agent.proxy.outcomes import Outcomes
 from agent.proxy.snapshots import SnapshotFile
 from agent.rpc.grpc import Code
 from agent.runtime.gate import Call, Forward, Hold, Refuse, Replace, Verdict
 
-_SERVICE = b"/runtime.v1.RuntimeService/"
-RUN = _SERVICE + b"RunPodSandbox"
-CREATE = _SERVICE + b"CreateContainer"
-UPDATE = _SERVICE + b"UpdateContainerResources"
+
+class _Ending:
+    """A container or sandbox that stops or goes, or a sandbox that changes: nothing is rewritten,
+    and the agent looks when it is done. `removed`: the container that is gone then."""
+
+    def __init__(self, removed: str) -> None:
+        self.removed = removed
 
 
 class CpusetGate:
-    """Holds a creation that waits for the agent for at most `hold_seconds`. `state_dir`: where the
-    agent keeps what containers are told."""
+    """Holds a call that waits for the agent until its hook's deadline, then its policy speaks.
+    `state_dir`: where the agent keeps what containers are told."""
 
-    methods = frozenset({RUN, CREATE, UPDATE})
+    methods = frozenset(METHODS)
 
     def __init__(
         self,
         snapshots: SnapshotFile,
         bell: Bell,
         grants: Grants,
-        hold_seconds: float,
+        deadlines: Deadlines,
+        policies: FailurePolicies,
         state_dir: str,
     ) -> None:
-        self._admission = Admission(snapshots, bell, grants, state_dir)
-        self._hold_seconds = hold_seconds
+        self._admission = Admission(snapshots, bell, grants, policies, state_dir)
+        self._deadlines = deadlines
 
     @property
-    def timed_out(self) -> int:
-        """Calls that waited in vain for the agent."""
-        return self._admission.timed_out
+    def outcomes(self) -> Outcomes:
+        """What became of calls whose hook could not do its work."""
+        return self._admission.outcomes
 
     def request(self, call: Call, message: bytes) -> Verdict:
-        """Raises WireError for a message that is no protobuf; the relay lets that one pass."""
-        if call.path == CREATE:
+        """Raises WireError for a message that is no protobuf."""
+        method = METHODS[call.path]
+        if method == CREATE:
             return self._create(call, message)
-        if call.path == UPDATE:
+        if method == UPDATE:
             return self._update(call, message)
-        pod = requests.run_pod_sandbox(message)
-        call.state = pod
-        self._admission.pod_comes(pod)
+        if method == RUN:
+            call.state = pod = requests.run_pod_sandbox(message)
+            self._admission.pod_comes(pod)
+        else:
+            call.state = _Ending(requests.removed_id(message) if method == REMOVE else "")
+        return Forward()
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        """By the policy of hook and class; a call whose pod could not be read has no class."""
+        creation = call.state if isinstance(call.state, Creation) else None
+        answer = self._admission.unhooked(METHODS[call.path], creation, reason, detail)
+        if isinstance(answer, Refused):
+            return Refuse(Code.INTERNAL, answer.why)
+        call.state = answer
         return Forward()
 
     def reply(self, call: Call, message: bytes | None) -> None:
         """Tells the agent what came of it."""
         if isinstance(call.state, PodComes):
             self._admission.pod_made(call.state, made=bool(_made(message)))
-        elif isinstance(call.state, Creation):
+        elif isinstance(call.state, Creation | Unread):
             self._admission.created(call.state, _made(message))
         elif isinstance(call.state, Update) and message is not None:
             self._admission.updated(call.state)
+        elif isinstance(call.state, _Ending) and message is not None:
+            self._admission.removed(call.state.removed)
+            self._admission.look()
 
     def gone(self, call: Call) -> None:
         """A held call holds nothing of ours, but the agent may hold CPUs for it."""
@@ -81,10 +104,12 @@ class CpusetGate:
         answer = self._admission.update(call.state)
         if isinstance(answer, Held):
             return Hold()
+        if isinstance(answer, Refused):
+            return Refuse(Code.UNAVAILABLE, answer.why)
         return _verdict(rewrites.update_container(message, answer))
 
     def _waiting(self, call: Call) -> Waiting:
-        return Waiting(call.started, self._hold_seconds)
+        return Waiting(call.started, self._deadlines.of(METHODS[call.path]))
 
 
 def _verdict(message: bytes | None) -> Verdict:

@@ -59,6 +59,12 @@ class Grants:
             self._open[number] = msgspec.structs.replace(grant, answered_at=time.monotonic_ns())
             self._fold()
 
+    def gone(self, container_id: str) -> None:
+        """The container was removed: it holds nothing."""
+        number = self._ids.pop(container_id, None)
+        if number is not None:
+            self._open.pop(number, None)
+
     def seen(self, snapshot: Snapshot) -> None:
         """Forgets what the agent has looked at since."""
         if self._earlier is not None and self._earlier.seen_by(snapshot):

@@ -6,38 +6,54 @@ import os
 
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
+from agent.proxy.latencies import Latencies, method_label
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.relayserver import RelayServer
 from agent.telemetry.plain import Metric, render
 
 
-def page(server: RelayServer, gate: CpusetGate, bell: Bell, snapshots: SnapshotFile) -> str:
+def page(
+    server: RelayServer,
+    gate: CpusetGate,
+    bell: Bell,
+    snapshots: SnapshotFile,
+    latencies: Latencies,
+) -> str:
     """All series, in base units."""
-    stats = server.stats
+    stats, outcomes = server.stats, gate.outcomes
     snapshot = snapshots.current()
-    passed = {
-        "hook_error": stats.hook_errors,
-        "oversize": stats.passed_oversize,
-        "compressed": stats.passed_compressed,
-        "irregular": stats.passed_irregular,
-    }
     return render(
         [
             _gauge("connections", "Client connections open now.", server.connections),
             _counter("unreachable", "Connections closed: no runtime.", server.unreachable),
             _counter("malformed", "Connections that were no HTTP/2.", stats.malformed),
+            Metric(
+                "topolet_proxy_in_flight",
+                "gauge",
+                "Calls under way, by method.",
+                {method_label(path): number for path, number in server.meter.in_flight.items()},
+                ("method",),
+            ),
+            *latencies.metrics(),
             _counter("hooked", "Calls that a hook saw.", stats.hooked),
             _counter("rewritten", "Calls whose request was changed.", stats.replaced),
             _counter("refused", "Calls that were answered with an error.", stats.refused),
-            _counter("timed_out", "Calls that waited in vain for the agent.", gate.timed_out),
             _gauge("held", "Calls that wait for the agent now.", stats.held_now),
             Metric(
-                "topolet_proxy_passed_unhooked_total",
+                "topolet_proxy_failed_open_total",
                 "counter",
-                "Calls of hooked methods that passed unchanged for a reason of ours.",
-                passed,
-                label="reason",
+                "Calls that went on though their hook could not do its work, and why.",
+                outcomes.failed_open,
+                ("hook", "qos", "reason"),
             ),
+            Metric(
+                "topolet_proxy_failed_total",
+                "counter",
+                "Calls that failed because their hook could not do its work, and why.",
+                outcomes.failed,
+                ("hook", "qos", "reason"),
+            ),
+            _counter("hook_errors", "Faults of a hook.", stats.hook_errors),
             _counter("rings", "Datagrams to the agent.", bell.rings),
             _counter("rings_undelivered", "Datagrams nobody took.", bell.undelivered),
             _counter("snapshot_unreadable", "Torn snapshots ignored.", snapshots.unreadable),
@@ -50,18 +66,18 @@ def page(server: RelayServer, gate: CpusetGate, bell: Bell, snapshots: SnapshotF
                 "process_resident_memory_bytes",
                 "gauge",
                 "Resident memory size in bytes.",
-                {"": _resident_bytes()},
+                {(): _resident_bytes()},
             ),
         ]
     )
 
 
 def _counter(name: str, text: str, value: float) -> Metric:
-    return Metric(f"topolet_proxy_{name}_total", "counter", text, {"": value})
+    return Metric(f"topolet_proxy_{name}_total", "counter", text, {(): value})
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
-    return Metric(f"topolet_proxy_{name}", "gauge", text, {"": value})
+    return Metric(f"topolet_proxy_{name}", "gauge", text, {(): value})
 
 
 def _resident_bytes() -> int:

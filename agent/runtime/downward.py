@@ -54,6 +54,7 @@ class Downward:
         if self._kept:
             data, self._kept = memoryview(self._kept + data), b""  # small: SETTINGS at most
         lane, credit, streams = self._lane, self._credit, self._streams
+        ended = self._calls.timing.ended
         size = len(data)
         start = at = 0
         if lane.opaque:
@@ -74,6 +75,8 @@ class Downward:
                 number &= STREAM_MASK
                 end = at + _HEAD + length
                 if kind == DATA:
+                    if flags & frames.END_STREAM:
+                        ended(number)
                     if number in streams:
                         self._tap(streams[number], flags, length, data[at + _HEAD : end])
                 elif kind == WINDOW_UPDATE:
@@ -98,9 +101,12 @@ class Downward:
                         start = end
                 elif kind in _BLOCKS:
                     lane.in_block = not flags & frames.END_HEADERS
-                    if number in streams and kind == HEADERS and flags & frames.END_STREAM:
-                        self._calls.ended_by_upstream(streams[number], reset=False)
+                    if kind == HEADERS and flags & frames.END_STREAM:
+                        ended(number)
+                        if number in streams:
+                            self._calls.ended_by_upstream(streams[number], reset=False)
                 elif kind == RST_STREAM:
+                    ended(number)
                     if number in streams:
                         self._calls.ended_by_upstream(streams[number], reset=True)
                 elif kind == SETTINGS and not flags & frames.ACK:

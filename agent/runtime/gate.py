@@ -49,14 +49,20 @@ class Call:
 class Gate(Protocol):
     """The hooks of one relay. Messages are protobuf bytes, never compressed.
 
-    A method that raises lets its call pass unchanged; the fault is counted and reported. Nothing
-    here may block: every connection of the relay waits meanwhile.
+    What a method raises is counted and reported, and `unhooked` says what becomes of the call.
+    Nothing here may block: every connection of the relay waits meanwhile.
     """
 
     methods: frozenset[bytes]
 
     def request(self, call: Call, message: bytes) -> Verdict:
         """Asked when the whole message has arrived, and again while the answer is Hold."""
+        ...
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        """Asked about a call that can't be hooked: `request` raised (`hook_error`), or the relay
+        could not hand the message over: `oversize`, `compressed` (and not to be unpacked),
+        `irregular` (no or several messages)."""
         ...
 
     def reply(self, call: Call, message: bytes | None) -> None:
@@ -97,11 +103,11 @@ class Stats:
         self.held_now = 0
         self.hook_errors = 0
         self.passed_oversize = 0
-        """Passed unhooked: the message, or all that the connection holds, is beyond its limit."""
+        """Not hooked: the message, or all that the connection holds, is beyond its limit."""
         self.passed_compressed = 0
-        """Passed unhooked: compressed, and not to be unpacked within the limit."""
+        """Not hooked: compressed, and not to be unpacked within the limit."""
         self.passed_irregular = 0
-        """Passed unhooked: none or several messages, a broken prefix, or trailers behind it."""
+        """Not hooked: none or several messages, a broken prefix, or trailers behind it."""
         self.replies_unread = 0
         """Replies larger than the tap's limit, or not to be unpacked."""
         self.malformed = 0

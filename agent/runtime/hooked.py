@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TypeVar
 
 from agent.rpc import frames, grpc
 from agent.runtime.credit import Credit
-from agent.runtime.gate import Call, Forward, Gate, Hold, Refuse, Replace, Stats, Verdict
+from agent.runtime.gate import Call, Gate, Hold, Refuse, Replace, Stats
+from agent.runtime.guarded import GuardedGate, OnHookError
 from agent.runtime.held import HeldStream, Limits, Stage
 from agent.runtime.lane import Lane
+from agent.runtime.meter import Timing
 from agent.runtime.tap import ReplyTap
 from agent.runtime.uplink import Uplink
-
-OnHookError = Callable[[bytes, Exception], None]
-"""Told the method's path and what its hook raised."""
-
-_Answer = TypeVar("_Answer")
 
 
 class HookedCalls:
@@ -32,23 +27,27 @@ class HookedCalls:
         up: Lane,
         down: Lane,
         on_hook_error: OnHookError,
+        timing: Timing,
     ) -> None:
+        self.timing = timing
         self.streams: dict[int, HeldStream] = {}
         self.uplink = Uplink(up, credit, self.streams, self._sent)
-        self._gate = gate
+        self._gate = GuardedGate(gate, stats, on_hook_error)
         self._stats = stats
         self._limits = limits
         self._credit = credit
         self._down = down
-        self._on_hook_error = on_hook_error
         self._taken = 0
 
     def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
         """HEADERS of a hooked method; `ended`: no message will follow."""
         if ended:
             self._stats.passed_irregular += 1
+            self._not_followed(number, path, "irregular", "no message")
         elif len(self.streams) >= self._limits.streams:
             self._stats.passed_oversize += 1
+            under_way = f"{len(self.streams)} hooked calls are under way"
+            self._not_followed(number, path, "oversize", under_way)
         else:
             window = self._credit.initial
             self.streams[number] = HeldStream(number, path, window, announced)
@@ -72,7 +71,8 @@ class HookedCalls:
                 self._taken > self._limits.held_bytes
             ):
                 self._stats.passed_oversize += 1
-                self._loosen(stream)
+                if self._goes_on(stream, "oversize", f"more than {stream.taken} bytes"):
+                    self._loosen(stream)
         elif stream.stage is Stage.LOOSE and not stream.done:
             self._credit.excess -= size
             stream.debt -= size - len(content)
@@ -91,6 +91,9 @@ class HookedCalls:
         """The client ends its side by HEADERS: no gRPC call does, so it passes unhooked."""
         if stream.stage is Stage.COLLECTING:
             self._stats.passed_irregular += 1
+            if not self._goes_on(stream, "irregular", "trailers behind the message"):
+                self._remove(stream)
+                return
             self._loosen(stream)
         elif stream.stage is Stage.ENDED:
             self._remove(stream)
@@ -98,7 +101,7 @@ class HookedCalls:
             raise frames.FrameError(f"HEADERS on stream {stream.id} after its end")
         stream.debt = 0
         stream.done = True
-        if not stream.body:
+        if not stream.body and stream.tap is None:
             self._remove(stream)
 
     def reset_by_client(self, stream: HeldStream) -> None:
@@ -107,7 +110,7 @@ class HookedCalls:
 
     def ended_by_upstream(self, stream: HeldStream, reset: bool) -> None:
         """The upstream ended its side, in order or by RST_STREAM."""
-        unsent = stream.stage not in (Stage.SENT, Stage.ENDED)
+        unsent = stream.stage is not Stage.ENDED and not (stream.done and stream.is_sent)
         client_is_done = stream.done
         message = None
         if not reset and stream.tap is not None:
@@ -146,35 +149,35 @@ class HookedCalls:
             self._finish(stream, None)
 
     def _complete(self, stream: HeldStream) -> None:
+        limits, stats = self._limits, self._stats
+        self.timing.whole(stream.id)
         packed = stream.packed_message()
         if packed is None:
-            self._stats.passed_irregular += 1
-            self._commit(stream)
+            stats.passed_irregular += 1
+            self._commit_unhooked(stream, "irregular", "not exactly one message")
             return
         compressed, message = packed
-        limits = self._limits
         if len(message) > limits.body_bytes or self._taken > limits.held_bytes:
-            self._stats.passed_oversize += 1
-            self._commit(stream)
+            stats.passed_oversize += 1
+            self._commit_unhooked(stream, "oversize", f"{len(message)} bytes")
             return
         if compressed:
             try:
                 message = grpc.gunzip(message, limits.body_bytes)
-            except grpc.MessageError:
-                self._stats.passed_compressed += 1
-                self._commit(stream)
+            except grpc.MessageError as error:
+                stats.passed_compressed += 1
+                self._commit_unhooked(stream, "compressed", str(error))
                 return
         stream.message = message
         stream.call = Call(stream.path, time.monotonic())
-        self._stats.hooked += 1
+        stats.hooked += 1
         self._decide(stream)
 
     def _decide(self, stream: HeldStream) -> None:
         call = stream.call
         if call is None:
             return
-        answer = self._guard(stream.path, lambda: self._asked(call, stream.message))
-        verdict, encoded = answer or (None, b"")
+        verdict, encoded = self._gate.request(call, stream.message)
         if isinstance(verdict, Hold):
             if stream.stage is not Stage.HELD:
                 stream.stage = Stage.HELD
@@ -182,39 +185,51 @@ class HookedCalls:
             return
         self._unhold(stream)
         if isinstance(verdict, Refuse):
-            self._stats.refused += 1
-            self._remove(stream)
-            # What the upstream sends before it sees the reset passes: clients ignore it, and its
-            # header blocks belong to the connection's compression state.
-            flags = frames.END_STREAM | frames.END_HEADERS
-            self._down.insert(frames.frame(frames.HEADERS, flags, stream.id, encoded))
-            self.uplink.reset(stream.id)
+            self._refuse(stream, encoded)
             return
-        if verdict is not None:
-            stream.tap = ReplyTap(self._limits.reply_bytes)
+        stream.tap = ReplyTap(self._limits.reply_bytes)
         if isinstance(verdict, Replace):
             self._stats.replaced += 1
             stream.body = bytearray(encoded)
         self._commit(stream)
 
-    def _asked(self, call: Call, message: bytes) -> tuple[Verdict, bytes]:
-        """The gate's verdict and, where it has content, that content ready to send."""
-        verdict = self._gate.request(call, message)
-        if isinstance(verdict, Replace):
-            return verdict, grpc.encode_message(verdict.message)
-        if isinstance(verdict, Refuse):
-            return verdict, grpc.trailers_only(verdict.code, verdict.message)
-        if isinstance(verdict, Forward | Hold):
-            return verdict, b""
-        raise TypeError(f"no verdict: {verdict!r}")
+    def _not_followed(self, number: int, path: bytes, reason: str, detail: str) -> None:
+        """A call that the connection keeps nothing of."""
+        error = self._gate.not_followed(path, reason, detail)
+        if error is not None:
+            self._answer(number, error)
 
-    def _guard(self, path: bytes, ask: Callable[[], _Answer]) -> _Answer | None:
-        try:
-            return ask()
-        except Exception as error:  # noqa: BLE001  the one guard around a hook
-            self._stats.hook_errors += 1
-            self._on_hook_error(path, error)
-            return None
+    def _commit_unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
+        if self._goes_on(stream, reason, detail):
+            self._commit(stream)
+
+    def _goes_on(self, stream: HeldStream, reason: str, detail: str) -> bool:
+        """What the gate says of a call that it can't be asked about; if no, it is answered."""
+        call = Call(stream.path, time.monotonic())
+        verdict, encoded = self._gate.unhooked(call, reason, detail)
+        if isinstance(verdict, Refuse):
+            self._refuse(stream, encoded)
+            return False
+        stream.call = call
+        stream.tap = ReplyTap(self._limits.reply_bytes)
+        return True
+
+    def _refuse(self, stream: HeldStream, encoded: bytes) -> None:
+        client_is_done = stream.done
+        self._remove(stream)
+        self._answer(stream.id, encoded)
+        if not client_is_done:
+            stream.stage = Stage.ENDED
+            self.streams[stream.id] = stream
+
+    def _answer(self, number: int, encoded: bytes) -> None:
+        # What the upstream sends before it sees the reset passes: clients ignore it, and its
+        # header blocks belong to the connection's compression state.
+        self._stats.refused += 1
+        self.timing.ended(number)
+        flags = frames.END_STREAM | frames.END_HEADERS
+        self._down.insert(frames.frame(frames.HEADERS, flags, number, encoded))
+        self.uplink.reset(number)
 
     def _commit(self, stream: HeldStream) -> None:
         stream.stage = Stage.SENDING
@@ -238,6 +253,7 @@ class HookedCalls:
 
     def _sent(self, stream: HeldStream) -> None:
         self._release(stream)
+        self.timing.left(stream.id)
         if stream.stage is Stage.LOOSE:
             self._drained(stream)
         elif stream.tap is None:
@@ -250,6 +266,7 @@ class HookedCalls:
             not stream.body
             and stream.id not in self.uplink.sending
             and (stream.done or not stream.debt)
+            and stream.tap is None
         ):
             self._remove(stream)
 
@@ -262,9 +279,9 @@ class HookedCalls:
         if call is None:
             return
         if held:
-            self._guard(stream.path, lambda: self._gate.gone(call))
+            self._gate.gone(call)
         elif tap is not None:
-            self._guard(stream.path, lambda: self._gate.reply(call, message))
+            self._gate.reply(call, message)
 
     def _unhold(self, stream: HeldStream) -> None:
         if stream.stage is Stage.HELD:

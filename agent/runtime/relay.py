@@ -25,9 +25,11 @@ from agent.rpc import frames
 from agent.runtime.credit import Credit
 from agent.runtime.downward import Downward
 from agent.runtime.gate import Gate, Stats
+from agent.runtime.guarded import OnHookError
 from agent.runtime.held import Limits
-from agent.runtime.hooked import HookedCalls, OnHookError
+from agent.runtime.hooked import HookedCalls
 from agent.runtime.lane import Lane, Sink
+from agent.runtime.meter import Meter, Timing
 from agent.runtime.upward import Upward
 
 
@@ -46,12 +48,14 @@ class Relay:
         stats: Stats,
         on_hook_error: OnHookError,
         limits: Limits,
+        timing: Timing | None = None,
     ) -> None:
+        self._timing = timing = timing or Timing(Meter())
         self._stats = stats
         self._up, self._down = Lane(to_upstream), Lane(to_client)
         self._credit = Credit()
         self._calls = HookedCalls(
-            gate, stats, limits, self._credit, self._up, self._down, on_hook_error
+            gate, stats, limits, self._credit, self._up, self._down, on_hook_error, timing
         )
         self._uplink = self._calls.uplink
         self._streams = self._calls.streams
@@ -74,11 +78,13 @@ class Relay:
 
     def from_client(self, data: memoryview) -> bool:
         """True when there is more to it than passing on. Raises RelayError."""
+        self._timing.arrived()
         self._upward.feed(data)
         return self._flush()
 
     def from_upstream(self, data: memoryview) -> bool:
         """True when there is more to it than passing on. Raises RelayError."""
+        self._timing.arrived()
         self._downward.feed(data)
         return self._flush()
 
@@ -99,6 +105,7 @@ class Relay:
 
     def close(self) -> None:
         """Tells the gate the end of every call under way."""
+        self._timing.close()
         self._calls.close()
 
     def _lose_track(self, error: Exception) -> None:
@@ -107,7 +114,7 @@ class Relay:
         if waits or self._calls.custody() or self._credit.excess:
             raise RelayError(str(error)) from None
         self._up.opaque = self._down.opaque = True
-        self._calls.close()
+        self.close()
 
     def _flush(self) -> bool:
         busy = bool(self._streams or self._uplink.queue or self._credit.excess)
@@ -119,4 +126,5 @@ class Relay:
             self._up.flush()
         if self._down.chunks:
             self._down.flush()
+        self._timing.settle()
         return busy

@@ -12,10 +12,11 @@ from typing import Final
 
 from agent.host.listener import Listener
 from agent.runtime.gate import Gate, Stats
+from agent.runtime.guarded import OnHookError
 from agent.runtime.held import Limits
-from agent.runtime.hooked import OnHookError
 from agent.runtime.lane import Sink
 from agent.runtime.loop import READ, Loop, Timer
+from agent.runtime.meter import Meter, Observe, Timing
 from agent.runtime.pair import Pair
 from agent.runtime.relay import Relay
 
@@ -45,7 +46,9 @@ class RelayServer:
         on_hook_error: OnHookError | None = None,
         retry_seconds: float = RETRY_SECONDS,
         limits: Limits | None = None,
+        observe: Observe | None = None,
     ) -> None:
+        self.meter = Meter(observe)
         self.stats = stats or Stats()
         self.unreachable = 0
         """Connections closed because the upstream could not be reached."""
@@ -104,7 +107,13 @@ class RelayServer:
 
     def _new_relay(self, to_client: Sink, to_upstream: Sink) -> Relay:
         return Relay(
-            self._gate, to_client, to_upstream, self.stats, self._on_hook_error, self._limits
+            self._gate,
+            to_client,
+            to_upstream,
+            self.stats,
+            self._on_hook_error,
+            self._limits,
+            Timing(self.meter),
         )
 
     def _ended(self, pair: Pair, reached: bool) -> None:

@@ -47,6 +47,7 @@ class Upward:
         self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
+        self._timing = calls.timing
         self._methods = methods
         self._block_bytes = block_bytes
         self._lose_track = lose_track
@@ -62,6 +63,7 @@ class Upward:
                 return
             data, self._kept = memoryview(self._kept), bytearray()
         lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
+        timing = self._timing
         size = end = len(data)
         start = at = 0
         if lane.opaque:
@@ -104,12 +106,19 @@ class Upward:
                         if block is None:
                             break
                     path = self._read_path(block)
-                    if (streams or queue or path in self._methods) and self._opens_behind_others(
-                        number, path, flags, data[at:end]
-                    ):
+                    if path is not None:
+                        timing.opened(number, path)
+                    waits = (streams or queue) and self._is_queued(number, data[at:end])
+                    if waits:
                         if start < at:
                             lane.chunks.append(data[start:at])
                         start = end
+                    if path in self._methods and number not in streams:
+                        if start < end:
+                            lane.chunks.append(data[start:end])
+                        start = end
+                        ended = bool(flags & frames.END_STREAM)
+                        self._calls.begin(number, path or b"", announced=not waits, ended=ended)
                 elif kind == RST_STREAM or (kind == SETTINGS and flags & frames.ACK):
                     if length > 4:
                         raise frames.FrameError(f"frame of kind {kind}: {length} bytes")
@@ -185,25 +194,21 @@ class Upward:
                 raise frames.FrameError("a header block is interrupted")
         raise frames.FrameError(f"header block of more than {_MAX_BLOCK_FRAMES} frames")
 
-    def _opens_behind_others(
-        self, number: int, path: bytes | None, flags: int, block: memoryview
-    ) -> bool:
+    def _is_queued(self, number: int, block: memoryview) -> bool:
         """Notes a header block of the client; True when it was queued."""
         calls, uplink = self._calls, self._uplink
         if number in calls.streams:
             calls.trailers(calls.streams[number])
-        waits = (uplink.queue or uplink.sending) and uplink.delays_block(number)
-        if path in self._methods and number not in calls.streams:
-            ended = bool(flags & frames.END_STREAM)
-            calls.begin(number, path or b"", announced=not waits, ended=ended)
+        waits = bool((uplink.queue or uplink.sending) and uplink.delays_block(number))
         if waits:
             uplink.put(HEADERS, number, bytes(block))
-        return bool(waits)
+        return waits
 
     def _must_wait(self, kind: int, number: int, frame: memoryview) -> bool:
         """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
         calls, uplink = self._calls, self._uplink
         if kind == RST_STREAM:
+            self._timing.ended(number)
             if number in calls.streams:
                 calls.reset_by_client(calls.streams[number])
             elif uplink.queue:

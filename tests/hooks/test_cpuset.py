@@ -183,8 +183,8 @@ def test_creation_waits(
 @pytest.mark.parametrize(
     ("asks", "snap", "grants", "answer"),
     [
-        pytest.param(request("x", "LSE", "2"), snapshot(), [], Wait("r"), id="LSE fails"),
-        pytest.param(request("x", "LSR", "2"), None, [], Wait("r"), id="LSR fails"),
+        pytest.param(request("x", "LSE", "2"), snapshot(), [], give(0, 2, 3), id="LSE shares"),
+        pytest.param(request("x", "LSR", "2"), None, [], Keep(), id="LSR, nothing known"),
         pytest.param(request("x", "LS", "2"), snapshot(), [], give(0, 2, 3), id="LS shares"),
         pytest.param(
             request("x", "LS", "2"),
@@ -205,7 +205,7 @@ def test_creation_waits(
             request("x", parent="/kubepods/podx", requested="1"),
             snapshot(kubelet_static=True),
             [],
-            Wait("r"),
+            Wait("others own all the CPUs that it asks for"),
             id="the static kubelet chose owned CPUs alone: no cpuset would mean every CPU",
         ),
         pytest.param(
@@ -220,10 +220,10 @@ def test_creation_waits(
         ),
     ],
 )
-def test_when_waiting_ends_the_class_speaks(
+def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
     asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], answer: cpuset.Answer
 ) -> None:
-    assert cpuset.last_resort(asks, snap, grants, "r") == answer
+    assert cpuset.last_resort(asks, snap, grants) == answer
 
 
 @pytest.mark.parametrize(

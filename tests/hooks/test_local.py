@@ -80,18 +80,6 @@ def test_creation(asks: CreateContainer, snap: Snapshot | None, answer: cpuset.A
 
 
 @pytest.mark.parametrize(
-    ("asks", "snap", "answer"),
-    [
-        pytest.param(request(2048), snapshot(), Wait("r"), id="was promised CPUs of its own"),
-        pytest.param(request(2048), snapshot("none"), Give(POOL), id="no policy"),
-        pytest.param(request(1536), snapshot(), Give(POOL), id="a part of a CPU"),
-    ],
-)
-def test_when_waiting_ends(asks: CreateContainer, snap: Snapshot, answer: cpuset.Answer) -> None:
-    assert cpuset.last_resort(asks, snap, [], "r") == answer
-
-
-@pytest.mark.parametrize(
     ("shares", "cpus"),
     [(0, 0), (2, 0), (1023, 0), (1024, 1), (1025, 0), (1536, 0), (2048, 2), (261_120, 255),
      (262_144, 0), (-1024, 0)],

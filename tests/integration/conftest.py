@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator
 
 import pytest
 
-from demo import containerd as private
 from demo.containerd import Containerd
-from tests.integration.harness import TestNode, fresh_node
+from tests.integration.harness import TestNode, built_or_skip, fresh_node, private_containerd
 
 
 @pytest.fixture(scope="session")
 def containerd() -> Iterator[Containerd]:
-    """A private one, below a short path: a socket's may have 107 characters."""
-    if os.geteuid():
-        pytest.skip("needs root: containers and cgroups are real")
-    if lacking := private.missing():
-        pytest.skip(f"not on this machine: {', '.join(lacking)}")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs")
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
-    runtime = Containerd(folder)
-    runtime.start()
-    yield runtime
-    runtime.stop()
-    shutil.rmtree(folder, ignore_errors=True)
+    """This machine's, privately."""
+    with private_containerd() as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def containerd2() -> Iterator[Containerd]:
+    """containerd 2, with NRI, however old this machine's own is."""
+    with private_containerd(built_or_skip("containerd")) as runtime:
+        yield runtime
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import shutil
 import signal
@@ -15,12 +16,17 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 
+import pytest
+
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
+from demo import containerd as private
 from demo.cgroups import remove_cgroups
 from demo.containerd import Containerd
 from demo.pods import PodSpec, remove_pod
 from demo.stage import free_port
+from tests import tools
+from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 
@@ -195,6 +201,41 @@ class TestNode:
         assert self._proxy.poll() is None, self.log("proxy")
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(self.cri_socket) == 0
+
+
+def built_or_skip(name: str) -> pathlib.Path:
+    """The folder of a set of tests/tools; the test is skipped where it can't be had."""
+    where = tools.built(name)
+    if isinstance(where, str):
+        pytest.skip(where)
+    return where
+
+
+@contextlib.contextmanager
+def private_containerd(
+    programs: pathlib.Path | None = None, pod_network: bool = False
+) -> Iterator[Containerd]:
+    """A running one below a short path (a socket's may have 107 characters), this machine's or the
+    one in `programs`; skips where none can run.
+
+    `pod_network`: pods may have a network of their own, in which they reach nothing but themselves.
+    """
+    if os.geteuid():
+        pytest.skip("needs root: containers and cgroups are real")
+    if lacking := private.missing(programs):
+        pytest.skip(f"not on this machine: {', '.join(lacking)}")
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two CPUs")
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    if pod_network:
+        podnetwork.install(folder / "cni")
+    runtime = Containerd(folder, programs=programs)
+    try:
+        runtime.start()
+        yield runtime
+    finally:
+        runtime.stop()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -10,21 +10,24 @@ import msgspec
 from google.protobuf.message import Message
 
 from agent.host import files
-from agent.model import doorbell
+from agent.model import doorbell, failurepolicy
 from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.doorbell import Ring
+from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.qos import QOS_LABEL, QoS
+from agent.model.settings import Settings
 from agent.model.snapshot import Owner, Pool, Snapshot
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.bell import Bell
-from agent.proxy.gate import CREATE, RUN, UPDATE, CpusetGate
+from agent.proxy.gate import CpusetGate
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.gate import Call, Verdict
 
 BOOT = "this-boot"
+USUAL = Settings()
 EMPTY = Snapshot(1, 0, BOOT, False, (Pool(0, 0, "0-3"),), (Pool(0, 0, "0-3"),), (), {}, {})
 OWNED = msgspec.structs.replace(
     EMPTY,
@@ -40,12 +43,19 @@ OWNED = msgspec.structs.replace(
 class Exchange:
     """A gate; `publish` is what the agent does, `rings` what it hears."""
 
-    def __init__(self, folder: Path, hold_seconds: float = 60.0) -> None:
+    def __init__(
+        self, folder: Path, hold_seconds: float = 60.0, policy: str = USUAL.hook_failure_policy
+    ) -> None:
         self.path = folder / "snapshot.json"
         self.bell = Bell(str(folder / "bell"))
         self.grants = Grants()
         self.gate = CpusetGate(
-            SnapshotFile(str(self.path), BOOT), self.bell, self.grants, hold_seconds, str(folder)
+            SnapshotFile(str(self.path), BOOT),
+            self.bell,
+            self.grants,
+            Deadlines(hold_seconds),
+            failurepolicy.parse(policy),
+            str(folder),
         )
         self._messages: dict[Call, bytes] = {}
         self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -65,7 +75,7 @@ class Exchange:
                 return heard
 
     def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, Verdict]:
-        return self._ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
+        return self.ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
 
     def create(
         self, uid: str, qos: str = "", claim: str = "", asks: str = ""
@@ -74,7 +84,7 @@ class Exchange:
         request.config.metadata.name = "main"
         request.config.linux.resources.cpu_shares = 512
         request.config.linux.resources.cpuset_cpus = asks
-        return self._ask(CREATE, request)
+        return self.ask(CREATE, request)
 
     def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, Verdict]:
         config = sandbox(uid)
@@ -82,14 +92,14 @@ class Exchange:
         request = pb.CreateContainerRequest(sandbox_config=config)
         request.config.metadata.name = "main"
         request.config.linux.resources.cpu_shares = shares
-        return self._ask(CREATE, request)
+        return self.ask(CREATE, request)
 
     def update(self, container_id: str, asks: str = "", *, shares: int = 0) -> tuple[Call, Verdict]:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = asks
         request.linux.cpu_quota = 5
         request.linux.cpu_shares = shares
-        return self._ask(UPDATE, request)
+        return self.ask(UPDATE, request)
 
     def again(self, call: Call) -> Verdict:
         """The relay asks about a held call."""
@@ -99,8 +109,10 @@ class Exchange:
         reply = pb.CreateContainerResponse(container_id=container_id)
         self.gate.reply(call, reply.SerializeToString())
 
-    def _ask(self, path: bytes, request: Message) -> tuple[Call, Verdict]:
-        call = Call(path, time.monotonic())
+    def ask(
+        self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
+    ) -> tuple[Call, Verdict]:
+        call = Call(f"/{service}/{method}".encode(), time.monotonic())
         self._messages[call] = request.SerializeToString()
         return call, self.again(call)
 

@@ -20,7 +20,7 @@ import h2.settings
 import h2.windows
 
 from agent.rpc import grpc
-from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Stats, Verdict
+from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Stats, Verdict
 from agent.runtime.held import Limits
 from agent.runtime.relay import Relay
 
@@ -75,6 +75,10 @@ class Hooks:
             return Refuse(7, "no")
         self.open.add(call)
         return FORWARD if path == "/keep" else Replace(rewritten(path, message))
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        self.open.add(call)
+        return FORWARD
 
     def reply(self, call: Call, message: bytes | None) -> None:
         self.open.remove(call)

@@ -11,7 +11,7 @@ import pytest
 
 from agent.rpc import frames, grpc, metadata
 from agent.rpc.headers import PathReader
-from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Stats, Verdict
+from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Stats, Verdict
 from agent.runtime.held import Limits
 from agent.runtime.relay import Relay, RelayError
 
@@ -30,10 +30,16 @@ class Hooks:
         self.asked: list[bytes] = []
         self.replies: list[bytes | None] = []
         self.gone_calls = 0
+        self.unhooked_for: list[str] = []
+        self.lets_pass: Forward | Refuse = FORWARD
 
     def request(self, call: Call, message: bytes) -> Verdict:
         self.asked.append(message)
         return self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        self.unhooked_for.append(reason)
+        return self.lets_pass
 
     def reply(self, call: Call, message: bytes | None) -> None:
         self.replies.append(message)
@@ -256,7 +262,7 @@ def test_a_broken_hook_lets_the_call_pass(
     assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
     wire.upstream(trailers(1))
     assert wire.stats.hook_errors == len(wire.errors) == 1
-    assert hooks.replies == []
+    assert (hooks.unhooked_for, hooks.replies) == (["hook_error"], [None])
 
 
 def test_a_reply_hook_that_raises_changes_nothing() -> None:
@@ -304,8 +310,55 @@ def test_a_request_that_is_not_one_message_passes_and_is_counted(body: bytes, co
     wire.client(opening(1, HOOKED), last(1, body))
     assert wire.up() == opening(1, HOOKED) + last(1, body)
     assert (hooks.asked, getattr(wire.stats, counter)) == ([], 1)
+    wire.upstream(data(1, MESSAGE), trailers(1))
+    assert (hooks.unhooked_for, hooks.replies) == ([counter.removeprefix("passed_")], [b"message"])
     wire.client(opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM))
     assert wire.up() == opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM)
+
+
+NO = Refuse(13, "not to be looked into")
+
+
+@pytest.mark.parametrize(
+    ("client", "limits"),
+    [
+        (last(1, MESSAGE + MESSAGE), Limits()),
+        (data(1, bytes(200)), Limits(body_bytes=100)),
+        (data(1, MESSAGE), Limits(streams=0)),
+        (data(1, MESSAGE) + trailers(1), Limits()),
+    ],
+    ids=["irregular", "oversize", "too many", "trailers"],
+)
+def test_what_the_gate_does_not_let_pass_unhooked_is_answered_here(
+    client: bytes, limits: Limits
+) -> None:
+    hooks = Hooks(FORWARD)
+    hooks.lets_pass = NO
+    wire = Wire(hooks, limits)
+    wire.client(opening(1, HOOKED), client)
+    sent = wire.up()
+    assert sent.startswith(opening(1, HOOKED))
+    assert frames.rst_stream(1, frames.CANCEL) in sent
+    answer = wire.down()
+    _, kind, flags, stream = frames.read_head(answer, answer.index(b"\1\5\0\0\0\1") - 3)
+    assert (kind, flags, stream) == (frames.HEADERS, 5, 1)
+    assert wire.stats.refused == 1
+    assert hooks.replies == []
+    wire.client(opening(3, OTHER), last(3, MESSAGE))
+    assert wire.up().endswith(opening(3, OTHER) + last(3, MESSAGE))
+
+
+def test_a_message_beyond_the_limit_is_watched_to_its_end() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks, Limits(body_bytes=100))
+    wire.client(opening(1, HOOKED), data(1, bytes(150)))
+    wire.upstream(frames.window_update(0, 10_000), frames.window_update(1, 10_000))
+    wire.client(last(1, bytes(50)))
+    assert hooks.replies == []
+    wire.upstream(data(1, MESSAGE), trailers(1))
+    assert (hooks.unhooked_for, hooks.replies) == (["oversize"], [b"message"])
+    assert not wire.relay._calls.streams
+    assert frames.rst_stream(1, frames.CANCEL) not in wire.up()
 
 
 def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:

@@ -18,7 +18,7 @@ from agent.host.listener import ListenError
 from agent.rpc import frames
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.channel import Channel
-from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Verdict
+from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Verdict
 from agent.runtime.held import Limits
 from agent.runtime.loop import Loop
 from agent.runtime.relayserver import RelayServer
@@ -87,6 +87,9 @@ class Hooks:
         if call.path == b"/h/Raise":
             raise RuntimeError("hook")
         return Replace(message + b"+" * 30) if call.path == b"/h/Grow" else FORWARD
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        return FORWARD
 
     def reply(self, call: Call, message: bytes | None) -> None:
         self.replies.append((call.path, message))
@@ -436,6 +439,7 @@ from agent.runtime.relayserver import RelayServer
 class Hooks:
     methods = frozenset({b"/h/Keep"})
     def request(self, call, message): return FORWARD
+    def unhooked(self, call, reason, detail): return FORWARD
     def reply(self, call, message): pass
     def gone(self, call): pass
 loop = Loop()

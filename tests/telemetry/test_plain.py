@@ -1,15 +1,23 @@
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import Histogram as Theirs
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.telemetry.plain import Metric, render
+from agent.telemetry.plain import Histogram, Histograms, Metric, render
+
+BOUNDS = (0.001, 0.25, 2.0)
 
 
 def test_a_real_parser_reads_every_value_back() -> None:
-    reasons = {"plain": 1.0, 'quote " and \\ and \n': 2.0, "": 3.0}
+    reasons = {
+        ("plain", "x"): 1.0,
+        ('quote " and \\ and \n', "x"): 2.0,
+        ("", "y"): 3.0,
+    }
     text = render(
         [
-            Metric("a_total", "counter", "Things.", {"": 12345678901}),
-            Metric("b", "gauge", "A fraction.", {"": 0.25}),
-            Metric("c_total", "counter", "By reason.", reasons, label="reason"),
+            Metric("a_total", "counter", "Things.", {(): 12345678901}),
+            Metric("b", "gauge", "A fraction.", {(): 0.25}),
+            Metric("c_total", "counter", "By reason.", reasons, ("reason", "of")),
         ]
     )
     families = {each.name: each for each in text_string_to_metric_families(text)}
@@ -21,4 +29,30 @@ def test_a_real_parser_reads_every_value_back() -> None:
     assert families["a"].samples[0].value == 12345678901
     assert families["b"].samples[0].value == 0.25
     assert families["b"].documentation == "A fraction."
-    assert {each.labels["reason"]: each.value for each in families["c"].samples} == reasons
+    found = {
+        (each.labels["reason"], each.labels["of"]): each.value for each in families["c"].samples
+    }
+    assert found == reasons
+
+
+def test_a_histogram_reads_as_the_official_client_writes_it() -> None:
+    registry = CollectorRegistry()
+    theirs = Theirs("h_seconds", "Time.", ["method"], registry=registry, buckets=BOUNDS)
+    ours = {("/a/B",): Histogram(BOUNDS), ("/a/C",): Histogram(BOUNDS)}
+    for (method,), series in ours.items():
+        for value in (0.0, 0.001, 0.0011, 0.25, 1.999, 2.0, 2.1, 1e9)[
+            : 8 if method == "/a/B" else 3
+        ]:
+            series.observe(value)
+            theirs.labels(method).observe(value)
+
+    def samples(text: str) -> set[tuple[str, str, str, float]]:
+        return {
+            (each.name, each.labels["method"], str(float(each.labels.get("le", "0"))), each.value)
+            for family in text_string_to_metric_families(text)
+            for each in family.samples
+            if not each.name.endswith("_created")
+        }
+
+    text = render([Histograms("h_seconds", "Time.", ours, ("method",))])
+    assert samples(text) == samples(generate_latest(registry).decode())

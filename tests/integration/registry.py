@@ -1,0 +1,63 @@
+"""Debian's image registry on loopback, which containerd takes as plain HTTP by its address."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import socket
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from demo import image
+from demo.containerd import Containerd
+from demo.stage import free_port
+from tests import tools
+from tests.waiting import eventually
+
+
+class Registry:
+    """`address` is the first part of the names of its images."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def push(self, runtime: Containerd, name: str) -> str:
+        """Puts the one image of ours there and forgets the name; returns it, to be pulled."""
+        full = f"{self.address}/{name}"
+        runtime.ctr("images", "tag", "--force", image.NAME, full)
+        runtime.ctr("images", "push", "--plain-http", full)
+        runtime.ctr("images", "rm", full)
+        return full
+
+
+@contextlib.contextmanager
+def running(folder: pathlib.Path) -> Iterator[Registry]:
+    """An empty one, its images below `folder`; the test is skipped where there is none."""
+    program = tools.registry()
+    if program is None:
+        pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
+    port = free_port()
+    config = {
+        "version": "0.1",
+        "log": {"level": "warn"},
+        "storage": {"filesystem": {"rootdirectory": str(folder / "images")}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    path = folder / "registry.yml"
+    path.write_text(json.dumps(config))
+    with (folder / "registry.log").open("wb") as log:
+        process = subprocess.Popen([program, "serve", str(path)], stdout=log, stderr=log)
+    try:
+        eventually("the registry accepts", lambda: _accepts(port))
+        yield Registry(f"127.0.0.1:{port}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _accepts(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0

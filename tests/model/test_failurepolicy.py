@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.model.failurepolicy import FailurePolicyError, parse, parse_deadlines
+from agent.model.qos import QoS
+from agent.model.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("rules", "hook", "qos", "fails"),
+    [
+        ("", "CreateContainer", QoS.LSE, False),
+        ("*=fail", "CreateContainer", None, True),
+        ("*=fail,*/BE=ignore", "CreateContainer", QoS.BE, False),
+        ("*/BE=ignore,*=fail", "CreateContainer", QoS.BE, False),
+        ("CreateContainer=fail,*/BE=ignore", "CreateContainer", QoS.BE, True),
+        ("CreateContainer/BE=ignore,CreateContainer=fail", "CreateContainer", QoS.BE, False),
+        ("CreateContainer/LSE=fail", "CreateContainer", None, False),
+        ("CreateContainer/*=fail", "CreateContainer", None, True),
+        (" CreateContainer/LSE = fail , ", "UpdateContainerResources", QoS.LSE, False),
+        ("*=fail,*=ignore", "RunPodSandbox", QoS.LS, False),
+    ],
+)
+def test_the_narrowest_rule_speaks(rules: str, hook: str, qos: QoS | None, fails: bool) -> None:
+    assert parse(rules).fails(hook, qos) is fails
+
+
+@pytest.mark.parametrize("qos", list(QoS))
+def test_only_creations_that_need_own_cpus_fail_unless_somebody_says_so(qos: QoS) -> None:
+    usual = parse(Settings().hook_failure_policy)
+    assert usual.fails("CreateContainer", qos) is (qos in (QoS.LSE, QoS.LSR))
+    assert not usual.fails("UpdateContainerResources", qos)
+    assert not usual.fails("CreateContainer", None)
+
+
+@pytest.mark.parametrize(
+    ("rules", "part"),
+    [
+        ("CreateContainer", "no '='"),
+        ("Create=fail", "no hook 'Create'"),
+        ("*/LSX=fail", "no class 'LSX'"),
+        ("*/=fail", "no class ''"),
+        ("*=maybe", "neither ignore nor fail"),
+    ],
+)
+def test_a_rule_that_says_nothing_is_quoted(rules: str, part: str) -> None:
+    with pytest.raises(FailurePolicyError, match=part) as error:
+        parse(f"*=ignore,{rules}")
+    assert repr(rules) in str(error.value)
+
+
+def test_a_hook_has_its_own_deadline_or_the_usual_one() -> None:
+    deadlines = parse_deadlines("CreateContainer=2, UpdateContainerResources=0", 0.5)
+    assert deadlines.of("CreateContainer") == 2
+    assert deadlines.of("UpdateContainerResources") == 0
+    assert deadlines.of("UpdatePodSandboxResources") == 0.5
+
+
+@pytest.mark.parametrize(
+    "text", ["CreateContainer=x", "CreateContainer=nan", "CreateContainer=-1", "X=1", "*=1", "1"]
+)
+def test_a_deadline_that_is_none(text: str) -> None:
+    with pytest.raises(FailurePolicyError):
+        parse_deadlines(text, 0.5)

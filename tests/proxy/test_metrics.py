@@ -1,0 +1,48 @@
+"""The page of a proxy's real parts, read by the format's own parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.model.failurepolicy import CREATE
+from agent.proxy import metrics
+from agent.proxy.latencies import Latencies
+from agent.proxy.snapshots import SnapshotFile
+from agent.runtime.loop import Loop
+from agent.runtime.relayserver import RelayServer
+from tests.proxy.exchanges import BOOT, OWNED, Exchange
+
+
+def test_the_page_tells_what_happened(tmp_path: Path) -> None:
+    exchange = Exchange(tmp_path, hold_seconds=0)
+    exchange.publish(OWNED)
+    exchange.create("new", "LSE", "2")
+    exchange.create("other", "LS", "2")
+    latencies = Latencies()
+    for seconds in (0.002, 0.2):
+        latencies.observe(b"/r/CreateContainer", seconds, 0.00006)
+    latencies.observe(b"/\xff", 3.0, 1.0)
+    loop = Loop()
+    server = RelayServer(loop, exchange.gate, str(tmp_path / "front"), str(tmp_path / "back"))
+    server.meter.in_flight[b"/r/Exec"] = 3
+    snapshots = SnapshotFile(str(exchange.path), BOOT)
+    text = metrics.page(server, exchange.gate, exchange.bell, snapshots, latencies)
+    server.close()
+    loop.close()
+    exchange.close()
+    found = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert found["topolet_proxy_failed_total", CREATE, "LSE", "late"] == 1
+    assert found["topolet_proxy_failed_open_total", CREATE, "LS", "late"] == 1
+    assert found["topolet_proxy_in_flight", "/r/Exec"] == 3
+    assert found["topolet_proxy_call_seconds_count", "/r/CreateContainer"] == 2
+    assert found["topolet_proxy_call_seconds_bucket", "+Inf", "/\\xff"] == 1
+    assert found["topolet_proxy_call_seconds_bucket", "/r/CreateContainer", "0.0025"] == 1
+    assert found["topolet_proxy_share_seconds_bucket", "/r/CreateContainer", "0.0001"] == 2
+    assert found["topolet_proxy_snapshot_generation",] == 1
+    assert found["process_resident_memory_bytes",] > 1 << 20

@@ -1,0 +1,87 @@
+"""Calls of one connection in a clock that the test turns."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.runtime import meter
+from agent.runtime.meter import OTHERS, Meter, Timing
+
+
+class Clocked:
+    """`seen`: path, seconds and our share of every call that ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.seen: list[tuple[bytes, float, float]] = []
+        monkeypatch.setattr(meter, "perf_counter", lambda: self.now)
+        self.meter = Meter(lambda *call: self.seen.append(call))
+        self.timing = Timing(self.meter)
+
+    def after(self, seconds: float) -> Timing:
+        self.now += seconds
+        return self.timing
+
+
+@pytest.fixture
+def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
+    return Clocked(monkeypatch)
+
+
+def test_a_call_that_passes_costs_what_it_takes_to_pass(clocked: Clocked) -> None:
+    clocked.timing.arrived()
+    clocked.timing.opened(1, b"/a")
+    clocked.after(1).settle()
+    assert clocked.meter.in_flight == {b"/a": 1}
+    clocked.after(10).arrived()
+    clocked.timing.ended(1)
+    clocked.after(2).settle()
+    assert clocked.seen == [(b"/a", 13, 3)]
+    assert clocked.meter.in_flight == {b"/a": 0}
+
+
+def test_a_request_that_stays_costs_the_time_it_stays(clocked: Clocked) -> None:
+    clocked.timing.arrived()
+    clocked.timing.opened(1, b"/a")
+    clocked.after(1).settle()
+    clocked.after(5).arrived()  # the client took its time for the message
+    clocked.timing.whole(1)
+    clocked.after(1).settle()
+    clocked.after(20).left(1)
+    clocked.timing.settle()
+    clocked.after(3).arrived()
+    clocked.timing.ended(1)
+    clocked.after(1).settle()
+    assert clocked.seen == [(b"/a", 31, 23)]
+
+
+def test_an_answer_of_our_own_costs_all_since_the_request(clocked: Clocked) -> None:
+    clocked.timing.arrived()
+    clocked.timing.opened(1, b"/a")
+    clocked.timing.whole(1)
+    clocked.timing.settle()
+    clocked.timing.whole(1)
+    clocked.after(7).ended(1)
+    clocked.timing.settle()
+    assert clocked.seen == [(b"/a", 7, 7)]
+
+
+def test_what_breaks_off_is_no_longer_in_flight_and_not_observed(clocked: Clocked) -> None:
+    clocked.timing.opened(1, b"/a")
+    clocked.timing.opened(1, b"/a")
+    clocked.timing.opened(3, b"/a")
+    clocked.timing.ended(5)
+    clocked.timing.left(5)
+    clocked.timing.whole(5)
+    clocked.timing.close()
+    clocked.timing.settle()
+    assert (clocked.seen, clocked.meter.in_flight) == ([], {b"/a": 0})
+
+
+def test_a_client_s_inventions_cost_bounded_memory(clocked: Clocked) -> None:
+    for number in range(1, 20_001, 2):
+        clocked.timing.opened(number, b"/%d" % number)
+        clocked.timing.settle()
+    assert len(clocked.meter.in_flight) == 129
+    assert sum(clocked.meter.in_flight.values()) == 4_096
+    assert clocked.meter.in_flight[OTHERS] == 4_096 - 128

@@ -1,0 +1,107 @@
+"""Programs written in Go that tests run, built once from their published modules into a cache.
+
+Each folder here is a module that pins one set of them in go.mod and go.sum.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+_HERE = Path(__file__).resolve().parent
+_FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
+_BUILD_SECONDS = 1200
+
+_MODULES = {
+    "containerd": "github.com/containerd/containerd/v2",
+    "cri-tools": "sigs.k8s.io/cri-tools",
+}
+# Drivers of storage that no test uses.
+_TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
+_COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
+    "cri-tools": (
+        ("install", *_FLAGS, "tool"),
+        ("test", *_FLAGS, "-c", "-o", "critest", "sigs.k8s.io/cri-tools/cmd/critest"),
+    ),
+}
+NAMES = tuple(_MODULES)
+
+
+class _BuildError(RuntimeError):
+    """The text says why."""
+
+
+@functools.cache
+def built(name: str) -> Path | str:
+    """The folder with the programs of one set of NAMES, or the reason why they can't be had.
+
+    Builds them if nobody did; who asks at the same time waits.
+    """
+    ready = folder(name)
+    if ready.exists():
+        return ready
+    if shutil.which("go") is None:
+        return f"{name}: no go here to build it"
+    try:
+        ready.parent.mkdir(parents=True, exist_ok=True)
+        with (ready.parent / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not ready.exists():
+                with tempfile.TemporaryDirectory(dir=ready.parent) as unfinished:
+                    target = Path(unfinished) / "bin"
+                    _build(name, target)
+                    target.rename(ready)
+    except (OSError, _BuildError) as error:
+        return f"{name}: {error}"
+    return ready
+
+
+def folder(name: str) -> Path:
+    """Where `built` puts the set. Another version, or another way to build it, is another place."""
+    module = _HERE / name
+    pins = (module / "go.mod").read_text()
+    version = re.search(rf"{re.escape(_MODULES[name])} (v\S+)", pins)
+    assert version is not None, f"{module}/go.mod does not name {_MODULES[name]}"
+    recipe = pins + (module / "go.sum").read_text() + repr(_COMMANDS[name])
+    digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
+    return cache() / f"{name}-{version[1]}-{digest}"
+
+
+def registry() -> str | None:
+    """Debian's docker-registry, installed or as tests/tools/prepare unpacked it."""
+    unpacked = sorted(map(str, cache().glob("docker-registry-*/usr/bin/docker-registry")))
+    return shutil.which("docker-registry") or next(iter(unpacked), None)
+
+
+def cache() -> Path:
+    """Where tests keep what takes long to make."""
+    return Path(os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet").absolute()
+
+
+def _build(name: str, target: Path) -> None:
+    target.mkdir()
+    for subcommand, *words in _COMMANDS[name]:
+        words = [str(target / word) if word == "critest" else word for word in words]
+        try:
+            done = subprocess.run(
+                ["go", subcommand, *words],
+                cwd=_HERE / name,
+                env={**os.environ, "CGO_ENABLED": "0", "GOBIN": str(target)},
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_BUILD_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise _BuildError(f"go {subcommand} takes more than {_BUILD_SECONDS} s") from None
+        if done.returncode:
+            lines = done.stderr.strip().splitlines() or ["fails without a word"]
+            raise _BuildError(f"go {subcommand}: {lines[-1]}")
