@@ -13,7 +13,7 @@ from agent.host.notify import Notifier
 from agent.model import failurepolicy
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.proxy import metrics
+from agent.proxy import door, metrics
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
 from agent.proxy.grants import Grants
@@ -28,7 +28,9 @@ log = logging.getLogger(__name__)
 
 def run(settings: Settings, listening: socket.socket) -> None:
     """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
-    or `drain-seconds` are over; `listening` stays its giver's."""
+    or `drain-seconds` are over; `listening` stays its giver's. Raises LockedError while an NRI
+    plugin is on, OSError when the state folder can't be written."""
+    lock = door.for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
     loop = Loop()
@@ -71,6 +73,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
     server.close()
     bell.close()
     loop.close()
+    lock.release()
 
 
 def _keep_alive(loop: Loop, notifier: Notifier) -> None:

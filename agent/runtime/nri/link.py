@@ -49,7 +49,6 @@ class Link:
         name: str,
         index: str,
         plugin: Plugin,
-        hold_seconds: float,
         *,
         given: socket.socket | None = None,
         over: Callable[[], None] | None = None,
@@ -64,7 +63,6 @@ class Link:
         self._name = name
         self._index = index
         self._plugin = plugin
-        self._hold_seconds = hold_seconds
         self._given = given
         self._over = over
         self._update_seconds = update_seconds
@@ -90,7 +88,7 @@ class Link:
         self._given = None
         self.sessions += 1
         self._connection = _Connection(
-            self._loop, it, self._plugin, self._hold_seconds, self.stats, self._ready, self._ended
+            self._loop, it, self._plugin, self.stats, self._ready, self._ended
         )
         self._connection.register(self._name, self._index)
 
@@ -142,7 +140,6 @@ class _Connection:
         loop: Loop,
         it: socket.socket,
         plugin: Plugin,
-        hold_seconds: float,
         stats: Stats,
         synchronized: Callable[[], None],
         ended: Callable[[str, float], None],
@@ -153,7 +150,7 @@ class _Connection:
         self._synchronized = synchronized
         self._ended = ended
         self._began = time.monotonic()
-        self._service = PluginService(plugin, hold_seconds, stats, self._is_ready)
+        self._service = PluginService(plugin, stats, self._is_ready)
         self._session = Session(self._service.serve)
         self._again: Timer | None = None
         self._open = True

@@ -15,30 +15,29 @@ from agent.runtime.nri.messages import Seen
 
 
 class Call:
-    """One request for a container, from its first question to its answer. `patience_seconds`: how
+    """One request for a container, from its first question to its answer. `budget_seconds`: how
     long the answer may be Hold, from `started` (monotonic seconds) on. `mounted`: where a container
     that is to be made mounts something. `state` is the plugin's."""
 
-    __slots__ = ("container", "mounted", "patience_seconds", "request", "started", "state")
+    __slots__ = ("budget_seconds", "container", "mounted", "request", "started", "state")
 
     def __init__(
         self,
         container: Seen,
         request: CreateContainer | UpdateContainer,
-        patience_seconds: float,
+        budget_seconds: float,
         mounted: frozenset[str] = frozenset(),
     ) -> None:
         self.container = container
         self.mounted = mounted
         self.request = request
         self.started = time.monotonic()
-        self.patience_seconds = patience_seconds
+        self.budget_seconds = budget_seconds
         self.state: object = None
 
 
 class Plugin(Protocol):
-    """Nothing here may block: every container of the node waits meanwhile. What raises counts as
-    no answer."""
+    """Nothing here may block: every container of the node waits meanwhile."""
 
     def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
         """All that are there, instead of all that was known; by id, what is to be changed."""
@@ -52,8 +51,13 @@ class Plugin(Protocol):
         """Asked for each container before it is made, and again while the answer is Hold."""
         ...
 
-    def update(self, call: Call) -> Changes | Hold:
-        """Asked before a container is changed."""
+    def update(self, call: Call) -> Changes | Hold | Refuse:
+        """Asked before a container is changed, and again while the answer is Hold."""
+        ...
+
+    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+        """A request that went wrong in the plugin, or (without a call) can't be read: refused, or
+        let pass unchanged. `reason` is `hook_error` or `irregular`."""
         ...
 
     def abandoned(self, call: Call) -> None:

@@ -1,9 +1,9 @@
 """What the runtime calls of a plugin, served from hooks that never block and may ask to be asked
 again.
 
-A handler that fails must not cost a container, which the runtime does not make when the answer is
-an error (runtime.md §4.2): its call passes unchanged. An answer that comes too late costs the
-session and the container goes on unchanged (§4.3): what is held ends well before that.
+A handler that fails must not cost a container by itself: the runtime does not make one when the
+answer is an error (runtime.md §4.2), so a policy decides about that. One that comes too late costs
+the session, and the container goes on unchanged (§4.3): what is held ends well before that.
 """
 
 from __future__ import annotations
@@ -48,24 +48,14 @@ log = logging.getLogger(__name__)
 
 
 class PluginService:
-    """Of one session. `synchronized` is called when the runtime has told everything.
+    """Of one session. `synchronized` is called when the runtime has told everything. A call may
+    be held for half of what the runtime gives for it."""
 
-    `hold_seconds`: the most that a call is held, and never longer than half of what the runtime
-    gives for it.
-    """
-
-    def __init__(
-        self,
-        plugin: Plugin,
-        hold_seconds: float,
-        stats: Stats,
-        synchronized: Callable[[], None],
-    ) -> None:
+    def __init__(self, plugin: Plugin, stats: Stats, synchronized: Callable[[], None]) -> None:
         self._plugin = plugin
-        self._hold_seconds = hold_seconds
         self._stats = stats
         self._synchronized = synchronized
-        self._patience_seconds = min(hold_seconds, DEFAULT_TIMEOUT_SECONDS / 2)
+        self._budget_seconds = DEFAULT_TIMEOUT_SECONDS / 2
         self._pieces = pb.SynchronizeRequest()
         self._held: list[tuple[Call, Incoming]] = []
 
@@ -91,7 +81,7 @@ class PluginService:
                 self._set_up(incoming)
                 return
         except DecodeError as error:
-            incoming.refuse(Code.INVALID_ARGUMENT, f"{method[:100]}: {error}")
+            self._unread(incoming, str(error))
             return
         self._stats.calls[method or "other"] += 1
         if method in ("CreateContainer", "UpdateContainer"):
@@ -119,7 +109,7 @@ class PluginService:
         if incoming.method == "Configure":
             asked = pb.ConfigureRequest.FromString(incoming.payload)
             timeout = asked.request_timeout / 1000 or DEFAULT_TIMEOUT_SECONDS
-            self._patience_seconds = min(self._hold_seconds, timeout / 2)
+            self._budget_seconds = timeout / 2
             log.info(
                 "%s %s configures the plugin (NRI %s, %g s for a call)",
                 asked.runtime_name,
@@ -173,10 +163,25 @@ class PluginService:
             mounted = frozenset(each.destination for each in event.container.mounts)
         else:
             request = UpdateContainer(container.id, messages.asked(event.linux_resources))
-        self._ask(Call(container, request, self._patience_seconds, mounted), incoming)
+        self._ask(Call(container, request, self._budget_seconds, mounted), incoming)
+
+    def _unread(self, incoming: Incoming, detail: str) -> None:
+        """Bytes that are no message: what decides about containers passes, or fails, by policy."""
+        if incoming.method in ("CreateContainer", "UpdateContainer"):
+            self._stats.errors[incoming.method] += 1
+            refused = self._plugin.unhooked(incoming.method, None, "irregular", detail)
+            self._end(incoming, refused, b"")
+        else:
+            incoming.refuse(Code.INVALID_ARGUMENT, f"{incoming.method[:100]}: {detail}")
 
     def _ask(self, call: Call, incoming: Incoming) -> None:
-        answer = self._guarded(incoming.method, lambda: self._answer(call))
+        try:
+            answer = self._answer(call)
+        except Exception as error:  # the guard around a hook
+            self._stats.errors[incoming.method] += 1
+            log.exception("the hook of %s went wrong", incoming.method)
+            detail = f"{type(error).__name__}: {error}"
+            answer = self._plugin.unhooked(incoming.method, call, "hook_error", detail) or UNCHANGED
         if isinstance(answer, Hold):
             self._held.append((call, incoming))
             self._stats.held_now += 1
@@ -184,24 +189,29 @@ class PluginService:
         took = time.monotonic() - call.started
         self._stats.slowest_seconds = max(self._stats.slowest_seconds, took)
         if isinstance(answer, Refuse):
-            self._stats.refused += 1
-            incoming.refuse(Code(answer.code), answer.message)
+            self._end(incoming, answer, b"")
             return
-        changes = answer or UNCHANGED
-        self._stats.adjusted += changes != UNCHANGED
-        incoming.answer(_response(call, changes).SerializeToString())
+        self._stats.adjusted += answer != UNCHANGED
+        self._end(incoming, None, _response(call, answer).SerializeToString())
 
     def _answer(self, call: Call) -> Changes | Hold | Refuse:
         if isinstance(call.request, CreateContainer):
             return self._plugin.create(call)
         return self._plugin.update(call)
 
+    def _end(self, incoming: Incoming, refused: Refuse | None, payload: bytes) -> None:
+        if refused is None:
+            incoming.answer(payload)
+            return
+        self._stats.refused += 1
+        incoming.refuse(Code(refused.code), refused.message)
+
     def _guarded(self, method: str, ask: Callable[[], T]) -> T | None:
         try:
             return ask()
-        except Exception:  # the one guard around what the plugin does
+        except Exception:  # nothing hangs on what the plugin makes of news
             self._stats.errors[method] += 1
-            log.exception("%s passes unchanged", method)
+            log.exception("the hook of %s went wrong", method)
             return None
 
 

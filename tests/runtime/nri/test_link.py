@@ -55,6 +55,8 @@ class Recorder:
         self.error: Exception | None = None
         self.changes: Mapping[str, Changes] = {}
         self.calls: list[Call] = []
+        self.unhooked_calls: list[tuple[str, Call | None, str, str]] = []
+        self.refusal: Refuse | None = None
         self.told: list[tuple[str, object]] = []
 
     def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
@@ -70,10 +72,12 @@ class Recorder:
             raise self.error
         return self.answer
 
-    def update(self, call: Call) -> Changes | Hold:
-        answer = self.create(call)
-        assert not isinstance(answer, Refuse)
-        return answer
+    def update(self, call: Call) -> Changes | Hold | Refuse:
+        return self.create(call)
+
+    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+        self.unhooked_calls.append((method, call, reason, detail))
+        return self.refusal
 
     def abandoned(self, call: Call) -> None:
         self._tell("abandoned", call.container.id)
@@ -98,9 +102,7 @@ class World:
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
         self.plugin = Recorder()
-        self.link = Link(
-            self.loop, self.runtime.path, "topolet", "42", self.plugin, 60.0, **options
-        )
+        self.link = Link(self.loop, self.runtime.path, "topolet", "42", self.plugin, **options)
         self.link.start()
         self.until = self.runtime.until
 
@@ -253,16 +255,16 @@ def test_a_held_creation_is_asked_about_until_it_has_an_answer(up: World) -> Non
 
 
 @pytest.mark.parametrize(
-    ("timeout_milliseconds", "patience_seconds"), [(None, 1.0), (0, 1.0), (300, 0.15), (60_000, 30)]
+    ("timeout_milliseconds", "budget_seconds"), [(None, 1.0), (0, 1.0), (300, 0.15), (60_000, 30)]
 )
-def test_no_call_is_held_for_more_than_half_of_the_runtimes_patience(
-    world: World, timeout_milliseconds: int | None, patience_seconds: float
+def test_a_call_may_be_held_for_half_of_the_runtimes_patience(
+    world: World, timeout_milliseconds: int | None, budget_seconds: float
 ) -> None:
     world.runtime.accept()
     if timeout_milliseconds is not None:
         world.runtime.configure(request_timeout=timeout_milliseconds)
     world.create()
-    assert world.plugin.calls[0].patience_seconds == patience_seconds
+    assert world.plugin.calls[0].budget_seconds == budget_seconds
 
 
 def test_a_refusal_is_the_runtimes_error(up: World) -> None:
@@ -283,7 +285,20 @@ def test_a_handler_that_fails_costs_no_container(
     assert up.runtime.synchronize() == pb.SynchronizeResponse()
     assert set(up.link.stats.errors.values()) == {1}
     assert len(up.link.stats.errors) == 5
-    assert "CreateContainer passes unchanged" in caplog.text
+    assert "the hook of CreateContainer went wrong" in caplog.text
+    told = ("CreateContainer", up.plugin.calls[0], "hook_error", "ValueError: ours")
+    assert up.plugin.unhooked_calls[0] == told
+
+
+@pytest.mark.parametrize("method", ["CreateContainer", "UpdateContainer"])
+def test_a_request_that_cannot_be_read_passes_or_fails_by_policy(up: World, method: str) -> None:
+    bad = ttrpc.Request(service="nri.pkg.api.v1alpha1.Plugin", method=method, payload=b"\xff")
+    up.runtime.send(1, 1_001, 1, bad.SerializeToString())
+    assert up.runtime.response(1_001) == ttrpc.Response()
+    up.plugin.refusal = Refuse(Code.INTERNAL, "by policy")
+    up.runtime.send(1, 1_003, 1, bad.SerializeToString())
+    assert up.runtime.response(1_003).status.message == "by policy"
+    assert [each[:3] for each in up.plugin.unhooked_calls] == [(method, None, "irregular")] * 2
 
 
 @pytest.mark.parametrize(
@@ -291,7 +306,7 @@ def test_a_handler_that_fails_costs_no_container(
     [
         ("nri.pkg.api.v1alpha1.Plugin", "ValidateContainerAdjustment", b"", 12),
         ("grpc.health.v1.Health", "Check", b"", 12),
-        ("nri.pkg.api.v1alpha1.Plugin", "CreateContainer", b"\xff", 3),
+        ("nri.pkg.api.v1alpha1.Plugin", "StopContainer", b"\xff", 3),
         ("nri.pkg.api.v1alpha1.Plugin", "Synchronize", b"\xff", 3),
     ],
 )
@@ -376,7 +391,7 @@ def test_an_update_that_the_runtime_refuses(
 
 def test_without_a_session_an_update_fails_at_once(world: World) -> None:
     world.link.close()
-    link = Link(world.loop, "/nowhere/nri.sock", "n", "01", world.plugin, 1.0)
+    link = Link(world.loop, "/nowhere/nri.sock", "n", "01", world.plugin)
     results = Results()
     link.update("c", Changes(cpuset="1"), results.append)
     assert results.codes() == [Code.UNAVAILABLE]
@@ -455,7 +470,7 @@ def test_a_socket_that_comes_later_is_found(
     loop = Loop()
     (tmp_path / "below").mkdir()
     plugin = Recorder()
-    link = Link(loop, str(tmp_path / "below" / "nri.sock"), "n", "01", plugin, 1.0)
+    link = Link(loop, str(tmp_path / "below" / "nri.sock"), "n", "01", plugin)
     with caplog.at_level(logging.WARNING):
         link.start()
         for _ in range(3):
@@ -481,7 +496,6 @@ def test_a_launched_plugin_ends_with_its_socket(world: World) -> None:
         "topolet",
         "10",
         world.plugin,
-        1.0,
         given=ours,
         over=lambda: over.append(True),
     )
