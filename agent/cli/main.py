@@ -21,6 +21,7 @@ COMMANDS = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
     "agent": "run the node agent: discover, keep pools and cgroups right, report",
     "proxy": "run the CRI proxy in front of the container runtime",
+    "nri": "run the NRI plugin in the container runtime, in the proxy's place",
     "conformance": "compare our decisions with vector files of the systems we replace",
     "doctor": "show what containers should run on beside what they run on",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from agent.cli import options
 from agent.host.activation import ActivationError, inherited
 from agent.host.listener import Listener, ListenError
+from agent.host.locks import LockedError
 from agent.model import failurepolicy
 from agent.model.settings import Settings, SettingsError, host_port, socket_path
 from agent.telemetry import logs
@@ -53,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         daemon.run(settings, listening)
+    except (LockedError, OSError) as error:
+        return options.fail(error)
     finally:
         if listener:
             listener.close()
