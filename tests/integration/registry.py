@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo import image
 from demo.containerd import Containerd
 from demo.stage import free_port
 from tests import tools
@@ -25,11 +24,14 @@ class Registry:
         self.address = address
 
     def push(self, runtime: Containerd, name: str) -> str:
-        """Puts the one image of ours there and forgets the name; returns it, to be pulled."""
+        """Puts an image like ours there; returns its full name, which the runtime does not know."""
         full = f"{self.address}/{name}"
-        runtime.ctr("images", "tag", "--force", image.NAME, full)
+        before = set(runtime.ctr("images", "ls", "-q").split())
+        runtime.import_image(full)
         runtime.ctr("images", "push", "--plain-http", full)
-        runtime.ctr("images", "rm", full)
+        # The CRI gives an image a second name, its id.
+        added = set(runtime.ctr("images", "ls", "-q").split()) - before
+        runtime.ctr("images", "rm", "--sync", *added)
         return full
 
 
