@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from typing import TYPE_CHECKING
 
 from agent.cli import options
 from agent.host.activation import ActivationError, inherited
 from agent.host.listener import Listener, ListenError
+from agent.host.locks import LockedError
 from agent.model import failurepolicy
 from agent.model.settings import Settings, SettingsError, host_port, socket_path
 from agent.telemetry import logs
+
+if TYPE_CHECKING:
+    import argparse
 
 OPTIONS = (
     "listen",
@@ -23,6 +27,7 @@ OPTIONS = (
     "proxy_http",
     "log_level",
 )
+PLAIN = OPTIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     try:
         daemon.run(settings, listening)
+    except (LockedError, OSError) as error:
+        return options.fail(error)
     finally:
         if listener:
             listener.close()

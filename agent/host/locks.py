@@ -43,3 +43,25 @@ class Lock:
             return os.fstat(self._descriptor).st_ino == os.stat(self._path).st_ino
         except FileNotFoundError:
             return False
+
+
+class SharedLock:
+    """A lock that holders of one kind have together, or one holder alone; the file stays."""
+
+    def __init__(self, path: str, holder: str, *, alone: bool) -> None:
+        """`holder`: what others are told. Raises LockedError, or OSError when the file can't be
+        opened."""
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(
+                self._descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB
+            )
+        except BlockingIOError:
+            other = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip()
+            os.close(self._descriptor)
+            raise LockedError(f"{path} is held by {other or 'another process'}") from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"{holder} (process {os.getpid()})\n".encode(), 0)
+
+    def release(self) -> None:
+        os.close(self._descriptor)

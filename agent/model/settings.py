@@ -114,6 +114,26 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     proxy_http: Annotated[
         str, msgspec.Meta(description="proxy: ADDRESS:PORT of /metrics and /healthz; empty: none")
     ] = "127.0.0.1:9327"
+    nri_socket: Annotated[
+        str, msgspec.Meta(description="where the container runtime takes NRI plugins")
+    ] = "/var/run/nri/nri.sock"
+    nri_name: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^[A-Za-z0-9_.+-]+$", description="name of the NRI plugin, for the runtime"
+        ),
+    ] = "topolet"
+    nri_index: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^[0-9]{2}$",
+            description="two digits: the runtime asks its plugins in their order",
+        ),
+    ] = "10"
+    nri_http: Annotated[
+        str,
+        msgspec.Meta(description="NRI plugin: ADDRESS:PORT of /metrics and /healthz; empty: none"),
+    ] = "127.0.0.1:9328"
     period_seconds: Annotated[
         float,
         msgspec.Meta(

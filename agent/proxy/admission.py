@@ -140,6 +140,12 @@ class Admission:
         if creation.announced:
             self._bell.ring(creation.failed())
 
+    def missed(self) -> None:
+        """Containers may have been made that nobody asked us about: until the agent has looked,
+        they may hold any CPU."""
+        self._grants.failed(self._grants.open(Grant("", "a time without us", None)))
+        self._bell.ring(Look())
+
     def removed(self, container_id: str) -> None:
         """A container holds nothing any more."""
         self._grants.gone(container_id)

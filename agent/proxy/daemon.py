@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
 
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
@@ -13,12 +12,11 @@ from agent.host.notify import Notifier
 from agent.model import failurepolicy
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.proxy import metrics
+from agent.proxy import door, metrics, upkeep
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
 from agent.proxy.grants import Grants
 from agent.proxy.latencies import Latencies
-from agent.proxy.page import PageServer
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.loop import Loop
 from agent.runtime.relayserver import RelayServer
@@ -28,7 +26,9 @@ log = logging.getLogger(__name__)
 
 def run(settings: Settings, listening: socket.socket) -> None:
     """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
-    or `drain-seconds` are over; `listening` stays its giver's."""
+    or `drain-seconds` are over; `listening` stays its giver's. Raises LockedError while an NRI
+    plugin is on, OSError when the state folder can't be written."""
+    lock = door.for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
     loop = Loop()
@@ -55,10 +55,10 @@ def run(settings: Settings, listening: socket.socket) -> None:
     notifier = Notifier(os.environ)
     with Ending(loop.stop):
         log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
-        pages = _serve_pages(
+        pages = upkeep.serve_pages(
             loop, pages_at, lambda: metrics.page(server, gate, bell, snapshots, latencies)
         )
-        _keep_alive(loop, notifier)
+        upkeep.keep_alive(loop, notifier)
         notifier.ready()
         loop.run()
         notifier.stopping()
@@ -71,28 +71,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
     server.close()
     bell.close()
     loop.close()
-
-
-def _keep_alive(loop: Loop, notifier: Notifier) -> None:
-    """Tells the service manager that the loop turns, twice as often as it wants to hear it."""
-    if notifier.watchdog_seconds is None:
-        return
-    notifier.alive()
-    loop.after(notifier.watchdog_seconds / 2, lambda: _keep_alive(loop, notifier))
-
-
-def _serve_pages(
-    loop: Loop, address: tuple[str, int] | None, page: Callable[[], str]
-) -> PageServer | None:
-    """A port that is taken costs the metrics, never the pods."""
-    if address is None:
-        return None
-    pages = {b"/metrics": page, b"/healthz": lambda: "ok\n"}
-    try:
-        return PageServer(loop, *address, pages)
-    except OSError as error:
-        log.warning("no metrics on %s port %d: %s", *address, error)
-        return None
+    lock.release()
 
 
 def _log_hook_error(path: bytes, error: Exception) -> None:

@@ -48,9 +48,9 @@ class Hostile:
         self.socket.connect(str(path))
         self.socket.setblocking(False)
         self.closed = False
-        self.received = bytearray()
-        """What it read and did not forget, from the last whole frame on."""
-        self.kinds: set[int] = set()
+        self.seen: dict[int, bytes] = {}
+        """The last frame of each kind that came."""
+        self._received = bytearray()
         if greets:
             self.pour([frames.PREFACE + frames.settings({})])
 
@@ -70,7 +70,7 @@ class Hostile:
     def told_off(self) -> bool:
         """The connection is closed, or was sent GOAWAY or RST_STREAM."""
         self._read()
-        return self.closed or not {frames.GOAWAY, frames.RST_STREAM}.isdisjoint(self.kinds)
+        return self.closed or not self.seen.keys().isdisjoint({frames.GOAWAY, frames.RST_STREAM})
 
     def close(self) -> None:
         self.socket.close()
@@ -101,7 +101,7 @@ class Hostile:
     def _read(self) -> None:
         try:
             while part := self.socket.recv(1 << 18):
-                self.received += part
+                self._received += part
                 self._look()
         except BlockingIOError:
             return
@@ -110,14 +110,15 @@ class Hostile:
         self.closed = True
 
     def _look(self) -> None:
-        at, size = 0, len(self.received)
+        at, size = 0, len(self._received)
         while size - at >= frames.HEAD_BYTES:
-            length, kind, _, _ = frames.read_head(self.received, at)
-            if size - at < frames.HEAD_BYTES + length:
+            length, kind, _, _ = frames.read_head(self._received, at)
+            end = at + frames.HEAD_BYTES + length
+            if size < end:
                 break
-            self.kinds.add(kind)
-            at += frames.HEAD_BYTES + length
-        del self.received[:at]
+            self.seen[kind] = bytes(self._received[at:end])
+            at = end
+        del self._received[:at]
 
 
 class Bystander:

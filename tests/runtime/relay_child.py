@@ -7,6 +7,7 @@ with DESCRIPTORS that is its RLIMIT_NOFILE.
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 import subprocess
 import sys
@@ -25,14 +26,24 @@ LONGEST_REFUSAL = "%" * 1_000
 class Hooks:
     """One answer a method."""
 
-    methods = frozenset({b"/h/Grow", b"/h/Keep", b"/h/Hold", b"/h/Refuse"})
+    methods = frozenset(
+        b"/h/" + name
+        for name in (
+            *(b"Grow", b"Keep", b"Hold", b"Refuse", b"Echo", b"Fail", b"Wait", b"Collect", b"Away"),
+            *(b"Reset-%d" % code for code in range(14)),
+            *(b"Begin-%d" % code for code in range(14)),
+        )
+    )
 
     def request(self, call: Call, message: bytes) -> Verdict:
         if call.path == b"/h/Hold":
             return HOLD
         if call.path == b"/h/Refuse":
             return Refuse(9, LONGEST_REFUSAL)
-        return Replace(message + TAIL) if call.path == b"/h/Grow" else FORWARD
+        if call.path == b"/h/Grow":
+            with open(os.devnull):  # as hooks open the agent's snapshot
+                return Replace(message + TAIL)
+        return FORWARD
 
     def reply(self, call: Call, message: bytes | None) -> None:
         pass
@@ -63,10 +74,10 @@ def peak_mb(pid: int) -> float:
 
 
 def main() -> None:
-    loop = Loop()
-    RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
     if len(sys.argv) > 3:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
+    loop = Loop()
+    RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
     print("up", flush=True)
     loop.run()
 

@@ -1,0 +1,48 @@
+"""Run the NRI plugin: the runtime asks it about each container, and it says on which CPUs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from agent.cli import options
+from agent.host.locks import LockedError
+from agent.model import failurepolicy
+from agent.model.settings import SettingsError, host_port, socket_path
+from agent.telemetry import logs
+
+OPTIONS = (
+    "nri_socket",
+    "nri_name",
+    "nri_index",
+    "state_dir",
+    "hold_seconds",
+    "hook_deadlines",
+    "hook_failure_policy",
+    "nri_http",
+    "log_level",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_arguments(parser, OPTIONS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from agent.plugin import daemon
+    from agent.plugin.launched import LaunchError, launched
+
+    try:
+        settings = options.load(arguments)
+        failurepolicy.of(settings)
+        socket_path(settings.nri_socket)
+        if settings.nri_http:
+            host_port(settings.nri_http)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    logs.start(settings.log_level)
+    try:
+        daemon.run(settings, launched(os.environ))
+    except (LockedError, LaunchError, OSError) as error:
+        return options.fail(error)
+    return 0

@@ -1,0 +1,42 @@
+"""Which of the runtime's doors is ours on this node: relays or a plugin, never both at once.
+
+Both would change the same requests. Relays share it: one that ends drains while the next serves.
+Plugins do not: two of them that set one field make every creation fail (runtime.md §4.5).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from agent.host.locks import LockedError, SharedLock
+
+_FILE: Final = "door.lock"
+_POLL_SECONDS: Final = 0.05
+
+
+def for_relay(state_dir: str) -> SharedLock:
+    """Raises LockedError while a plugin has it, OSError."""
+    return _taken(state_dir, "topolet proxy", alone=False)
+
+
+def for_plugin(state_dir: str, patience_seconds: float) -> SharedLock:
+    """Waits for a plugin that is just ending. Raises LockedError when somebody still has it then,
+    OSError."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        try:
+            return _taken(state_dir, "topolet nri", alone=True)
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+def _taken(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
+    os.makedirs(state_dir, mode=0o755, exist_ok=True)
+    try:
+        return SharedLock(os.path.join(state_dir, _FILE), holder, alone=alone)
+    except LockedError as error:
+        raise LockedError(f"{error}: only one of relay and NRI plugin is on at a time") from None

@@ -1,0 +1,85 @@
+"""What a session asks the plugin, and what it answers: the one interface between the two."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from agent.hooks.changes import Changes
+from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.model.doorbell import PodComes
+from agent.runtime.gate import Hold, Refuse
+from agent.runtime.nri.messages import Seen
+
+
+class Call:
+    """One request for a container, from its first question to its answer. `budget_seconds`: how
+    long the answer may be Hold, from `started` (monotonic seconds) on. `mounted`: where a container
+    that is to be made mounts something. `state` is the plugin's."""
+
+    __slots__ = ("budget_seconds", "container", "mounted", "request", "started", "state")
+
+    def __init__(
+        self,
+        container: Seen,
+        request: CreateContainer | UpdateContainer,
+        budget_seconds: float,
+        mounted: frozenset[str] = frozenset(),
+    ) -> None:
+        self.container = container
+        self.mounted = mounted
+        self.request = request
+        self.started = time.monotonic()
+        self.budget_seconds = budget_seconds
+        self.state: object = None
+
+
+class Plugin(Protocol):
+    """Nothing here may block: every container of the node waits meanwhile."""
+
+    def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
+        """All that are there, instead of all that was known; by id, what is to be changed."""
+        ...
+
+    def pod_comes(self, pod: PodComes) -> None:
+        """Its sandbox was made, its containers come."""
+        ...
+
+    def create(self, call: Call) -> Changes | Hold | Refuse:
+        """Asked for each container before it is made, and again while the answer is Hold."""
+        ...
+
+    def update(self, call: Call) -> Changes | Hold | Refuse:
+        """Asked before a container is changed, and again while the answer is Hold."""
+        ...
+
+    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+        """A request that went wrong in the plugin, or (without a call) can't be read: refused, or
+        let pass unchanged. `reason` is `hook_error` or `irregular`."""
+        ...
+
+    def abandoned(self, call: Call) -> None:
+        """The session ended while the call was held."""
+        ...
+
+    def created(self, container: Seen) -> None: ...
+
+    def updated(self, container: Seen) -> None: ...
+
+    def ended(self, container: Seen) -> None:
+        """Stopped, removed or both; each is told, and one that was not made too."""
+        ...
+
+
+class Stats:
+    """Counters over all sessions; `held_now` is a gauge."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.adjusted = 0
+        self.refused = 0
+        self.held_now = 0
+        self.slowest_seconds = 0.0

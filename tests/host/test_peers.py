@@ -1,0 +1,46 @@
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.host import peers
+
+CLIENT = """
+import socket, sys
+it = socket.socket(socket.AF_UNIX)
+it.connect(sys.argv[1])
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_other_processes_at_the_far_end_are_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "nri.sock")
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as own:
+        listening.bind(path)
+        listening.listen()
+        own.connect(path)
+        accepted = [listening.accept()[0]]
+        assert peers.of(path) == (), "we are no other"
+        client = subprocess.Popen(
+            [sys.executable, "-c", CLIENT, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"connected\n"
+        accepted.append(listening.accept()[0])
+        found = peers.of(path)
+        client.communicate()
+        name = Path(os.path.realpath(sys.executable)).name
+        if not found:
+            pytest.skip("this kernel does not tell of unix sockets")
+        assert [each.rpartition(" ")[2] for each in found] == [f"({client.pid})"]
+        assert found[0].startswith(name[:4])
+        for each in accepted:
+            each.close()
+
+
+def test_nobody_is_at_a_socket_that_is_not_there() -> None:
+    assert peers.of("/nowhere/nri.sock") == ()

@@ -1,0 +1,311 @@
+"""Whole exchanges: runtime, snapshot file, doorbell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.hooks.cpuset import Grant
+from agent.model.doorbell import Asked, Created, Look, PodComes, Resized
+from agent.model.limits import Limits
+from agent.model.qos import QoS
+from agent.model.wanted import PodWanted, Wanted
+from agent.proto import nri_pb2 as pb
+from agent.rpc.grpc import Code
+from tests.plugin.world import World, container, pod
+from tests.proxy.exchanges import EMPTY, OWNED
+from tests.runtime.nri.fake import refusal
+
+OWN = pod("own", "LSE", "1")
+MANY = msgspec.structs.replace(
+    OWNED,
+    pods={**OWNED.pods, "p": PodWanted("ns/p", QoS.LS, Wanted("0,2-3"))},
+    containers={**OWNED.containers, "c": Wanted("0,2-3"), "d": Wanted("0,2-3")},
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Registered with a runtime that has nothing, beside an agent that has looked."""
+    it = World(tmp_path)
+    it.runtime.set_up()
+    it.publish(OWNED)
+    it.rings()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def early(tmp_path: Path) -> Iterator[World]:
+    """Not registered yet."""
+    it = World(tmp_path)
+    yield it
+    it.close()
+
+
+def test_a_sandbox_rings(world: World) -> None:
+    world.runtime.call("RunPodSandbox", pb.EventRequest(pod=pod("p", "LS")), pb.Empty)
+    (ring,) = world.rings()
+    assert isinstance(ring, PodComes)
+    assert (ring.uid, ring.labels, ring.cgroup_parent) == (
+        "p",
+        {"koordinator.sh/qosClass": "LS"},
+        "/kubepods/burstable/podp",
+    )
+
+
+def test_an_owner_gets_its_own_and_others_the_rest(world: World) -> None:
+    assert world.create(container("c", "own"), OWN) == "1"
+    assert world.rings()[0] == Created(
+        "c", Asked(shares=512), ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    )
+    assert world.create(container("d", "p"), pod("p", "LS")) == "0,2-3"
+
+
+def test_an_owner_waits_for_its_decision(world: World) -> None:
+    world.publish(EMPTY)
+    stream = world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("a ring", lambda: world.link.stats.held_now and world.rings())
+    world.publish(OWNED)
+    reply = pb.CreateContainerResponse.FromString(world.runtime.response(stream).payload)
+    assert reply.adjust.linux.resources.cpu.cpus == "1"
+
+
+def test_an_owner_without_a_decision_is_refused_in_time_and_others_go_on(tmp_path: Path) -> None:
+    """Long before the runtime's patience ends, however long a hold is configured to be."""
+    world = World(tmp_path, hold_seconds=30)
+    world.runtime.accept()
+    world.runtime.configure(request_timeout=200)
+    world.runtime.synchronize()
+    status = world.runtime.response(world.begin_create(container("c", "own"), OWN)).status
+    assert status.code == Code.UNAVAILABLE
+    assert "pod ns/own: no CPUs after 0.1 s: the agent has written no snapshot" in status.message
+    assert world.create(container("d", "p"), pod("p")) == ""
+    world.close()
+
+
+def test_an_update_keeps_our_cpus_and_what_else_was_asked(world: World) -> None:
+    it = container("c-own", "own", "1")
+    assert world.update(it, OWN, cpus="0-3", shares=300) == "1"
+    assert world.update(it, OWN) == "1"
+
+
+def test_a_resize_is_told_and_the_agents_own_change_is_not(world: World) -> None:
+    batch = Wanted("0,2-3", limits=Limits(shares=77))
+    world.publish(
+        msgspec.structs.replace(OWNED, containers={"c": batch, "d": batch}, cpu_policy="static")
+    )
+    world.rings()
+    world.update(container("c", "p"), pod("p"), cpus="0,2-3", shares=77)
+    assert not world.rings()
+    world.update(container("c", "p"), pod("p"), shares=300)
+    assert Resized("c", Asked(shares=300)) in world.rings()
+
+
+def test_synchronisation_sets_right_what_is_wrong(early: World) -> None:
+    """Only what the agent decides about, and only what differs."""
+    early.publish(MANY)
+    early.runtime.accept()
+    early.runtime.configure()
+    there = (container("c", "p", "0-3"), container("d", "p", "0,2-3"), container("x", "p", "0-3"))
+    answer = early.runtime.synchronize(*there, pods=(pod("p"),))
+    assert [(each.container_id, each.linux.resources.cpu.cpus) for each in answer.update] == [
+        ("c", "0,2-3")
+    ]
+    early.runtime.until("nothing more to say", lambda: early.link.ready)
+    assert early.updated() == []
+
+
+def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(
+        container("c", "p", "0-3"), container("d", "p", "0-3"), pods=(pod("p", "LS"),)
+    )
+    early.runtime.answers_updates = False
+    early.publish(MANY)
+    early.runtime.until("the first", lambda: len(early.runtime.requests) == 2)
+    early.create(container("e", "p"), pod("p"))
+    assert len(early.runtime.requests) == 2, "the next waits for the answer"
+    early.runtime.answers_updates = True
+    early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
+    early.runtime.until("both are told", lambda: early.updater.updates == 2)
+    assert early.updated() == [("d", "0,2-3")]
+    early.rings()
+    early.publish(MANY)
+    early.create(container("f", "p"), pod("p"))
+    assert early.updated() == [], "nothing is said twice"
+
+
+def test_the_agent_is_asked_to_look_when_all_is_told(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.rings()
+    early.publish(MANY)
+    early.runtime.until("a ring", lambda: early.rings() == [Look()])
+    assert early.updated() == [("c", "0,2-3")]
+
+
+def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None:
+    """What the runtime is being told may come into force after the owner was made."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    early.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0-3")}))
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    early.publish(OWNED)
+    status = early.runtime.response(early.begin_create(container("o", "own"), OWN)).status
+    assert "a new container of container ns/p main may hold one of CPUs 1" in status.message
+    early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
+    early.runtime.until("its answer", lambda: early.updater.updates)
+    early.publish(OWNED)
+    assert early.create(container("o", "own"), OWN) == "1"
+
+
+def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_plugin(
+    early: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = 'plugins "10-topolet" and "50-pinner" both tried to set CPUSetCPUs'
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.runtime.update_error = refusal(Code.UNKNOWN, text).status
+    early.publish(MANY)
+    early.runtime.until("a failure", lambda: early.updater.failed)
+    early.create(container("f", "p"), pod("p"))
+    early.publish(MANY)
+    early.create(container("g", "p"), pod("p"))
+    assert early.updated() == [("c", "0,2-3")]
+    assert early.conflicts.found == {("error", "50-pinner"): 1}
+    assert "plugin 50-pinner sets what we set" in caplog.text
+    early.runtime.update_error = None
+    early.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
+    early.runtime.until("another value", lambda: early.updater.updates)
+    assert early.updated() == [("c", "2")]
+
+
+def test_a_process_that_stays_elsewhere_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Cpus_allowed_list:\t0-3\n")
+    world = World(tmp_path, proc=str(tmp_path))
+    world.publish(EMPTY)
+    one, other = container("c", "p", "0-3"), container("d", "p", "0-3")
+    one.pid, other.pid = 7, 8
+    world.runtime.set_up(one, other, pods=(pod("p"),))
+    world.publish(MANY)
+    world.runtime.until("both", lambda: world.updater.updates == 2)
+    assert world.updater.unverified == 1
+    assert "ns/p main: the runtime was told CPUs 0,2-3, its process runs on 0-3" in caplog.text
+    world.close()
+
+
+def test_a_container_that_ended_is_not_changed(early: World) -> None:
+    early.publish(EMPTY)
+    it = container("c", "p", "0-3")
+    early.runtime.set_up(it, pods=(pod("p"),))
+    early.end(it, pod("p"))
+    assert Look() in early.rings()
+    early.publish(MANY)
+    early.create(container("f", "p"), pod("p"))
+    assert not early.updated()
+
+
+def test_a_creation_that_came_to_nothing_frees_what_it_held(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The runtime tells of its end, though it never was (runtime.md 4.2)."""
+    world.others = ("pinner (4711)",)
+    it = container("c", "p")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    assert len(world.grants.all()) == 1
+    world.end(it, pod("p"))
+    assert not [each for each in world.grants.all() if each.answered_at is None]
+    assert "ns/p main: was not made after our answer; other plugins are on" in caplog.text
+    assert world.conflicts.found == {("undone", "pinner (4711)"): 1}
+
+
+def test_a_creation_that_we_did_not_change_is_no_conflict(world: World) -> None:
+    world.publish(EMPTY)
+    it = container("c", "p", "0-3")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    world.end(it, pod("p"))
+    assert not world.conflicts.found
+
+
+@pytest.mark.parametrize("when", ["made", "changed"])
+def test_cpus_that_somebody_else_set_are_seen(
+    world: World, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = container("c", "p")
+    if when == "made":
+        world.runtime.response(world.begin_create(it, pod("p")))
+        theirs = container("c", "p", "2")
+        event = pb.EventRequest(pod=pod("p"), container=theirs)
+        world.runtime.call("PostCreateContainer", event, pb.Empty)
+    else:
+        world.create(it, pod("p"))
+        world.update(container("c", "p", "2"), pod("p"))
+    assert "ns/p main: CPUs 0,2-3 were changed to 2" in caplog.text
+    assert world.conflicts.found == {("changed", ""): 1}
+
+
+def test_our_own_change_is_no_conflict_even_before_its_answer(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    early.publish(MANY)
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    early.update(container("c", "p", "0,2-3"), pod("p"))
+    assert not early.conflicts.found
+
+
+def test_containers_made_without_us_may_hold_anything_until_the_agent_has_looked(
+    world: World,
+) -> None:
+    world.runtime.drop()
+    world.runtime.set_up(container("new", "p"), pods=(pod("p"),))
+    assert Look() in world.rings()
+    status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
+    assert "a new container of a time without us may hold" in status.message
+    world.publish(OWNED)
+    assert world.create(container("o", "own"), OWN) == "1"
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_creation_cut_by_the_end_of_the_session_is_settled(world: World, made: bool) -> None:
+    it = container("c", "p")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    world.runtime.drop()
+    world.rings()
+    world.runtime.set_up(*([it] if made else []), pods=(pod("p"),))
+    assert all(each.answered_at is not None for each in world.grants.all())
+    assert any(isinstance(each, Created) for each in world.rings()) == made
+
+
+def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
+    world.publish(EMPTY)
+    world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("held", lambda: world.link.stats.held_now)
+    world.runtime.drop()
+    world.runtime.set_up()
+    assert world.link.stats.held_now == 0
+    assert all(each.answered_at is not None for each in world.grants.all())
+
+
+def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr("agent.hooks.cpuset.create", broken)
+    assert world.create(container("c", "p"), pod("p")) == ""
+    assert Grant("", "pod ns/p", None) == msgspec.structs.replace(
+        world.grants.all()[-1], answered_at=None
+    )
+    status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
+    assert status.message == "CreateContainer: pod ns/own: ValueError: broken"
+    assert world.admission.outcomes.failed == {("CreateContainer", "LSE", "hook_error"): 1}

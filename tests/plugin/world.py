@@ -1,0 +1,144 @@
+"""The plugin's inside with a real socket to a fake runtime, and an agent that the test plays."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+
+from agent.host import files
+from agent.model import doorbell
+from agent.model import failurepolicy as policy
+from agent.model import snapshot as snapshots
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.doorbell import Ring
+from agent.model.failurepolicy import Deadlines
+from agent.model.qos import QOS_LABEL
+from agent.model.settings import Settings
+from agent.model.snapshot import Snapshot
+from agent.plugin.conflicts import Conflicts
+from agent.plugin.containers import Containers
+from agent.plugin.hooks import Hooks
+from agent.plugin.updater import Updater
+from agent.proto import nri_pb2 as pb
+from agent.proxy.admission import Admission
+from agent.proxy.bell import Bell
+from agent.proxy.grants import Grants
+from agent.proxy.snapshots import SnapshotFile
+from agent.runtime.loop import Loop
+from agent.runtime.nri.link import Link
+from tests.proxy.exchanges import BOOT
+from tests.runtime.nri.fake import FakeRuntime
+
+
+def pod(uid: str, qos: str = "", claim: str = "") -> pb.PodSandbox:
+    it = pb.PodSandbox(id=f"s-{uid}", uid=uid, namespace="ns", name=uid)
+    it.linux.cgroup_parent = f"/kubepods/burstable/pod{uid}"
+    if qos:
+        it.labels[QOS_LABEL] = qos
+    if claim:
+        it.annotations[RESOURCE_STATUS] = f'{{"cpuset": "{claim}"}}'
+    return it
+
+
+def container(container_id: str, uid: str, cpus: str = "", shares: int = 512) -> pb.Container:
+    it = pb.Container(id=container_id, pod_sandbox_id=f"s-{uid}", name="main")
+    it.linux.resources.cpu.cpus = cpus
+    it.linux.resources.cpu.shares.value = shares
+    return it
+
+
+class World:
+    """`publish` is what the agent does, `rings` what it hears."""
+
+    def __init__(self, folder: Path, hold_seconds: float = 0.5, proc: str = "/proc") -> None:
+        self.path = folder / "snapshot.json"
+        self.loop = Loop()
+        self.runtime = FakeRuntime(folder, self.loop)
+        self.bell = Bell(str(folder / "bell"))
+        self.grants, self.containers = Grants(), Containers()
+        self.others: tuple[str, ...] = ()
+        self.conflicts = Conflicts("10-topolet", lambda: self.others)
+        snapshot_file = SnapshotFile(str(self.path), BOOT)
+        policies, _ = policy.of(Settings())
+        self.admission = Admission(snapshot_file, self.bell, self.grants, policies, str(folder))
+        hooks = Hooks(
+            self.admission,
+            Deadlines(hold_seconds),
+            snapshot_file,
+            self.containers,
+            self.conflicts,
+        )
+        self.link = Link(self.loop, self.runtime.path, "topolet", "10", hooks)
+        self.updater = Updater(
+            self.loop,
+            self.link,
+            snapshot_file,
+            self.containers,
+            self.grants,
+            self.bell,
+            self.conflicts,
+            proc,
+        )
+        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._ear.bind(str(folder / "bell"))
+        self.link.start()
+        self.updater.start()
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """As an agent that has looked at the runtime just now."""
+        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns())
+        files.replace(str(self.path), snapshots.encode(now), durable=False)
+
+    def rings(self) -> list[Ring]:
+        heard = []
+        while True:
+            try:
+                heard.append(doorbell.decode(self._ear.recv(1 << 18)))
+            except BlockingIOError:
+                return heard
+
+    # what the runtime does
+    def begin_create(self, it: pb.Container, of: pb.PodSandbox) -> int:
+        return self.runtime.begin("CreateContainer", pb.EventRequest(pod=of, container=it))
+
+    def create(self, it: pb.Container, of: pb.PodSandbox) -> str:
+        """To its end; the CPUs it was made with."""
+        event = pb.EventRequest(pod=of, container=it)
+        reply = self.runtime.call("CreateContainer", event, pb.CreateContainerResponse)
+        cpus = reply.adjust.linux.resources.cpu.cpus
+        if cpus:
+            event.container.linux.resources.cpu.cpus = cpus
+        self.runtime.call("PostCreateContainer", event, pb.Empty)
+        return event.container.linux.resources.cpu.cpus
+
+    def update(self, it: pb.Container, of: pb.PodSandbox, cpus: str = "", shares: int = 0) -> str:
+        """The CPUs that the change leaves with."""
+        event = pb.EventRequest(pod=of, container=it)
+        event.linux_resources.cpu.cpus = cpus
+        event.linux_resources.cpu.shares.value = shares
+        reply = self.runtime.call("UpdateContainer", event, pb.UpdateContainerResponse)
+        now = reply.update[0].linux.resources.cpu.cpus if reply.update else cpus
+        event.ClearField("linux_resources")
+        event.container.linux.resources.cpu.cpus = now
+        self.runtime.call("PostUpdateContainer", event, pb.Empty)
+        return now
+
+    def end(self, it: pb.Container, of: pb.PodSandbox) -> None:
+        event = pb.EventRequest(pod=of, container=it)
+        for method in ("StopContainer", "RemoveContainer"):
+            self.runtime.call(method, event, pb.Empty)
+
+    def updated(self) -> list[tuple[str, str]]:
+        """Containers and CPUs of the changes that the runtime was asked for, since the last ask."""
+        updates, self.runtime.updates = self.runtime.updates, []
+        return [(each.container_id, each.linux.resources.cpu.cpus) for each in updates]
+
+    def close(self) -> None:
+        self.link.close()
+        self.runtime.close()
+        self._ear.close()
+        self.bell.close()
+        self.loop.close()

@@ -1,0 +1,43 @@
+"""Who may be between kubelet and containers at the same time."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from agent.host.locks import LockedError
+from agent.proxy import door
+
+
+def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
+    draining, fresh = (door.for_relay(str(tmp_path / "state")) for _ in range(2))
+    with pytest.raises(LockedError, match=rf"held by topolet proxy \(process {os.getpid()}\)"):
+        door.for_plugin(str(tmp_path / "state"), 0)
+    draining.release()
+    with pytest.raises(LockedError, match="only one of relay and NRI plugin"):
+        door.for_plugin(str(tmp_path / "state"), 0)
+    fresh.release()
+    door.for_plugin(str(tmp_path / "state"), 0).release()
+
+
+def test_a_plugin_is_alone(tmp_path: Path) -> None:
+    plugin = door.for_plugin(str(tmp_path), 0)
+    for take in (door.for_relay, lambda state: door.for_plugin(state, 0)):
+        with pytest.raises(LockedError, match=r"door.lock is held by topolet nri \(process"):
+            take(str(tmp_path))
+    plugin.release()
+    door.for_relay(str(tmp_path)).release()
+
+
+def test_a_plugin_waits_for_one_that_is_ending(tmp_path: Path) -> None:
+    """A runtime that launches plugins starts the next before the last has gone."""
+    last = door.for_plugin(str(tmp_path), 0)
+    tried = threading.Event()
+    ending = threading.Thread(target=lambda: (tried.wait(10), last.release()))
+    ending.start()
+    threading.Timer(0.1, tried.set).start()
+    door.for_plugin(str(tmp_path), 10).release()
+    ending.join()
