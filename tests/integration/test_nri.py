@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,7 +18,14 @@ from agent.hooks.changes import Changes
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from demo.containerd import Containerd
-from demo.pods import create_container, create_request, remove_pod, run_pod, run_sandbox
+from demo.pods import (
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
 from tests.integration.plugged import PluggedNode, other_plugin, plugged_node
 from tests.waiting import eventually
 
@@ -70,6 +78,30 @@ def test_pools_shrink_before_an_owner_starts_and_the_runtime_knows(both: Plugged
     assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
     assert node.metric("topolet_cpu_overlaps_total") == 0
     eventually("the runtime remembers", lambda: node.direct.container_placement(ls).cpuset == "0")
+
+
+def test_no_owner_starts_beside_a_container_that_is_created_and_not_started(
+    both: PluggedNode,
+) -> None:
+    """What the agent asks the runtime for passes the plugin, which may not know yet that it is
+    wanted: then the owner waits, or comes at the second attempt."""
+    node = both.node
+    spec, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
+    waiting = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
+    sandbox = run_sandbox(node.direct, owner)
+    made: list[str] = []
+
+    def attempt() -> bool:
+        with contextlib.suppress(RpcError):
+            made.append(create_container(node.direct, create_request(owner, sandbox)))
+        return bool(made)
+
+    eventually("the owner is made", attempt)
+    assert node.direct.container_placement(waiting).cpuset == "0"
+    for each in (waiting, made[0]):
+        start_container(node.direct, each)
+    assert (node.cpus(waiting), node.cpus(made[0])) == ("0", "1")
+    assert node.metric("topolet_cpu_overlaps_total") == 0
 
 
 def test_an_update_keeps_our_cpus(both: PluggedNode) -> None:
