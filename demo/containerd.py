@@ -102,6 +102,10 @@ class Containerd:
         code = self._process.poll() if self._process else None
         return "" if code is None else f"exit code {code}"
 
+    def import_image(self, name: str) -> None:
+        """Another image like the one that is there, of another name and id."""
+        import_image(self.socket, self._programs, name)
+
     def ctr(self, *words: str) -> str:
         """Runs `ctr` in the CRI's namespace. Raises ContainerdError."""
         return ctr(self.socket, *words, programs=self._programs)
@@ -144,16 +148,16 @@ def ctr(socket: str, *words: str, programs: pathlib.Path | None = None) -> str:
     return _output(_program("ctr", programs), "-a", socket, "-n", "k8s.io", *words)
 
 
-def import_image(socket: str, programs: pathlib.Path | None = None) -> None:
+def import_image(socket: str, programs: pathlib.Path | None = None, name: str = image.NAME) -> None:
     """Makes the image known to a containerd that has it not. Raises ContainerdError."""
-    if image.NAME in ctr(socket, "images", "ls", "-q", programs=programs).split():
+    if name in ctr(socket, "images", "ls", "-q", programs=programs).split():
         return
     binary = image.busybox()
     if binary is None:
         raise ContainerdError("busybox is missing (Debian: busybox-static)")
     with tempfile.TemporaryDirectory() as folder:
         archive = pathlib.Path(folder, "image.tar")
-        image.write_archive(archive, binary)
+        image.write_archive(archive, binary, name)
         ctr(socket, "images", "import", str(archive), programs=programs)
 
 

@@ -23,17 +23,17 @@ def busybox() -> str | None:
     return found if found and _is_static(pathlib.Path(found)) else None
 
 
-def write_archive(path: pathlib.Path, binary: str) -> None:
+def write_archive(path: pathlib.Path, binary: str, name: str = NAME) -> None:
     """A docker-archive of one layer whose default command sleeps: also serves as pause image.
 
-    All of busybox's applets are there by their names.
+    All of busybox's applets are there by their names. An image of another name has another id.
     """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
-        for name in ("bin", "proc", "sys", "tmp", "etc", "dev"):
-            folder = tarfile.TarInfo(name)
-            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-            tar.addfile(folder)
+        for folder in ("bin", "proc", "sys", "tmp", "etc", "dev"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
         content = pathlib.Path(binary).read_bytes()
         _add(tar, BUSYBOX.lstrip("/"), content, 0o755)
         _add(tar, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534::/:\n", 0o644)
@@ -47,11 +47,11 @@ def write_archive(path: pathlib.Path, binary: str) -> None:
         {
             "architecture": _architecture(),
             "os": "linux",
-            "config": {"Cmd": list(SLEEP), "Env": ["PATH=/bin"]},
+            "config": {"Cmd": list(SLEEP), "Env": ["PATH=/bin"], "Labels": {"name": name}},
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
         }
     ).encode()
-    manifest = [{"Config": "config.json", "RepoTags": [NAME], "Layers": ["layer.tar"]}]
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
     with tarfile.open(path, "w") as tar:
         _add(tar, "config.json", config, 0o644)
         _add(tar, "layer.tar", layer.getvalue(), 0o644)

@@ -50,13 +50,21 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The time of every suite: the folders below tests/."""
+    """What tests recorded as their "summary"; the time of every suite: the folders below tests/."""
     seconds: dict[str, float] = {}
+    summaries: list[str] = []
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 suite = "/".join(report.nodeid.split("/")[:2])
                 seconds[suite] = seconds.get(suite, 0.0) + report.duration
+                if report.when == "call":
+                    summaries += [
+                        str(text) for name, text in report.user_properties if name == "summary"
+                    ]
+    for summary in summaries:
+        terminalreporter.section("summary")
+        terminalreporter.write_line(summary)
     terminalreporter.section("suites")
     for suite, each in sorted(seconds.items()):
         terminalreporter.write_line(f"{each:7.1f} s  {suite}")

@@ -1,15 +1,21 @@
 """The command `topolet`: one thin module a subcommand, imported only when called.
 
 A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
-name are underscores.
+name are underscores. A daemon that has nothing but options of the settings names them in `PLAIN` as
+well: written out in full they need no argparse, a megabyte that it would hold for life.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from agent.cli import options
+
+if TYPE_CHECKING:
+    import argparse
 
 COMMANDS = {
     "topology": "draw the machine: sockets, NUMA nodes, caches, cores, memory, distances",
@@ -23,39 +29,46 @@ COMMANDS = {
 }
 
 
-class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Of fixed width: asking the terminal imports shutil and its archives, half a megabyte."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=100)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns its exit code (2 for wrong usage)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
         return _usage(words)
     module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
-    parser = argparse.ArgumentParser(
-        prog=f"topolet {words[0]}",
-        description=module.__doc__,
-        formatter_class=_HelpFormatter,
-    )
-    module.add_arguments(parser)
-    code: int = module.run(parser.parse_args(words[1:]))
+    arguments: object = None
+    if hasattr(module, "PLAIN"):
+        arguments = options.plain(words[1:], module.PLAIN)
+    if arguments is None:
+        parser = _parser(prog=f"topolet {words[0]}", description=module.__doc__)
+        module.add_arguments(parser)
+        arguments = parser.parse_args(words[1:])
+    code: int = module.run(arguments)
     return code
 
 
 def _usage(words: Sequence[str]) -> int:
+    import argparse
+
     lines = [f"  {name:<13} {text}" for name, text in COMMANDS.items()]
-    parser = argparse.ArgumentParser(
+    parser = _parser(
         prog="topolet",
         usage="topolet COMMAND [OPTIONS]   (topolet COMMAND --help tells the options)",
         description="Node resource agent for Kubernetes.",
         epilog="commands:\n" + "\n".join(lines),
-        formatter_class=_HelpFormatter,
     )
     parser.add_argument("command", nargs="?", choices=tuple(COMMANDS), help=argparse.SUPPRESS)
     parser.parse_args(words[:1])
     parser.print_help(sys.stderr)
     return 2
+
+
+def _parser(
+    prog: str, description: str | None, usage: str | None = None, epilog: str | None = None
+) -> argparse.ArgumentParser:
+    import argparse
+
+    def help_formatter(prog: str) -> argparse.HelpFormatter:
+        """Of fixed width: asking the terminal imports shutil and its archives."""
+        return argparse.RawDescriptionHelpFormatter(prog, width=100)
+
+    return argparse.ArgumentParser(prog, usage, description, epilog, formatter_class=help_formatter)

@@ -2,15 +2,36 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from agent.model import settings
 from agent.model.settings import Settings, SettingsError
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def plain(words: Sequence[str], names: Sequence[str]) -> SimpleNamespace | None:
+    """What argparse would make of `--option VALUE` and `--option=VALUE` for the named options and
+    `--config`, written in full; None for anything else."""
+    flags = {f"--{name.replace('_', '-')}": name for name in (*names, "config")}
+    given = dict.fromkeys(flags.values())
+    rest = iter(words)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag not in flags:
+            return None
+        if not equals:
+            value = next(rest, "-")
+            if value.startswith("-"):
+                return None
+        given[flags[flag]] = value
+    return SimpleNamespace(**given)
 
 
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
@@ -28,13 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None
         )
 
 
-def load(arguments: argparse.Namespace) -> Settings:
+def load(arguments: argparse.Namespace | SimpleNamespace) -> Settings:
     """Raises SettingsError that names file and option."""
     raw = _read(arguments.config) if arguments.config else {}
-    for field in settings.options():
-        given = getattr(arguments, field.name, None)
+    names = Settings.__struct_fields__, Settings.__struct_encode_fields__
+    for name, encoded in zip(*names, strict=True):
+        given = getattr(arguments, name, None)
         if given is not None:
-            raw[field.encode_name] = given
+            raw[encoded] = given
     return settings.parse(raw)
 
 

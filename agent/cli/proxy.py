@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from typing import TYPE_CHECKING
 
 from agent.cli import options
 from agent.host.activation import ActivationError, inherited
@@ -12,6 +12,9 @@ from agent.host.locks import LockedError
 from agent.model import failurepolicy
 from agent.model.settings import Settings, SettingsError, host_port, socket_path
 from agent.telemetry import logs
+
+if TYPE_CHECKING:
+    import argparse
 
 OPTIONS = (
     "listen",
@@ -24,6 +27,7 @@ OPTIONS = (
     "proxy_http",
     "log_level",
 )
+PLAIN = OPTIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

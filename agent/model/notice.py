@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -39,6 +38,8 @@ def folder(uid: str, container_name: str) -> str:
 
 def named(folder_name: str) -> str:
     """The pod or container that such a folder is for."""
+    from urllib.parse import unquote
+
     return unquote(folder_name)
 
 
@@ -57,4 +58,6 @@ def decode(text: bytes) -> Notice | None:
 
 def _as_name(text: str) -> str:
     """No dots and no slashes, whatever the caller of the runtime chose."""
+    from urllib.parse import quote  # a quarter of a megabyte that only cpu-policy dynamic needs
+
     return quote(text, safe="").replace(".", "%2E")

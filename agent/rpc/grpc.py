@@ -6,7 +6,6 @@ Source of the rules: doc/PROTOCOL-HTTP2.md and doc/statuscodes.md of grpc/grpc.
 from __future__ import annotations
 
 import enum
-import zlib
 from typing import Final
 
 from agent.rpc import frames, metadata
@@ -79,6 +78,8 @@ def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bo
 
 def gunzip(packed: bytes, limit_bytes: int) -> bytes:
     """The content of one gzip member. Raises MessageError when it is none or beyond the limit."""
+    import zlib  # no kubelet packs its messages
+
     unpacker = zlib.decompressobj(wbits=31)
     try:
         content = unpacker.decompress(packed, limit_bytes + 1)

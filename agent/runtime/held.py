@@ -16,7 +16,8 @@ class Limits(NamedTuple):
     body_bytes: int = 1 << 20
     """Of one request message, packed or not."""
     held_bytes: int = 8 << 20
-    """Of all requests that the connection has half received, held or not sent yet."""
+    """Of all requests that the connection has half received, held or not sent yet, and of what
+    packed ones among them contain."""
     streams: int = 4_096
     """Hooked calls under way."""
     reply_bytes: int = 1 << 16

@@ -163,11 +163,14 @@ class HookedCalls:
             return
         if compressed:
             try:
-                message = grpc.gunzip(message, limits.body_bytes)
+                room = limits.held_bytes - self._taken
+                message = grpc.gunzip(message, min(limits.body_bytes, room))
             except grpc.MessageError as error:
                 stats.passed_compressed += 1
                 self._commit_unhooked(stream, "compressed", str(error))
                 return
+            stream.taken += len(message)
+            self._taken += len(message)
         stream.message = message
         stream.call = Call(stream.path, time.monotonic())
         stats.hooked += 1

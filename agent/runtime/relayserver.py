@@ -7,6 +7,7 @@ and `unreachable` are there to be shown as metrics. Everything happens in the lo
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 from typing import Final
 
@@ -24,6 +25,8 @@ RETRY_SECONDS: Final = 0.004
 """How often the gate is asked again while a call is held."""
 _READ_BYTES: Final = 1 << 18
 _OUT_OF_DESCRIPTORS_SECONDS: Final = 0.1
+_SPARE_DESCRIPTORS: Final = 32
+"""That connections leave to the rest of the process: hooks open files."""
 
 
 class RelayServer:
@@ -31,7 +34,8 @@ class RelayServer:
 
     `listen` is a path, served under a lock (ListenError where another relay has it), or a socket
     that listens already and stays its giver's. While the upstream does not answer, a client's
-    connection is accepted and closed, so that its calls end Unavailable.
+    connection is accepted and closed, so that its calls end Unavailable. Clients beyond what the
+    process's descriptors serve wait to be accepted.
     """
 
     def __init__(
@@ -62,14 +66,17 @@ class RelayServer:
         self._retry: Timer | None = None
         self._resume: Timer | None = None
         self._pairs: set[Pair] = set()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_pairs = max((descriptors - _SPARE_DESCRIPTORS) // 2, descriptors // 4)
         self._listener = None
         if isinstance(listen, str):
             self._listener = Listener(listen, mode)
             listen = self._listener.socket
         self._socket = listen
         self._socket.setblocking(False)
-        self._listening = True
-        loop.register(self._socket.fileno(), READ, self._accept)
+        self._listening = False
+        self._closing = False
+        self._listen_again()
 
     @property
     def connections(self) -> int:
@@ -99,11 +106,10 @@ class RelayServer:
             self._listener.close()
 
     def _deafen(self) -> None:
+        self._closing = True
         if self._resume is not None:
             self._resume.cancel()
-        if self._listening:
-            self._loop.unregister(self._socket.fileno())
-            self._listening = False
+        self._pause()
 
     def _new_relay(self, to_client: Sink, to_upstream: Sink) -> Relay:
         return Relay(
@@ -119,6 +125,8 @@ class RelayServer:
     def _ended(self, pair: Pair, reached: bool) -> None:
         self._pairs.discard(pair)
         self.unreachable += not reached
+        if self._resume is None:
+            self._listen_again()
 
     def _relayed(self) -> None:
         """Arms the next question if a call is held."""
@@ -143,19 +151,30 @@ class RelayServer:
                 client.close()
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
-            self._loop.unregister(self._socket.fileno())
-            self._listening = False
-            self._resume = self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._listen_again)
+            self._pause()
+            self._resume = self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._resumed)
             return
         pair = Pair(
             self._loop, client, upstream, self._buffer, self._new_relay, self._relayed, self._ended
         )
         self._pairs.add(pair)
+        if len(self._pairs) >= self._most_pairs:
+            self._pause()
         pair.connect(self._upstream)
 
+    def _pause(self) -> None:
+        if self._listening:
+            self._loop.unregister(self._socket.fileno())
+            self._listening = False
+
+    def _resumed(self) -> None:
+        self._resume = None
+        self._listen_again()
+
     def _listen_again(self) -> None:
-        self._loop.register(self._socket.fileno(), READ, self._accept)
-        self._listening = True
+        if not (self._listening or self._closing) and len(self._pairs) < self._most_pairs:
+            self._loop.register(self._socket.fileno(), READ, self._accept)
+            self._listening = True
 
 
 def _ignore(path: bytes, error: Exception) -> None:

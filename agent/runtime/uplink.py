@@ -9,6 +9,10 @@ Most frames pass as slices of the receive buffer and never come here. Two things
   ACK (windows count by the old value before it), and a header block of a stream with DATA waiting
   (trailers). Header blocks share one compression state, so behind a waiting block or ACK
   everything that opens or fills a stream waits too.
+
+Nothing done for one frame walks the queue: a client can make it long, and reset all that is in it.
+DATA of a stream that is over stays in it as a husk, which goes when it comes to the front or when
+most of the queue is such.
 """
 
 from __future__ import annotations
@@ -22,13 +26,28 @@ from agent.runtime.held import HeldStream
 from agent.runtime.lane import Lane
 
 
+class _Share:
+    """What the queue holds of one stream: header blocks, DATA frames and their payload, others."""
+
+    __slots__ = ("blocks", "data", "data_bytes", "rest")
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.data = 0
+        self.data_bytes = 0
+        self.rest = 0
+
+
 class Uplink:
     """`sent` is called for a stream when its buffer has run empty."""
 
     __slots__ = (
         "_barriers",
         "_credit",
+        "_husks",
+        "_over",
         "_sent",
+        "_shares",
         "_streams",
         "lane",
         "queue",
@@ -48,6 +67,9 @@ class Uplink:
         self.queued_bytes = 0
         self.sending: dict[int, HeldStream] = {}
         self._barriers = 0
+        self._husks = 0
+        self._over: set[int] = set()  # streams whose DATA frames in the queue are husks
+        self._shares: dict[int, _Share] = {}
         self._credit = credit
         self._streams = streams
         self._sent = sent
@@ -55,18 +77,30 @@ class Uplink:
     def delays_block(self, number: int) -> bool:
         """A header block of this stream must wait."""
         return number in self.sending or (
-            bool(self.queue) and (self._barriers > 0 or self._is_queued(number))
+            bool(self.queue) and (self._barriers > 0 or number in self._shares)
         )
 
     def delays_reset(self, number: int) -> bool:
         """The stream's HEADERS have not gone up yet."""
-        return any(kind == frames.HEADERS and of == number for kind, of, _ in self.queue)
+        share = self._shares.get(number)
+        return share is not None and share.blocks > 0
 
     def put(self, kind: int, number: int, raw: bytes) -> None:
         """Whole frames that wait their turn; `kind` is that of the first."""
+        if kind == frames.DATA and number in self._over:
+            self._credit.excess -= len(raw) - frames.HEAD_BYTES
+            return
         self.queue.append((kind, number, raw))
         self.queued_bytes += len(raw)
         self._barriers += kind != frames.DATA
+        share = self._shares.setdefault(number, _Share())
+        if kind == frames.DATA:
+            share.data += 1
+            share.data_bytes += len(raw) - frames.HEAD_BYTES
+        elif kind == frames.HEADERS:
+            share.blocks += 1
+        else:
+            share.rest += 1
 
     def acknowledge(self) -> None:
         """The client's SETTINGS ACK goes up now."""
@@ -93,15 +127,21 @@ class Uplink:
         if stream is not None:
             self._credit.excess -= len(stream.body)
             stream.body.clear()
-        if self.queue and self._is_queued(number):
-            waiting = list(self.queue)
+        share = self._shares.get(number)
+        if share is None or not share.data:
+            return
+        self._credit.excess -= share.data_bytes
+        self.queued_bytes -= share.data_bytes + share.data * frames.HEAD_BYTES
+        self._husks += share.data
+        self._over.add(number)
+        share.data = share.data_bytes = 0
+        self._forget_empty(number, share)
+        if 2 * max(self._husks, len(self._over)) > len(self.queue):
+            live = [each for each in self.queue if not self._is_husk(each)]
             self.queue.clear()
-            self.queued_bytes = self._barriers = 0
-            for kind, of, raw in waiting:
-                if kind == frames.DATA and of == number:
-                    self._credit.excess -= len(raw) - frames.HEAD_BYTES
-                else:
-                    self.put(kind, of, raw)
+            self.queue.extend(live)
+            self._husks = 0
+            self._over.clear()
 
     def pump(self) -> None:
         """Sends what windows allow, if no frame is under way.
@@ -119,8 +159,12 @@ class Uplink:
             if blocked_on_data or not self.queue or self._is_blocked():
                 return
 
-    def _is_queued(self, number: int) -> bool:
-        return any(of == number for _, of, _ in self.queue)
+    def _is_husk(self, entry: tuple[int, int, bytes]) -> bool:
+        return entry[0] == frames.DATA and entry[1] in self._over
+
+    def _forget_empty(self, number: int, share: _Share) -> None:
+        if not (share.data or share.blocks or share.rest):
+            del self._shares[number]
 
     def _is_blocked(self) -> bool:
         kind, number, raw = self.queue[0]
@@ -129,13 +173,25 @@ class Uplink:
         return kind == frames.HEADERS and number in self.sending and self.sending[number].announced
 
     def _advance(self) -> None:
-        while self.queue and not self._is_blocked():
+        while self.queue:
+            if self._husks and self._is_husk(self.queue[0]):
+                self.queue.popleft()
+                self._husks -= 1
+                continue
+            if self._is_blocked():
+                break
             kind, number, raw = self.queue.popleft()
             self.queued_bytes -= len(raw)
+            share = self._shares[number]
             if kind == frames.DATA:
                 self._credit.window -= len(raw) - frames.HEAD_BYTES
+                share.data -= 1
+                share.data_bytes -= len(raw) - frames.HEAD_BYTES
             else:
                 self._barriers -= 1
+                share.blocks -= kind == frames.HEADERS
+                share.rest -= kind != frames.HEADERS
+            self._forget_empty(number, share)
             if kind == frames.SETTINGS:
                 self.acknowledge()
             elif kind == frames.HEADERS and (stream := self._streams.get(number)):
@@ -143,6 +199,8 @@ class Uplink:
             self.lane.insert(raw)
         if self.queue:
             self._split_first()
+        elif self._over:
+            self._over.clear()
 
     def _split_first(self) -> None:
         """Sends what the window takes of a DATA frame: the upstream may wait for just that."""
@@ -155,6 +213,7 @@ class Uplink:
         self.lane.insert(frames.frame(frames.DATA, raw[4] & ~frames.END_STREAM, number, part))
         self.queue[0] = kind, number, frames.frame(frames.DATA, raw[4], number, rest)
         self.queued_bytes -= window
+        self._shares[number].data_bytes -= window
         self._credit.window = 0
 
     def _send_from(self, stream: HeldStream) -> None:

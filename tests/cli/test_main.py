@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from agent.cli import options, proxy
 from agent.cli.main import COMMANDS
 
 
@@ -80,20 +84,62 @@ HEAVY = {
 }
 """What costs memory or start-up time, and has no place in the process before the runtime."""
 
+ONLY_AT_TIMES = {"argparse", "urllib.parse", "zlib"}
+
 LOADED = "import sys\n{}\nprint(*sys.modules)"
 
 
 @pytest.mark.parametrize(
-    "code",
+    ("code", "heavy"),
     [
-        "import agent.cli.proxy, agent.proxy.daemon",
-        "from agent.cli.main import main\ntry: main(['proxy', '--help'])\nexcept SystemExit: pass",
+        ("import agent.cli.main, agent.cli.proxy, agent.proxy.daemon", HEAVY | ONLY_AT_TIMES),
+        (
+            "from agent.cli.main import main\ntry: main(['proxy', '--help'])\n"
+            "except SystemExit: import agent.cli.proxy",
+            HEAVY,
+        ),
     ],
     ids=["its imports", "its help"],
 )
-def test_proxy_stays_light(code: str) -> None:
+def test_proxy_stays_light(code: str, heavy: set[str]) -> None:
     done = python("-c", LOADED.format(code))
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
     assert "agent.cli.proxy" in loaded
-    assert not loaded & HEAVY
+    assert not loaded & heavy
+
+
+WORDS = st.sampled_from(
+    [
+        "--listen",
+        "--listen=/x",
+        "--listen=",
+        "--config",
+        "--conf",
+        "--hold-seconds=1",
+        "--help",
+        "--hold-seconds",
+        "--output",
+        "/a",
+        "-1",
+        "--",
+        "-",
+        "",
+        "a=b",
+    ]
+)
+
+
+@given(st.lists(WORDS, max_size=5))
+def test_plain_words_mean_what_argparse_makes_of_them(words: list[str]) -> None:
+    plain = options.plain(words, ("listen", "hold_seconds"))
+    parser = argparse.ArgumentParser()
+    options.add_arguments(parser, ("listen", "hold_seconds"))
+    if plain is not None:
+        assert vars(plain) == vars(parser.parse_args(words))
+
+
+def test_the_usual_way_to_start_a_proxy_is_plain() -> None:
+    words = ["--listen", "unix:///x", "--hold-seconds=2", "--config", "/etc/topolet.toml"]
+    assert options.plain(words, proxy.PLAIN) is not None
+    assert options.plain([*words, "--help"], proxy.PLAIN) is None

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo import image
 from demo.containerd import Containerd
 from demo.stage import free_port
 from tests import tools
@@ -25,20 +24,28 @@ class Registry:
         self.address = address
 
     def push(self, runtime: Containerd, name: str) -> str:
-        """Puts the one image of ours there and forgets the name; returns it, to be pulled."""
+        """Puts an image like ours there; returns its full name, which the runtime does not know."""
         full = f"{self.address}/{name}"
-        runtime.ctr("images", "tag", "--force", image.NAME, full)
+        before = set(runtime.ctr("images", "ls", "-q").split())
+        runtime.import_image(full)
         runtime.ctr("images", "push", "--plain-http", full)
-        runtime.ctr("images", "rm", full)
+        # The CRI gives an image a second name, its id.
+        added = set(runtime.ctr("images", "ls", "-q").split()) - before
+        runtime.ctr("images", "rm", "--sync", *added)
         return full
+
+
+def skip_without_registry() -> None:
+    if tools.registry() is None:
+        pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
 
 
 @contextlib.contextmanager
 def running(folder: pathlib.Path) -> Iterator[Registry]:
     """An empty one, its images below `folder`; the test is skipped where there is none."""
+    skip_without_registry()
     program = tools.registry()
-    if program is None:
-        pytest.skip("no docker-registry here (tests/tools/prepare fetches it)")
+    assert program is not None
     port = free_port()
     config = {
         "version": "0.1",

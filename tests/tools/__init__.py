@@ -25,11 +25,13 @@ _MODULES = {
 }
 # Drivers of storage that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
+# cri.descriptor beside crictl and critest: the CRI that both speak, as a FileDescriptorProto.
 _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "containerd": (("install", *_FLAGS, _TAGS, "tool"),),
     "cri-tools": (
         ("install", *_FLAGS, "tool"),
-        ("test", *_FLAGS, "-c", "-o", "critest", "sigs.k8s.io/cri-tools/cmd/critest"),
+        ("test", *_FLAGS, "-c", "-o", "{folder}/critest", "sigs.k8s.io/cri-tools/cmd/critest"),
+        ("run", *_FLAGS, "./descriptor", "{folder}/cri.descriptor"),
     ),
 }
 NAMES = tuple(_MODULES)
@@ -70,8 +72,10 @@ def folder(name: str) -> Path:
     pins = (module / "go.mod").read_text()
     version = re.search(rf"{re.escape(_MODULES[name])} (v\S+)", pins)
     assert version is not None, f"{module}/go.mod does not name {_MODULES[name]}"
-    recipe = pins + (module / "go.sum").read_text() + repr(_COMMANDS[name])
-    digest = hashlib.sha256(recipe.encode()).hexdigest()[:8]
+    recipe = hashlib.sha256(repr(_COMMANDS[name]).encode())
+    for file in sorted(each for each in module.rglob("*") if each.is_file()):
+        recipe.update(file.read_bytes())
+    digest = recipe.hexdigest()[:8]
     return cache() / f"{name}-{version[1]}-{digest}"
 
 
@@ -89,10 +93,9 @@ def cache() -> Path:
 def _build(name: str, target: Path) -> None:
     target.mkdir()
     for subcommand, *words in _COMMANDS[name]:
-        words = [str(target / word) if word == "critest" else word for word in words]
         try:
             done = subprocess.run(
-                ["go", subcommand, *words],
+                ["go", subcommand, *(word.format(folder=target) for word in words)],
                 cwd=_HERE / name,
                 env={**os.environ, "CGO_ENABLED": "0", "GOBIN": str(target)},
                 capture_output=True,

@@ -1,0 +1,100 @@
+"""What the CRI's conformance suite says of a runtime holds behind agent and proxy as well."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import msgspec
+import pytest
+
+from demo import containerd
+from tests import tools
+from tests.critest.suite import RUN_SECONDS, Outcomes, suite
+from tests.integration.harness import built_or_skip, skip_where_none_runs
+from tests.integration.registry import skip_without_registry
+
+_FEWEST_PASSED = 60
+"""As many specs pass on the oldest runtime; fewer, and the suite did not really run."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """`again`: specs that came out differently and were run once more, on both sides."""
+
+    runtime: str
+    direct: Outcomes
+    proxied: Outcomes
+    again: tuple[str, ...]
+
+    def table(self) -> str:
+        """The sums, and every spec that did not pass on both sides."""
+        rows = [("direct", "proxied", f"critest on {self.runtime}")]
+        rows += [
+            (_count(self.direct, state), _count(self.proxied, state), state)
+            for state in ("passed", "failed", "skipped")
+        ]
+        rows += [
+            (direct, proxied, name + (" (ran twice)" if name in self.again else ""))
+            for name, direct, proxied in self._rows()
+            if "failed" in direct + proxied or direct != proxied or name in self.again
+        ]
+        return "\n".join(f"{direct:18} {proxied:18} {what}" for direct, proxied, what in rows)
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        for name in sorted(self.direct.keys() | self.proxied.keys()):
+            yield name, self.direct.get(name, "absent"), self.proxied.get(name, "absent")
+
+
+def _count(outcomes: Outcomes, state: str) -> str:
+    return str(sum(outcome.startswith(state) for outcome in outcomes.values()))
+
+
+def compare(critest: pathlib.Path, programs: pathlib.Path | None) -> Comparison:
+    """Both sides at once, each on a runtime of its own; what differs runs once more."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        (runtime, direct), (_, proxied) = (
+            stack.enter_context(suite(critest, programs, behind)) for behind in (False, True)
+        )
+        first, second = pool.map(lambda side: dict(side.run()), (direct, proxied))
+        again = tuple(
+            sorted(n for n in first.keys() | second.keys() if first.get(n) != second.get(n))
+        )
+        if again:
+            for outcomes, side in ((first, direct), (second, proxied)):
+                renewed = side.run(only=again)
+                outcomes |= {name: renewed[name] for name in again}
+        return Comparison(runtime, first, second, again)
+
+
+@pytest.fixture(scope="module")
+def comparisons() -> Iterator[Mapping[str, Future[Comparison]]]:
+    """Of this machine's containerd ("installed") and of containerd 2 ("built") where it can be had.
+
+    All at once: nearly all of a run is waiting, and four take hardly longer than one.
+    """
+    critest = built_or_skip("cri-tools") / "critest"
+    skip_without_registry()
+    wanted: dict[str, pathlib.Path | None] = {}
+    if not containerd.missing():
+        wanted["installed"] = None
+    if isinstance(programs := tools.built("containerd"), pathlib.Path):
+        wanted["built"] = programs
+    with ThreadPoolExecutor(len(wanted) or 1) as pool:
+        yield {name: pool.submit(compare, critest, where) for name, where in wanted.items()}
+
+
+@pytest.mark.timeout(3 * RUN_SECONDS)
+@pytest.mark.parametrize("name", ["installed", "built"])
+def test_same_specs_pass_behind_the_proxy_as_directly(
+    name: str,
+    comparisons: Mapping[str, Future[Comparison]],
+    record_property: Callable[[str, str], None],
+) -> None:
+    if name not in comparisons:
+        skip_where_none_runs(built_or_skip("containerd") if name == "built" else None)
+    both = comparisons[name].result()
+    record_property("summary", both.table())
+    assert sum(outcome == "passed" for outcome in both.direct.values()) >= _FEWEST_PASSED
+    assert both.proxied == both.direct

@@ -1,0 +1,54 @@
+"""containerd 2 tells the agent what happens, without taking a word from another listener."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from demo.containerd import Containerd
+from demo.pods import create_container, create_request, remove_pod, run_sandbox, start_container
+from tests.integration.harness import TestNode, fresh_node
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def told(containerd2: Containerd) -> Iterator[TestNode]:
+    """A node whose agent has heard the runtime, and looks by the clock at long intervals only."""
+    with fresh_node(containerd2) as node:
+        node.start_agent("--full-pass-seconds=600")
+        hear(node)
+        yield node
+
+
+def wakes(node: TestNode, source: str) -> float:
+    return node.metric(f'topolet_wakes_total{{source="{source}"}}')
+
+
+def hear(node: TestNode) -> None:
+    """Returns when the agent was told of a pod and waits for the next word."""
+    before = wakes(node, "runtime")
+    remove_pod(node.direct, run_sandbox(node.direct, node.spec("heard")))
+    eventually("the agent is told", lambda: wakes(node, "runtime") > before)
+    eventually("the agent rests", lambda: node.metric("topolet_pause_seconds") == 600)
+
+
+def test_a_start_is_followed_by_its_cpuset_without_the_clock(told: TestNode) -> None:
+    before = {source: wakes(told, source) for source in ("runtime", "clock")}
+    for name in ("first", "second", "third"):
+        spec = told.spec(name, "LSE", "1")
+        sandbox = run_sandbox(told.direct, spec)
+        container = create_container(told.direct, create_request(spec, sandbox))
+        assert told.direct.container_placement(container).pid == 0
+        start_container(told.direct, container)
+        eventually(f"{name} is on its CPU", lambda id=container: told.cpus(id) == "1")
+        remove_pod(told.direct, sandbox)
+    assert wakes(told, "runtime") > before["runtime"]
+    assert wakes(told, "clock") == before["clock"]
+
+
+def test_runtime_that_restarts_is_heard_again(told: TestNode) -> None:
+    told.containerd.kill()
+    told.containerd.start()
+    eventually("the agent sees it", lambda: told.get("/readyz")[0] == 200)
+    hear(told)

@@ -1,0 +1,97 @@
+"""Every call of the CRI comes to the same behind agent and proxy as directly."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from demo import image
+from demo.containerd import Containerd
+from tests.integration import registry
+from tests.integration.fullcri import FullCri
+from tests.integration.harness import built_or_skip, fresh_node
+from tests.integration.matrix import STEPS, Deed, Side, Step
+
+ONLINE = pathlib.Path("/sys/devices/system/cpu/online")
+
+
+class Both(msgspec.Struct, frozen=True):
+    """Outcomes and gRPC codes by the names of steps, on a runtime of a major version."""
+
+    runtime: str
+    major: int
+    direct: Mapping[str, object]
+    direct_codes: Mapping[str, str]
+    proxied: Mapping[str, object]
+    proxied_codes: Mapping[str, str]
+
+
+def descriptor() -> pathlib.Path:
+    return built_or_skip("cri-tools") / "cri.descriptor"
+
+
+def outcomes(
+    socket: str, logs: pathlib.Path, known: Mapping[str, str]
+) -> tuple[dict[str, object], dict[str, str]]:
+    """Of all steps, one after the other."""
+    logs.mkdir()
+    with contextlib.closing(FullCri(descriptor(), socket)) as cri:
+        side = Side(cri, logs, known)
+        return {step.name: side.take(step) for step in STEPS}, side.codes
+
+
+@pytest.fixture(scope="module", params=["containerd", "containerd2"])
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """Both ways through all steps: seconds."""
+    descriptor()
+    folder = tmp_path_factory.mktemp("matrix")
+    with registry.running(folder) as images:
+        runtime: Containerd = request.getfixturevalue(request.param)
+        with fresh_node(runtime) as node:
+            known = {
+                "image": image.NAME,
+                "pulled": images.push(runtime, "pulled:1"),
+                "registry": images.address,
+                "cgroup": node.spec("matrix").cgroup_parent(),
+                "cpus": ONLINE.read_text().strip(),
+            }
+            node.start_agent()
+            node.start_proxy()
+            direct = outcomes(runtime.socket, folder / "direct", known)
+            proxied = outcomes(node.cri_socket, folder / "proxied", known)
+            version = node.direct.version()
+    major = re.search(r" v?(\d+)\.", version)
+    assert major is not None
+    return Both(version, int(major[1]), *direct, *proxied)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: step.name.replace(" ", "_"))
+def test_call_comes_to_the_same(both: Both, step: Step | Deed) -> None:
+    if isinstance(step, Deed) or step.served is True or (step.served and both.major >= step.served):
+        assert both.direct_codes[step.name] == "OK", both.direct[step.name]
+    assert both.proxied[step.name] == both.direct[step.name]
+
+
+def test_nothing_is_unimplemented_that_the_runtime_serves(
+    both: Both, record_property: Callable[[str, Any], None]
+) -> None:
+    counts = {
+        way: sum(code != "UNIMPLEMENTED" for code in codes.values())
+        for way, codes in (("direct", both.direct_codes), ("proxied", both.proxied_codes))
+    }
+    lines = [f"{both.runtime}: {len(STEPS)} CRI calls, of which are served"]
+    record_property("summary", "\n".join([*lines, *(f"{n:6} {way}" for way, n in counts.items())]))
+    assert counts["direct"] == counts["proxied"] > 100
+
+
+def test_the_table_has_every_method_of_the_cri() -> None:
+    named = {step.method for step in STEPS if isinstance(step, Step)}
+    with contextlib.closing(FullCri(descriptor(), "/nowhere")) as cri:
+        assert named | {"GetContainerEvents"} == set(cri.methods)

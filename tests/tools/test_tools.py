@@ -1,0 +1,77 @@
+"""A set is built once and whole; why it can't be had is said."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests import tools
+
+# Tells its calls; "builds" where it is asked to, slowly enough for another caller to come.
+_GO = """#!/bin/sh
+echo "$1" >> "{calls}"
+sleep 0.2
+{then}
+echo built > "$GOBIN/containerd"
+"""
+
+
+@pytest.fixture
+def install_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """Puts a `go` on PATH that runs a line of shell before it builds; returns the list of calls."""
+    monkeypatch.setenv("TOPOLET_CACHE", str(tmp_path / "cache"))
+    calls = tmp_path / "calls"
+
+    def install(then: str) -> Path:
+        program = tmp_path / "bin" / "go"
+        program.parent.mkdir()
+        program.write_text(_GO.format(calls=calls, then=then))
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        return calls
+
+    tools.built.cache_clear()
+    yield install
+    tools.built.cache_clear()
+
+
+def test_who_asks_at_the_same_time_gets_one_build(install_go: Callable[[str], Path]) -> None:
+    calls = install_go(":")
+    with ThreadPoolExecutor(4) as pool:
+        (folder,) = set(pool.map(tools.built, ["containerd"] * 4))
+    assert isinstance(folder, Path)
+    assert (folder / "containerd").read_text() == "built\n"
+    assert calls.read_text() == "install\n"
+
+
+def test_build_that_fails_is_told_and_leaves_nothing(install_go: Callable[[str], Path]) -> None:
+    install_go("echo 'no such host' >&2; exit 1")
+    assert tools.built("containerd") == "containerd: go install: no such host"
+    assert [each.name for each in tools.cache().iterdir()] == ["containerd.lock"]
+
+
+def test_without_go_it_is_told(
+    install_go: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert tools.built("containerd") == "containerd: no go here to build it"
+
+
+@pytest.mark.parametrize("change", ["go.sum", "descriptor/main.go"])
+def test_another_recipe_is_built_elsewhere(
+    change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = tools.folder("cri-tools")
+    copy = tmp_path / "cri-tools"
+    monkeypatch.setattr(tools, "_HERE", tmp_path)
+    for file in ("go.mod", "go.sum", "critest.go", "descriptor/main.go"):
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_bytes((Path(tools.__file__).parent / "cri-tools" / file).read_bytes())
+    assert tools.folder("cri-tools") == before
+    with (copy / change).open("a") as file:
+        file.write("// more\n")
+    assert tools.folder("cri-tools") != before
