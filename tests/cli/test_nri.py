@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import main
-from agent.proxy import door
+from agent.host import door
 
 
 @pytest.mark.parametrize(

@@ -295,6 +295,16 @@ def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
     assert all(each.answered_at is not None for each in world.grants.all())
 
 
+def test_a_plugin_that_ends_lets_no_owner_slip_through(world: World) -> None:
+    """The runtime makes a container whose plugin hangs up, with whatever was asked for."""
+    world.publish(EMPTY)
+    stream = world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("held", lambda: world.link.stats.held_now)
+    world.link.close()
+    status = world.runtime.response(stream).status
+    assert status.message == "CreateContainer: pod ns/own: the plugin ends"
+
+
 def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
