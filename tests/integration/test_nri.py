@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ import pytest
 from agent.hooks.changes import Changes
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
 from demo.containerd import Containerd
 from demo.pods import (
+    PodSpec,
     create_container,
     create_request,
     remove_pod,
@@ -26,6 +29,7 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
+from tests.integration.harness import TestNode
 from tests.integration.plugged import PluggedNode, other_plugin, plugged_node
 from tests.waiting import eventually
 
@@ -43,6 +47,25 @@ def both(plugged: PluggedNode) -> PluggedNode:
     plugged.node.start_agent()
     plugged.start_plugin()
     return plugged
+
+
+def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
+    """As a kubelet would: again after every failure."""
+    done: list[tuple[str, str]] = []
+
+    def attempt() -> bool:
+        sandbox = run_sandbox(node.direct, spec)
+        try:
+            container = create_container(node.direct, create_request(spec, sandbox))
+            start_container(node.direct, container)
+        except RpcError:
+            remove_pod(node.direct, sandbox)
+            return False
+        done.append((sandbox, container))
+        return True
+
+    eventually(f"pod {spec.name} runs", attempt)
+    return done[0]
 
 
 def update(plugged: PluggedNode, container_id: str, **fields: object) -> None:
@@ -102,6 +125,44 @@ def test_no_owner_starts_beside_a_container_that_is_created_and_not_started(
         start_container(node.direct, each)
     assert (node.cpus(waiting), node.cpus(made[0])) == ("0", "1")
     assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_no_owner_starts_beside_a_container_on_its_cpu(both: PluggedNode) -> None:
+    """Owners and sharers are created at the same time, and every answer comes in time."""
+    node = both.node
+    failures: list[str] = []
+    creating = threading.Event()
+
+    def sharers(number: int) -> None:
+        cri = Cri(node.containerd.socket)
+        with contextlib.closing(cri):
+            turn = 0
+            while not creating.is_set():
+                turn += 1
+                try:
+                    sandbox, _ = run_pod(cri, node.spec(f"ls-{number}-{turn}", "LS"))
+                except RpcError as error:
+                    failures.append(str(error))
+                    return
+                remove_pod(cri, sandbox)
+
+    threads = [threading.Thread(target=sharers, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    seen: list[str] = []
+    try:
+        for turn in range(3):
+            sandbox, owner = run_retrying(node, node.spec(f"lse-{turn}", "LSE", "1"))
+            seen.append(node.cpus(owner))
+            remove_pod(node.direct, sandbox)
+    finally:
+        creating.set()
+        for thread in threads:
+            thread.join()
+    assert seen == ["1"] * 3
+    assert not failures
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+    assert both.metric("topolet_nri_sessions_total") == 1, "no answer came too late"
 
 
 def test_an_update_keeps_our_cpus(both: PluggedNode) -> None:

@@ -164,6 +164,17 @@ def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None
     assert early.create(container("o", "own"), OWN) == "1"
 
 
+def test_a_change_of_limits_holds_the_cpus_that_the_container_has(early: World) -> None:
+    """And no others, or every owner on the node would wait for it."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    quota = Wanted("2", limits=Limits(quota_microseconds=20_000))
+    early.publish(msgspec.structs.replace(OWNED, containers={"c": quota}))
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    assert early.create(container("o", "own"), OWN) == "1"
+
+
 def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_plugin(
     early: World, caplog: pytest.LogCaptureFixture
 ) -> None:
