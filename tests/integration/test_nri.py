@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent.hooks.changes import Changes
+from agent.host import peers
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -265,10 +267,9 @@ def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) 
     ):
         create_container(node.direct, create_request(spec, sandbox))
     assert plugged.metric("topolet_nri_conflicts_total") == 1
-    text = node.log("nri")
-    assert "was not made after our answer" in text
-    if "other plugins are on" in text:
-        assert f"({os.getpid()})" in text
+    assert "was not made after our answer" in node.log("nri")
+    if peers.of(node.containerd.nri_socket):  # else this kernel does not tell
+        assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
     create_container(node.direct, create_request(spec, sandbox, "again"))
 
 
