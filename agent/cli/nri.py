@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from typing import TYPE_CHECKING
 
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model import failurepolicy
 from agent.model.settings import SettingsError, host_port, socket_path
 from agent.telemetry import logs
+
+if TYPE_CHECKING:
+    import argparse
 
 OPTIONS = (
     "nri_socket",
@@ -22,6 +25,7 @@ OPTIONS = (
     "nri_http",
     "log_level",
 )
+PLAIN = OPTIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

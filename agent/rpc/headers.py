@@ -1,8 +1,10 @@
 """A header block read only as far as `:path` needs (HPACK, RFC 7541), for a relay in a hurry.
 
-The dynamic table is kept in step with the sender's; values that neither enter it nor are the path
-are stepped over without being decoded. Memory is bounded: the table by what the receiver offered
-(and MAX_TABLE_BYTES), the memo of Huffman texts by its entries and their length.
+Of the sender's dynamic table the order is kept and the paths in it; other values are stepped over,
+not decoded. Nothing is evicted by size: an index counts from the newest entry, so that a legal one
+never meets what the receiver has evicted, and an illegal one is the receiver's to refuse. Memory is
+bounded: the table by the most entries that the receiver offered room for (and MAX_TABLE_BYTES), the
+memo of Huffman texts by its entries and their length.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ MAX_TABLE_BYTES: Final = 1 << 16
 _PATH: Final = b":path"
 _ENTRY_OVERHEAD: Final = 32
 _STATIC: Final = len(HeaderTable.STATIC_TABLE)
-_STATIC_NAMES: Final = [b"", *(name for name, _ in HeaderTable.STATIC_TABLE)]
-_STATIC_PATHS: Final = {
-    index: value for index, (name, value) in enumerate(HeaderTable.STATIC_TABLE, 1) if name == _PATH
-}
+_STATIC_ENTRIES: Final = [
+    (0, None),
+    *((len(name), value if name == _PATH else None) for name, value in HeaderTable.STATIC_TABLE),
+]
+_MAX_PATH_BYTES: Final = 256
+"""Of a path in the table: what is longer is no method that anybody asks for."""
 _MEMO_ENTRIES: Final = 256
 _MEMO_TEXT_BYTES: Final = 256
 
@@ -33,11 +37,10 @@ _MEMO_TEXT_BYTES: Final = 256
 class PathReader:
     """One direction of one connection; it must see every block, in order."""
 
-    __slots__ = ("_entries", "_limit", "_memo", "_offered", "_size")
+    __slots__ = ("_entries", "_limit", "_memo", "_offered")
 
     def __init__(self) -> None:
-        self._entries: list[tuple[bytes, bytes, int]] = []  # oldest first; the int is its size
-        self._size = 0
+        self._entries: list[tuple[int, bytes | None]] = []  # length of the name, path; oldest first
         self._limit = frames.DEFAULT_HEADER_TABLE
         self._offered = frames.DEFAULT_HEADER_TABLE
         self._memo: dict[bytes, bytes] = {}
@@ -59,19 +62,23 @@ class PathReader:
                 first = block[at]
                 if first > 0x80:  # a whole field by index
                     index, at = (first & 0x7F, at + 1) if first < 0xFF else _integer(block, at, 7)
-                    if index > _STATIC:
-                        entry = entries[_STATIC - index]
-                        if entry[0] == _PATH:
-                            path = entry[1]
-                    elif index in _STATIC_PATHS:
-                        path = _STATIC_PATHS[index]
+                    entry = entries[_STATIC - index] if index > _STATIC else _STATIC_ENTRIES[index]
+                    if entry[1] is not None:
+                        path = entry[1]
                 elif first > 0x40:  # a name by index and a value, to be kept
                     index, at = (first & 0x3F, at + 1) if first < 0x7F else _integer(block, at, 6)
-                    name = _STATIC_NAMES[index] if index <= _STATIC else entries[_STATIC - index][0]
-                    value, at = self._text(block, at)
-                    if name == _PATH:
-                        path = value
-                    self._add(name, value)
+                    entry = entries[_STATIC - index] if index > _STATIC else _STATIC_ENTRIES[index]
+                    length = block[at] & 0x7F
+                    # The shortest Huffman code has five bits: a text is at most twice as long.
+                    if entry[1] is None and (
+                        entry[0] + 2 * length + _ENTRY_OVERHEAD <= self._limit
+                        and length < 0x7F
+                    ):
+                        entries.append(entry)
+                        at += 1 + length
+                    else:
+                        passed, at = self._keep(entry, block, at)
+                        path = path if passed is None else passed
                 else:
                     passed, at = self._rarer(block, at)
                     path = path if passed is None else passed
@@ -82,6 +89,9 @@ class PathReader:
             raise HeaderError(f"header block of {size} bytes: {error}") from None
         if at > size:
             raise HeaderError(f"header block of {size} bytes: cut short")
+        most = self._offered // _ENTRY_OVERHEAD
+        if len(entries) > 2 * most:
+            del entries[:-most]
         return path
 
     def _rarer(self, block: bytes, at: int) -> tuple[bytes | None, int]:
@@ -94,30 +104,35 @@ class PathReader:
             if limit > self._offered:
                 raise HeaderError(f"header block: table of {limit} bytes was not offered")
             self._limit = limit
-            self._evict(0)
             return None, at
         kept = first == 0x40
         index, at = _integer(block, at, 6 if kept else 4)
         if not index:
             name, at = self._text(block, at)
-        elif index > _STATIC:
-            name = self._entries[_STATIC - index][0]
+            entry = len(name), name if name == _PATH else None
         else:
-            name = _STATIC_NAMES[index]
-        if not kept and name != _PATH:
-            length, at = _integer(block, at, 7)
-            return None, at + length
-        value, at = self._text(block, at)
+            entry = self._entries[_STATIC - index] if index > _STATIC else _STATIC_ENTRIES[index]
         if kept:
-            self._add(name, value)
-        return value if name == _PATH else None, at
+            return self._keep(entry, block, at)
+        if entry[1] is not None:
+            return self._text(block, at)
+        length, at = _integer(block, at, 7)
+        return None, at + length
+
+    def _keep(
+        self, named: tuple[int, bytes | None], block: bytes, at: int
+    ) -> tuple[bytes | None, int]:
+        """(path or None, end) of a field with the name of another and its value at `at`; it enters
+        the table if it fits."""
+        value, end = self._text(block, at)
+        path = None if named[1] is None else value
+        if named[0] + len(value) + _ENTRY_OVERHEAD <= self._limit:
+            self._entries.append((named[0], path and path[:_MAX_PATH_BYTES]))
+        return path, end
 
     def _text(self, block: bytes, at: int) -> tuple[bytes, int]:
         first = block[at]
-        length = first & 0x7F
-        at += 1
-        if length == 0x7F:
-            length, at = _integer(block, at - 1, 7)
+        length, at = _integer(block, at, 7)
         end = at + length
         raw = block[at:end]
         if len(raw) != length:
@@ -132,19 +147,6 @@ class PathReader:
                     self._memo.clear()
                 self._memo[raw] = text
         return text, end
-
-    def _add(self, name: bytes, value: bytes) -> None:
-        size = len(name) + len(value) + _ENTRY_OVERHEAD
-        self._evict(size)
-        if size <= self._limit:
-            self._entries.append((name, value, size))
-            self._size += size
-
-    def _evict(self, wanted: int) -> None:
-        """Drops the oldest entries until `wanted` bytes fit, or none is left."""
-        entries = self._entries
-        while entries and self._size + wanted > self._limit:
-            self._size -= entries.pop(0)[2]
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:

@@ -109,7 +109,7 @@ class Link:
         if self._retry is not None:
             self._retry.cancel()
         if self._connection is not None:
-            self._connection.close("we end")
+            self._connection.finish()
 
     def _ready(self) -> None:
         self._error = ""
@@ -186,6 +186,12 @@ class _Connection:
 
         request = pb.UpdateContainersRequest(update=[messages.update(container_id, changes)])
         self._call("UpdateContainers", request.SerializeToString(), seconds, updated)
+
+    def finish(self) -> None:
+        """Says what is still to be said, as far as the socket takes it, and closes."""
+        self._service.finish()
+        self._flush()
+        self.close("we end")
 
     def close(self, why: str) -> None:
         """Once."""

@@ -97,6 +97,14 @@ class PluginService:
         for call, incoming in held:
             self._ask(call, incoming)
 
+    def finish(self) -> None:
+        """Every held call ends by its policy: who ends the session must not let them all pass."""
+        held, self._held = self._held, []
+        self._stats.held_now -= len(held)
+        for call, incoming in held:
+            refused = self._plugin.unhooked(incoming.method, call, "late", "the plugin ends")
+            self._end(incoming, refused, b"")
+
     def close(self) -> None:
         """The session is over."""
         held, self._held = self._held, []

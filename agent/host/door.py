@@ -34,6 +34,12 @@ def for_plugin(state_dir: str, patience_seconds: float) -> SharedLock:
         time.sleep(_POLL_SECONDS)
 
 
+def for_restore(state_dir: str) -> SharedLock:
+    """While what the agent took is given back no plugin may put it into the runtime's requests
+    again; a relay sees none of those. Raises LockedError while a plugin is on, OSError."""
+    return _taken(state_dir, "topolet restore", alone=False)
+
+
 def _taken(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
     os.makedirs(state_dir, mode=0o755, exist_ok=True)
     try:
