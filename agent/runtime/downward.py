@@ -39,8 +39,10 @@ class Downward:
     ) -> None:
         self._calls = calls
         self._streams = calls.streams
+        self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
+        self._ended = calls.timing.ended
         self._paths = paths
         self._lose_track = lose_track
         self.begun = False
@@ -49,12 +51,15 @@ class Downward:
         self._tapped: HeldStream | None = None  # whose DATA frame is passing
         self._tapped_ends = False
 
-    def feed(self, data: memoryview) -> None:
-        """Takes what the upstream sent; `lose_track` is called for what can't be followed."""
+    def feed(self, data: memoryview) -> bool:
+        """Takes what the upstream sent. True when all of it may go on as it is, and nothing else is
+        to be done; the lanes have nothing of it then. `lose_track` is called for what can't be
+        followed.
+        """
+        lane, credit, streams = self._lane, self._credit, self._streams
+        alone = not (self._kept or streams or lane.is_waited_for or self._queue)
         if self._kept:
             data, self._kept = memoryview(self._kept + data), b""  # small: SETTINGS at most
-        lane, credit, streams = self._lane, self._credit, self._streams
-        ended = self._calls.timing.ended
         size = len(data)
         start = at = 0
         if lane.opaque:
@@ -76,7 +81,7 @@ class Downward:
                 end = at + _HEAD + length
                 if kind == DATA:
                     if flags & frames.END_STREAM:
-                        ended(number)
+                        self._ended.append(number)
                     if number in streams:
                         self._tap(streams[number], flags, length, data[at + _HEAD : end])
                 elif kind == WINDOW_UPDATE:
@@ -102,11 +107,11 @@ class Downward:
                 elif kind in _BLOCKS:
                     lane.in_block = not flags & frames.END_HEADERS
                     if kind == HEADERS and flags & frames.END_STREAM:
-                        ended(number)
+                        self._ended.append(number)
                         if number in streams:
                             self._calls.ended_by_upstream(streams[number], reset=False)
                 elif kind == RST_STREAM:
-                    ended(number)
+                    self._ended.append(number)
                     if number in streams:
                         self._calls.ended_by_upstream(streams[number], reset=True)
                 elif kind == SETTINGS and not flags & frames.ACK:
@@ -123,10 +128,13 @@ class Downward:
         except frames.FrameError as error:
             self._lose_track(error)
             at = size
+        if alone and not start and at == size:
+            return True
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)
         if at < size:
             self._kept = bytes(data[at:])
+        return False
 
     def _offer(self, payload: memoryview) -> None:
         """SETTINGS of the upstream."""

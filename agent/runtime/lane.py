@@ -17,14 +17,14 @@ class Lane:
     `opaque`: frames are followed no longer, everything passes.
     """
 
-    __slots__ = ("_sink", "_waiting", "chunks", "in_block", "opaque", "rest")
+    __slots__ = ("_waiting", "chunks", "in_block", "opaque", "rest", "sink")
 
     def __init__(self, sink: Sink) -> None:
         self.rest = 0
         self.in_block = False
         self.opaque = False
         self.chunks: list[bytes | bytearray | memoryview] = []
-        self._sink = sink
+        self.sink = sink
         self._waiting: list[bytes] = []
 
     @property
@@ -51,5 +51,5 @@ class Lane:
             self.reached_boundary()
         chunks = self.chunks
         if chunks:
-            self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            self.sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             chunks.clear()

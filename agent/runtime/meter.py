@@ -39,77 +39,82 @@ class Meter:
 
 
 class _Timed:
-    """`since`: when what is on its way now arrived here, 0 while nothing is."""
+    __slots__ = ("path", "share", "started")
 
-    __slots__ = ("path", "share", "since", "started")
-
-    def __init__(self, path: bytes, now: float) -> None:
+    def __init__(self, path: bytes, started: float, share: float) -> None:
         self.path = path
-        self.started = self.since = now
-        self.share = 0.0
+        self.started = started
+        self.share = share
 
 
 class Timing:
-    """The calls of one connection. What is told of an unknown stream is ignored."""
+    """The calls of one connection; what is told of an unknown stream is ignored.
 
-    __slots__ = ("_arrived", "_ended", "_leaving", "_meter", "_open")
+    When bytes come their time is put into `arrived`; what is in them into `opened` (stream and path
+    of HEADERS) and `ended` (streams whose reply is complete, or that were reset); and when all that
+    has left, `settle` is called.
+    """
+
+    __slots__ = ("_leaving", "_meter", "_open", "_staying", "arrived", "ended", "opened")
 
     def __init__(self, meter: Meter) -> None:
+        self.arrived = 0.0
+        self.opened: list[tuple[int, bytes]] = []
+        self.ended: list[int] = []
         self._meter = meter
         self._open: dict[int, _Timed] = {}
-        self._leaving: list[_Timed] = []
-        self._ended: list[_Timed] = []
-        self._arrived = 0.0
-
-    def arrived(self) -> None:
-        """Bytes are here, and what is told next of opened, whole or ended calls is in them."""
-        self._arrived = perf_counter()
-
-    def opened(self, number: int, path: bytes) -> None:
-        """HEADERS of a call, which leave at once."""
-        if len(self._open) < _MOST_CALLS and number not in self._open:
-            path = self._meter.name(path)
-            self._meter.in_flight[path] += 1
-            self._open[number] = timed = _Timed(path, self._arrived)
-            self._leaving.append(timed)
+        self._staying: dict[int, float] = {}
+        self._leaving: list[tuple[int, float]] = []
 
     def whole(self, number: int) -> None:
-        """The request stayed here and is complete now."""
-        if timed := self._open.get(number):
-            timed.since = self._arrived
+        """The request stays here and is complete now."""
+        self._staying[number] = self.arrived
 
     def left(self, number: int) -> None:
         """A request that had stayed goes."""
-        if timed := self._open.get(number):
-            self._leaving.append(timed)
-
-    def ended(self, number: int) -> None:
-        """The last of the reply, which leaves at once; or one of ours, in its place."""
-        if timed := self._open.pop(number, None):
-            timed.since = timed.since or self._arrived
-            self._ended.append(timed)
+        since = self._staying.pop(number, None)
+        if since is not None:
+            self._leaving.append((number, since))
 
     def settle(self) -> None:
         """All that was told has left."""
-        if not (self._leaving or self._ended):
-            return
         now = perf_counter()
-        for timed in self._ended:
-            timed.share += now - timed.since
-            self._meter.in_flight[timed.path] -= 1
-            self._meter.observe(timed.path, now - timed.started, timed.share)
-        self._ended.clear()
-        for timed in self._leaving:
-            if timed.since:
-                timed.share += now - timed.since
-                timed.since = 0.0
-        self._leaving.clear()
+        if self.opened:
+            self._begin(now)
+        if self._leaving:
+            for number, since in self._leaving:
+                if timed := self._open.get(number):
+                    timed.share += now - since
+            self._leaving.clear()
+        if self.ended:
+            self._end(now)
 
     def close(self) -> None:
         """The connection is over, or followed no longer: what is under way is never observed."""
         for timed in self._open.values():
             self._meter.in_flight[timed.path] -= 1
-        self._open.clear()
+        for remembered in (self._open, self._staying, self.opened, self.ended, self._leaving):
+            remembered.clear()
+
+    def _begin(self, now: float) -> None:
+        under_way, counts, arrived = self._open, self._meter.in_flight, self.arrived
+        for number, path in self.opened:
+            if len(under_way) < _MOST_CALLS and number not in under_way:
+                if path not in counts:
+                    path = self._meter.name(path)
+                counts[path] += 1
+                passing = number not in self._staying
+                under_way[number] = _Timed(path, arrived, now - arrived if passing else 0.0)
+        self.opened.clear()
+
+    def _end(self, now: float) -> None:
+        for number in self.ended:
+            since = self._staying.pop(number, self.arrived) if self._staying else self.arrived
+            timed = self._open.pop(number, None)
+            if timed is not None:
+                self._meter.in_flight[timed.path] -= 1
+                self._meter.observe(timed.path, now - timed.started, timed.share + now - since)
+        self.ended.clear()
 
 
 def _ignore(path: bytes, seconds: float, share_seconds: float) -> None:

@@ -21,6 +21,8 @@ waits for the upstream's credit, which is never more than what was held before.
 
 from __future__ import annotations
 
+from time import perf_counter
+
 from agent.rpc import frames
 from agent.runtime.credit import Credit
 from agent.runtime.downward import Downward
@@ -78,14 +80,24 @@ class Relay:
 
     def from_client(self, data: memoryview) -> bool:
         """True when there is more to it than passing on. Raises RelayError."""
-        self._timing.arrived()
-        self._upward.feed(data)
+        timing = self._timing
+        timing.arrived = perf_counter()
+        if self._upward.feed(data):
+            self._up.sink(data)
+            if timing.opened:
+                timing.settle()
+            return False
         return self._flush()
 
     def from_upstream(self, data: memoryview) -> bool:
         """True when there is more to it than passing on. Raises RelayError."""
-        self._timing.arrived()
-        self._downward.feed(data)
+        timing = self._timing
+        timing.arrived = perf_counter()
+        if self._downward.feed(data):
+            self._down.sink(data)
+            if timing.ended:
+                timing.settle()
+            return False
         return self._flush()
 
     def ask_again(self) -> None:

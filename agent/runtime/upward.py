@@ -47,7 +47,8 @@ class Upward:
         self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
-        self._timing = calls.timing
+        self._opened = calls.timing.opened
+        self._ended = calls.timing.ended
         self._methods = methods
         self._block_bytes = block_bytes
         self._lose_track = lose_track
@@ -55,15 +56,18 @@ class Upward:
         self._kept = bytearray()  # an unfinished frame that has not passed
         self._needed = 0
 
-    def feed(self, data: memoryview) -> None:
-        """Takes what the client sent; `lose_track` is called once for what can't be followed."""
+    def feed(self, data: memoryview) -> bool:
+        """Takes what the client sent. True when all of it may go on as it is, and nothing else is
+        to be done; the lanes have nothing of it then. `lose_track` is called once for what can't be
+        followed.
+        """
+        lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
+        alone = not (self._kept or streams or queue or lane.is_waited_for)
         if self._kept:
             self._kept += data
-            if len(self._kept) < self._needed and not self._lane.opaque:
-                return
+            if len(self._kept) < self._needed and not lane.opaque:
+                return False
             data, self._kept = memoryview(self._kept), bytearray()
-        lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
-        timing = self._timing
         size = end = len(data)
         start = at = 0
         if lane.opaque:
@@ -81,7 +85,7 @@ class Upward:
                 at = self._read_preface(data)
                 if not at:
                     self._keep(data, len(frames.PREFACE))
-                    return
+                    return False
             while size - at >= _HEAD:
                 word, flags, number = unpack_head(data, at)
                 kind, length = word & 0xFF, word >> 8
@@ -107,7 +111,7 @@ class Upward:
                             break
                     path = self._read_path(block)
                     if path is not None:
-                        timing.opened(number, path)
+                        self._opened.append((number, path))
                     waits = (streams or queue) and self._is_queued(number, data[at:end])
                     if waits:
                         if start < at:
@@ -136,10 +140,13 @@ class Upward:
         except (frames.FrameError, HeaderError) as error:
             self._lose_track(error)
             at = size
+        if alone and not start and at == size:
+            return True
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)
         if at < size:
             self._keep(data[at:], end - at if size - at >= _HEAD else _HEAD)
+        return False
 
     def _keep(self, rest: memoryview, needed: int) -> None:
         """Looks no further before `needed` bytes are there, however small the pieces."""
@@ -208,7 +215,7 @@ class Upward:
         """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
         calls, uplink = self._calls, self._uplink
         if kind == RST_STREAM:
-            self._timing.ended(number)
+            self._ended.append(number)
             if number in calls.streams:
                 calls.reset_by_client(calls.streams[number])
             elif uplink.queue:

@@ -22,6 +22,10 @@ class Clocked:
         self.now += seconds
         return self.timing
 
+    def arrive_after(self, seconds: float) -> None:
+        self.now += seconds
+        self.timing.arrived = self.now
+
 
 @pytest.fixture
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
@@ -29,50 +33,50 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> Clocked:
 
 
 def test_a_call_that_passes_costs_what_it_takes_to_pass(clocked: Clocked) -> None:
-    clocked.timing.arrived()
-    clocked.timing.opened(1, b"/a")
+    clocked.arrive_after(0)
+    clocked.timing.opened.append((1, b"/a"))
     clocked.after(1).settle()
     assert clocked.meter.in_flight == {b"/a": 1}
-    clocked.after(10).arrived()
-    clocked.timing.ended(1)
+    clocked.arrive_after(10)
+    clocked.timing.ended.append(1)
     clocked.after(2).settle()
     assert clocked.seen == [(b"/a", 13, 3)]
     assert clocked.meter.in_flight == {b"/a": 0}
 
 
 def test_a_request_that_stays_costs_the_time_it_stays(clocked: Clocked) -> None:
-    clocked.timing.arrived()
-    clocked.timing.opened(1, b"/a")
+    clocked.arrive_after(0)
+    clocked.timing.opened.append((1, b"/a"))
     clocked.after(1).settle()
-    clocked.after(5).arrived()  # the client took its time for the message
+    clocked.arrive_after(5)  # the client took its time for the message
     clocked.timing.whole(1)
     clocked.after(1).settle()
     clocked.after(20).left(1)
     clocked.timing.settle()
-    clocked.after(3).arrived()
-    clocked.timing.ended(1)
+    clocked.arrive_after(3)
+    clocked.timing.ended.append(1)
     clocked.after(1).settle()
     assert clocked.seen == [(b"/a", 31, 23)]
 
 
 def test_an_answer_of_our_own_costs_all_since_the_request(clocked: Clocked) -> None:
-    clocked.timing.arrived()
-    clocked.timing.opened(1, b"/a")
+    clocked.arrive_after(0)
+    clocked.timing.opened.append((1, b"/a"))
     clocked.timing.whole(1)
     clocked.timing.settle()
-    clocked.timing.whole(1)
-    clocked.after(7).ended(1)
+    clocked.after(7).ended.append(1)
     clocked.timing.settle()
     assert clocked.seen == [(b"/a", 7, 7)]
 
 
 def test_what_breaks_off_is_no_longer_in_flight_and_not_observed(clocked: Clocked) -> None:
-    clocked.timing.opened(1, b"/a")
-    clocked.timing.opened(1, b"/a")
-    clocked.timing.opened(3, b"/a")
-    clocked.timing.ended(5)
+    clocked.timing.opened.append((1, b"/a"))
+    clocked.timing.opened.append((1, b"/a"))
+    clocked.timing.opened.append((3, b"/a"))
+    clocked.timing.ended.append(5)
     clocked.timing.left(5)
     clocked.timing.whole(5)
+    clocked.timing.settle()
     clocked.timing.close()
     clocked.timing.settle()
     assert (clocked.seen, clocked.meter.in_flight) == ([], {b"/a": 0})
@@ -80,7 +84,7 @@ def test_what_breaks_off_is_no_longer_in_flight_and_not_observed(clocked: Clocke
 
 def test_a_client_s_inventions_cost_bounded_memory(clocked: Clocked) -> None:
     for number in range(1, 20_001, 2):
-        clocked.timing.opened(number, b"/%d" % number)
+        clocked.timing.opened.append((number, b"/%d" % number))
         clocked.timing.settle()
     assert len(clocked.meter.in_flight) == 129
     assert sum(clocked.meter.in_flight.values()) == 4_096
