@@ -130,6 +130,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             description="two digits: the runtime asks its plugins in their order",
         ),
     ] = "10"
+    nri_updates: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the NRI plugin tells the runtime what the agent changed (UpdateContainers) "
+            "beside the agent, which does it by the CRI; containerd up to 2.3.7 can lock up when "
+            "another NRI call begins at the same moment"
+        ),
+    ] = False
     nri_http: Annotated[
         str,
         msgspec.Meta(description="NRI plugin: ADDRESS:PORT of /metrics and /healthz; empty: none"),

@@ -176,7 +176,7 @@ def test_an_update_keeps_our_cpus(both: PluggedNode) -> None:
 
 def test_what_the_agent_changes_is_told_without_being_asked(plugged: PluggedNode) -> None:
     plugged.publish()
-    plugged.start_plugin()
+    plugged.start_plugin("--nri-updates=true")
     _, ls = run_pod(plugged.node.direct, plugged.node.spec("ls", "LS"))
     plugged.publish(**{ls: "1"})
     eventually("the runtime moved it", lambda: plugged.node.cpus(ls) == "1")
