@@ -133,9 +133,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     nri_updates: Annotated[
         bool,
         msgspec.Meta(
-            description="the NRI plugin tells the runtime what the agent changed (UpdateContainers) "
-            "beside the agent, which does it by the CRI; containerd up to 2.3.7 can lock up when "
-            "another NRI call begins at the same moment"
+            description="the NRI plugin too tells the runtime what the agent changed, which the "
+            "agent does by the CRI; containerd 2.3.7 can lock up when another NRI call begins at "
+            "the same moment"
         ),
     ] = False
     nri_http: Annotated[
