@@ -29,7 +29,7 @@ class HookServer:
             maximum_concurrent_rpcs=_MOST_CALLS,
             options=[("grpc.so_reuseport", 0)],
         )
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
             f"{hook}Hook": grpc.unary_unary_rpc_method_handler(_handler(service, hook))
             for hook in service.hooks
         }

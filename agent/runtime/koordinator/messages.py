@@ -8,6 +8,8 @@ the whole environment as soon as there is one: what stays is repeated then, and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from agent.hooks.changes import Changes
@@ -88,8 +90,8 @@ def _pod_of(request: pb.ContainerResourceHookRequest) -> PodComes:
 
 def _pod(
     meta: pb.PodSandboxMetadata,
-    labels: dict[str, str],
-    annotations: dict[str, str],
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
     cgroup_parent: str,
 ) -> PodComes:
     return pod_comes(meta.uid, meta.namespace, meta.name, labels, annotations, cgroup_parent)
