@@ -26,15 +26,14 @@ log = logging.getLogger(__name__)
 
 _DOOR_SECONDS: Final = 3.0
 """How long a proxy or plugin of ours may take to end."""
-_HEARD_SECONDS: Final = 0.3
-"""How long koord-runtime-proxy may take to see that our file names no hook any more."""
 _GRACE_SECONDS: Final = 2.0
 
 
 class HookDoor:
-    """Asks the same admission as relay and NRI plugin, beside the agent's rounds."""
+    """Asks the same admission as relay and NRI plugin, beside the agent's rounds. `heard_seconds`:
+    how long koord-runtime-proxy may take to see that our file names no hook any more."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, heard_seconds: float = 0.3) -> None:
         """Raises SettingsError, LockedError while another door of ours is on, OSError."""
         path = options.socket_path(settings.hook_server_socket)
         self._registration = Registration(
@@ -53,6 +52,7 @@ class HookDoor:
         self._outcomes = admission.outcomes
         self._service = HookService(Hooks(admission, deadlines, snapshots))
         self._path = path
+        self._heard_seconds = heard_seconds
         self._server: HookServer | None = None
 
     def start(self) -> None:
@@ -111,7 +111,7 @@ class HookDoor:
         try:
             self._registration.withdraw()
             if self._server is not None:
-                time.sleep(_HEARD_SECONDS)
+                time.sleep(self._heard_seconds)
                 self._server.stop(_GRACE_SECONDS)
             self._registration.remove()
         except OSError as error:

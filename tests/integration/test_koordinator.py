@@ -61,16 +61,16 @@ def test_an_update_brings_nothing_else_back(koordinator: KoordinatorNode) -> Non
     assert asked_for(koordinator, owner) == "1"
 
 
-def test_a_claim_nobody_can_keep_is_no_container(koordinator: KoordinatorNode) -> None:
-    """Two pods claim one CPU: the second is refused through the proxy, with our words."""
+def test_what_can_not_be_given_is_no_container(koordinator: KoordinatorNode) -> None:
+    """More CPUs than the machine has: the caller hears it, through the proxy, in our words."""
     node = koordinator.node
-    koordinator.start_agent("--hold-seconds=0.3")
+    koordinator.start_agent("--hold-seconds=0.3", "--cpu-policy=static", "--reserved-cpus=0")
     koordinator.start_proxy()
-    run_pod(koordinator.cri, node.spec("first", "LSE", "1"))
-    second = node.spec("second", "LSE", "1")
-    sandbox_id = run_sandbox(koordinator.cri, second)
-    with pytest.raises(RpcError, match="hook server err: .* pod default/second: no CPUs after"):
-        create_container(koordinator.cri, create_request(second, sandbox_id))
+    spec = node.spec("large", kube_class="guaranteed")
+    request = create_request(spec, run_sandbox(koordinator.cri, spec))
+    request.config.linux.resources.cpu_shares = 64 * 1024
+    with pytest.raises(RpcError, match=r"hook server err: .*pod default/large: no CPUs after 0.3"):
+        create_container(koordinator.cri, request)
 
 
 def test_an_agent_that_stops_is_asked_no_more(koordinator: KoordinatorNode) -> None:
