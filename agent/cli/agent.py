@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _door(settings: Settings) -> Door | None:
-    """Only where it is asked for: it costs the agent 18 MB. Raises SettingsError, LockedError or
+    """Only where it is asked for: it costs the agent 14 MB. Raises SettingsError, LockedError or
     OSError."""
     if not settings.hook_server_socket:
         return None

@@ -1,8 +1,9 @@
 """How a hook server tells koord-runtime-proxy of itself: a file in a folder that the proxy watches.
 
-The proxy reads a file that comes or is replaced at once, whole or not: one that it can't parse ends
-it at its next call. It misses that a file went until it looks again, once a minute; so a file is
-emptied of hooks before it is removed.
+The proxy reads a file that comes at once, and knows it by its inode. While it reads a new one, and
+for as long as it can't parse that, every hooked call ends the whole proxy: so a file comes whole,
+one that is right is not touched, and one that is to say something else is changed in place. That a
+file went it notices once a minute; so a file is emptied of hooks before it is removed.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class Registration:
         self._config = _Config(socket_path, policy, runtime_hooks)
 
     def write(self) -> None:
-        """Replaces what an earlier agent left. Raises OSError."""
+        """Replaces what an earlier agent left, if it says something else. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._replace(self._config)
+        if _read(self._path) != self._config:
+            files.replace(str(self._path), msgspec.json.encode(self._config), durable=False)
 
     def others(self) -> list[str]:
         """Files by which somebody else asks for hooks of ours: the proxy asks one of us, by
@@ -81,8 +83,11 @@ class Registration:
 
     def withdraw(self) -> None:
         """From now on we are asked nothing. Raises OSError."""
-        if self._is_ours():
-            self._replace(_Config(self._config.remote_endpoint, "Ignore"))
+        if not self._is_ours():
+            return
+        nothing = msgspec.json.encode(_Config(self._config.remote_endpoint, "Ignore"))
+        with self._path.open("r+b", buffering=0) as file:
+            file.write(nothing.ljust(self._path.stat().st_size))
 
     def remove(self) -> None:
         """Nothing is left. Raises OSError."""
@@ -92,9 +97,6 @@ class Registration:
 
     def _is_ours(self) -> bool:
         return _read(self._path).remote_endpoint == self._config.remote_endpoint
-
-    def _replace(self, config: _Config) -> None:
-        files.replace(str(self._path), msgspec.json.encode(config), durable=False)
 
 
 def _read(path: Path) -> _Config:

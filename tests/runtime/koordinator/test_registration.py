@@ -49,10 +49,22 @@ def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
         assert json.load(reader)["remote-endpoint"] == SOCKET
 
 
+def test_a_file_that_is_right_is_not_touched(tmp_path: Path) -> None:
+    """It is that of a killed agent; the proxy must not have to read it again."""
+    ours(tmp_path).write()
+    before = os.stat(tmp_path / "topolet.json")
+    ours(tmp_path).write()
+    after = os.stat(tmp_path / "topolet.json")
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_it_names_no_hook_before_it_goes(tmp_path: Path) -> None:
+    """In place: a new inode would be a new file to the proxy."""
     it = ours(tmp_path)
     it.write()
+    inode = os.stat(tmp_path / "topolet.json").st_ino
     it.withdraw()
+    assert os.stat(tmp_path / "topolet.json").st_ino == inode
     assert content(tmp_path) == {"remote-endpoint": SOCKET, "failure-policy": "Ignore"}
     it.remove()
     assert os.listdir(tmp_path) == []
