@@ -18,7 +18,8 @@ from agent.hookserver import hooks
 from agent.hookserver.door import HookDoor
 from agent.host.locks import LockedError
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.doorbell import Created, Look, PodComes
+from agent.model.doorbell import Created, Look, PodComes, Resized
+from agent.model.limits import Limits
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -124,6 +125,17 @@ def test_an_update_without_resources_is_passed(world: World) -> None:
     assert world.container("PreUpdateContainerResources", old).ByteSize() == 0
 
 
+@pytest.mark.parametrize(("ours", "rings"), [(None, 1), (512, 0)])
+def test_a_resize_is_told_where_it_is_no_echo(world: World, ours: int | None, rings: int) -> None:
+    """koord-runtime-proxy repeats in every update what the container has, our shares too."""
+    wanted = Wanted("1", exclusive=True, limits=Limits(shares=ours))
+    world.publish(msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted}))
+    world.container("PreUpdateContainerResources", container("own", container_id="c-own"))
+    heard = world.rings()
+    assert len(heard) == rings
+    assert all(isinstance(ring, Resized) and ring.asked.shares == 512 for ring in heard)
+
+
 @pytest.mark.parametrize("hook", ["PostStopContainer", "PostStopPodSandbox"])
 def test_an_end_makes_the_agent_look(world: World, hook: str) -> None:
     if hook == "PostStopContainer":
@@ -165,14 +177,6 @@ def test_without_an_agent_only_claims_are_refused(world: World) -> None:
     assert world.container("PreCreateContainer", container("any", "LS")).ByteSize() == 0
     with pytest.raises(grpc.RpcError):
         world.container("PreCreateContainer", container("new", "LSE", "2"))
-
-
-def test_the_answer_comes_before_the_caller_gives_up(patient: World) -> None:
-    """Whatever the hook's own deadline is."""
-    patient.publish(OWNED)
-    with pytest.raises(grpc.RpcError) as error:
-        patient.container("PreCreateContainer", container("new", "LSE", "2"), timeout=2.0)
-    assert refused(error)[0] is grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_caller_that_gives_up_leaves_nothing(patient: World) -> None:
