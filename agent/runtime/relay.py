@@ -93,11 +93,13 @@ class Relay:
         """True when there is more to it than passing on. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
-        if self._downward.feed(data):
+        if self._downward.passes_all:
             self._down.sink(data)
+            self._downward.feed(data, has_left=True)
             if timing.ended:
                 timing.settle()
             return False
+        self._downward.feed(data, has_left=False)
         return self._flush()
 
     def ask_again(self) -> None:
@@ -122,7 +124,7 @@ class Relay:
 
     def _lose_track(self, error: Exception) -> None:
         self._stats.malformed += 1
-        waits = self._uplink.queue or self._up.is_waited_for or self._down.is_waited_for
+        waits = self._uplink.queue or self._up.waiting or self._down.waiting
         if waits or self._calls.custody() or self._credit.excess:
             raise RelayError(str(error)) from None
         self._up.opaque = self._down.opaque = True

@@ -62,7 +62,7 @@ class Upward:
         followed.
         """
         lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
-        alone = not (self._kept or streams or queue or lane.is_waited_for)
+        alone = not (self._kept or streams or queue or lane.waiting)
         if self._kept:
             self._kept += data
             if len(self._kept) < self._needed and not lane.opaque:
@@ -75,7 +75,7 @@ class Upward:
         elif lane.rest:
             at = min(lane.rest, size)
             lane.rest -= at
-            if not lane.rest and (lane.is_waited_for or queue or streams):
+            if not lane.rest and (lane.waiting or queue or streams):
                 lane.chunks.append(data[:at])
                 start = at
                 lane.reached_boundary()
