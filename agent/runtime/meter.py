@@ -17,16 +17,34 @@ Observe = Callable[[bytes, float, float], None]
 OTHERS: Final = b"other"
 _MOST_METHODS: Final = 128
 """Names come from the client: what is beyond is counted as one."""
+_TOLD_TOGETHER: Final = 64
 _MOST_CALLS: Final = 4_096
 """Of one connection; what is beyond is not timed."""
 
 
 class Meter:
-    """`in_flight`: calls under way by method, all that was ever called."""
+    """`in_flight`: calls under way by method, all that was ever called.
+
+    Calls that have ended are observed many at a time: a caller waits for each of them.
+    """
 
     def __init__(self, observe: Observe | None = None) -> None:
         self.in_flight: dict[bytes, int] = {}
-        self.observe = observe or _ignore
+        self._observe = observe or _ignore
+        self._ended: list[tuple[bytes, float, float]] = []
+
+    def ended(self, path: bytes, seconds: float, share_seconds: float) -> None:
+        """To be told by and by."""
+        self.in_flight[path] -= 1
+        self._ended.append((path, seconds, share_seconds))
+        if len(self._ended) >= _TOLD_TOGETHER:
+            self.tell()
+
+    def tell(self) -> None:
+        """Every call that has ended is observed."""
+        for call in self._ended:
+            self._observe(*call)
+        self._ended.clear()
 
     def name(self, path: bytes) -> bytes:
         """The path under which the method is counted."""
@@ -36,15 +54,6 @@ class Meter:
             path = OTHERS
         self.in_flight.setdefault(path, 0)
         return path
-
-
-class _Timed:
-    __slots__ = ("path", "share", "started")
-
-    def __init__(self, path: bytes, started: float, share: float) -> None:
-        self.path = path
-        self.started = started
-        self.share = share
 
 
 class Timing:
@@ -62,7 +71,7 @@ class Timing:
         self.opened: list[tuple[int, bytes]] = []
         self.ended: list[int] = []
         self._meter = meter
-        self._open: dict[int, _Timed] = {}
+        self._open: dict[int, tuple[bytes, float, float]] = {}  # path, start, our share so far
         self._staying: dict[int, float] = {}
         self._leaving: list[tuple[int, float]] = []
 
@@ -83,16 +92,17 @@ class Timing:
             self._begin(now)
         if self._leaving:
             for number, since in self._leaving:
-                if timed := self._open.get(number):
-                    timed.share += now - since
+                if number in self._open:
+                    path, started, share = self._open[number]
+                    self._open[number] = path, started, share + now - since
             self._leaving.clear()
         if self.ended:
             self._end(now)
 
     def close(self) -> None:
         """The connection is over, or followed no longer: what is under way is never observed."""
-        for timed in self._open.values():
-            self._meter.in_flight[timed.path] -= 1
+        for path, _, _ in self._open.values():
+            self._meter.in_flight[path] -= 1
         for remembered in (self._open, self._staying, self.opened, self.ended, self._leaving):
             remembered.clear()
 
@@ -103,17 +113,16 @@ class Timing:
                 if path not in counts:
                     path = self._meter.name(path)
                 counts[path] += 1
-                passing = number not in self._staying
-                under_way[number] = _Timed(path, arrived, now - arrived if passing else 0.0)
+                share = 0.0 if number in self._staying else now - arrived
+                under_way[number] = path, arrived, share
         self.opened.clear()
 
     def _end(self, now: float) -> None:
         for number in self.ended:
             since = self._staying.pop(number, self.arrived) if self._staying else self.arrived
-            timed = self._open.pop(number, None)
-            if timed is not None:
-                self._meter.in_flight[timed.path] -= 1
-                self._meter.observe(timed.path, now - timed.started, timed.share + now - since)
+            if number in self._open:
+                path, started, share = self._open.pop(number)
+                self._meter.ended(path, now - started, share + now - since)
         self.ended.clear()
 
 

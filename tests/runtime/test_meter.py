@@ -13,10 +13,15 @@ class Clocked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        self.seen: list[tuple[bytes, float, float]] = []
+        self.observed: list[tuple[bytes, float, float]] = []
         monkeypatch.setattr(meter, "perf_counter", lambda: self.now)
-        self.meter = Meter(lambda *call: self.seen.append(call))
+        self.meter = Meter(lambda *call: self.observed.append(call))
         self.timing = Timing(self.meter)
+
+    @property
+    def seen(self) -> list[tuple[bytes, float, float]]:
+        self.meter.tell()
+        return self.observed
 
     def after(self, seconds: float) -> Timing:
         self.now += seconds
@@ -89,3 +94,12 @@ def test_a_client_s_inventions_cost_bounded_memory(clocked: Clocked) -> None:
     assert len(clocked.meter.in_flight) == 129
     assert sum(clocked.meter.in_flight.values()) == 4_096
     assert clocked.meter.in_flight[OTHERS] == 4_096 - 128
+
+
+def test_what_nobody_asks_for_is_told_all_the_same(clocked: Clocked) -> None:
+    for number in range(1, 1_001, 2):
+        clocked.timing.opened.append((number, b"/a"))
+        clocked.timing.ended.append(number)
+        clocked.timing.settle()
+    assert 400 < len(clocked.observed) < 500
+    assert len(clocked.seen) == 500
