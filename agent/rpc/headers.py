@@ -79,8 +79,7 @@ class PathReader:
                     length = block[at] & 0x7F
                     # The shortest Huffman code has five bits: a text is at most twice as long.
                     if entry[1] is None and (
-                        entry[0] + 2 * length + _ENTRY_OVERHEAD <= self._limit
-                        and length < 0x7F
+                        entry[0] + 2 * length + _ENTRY_OVERHEAD <= self._limit and length < 0x7F
                     ):
                         entries.append(entry)
                         at += 1 + length

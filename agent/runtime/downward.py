@@ -39,10 +39,9 @@ class Downward:
     ) -> None:
         self._calls = calls
         self._streams = calls.streams
-        self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
-        self._ended = calls.timing.ended
+        self._noted = calls.timing.noted
         self._paths = paths
         self._lose_track = lose_track
         self.begun = False
@@ -53,8 +52,8 @@ class Downward:
         self._tapped_ends = False
 
     def feed(self, data: memoryview, has_left: bool) -> None:
-        """Takes what the upstream sent, which `has_left` for the client as it is if `passes_all`
-        was true; else the lane gets what is to leave. `lose_track` is called for what can't be
+        """Takes what the upstream sent. Where it `has_left` for the client as it is, it is only
+        taken note of; else the lane gets what is to leave. `lose_track` is called for what can't be
         followed.
         """
         lane, credit, streams = self._lane, self._credit, self._streams
@@ -84,7 +83,7 @@ class Downward:
                 end = at + _HEAD + length
                 if kind == DATA:
                     if flags & frames.END_STREAM:
-                        self._ended.append(number)
+                        self._noted.append((number, None))
                     if number in streams:
                         self._tap(streams[number], flags, length, data[at + _HEAD : end])
                 elif kind == WINDOW_UPDATE:
@@ -112,11 +111,11 @@ class Downward:
                 elif kind in _BLOCKS:
                     lane.in_block = not flags & frames.END_HEADERS
                     if kind == HEADERS and flags & frames.END_STREAM:
-                        self._ended.append(number)
+                        self._noted.append((number, None))
                         if number in streams:
                             self._calls.ended_by_upstream(streams[number], reset=False)
                 elif kind == RST_STREAM:
-                    self._ended.append(number)
+                    self._noted.append((number, None))
                     if number in streams:
                         self._calls.ended_by_upstream(streams[number], reset=True)
                 elif kind == SETTINGS and not flags & frames.ACK:
@@ -142,16 +141,9 @@ class Downward:
                 lane.torn = True
 
     @property
-    def passes_all(self) -> bool:
-        """Nothing that the upstream sends now can be kept back or changed, and nothing of ours is
-        waiting to go between."""
-        return not (
-            self._streams
-            or self._lane.waiting
-            or self._queue
-            or self._credit.excess
-            or len(self._kept) > self._torn_bytes
-        )
+    def holds_back(self) -> bool:
+        """Some bytes of an unfinished frame have not left."""
+        return len(self._kept) > self._torn_bytes
 
     def _gave(self, number: int, credit: int) -> None:
         """A WINDOW_UPDATE that the client gets."""

@@ -19,7 +19,7 @@ class Lane:
     no frame of ours may come.
     """
 
-    __slots__ = ("chunks", "in_block", "opaque", "rest", "sink", "torn", "waiting")
+    __slots__ = ("_sink", "chunks", "in_block", "opaque", "rest", "torn", "waiting")
 
     def __init__(self, sink: Sink) -> None:
         self.rest = 0
@@ -27,7 +27,7 @@ class Lane:
         self.torn = False
         self.opaque = False
         self.chunks: list[bytes | bytearray | memoryview] = []
-        self.sink = sink
+        self._sink = sink
         self.waiting: list[bytes] = []
 
     @property
@@ -50,5 +50,5 @@ class Lane:
             self.reached_boundary()
         chunks = self.chunks
         if chunks:
-            self.sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             chunks.clear()

@@ -53,6 +53,8 @@ class Relay:
         timing: Timing | None = None,
     ) -> None:
         self._timing = timing = timing or Timing(Meter())
+        self._to_client, self._to_upstream = to_client, to_upstream
+        self._is_quiet_up = self._is_quiet_down = True
         self._stats = stats
         self._up, self._down = Lane(to_upstream), Lane(to_client)
         self._credit = Credit()
@@ -83,21 +85,23 @@ class Relay:
         timing = self._timing
         timing.arrived = perf_counter()
         if self._upward.feed(data):
-            self._up.sink(data)
-            if timing.opened:
-                timing.settle()
-            return False
+            if self._is_quiet_up:
+                self._to_upstream(data)
+                if timing.noted:
+                    timing.note()
+                return False
+            self._up.chunks.append(data)
         return self._flush()
 
     def from_upstream(self, data: memoryview) -> bool:
         """True when there is more to it than passing on. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
-        if self._downward.passes_all:
-            self._down.sink(data)
+        if self._is_quiet_down:
+            self._to_client(data)
             self._downward.feed(data, has_left=True)
-            if timing.ended:
-                timing.settle()
+            if timing.noted:
+                timing.note()
             return False
         self._downward.feed(data, has_left=False)
         return self._flush()
@@ -140,5 +144,10 @@ class Relay:
             self._up.flush()
         if self._down.chunks:
             self._down.flush()
-        self._timing.settle()
+        if self._timing.noted:
+            self._timing.note()
+        self._is_quiet_up = not (self._streams or self._uplink.queue or self._up.waiting)
+        self._is_quiet_down = self._is_quiet_up and not (
+            self._credit.excess or self._down.waiting or self._downward.holds_back
+        )
         return busy
