@@ -20,6 +20,7 @@ def page(
     latencies: Latencies,
 ) -> str:
     """All series, in base units."""
+    server.meter.tell()
     stats, outcomes = server.stats, gate.outcomes
     snapshot = snapshots.current()
     return render(

@@ -232,7 +232,7 @@ class HookedCalls:
         # What the upstream sends before it sees the reset passes: clients ignore it, and its
         # header blocks belong to the connection's compression state.
         self._stats.refused += 1
-        self.timing.ended.append(number)
+        self.timing.noted.append((number, None))
         flags = frames.END_STREAM | frames.END_HEADERS
         self._down.insert(frames.frame(frames.HEADERS, flags, number, encoded))
         self.uplink.reset(number)

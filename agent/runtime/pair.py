@@ -27,10 +27,22 @@ class Port:
     `strained`: it does not simply wait for bytes to read.
     """
 
-    __slots__ = ("_loop", "_mask", "backlog", "broken", "eof", "socket", "strained")
+    __slots__ = (
+        "_loop",
+        "_mask",
+        "_receive",
+        "_send",
+        "backlog",
+        "broken",
+        "eof",
+        "socket",
+        "strained",
+    )
 
     def __init__(self, loop: Loop, end: socket.socket) -> None:
         self.socket = end
+        self._receive = end.recv_into
+        self._send = end.send
         self.backlog = bytearray()
         self.eof = False
         self.broken = False
@@ -39,15 +51,17 @@ class Port:
         self._mask: int | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self.broken:
-            return
-        if self.backlog:
-            self.backlog += data
-            return
+        sent = 0
+        if self.strained:
+            if self.broken:
+                return
+            if self.backlog:
+                self.backlog += data
+                return
         try:
-            sent = self.socket.send(data)
+            sent = self._send(data)
         except BlockingIOError:
-            sent = 0
+            pass
         except OSError:
             self.broken = self.strained = True
             return
@@ -68,7 +82,7 @@ class Port:
     def read(self, buffer: memoryview) -> memoryview | None:
         """What arrived; None for nothing now. Sets `eof`."""
         try:
-            size = self.socket.recv_into(buffer)
+            size = self._receive(buffer)
         except BlockingIOError:
             return None
         except OSError:
