@@ -103,11 +103,16 @@ def _device(device: Device) -> Object:
     if device.labels:
         body["labels"] = dict(sorted(device.labels.items()))
     if device.vf_groups:
-        body["vfGroups"] = [msgspec.to_builtins(each) for each in device.vf_groups]
+        body["vfGroups"] = [_plain(each) for each in device.vf_groups]
     if device.conditions:
         ordered = sorted(device.conditions, key=lambda each: each.type)
-        body["conditions"] = [msgspec.to_builtins(each) for each in ordered]
+        body["conditions"] = [_plain(each) for each in ordered]
     return body
+
+
+def _plain(value: msgspec.Struct) -> object:
+    """As it is read back from JSON: lists, no tuples."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _value(name: str, place: int, raw: _RawDevice) -> Device:

@@ -1,4 +1,4 @@
-"""What must be written, so that an object says what we want it to: nothing, or one server-side apply.
+"""What must be written, so that an object says what we want it to: nothing, or one apply.
 
 Maps and keyed lists are shared field by field: the API server knows who owns what. A list without
 keys (`zones` in the CRDs that others install) belongs to whoever wrote it last, as a whole: there
@@ -28,7 +28,8 @@ _KEYS: Final = {
 }
 """The lists whose entries are told apart, and by what; any other list is one value."""
 
-_META: Final = frozenset(("apiVersion", "kind", "name"))
+_TYPE: Final = frozenset(("apiVersion", "kind"))
+"""An object out of a list does not have them."""
 
 
 def patch(
@@ -55,7 +56,9 @@ def patch(
     ]
     merge = _Merge(ours)
     merged = merge.object(wanted, seen, written, ())
-    if _contains(seen, merged) and not any(_stale(each, wanted) for each in own):
+    stale = merge.dropped or any(_stale(each, wanted) for each in own)
+    says = {name: value for name, value in merged.items() if name not in _TYPE}
+    if _contains(seen, says) and not stale:
         return None
     version = seen.get("metadata", {}).get("resourceVersion")
     if merge.others and version:
@@ -64,11 +67,13 @@ def patch(
 
 
 class _Merge:
-    """Puts the entries of others into lists without keys; `others`: there were some."""
+    """Puts the entries of others into lists without keys; `others`: there were some; `dropped`:
+    some of ours are wanted no longer."""
 
     def __init__(self, ours: Ours) -> None:
         self._ours = ours
         self.others = False
+        self.dropped = False
 
     def object(self, wanted: Object, seen: Object, written: list[Object], path: Path) -> Object:
         merged = {}
@@ -94,7 +99,9 @@ class _Merge:
             if name in left:
                 mine = left.pop(name)
                 merged.append({**entry, **self.object(mine, entry, [], path)})
-            elif not self._ours(path, str(name)):
+            elif self._ours(path, str(name)):
+                self.dropped = True
+            else:
                 self.others = True
                 merged.append(entry)
         return merged + list(left.values())
@@ -130,7 +137,7 @@ def _stale(owned: Object, wanted: object, key: str = "") -> bool:
             if isinstance(wanted, dict) and name in wanted:
                 if isinstance(below, dict) and _stale(below, wanted[name], _KEYS.get(name, "")):
                     return True
-            elif name not in _META:
+            elif name != "name":
                 return True
         elif kind == "k" and isinstance(wanted, list):
             entry = next((each for each in wanted if _is(each, name, key)), None)
