@@ -27,6 +27,7 @@ def page(
         [
             _gauge("connections", "Client connections open now.", server.connections),
             _counter("unreachable", "Connections closed: no runtime.", server.unreachable),
+            _counter("faults", "Connections closed by a fault of ours.", server.faults),
             _counter("malformed", "Connections that were no HTTP/2.", stats.malformed),
             Metric(
                 "topolet_proxy_in_flight",

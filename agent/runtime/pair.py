@@ -120,7 +120,7 @@ class Pair:
     """One client's connection and its upstream's; `ended` is called once, with the pair.
 
     `ended` learns whether the upstream was reached; `hooked` is called after bytes were relayed
-    while hooked calls are under way.
+    while hooked calls are under way; `faulted` with what went wrong in us and cost the connection.
     """
 
     def __init__(
@@ -132,11 +132,13 @@ class Pair:
         make_relay: Callable[[Sink, Sink], Relay],
         hooked: Callable[[], None],
         ended: Callable[[Pair, bool], None],
+        faulted: Callable[[Exception], None],
     ) -> None:
         self._loop = loop
         self._buffer = buffer
         self._hooked = hooked
         self._ended = ended
+        self._faulted = faulted
         self._client = Port(loop, client)
         self._upstream = Port(loop, upstream)
         for port in (self._client, self._upstream):
@@ -166,7 +168,10 @@ class Pair:
 
     def ask_again(self) -> None:
         """Asks the gate about the held calls of this connection."""
-        self._relay.ask_again()
+        try:
+            self._relay.ask_again()
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._fail(error)
         self._settle(0)
 
     def say_goodbye(self) -> None:
@@ -190,8 +195,8 @@ class Pair:
                 try:
                     if self._from_client(data):
                         self._hooking()
-                except RelayError:
-                    self._end(reached=True)
+                except Exception as error:  # noqa: BLE001  one connection ends no other
+                    self._fail(error)
         if client.strained or self._upstream.strained:
             self._settle(events)
 
@@ -211,9 +216,14 @@ class Pair:
         try:
             if self._from_upstream(data):
                 self._hooking()
-        except RelayError:
-            self._end(reached=True)
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._fail(error)
         return True
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, RelayError):
+            self._faulted(error)
+        self._end(reached=True)
 
     def _hooking(self) -> None:
         """Hooked calls are under way: one may be held, or a queue have grown."""
@@ -259,5 +269,8 @@ class Pair:
         self._closed = True
         self._client.close()
         self._upstream.close()
-        self._relay.close()
+        try:
+            self._relay.close()
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._faulted(error)
         self._ended(self, reached)
