@@ -193,10 +193,10 @@ def test_a_fault_of_ours_costs_one_connection(
     fault = RuntimeError("a slip")
     feed = walk.feed
 
-    def slipping(self: object, data: memoryview, *more: bool) -> object:
+    def slipping(self: object, data: memoryview, **more: bool) -> object:
         if b"poison" in bytes(data):
             raise fault
-        return feed(self, data, *more)  # type: ignore[arg-type,call-arg]
+        return feed(self, data, **more)  # type: ignore[arg-type,call-arg]
 
     monkeypatch.setattr(walk, "feed", slipping)
     options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
