@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterable
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -102,9 +103,9 @@ class Containerd:
         code = self._process.poll() if self._process else None
         return "" if code is None else f"exit code {code}"
 
-    def import_image(self, name: str) -> None:
-        """Another image like the one that is there, of another name and id."""
-        import_image(self.socket, self._programs, name)
+    def import_full_image(self, name: str) -> None:
+        """One more image, which has all of busybox's applets. Raises ContainerdError."""
+        _import(self.socket, self._programs, name, image.all_applets(_busybox()))
 
     def ctr(self, *words: str) -> str:
         """Runs `ctr` in the CRI's namespace. Raises ContainerdError."""
@@ -148,17 +149,10 @@ def ctr(socket: str, *words: str, programs: pathlib.Path | None = None) -> str:
     return _output(_program("ctr", programs), "-a", socket, "-n", "k8s.io", *words)
 
 
-def import_image(socket: str, programs: pathlib.Path | None = None, name: str = image.NAME) -> None:
+def import_image(socket: str, programs: pathlib.Path | None = None) -> None:
     """Makes the image known to a containerd that has it not. Raises ContainerdError."""
-    if name in ctr(socket, "images", "ls", "-q", programs=programs).split():
-        return
-    binary = image.busybox()
-    if binary is None:
-        raise ContainerdError("busybox is missing (Debian: busybox-static)")
-    with tempfile.TemporaryDirectory() as folder:
-        archive = pathlib.Path(folder, "image.tar")
-        image.write_archive(archive, binary, name)
-        ctr(socket, "images", "import", str(archive), programs=programs)
+    if image.NAME not in ctr(socket, "images", "ls", "-q", programs=programs).split():
+        _import(socket, programs, image.NAME, ("sh",))
 
 
 def remove_all_pods(socket: str) -> None:
@@ -169,6 +163,20 @@ def remove_all_pods(socket: str) -> None:
             remove_pod(cri, sandbox.id)
     finally:
         cri.close()
+
+
+def _import(socket: str, programs: pathlib.Path | None, name: str, applets: Iterable[str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        archive = pathlib.Path(folder, "image.tar")
+        image.write_archive(archive, _busybox(), name, applets)
+        ctr(socket, "images", "import", str(archive), programs=programs)
+
+
+def _busybox() -> str:
+    binary = image.busybox()
+    if binary is None:
+        raise ContainerdError("busybox is missing (Debian: busybox-static)")
+    return binary
 
 
 def _major(programs: pathlib.Path | None) -> int:

@@ -11,6 +11,7 @@ import shutil
 import struct
 import subprocess
 import tarfile
+from collections.abc import Iterable
 
 NAME = "topolet.local/busybox:1"
 BUSYBOX = "/bin/busybox"
@@ -23,10 +24,12 @@ def busybox() -> str | None:
     return found if found and _is_static(pathlib.Path(found)) else None
 
 
-def write_archive(path: pathlib.Path, binary: str, name: str = NAME) -> None:
+def write_archive(
+    path: pathlib.Path, binary: str, name: str = NAME, applets: Iterable[str] = ("sh",)
+) -> None:
     """A docker-archive of one layer whose default command sleeps: also serves as pause image.
 
-    All of busybox's applets are there by their names. An image of another name has another id.
+    `applets` are there by their names. An image of another name has another id.
     """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
@@ -38,7 +41,7 @@ def write_archive(path: pathlib.Path, binary: str, name: str = NAME) -> None:
         _add(tar, BUSYBOX.lstrip("/"), content, 0o755)
         _add(tar, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534::/:\n", 0o644)
         _add(tar, "etc/group", b"root:x:0:\nnogroup:x:65534:\n", 0o644)
-        for applet in _applets(binary):
+        for applet in applets:
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, BUSYBOX
             tar.addfile(link)
@@ -58,7 +61,8 @@ def write_archive(path: pathlib.Path, binary: str, name: str = NAME) -> None:
         _add(tar, "manifest.json", json.dumps(manifest).encode(), 0o644)
 
 
-def _applets(binary: str) -> list[str]:
+def all_applets(binary: str) -> list[str]:
+    """Those that this busybox has."""
     said = subprocess.run([binary, "--list"], capture_output=True, text=True, check=True).stdout
     return [name for name in said.split() if name != "busybox"]
 

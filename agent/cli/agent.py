@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.kubelet.configuration import ConfigurationError
-from agent.model.settings import SettingsError
+from agent.model.settings import Settings, SettingsError
 from agent.node import daemon
+from agent.node.daemon import Door
 from agent.telemetry import logs
 from agent.telemetry.http import HttpError
 
@@ -34,6 +36,13 @@ OPTIONS = (
     "migrate_memory",
     "http",
     "exclude",
+    "hook_server_socket",
+    "hook_server_registration_dir",
+    "hook_server_failure_policy",
+    "hook_server_hooks",
+    "hold_seconds",
+    "hook_deadlines",
+    "hook_failure_policy",
     "period_seconds",
     "full_pass_seconds",
     "log_level",
@@ -57,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     try:
-        daemon.run(settings, lambda: options.load(arguments))
+        daemon.run(settings, lambda: options.load(arguments), _door(settings))
     except (
         LockedError,
         HttpError,
@@ -68,3 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
     ) as error:
         return options.fail(error)
     return 0
+
+
+def _door(settings: Settings) -> Door | None:
+    """Only where it is asked for: it costs the agent 14 MB. Raises SettingsError, LockedError or
+    OSError."""
+    if not settings.hook_server_socket:
+        return None
+    if importlib.util.find_spec("grpc") is None:
+        raise SettingsError(
+            "hook-server-socket: needs grpcio, which is not here: pip install 'topolet[hookserver]'"
+        )
+    from agent.hookserver.door import HookDoor
+
+    return HookDoor(settings)

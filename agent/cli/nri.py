@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from typing import TYPE_CHECKING
 
 from agent.cli import options
 from agent.host.locks import LockedError
@@ -11,10 +11,14 @@ from agent.model import failurepolicy
 from agent.model.settings import SettingsError, host_port, socket_path
 from agent.telemetry import logs
 
+if TYPE_CHECKING:
+    import argparse
+
 OPTIONS = (
     "nri_socket",
     "nri_name",
     "nri_index",
+    "nri_updates",
     "state_dir",
     "hold_seconds",
     "hook_deadlines",
@@ -22,6 +26,7 @@ OPTIONS = (
     "nri_http",
     "log_level",
 )
+PLAIN = OPTIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

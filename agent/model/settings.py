@@ -130,10 +130,43 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             description="two digits: the runtime asks its plugins in their order",
         ),
     ] = "10"
+    nri_updates: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the NRI plugin too tells the runtime what the agent changed, which the "
+            "agent does by the CRI: only one whose NRI is 0.12.1 or later, as earlier ones can "
+            "lock up over it"
+        ),
+    ] = True
     nri_http: Annotated[
         str,
         msgspec.Meta(description="NRI plugin: ADDRESS:PORT of /metrics and /healthz; empty: none"),
     ] = "127.0.0.1:9328"
+    hook_server_socket: Annotated[
+        str,
+        msgspec.Meta(
+            description="agent: where it serves Koordinator's hooks to koord-runtime-proxy; empty: "
+            "nowhere. Needs grpcio"
+        ),
+    ] = ""
+    hook_server_registration_dir: Annotated[
+        str,
+        msgspec.Meta(description="the folder where koord-runtime-proxy looks for hook servers"),
+    ] = "/etc/runtime/hookserver.d"
+    hook_server_failure_policy: Annotated[
+        Literal["Fail", "Ignore"],
+        msgspec.Meta(
+            description="what koord-runtime-proxy does when a hook of ours gives an error or no "
+            "answer: with Ignore a call that hook-failure-policy fails goes on unchanged"
+        ),
+    ] = "Fail"
+    hook_server_hooks: Annotated[
+        str,
+        msgspec.Meta(description="the hooks that koord-runtime-proxy calls, separated by commas"),
+    ] = (
+        "PreRunPodSandbox,PreCreateContainer,PreStartContainer,PreUpdateContainerResources,"
+        "PostStopContainer,PostStopPodSandbox"
+    )
     period_seconds: Annotated[
         float,
         msgspec.Meta(

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
@@ -93,7 +94,23 @@ class Health:
         return Answer(200, "ok\n")
 
 
-def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
+class Door(Protocol):
+    """A way into this process by which containers are asked about before they exist."""
+
+    def start(self) -> None:
+        """The doorbell can be rung now. Raises OSError."""
+        ...
+
+    def page(self) -> str:
+        """What it counts, for /metrics."""
+        ...
+
+    def close(self) -> None:
+        """Asks nobody to come any more, and ends what is under way."""
+        ...
+
+
+def run(settings: Settings, read_again: Callable[[], Settings], door: Door | None = None) -> None:
     """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
     Raises LockedError, HttpError, CgroupError, SettingsError, ConfigurationError or OSError when it
     can't start,
@@ -140,7 +157,7 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     node.exclude = exclude
     health = Health(settings.period_seconds)
     pages = {
-        "/metrics": lambda: Answer(200, metrics.render(), "text/plain; version=0.0.4"),
+        "/metrics": lambda: Answer(200, _metrics(metrics, door), "text/plain; version=0.0.4"),
         "/healthz": health.alive,
         "/readyz": health.ready,
     }
@@ -166,6 +183,8 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
 
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
+        if door:
+            door.start()
         log.info("agent looks at %s", settings.runtime_endpoint)
         next_round = resting = 0.0
         while not stopping:
@@ -190,6 +209,8 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
             resting = rest(settings, time.monotonic() - began)
             if doorbell.lost():
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
+    if door:
+        door.close()
     events.close()
     doorbell.close()
     if server:
@@ -198,6 +219,10 @@ def run(settings: Settings, read_again: Callable[[], Settings]) -> None:
     cri.close()
     hierarchy.close()
     lock.release()
+
+
+def _metrics(metrics: AgentMetrics, door: Door | None) -> str:
+    return metrics.render() + (door.page() if door else "")
 
 
 def _keep_files_open() -> None:

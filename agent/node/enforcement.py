@@ -206,10 +206,12 @@ class Enforcement:
                     continue
                 try:
                     self._cri.update(container.id, of_container)
+                    remembered = self._cri.container_placement(container.id)
                 except RpcError as error:
                     log.warning("%s %s: not prepared: %s", pod.title, container.name, error)
                     continue
-                if of_container.cpuset is not None:
+                # A plugin in the runtime obeys the last snapshot until it has the next.
+                if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
                     holds[container.id] = CpuSet.parse(of_container.cpuset)
                     where = of_container.cpuset
                     log.info("%s %s: will start on %s", pod.title, container.name, where)

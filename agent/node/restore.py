@@ -14,7 +14,8 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import Outcome, ValueOutcome
-from agent.host.locks import Lock
+from agent.host import door
+from agent.host.locks import Lock, LockedError
 from agent.model import settings as options
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import EMPTY, CpuSet
@@ -40,10 +41,16 @@ def restore(settings: Settings) -> Restored:
     """The runtime is told what its containers had before us, so that it does not put our values
     back; every journalled file gets its value back; a container that the proxy created on CPUs of
     ours, which no journal knows, gets its parent's. Then the snapshot goes, so that the proxy
-    rewrites nothing more. Raises LockedError while an agent runs, CgroupError, OSError.
+    rewrites nothing more. Raises LockedError while an agent or an NRI plugin runs, CgroupError,
+    OSError.
     """
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
+    try:
+        no_plugin = door.for_restore(settings.state_dir)
+    except LockedError:
+        lock.release()
+        raise
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
     controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     journal = Journal(state / "journal")
@@ -71,6 +78,7 @@ def restore(settings: Settings) -> Restored:
     hierarchy.close()
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
+    no_plugin.release()
     lock.release()
     return Restored(outcome, others, unasked)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import os
 
-from agent.host import peers
+from agent.host import door, peers
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.notify import Notifier
@@ -19,7 +19,7 @@ from agent.plugin.containers import Containers
 from agent.plugin.hooks import Hooks
 from agent.plugin.launched import Launched
 from agent.plugin.updater import Updater
-from agent.proxy import door, upkeep
+from agent.proxy import upkeep
 from agent.proxy.admission import Admission
 from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
@@ -72,7 +72,8 @@ def run(settings: Settings, launched: Launched | None) -> None:
         )
         upkeep.keep_alive(loop, notifier)
         link.start()
-        updater.start()
+        if settings.nri_updates:
+            updater.start()
         notifier.ready()
         loop.run()
         notifier.stopping()

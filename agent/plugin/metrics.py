@@ -28,7 +28,7 @@ def page(
     snapshot = snapshots.current()
     return render(
         [
-            _gauge("ready", "1 while the runtime asks us about each container.", link.ready),
+            _gauge("ready", "1 while the runtime asks us about each container.", int(link.ready)),
             _counter("sessions", "Sessions with the runtime begun.", link.sessions),
             _counter("sessions_failed", "Sessions that ended before we did.", link.failed_sessions),
             Metric(

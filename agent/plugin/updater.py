@@ -1,4 +1,5 @@
-"""Tells the runtime what the agent changed: containers that exist, one at a time.
+"""Tells the runtime what the agent changed: containers that exist, one at a time. A runtime whose
+NRI can lock itself up over that is left to the agent, which tells it by the CRI in any case.
 
 Outside of every call of the runtime's: it holds its lock until that is answered. A call under way
 counts as a grant, from before the snapshot that it obeys can be outdated until the agent has looked
@@ -18,6 +19,7 @@ from agent.model.doorbell import Look
 from agent.model.snapshot import Snapshot
 from agent.plugin.conflicts import Conflicts
 from agent.plugin.containers import Containers
+from agent.proxy.admission import may_hold
 from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
@@ -73,7 +75,9 @@ class Updater:
     def _look(self) -> None:
         """Tells the first container that differs, and after its answer the next."""
         snapshot = self._snapshots.current()
-        if self._under_way or snapshot is None or not self._link.ready or self._link.stats.held_now:
+        if self._under_way or snapshot is None or self._link.stats.held_now:
+            return
+        if not self._link.takes_updates:
             return
         state = (self._containers.version, self._link.sessions)
         if snapshot is self._obeyed and state == self._settled:
@@ -92,11 +96,13 @@ class Updater:
 
     def _tell(self, container: Seen, changes: Changes, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
-        cpus = None if changes.cpuset is None else CpuSet.parse(changes.cpuset)
+        asked = changes.over(container.asked)
+        # Whatever is changed, the runtime writes all that it remembers.
+        cpus = may_hold(asked.cpuset)
         title = f"container {container.title}"
         grant = self._grants.open(Grant(container.pod_uid, title, cpus, wanted))
         self._under_way = self._told = True
-        self._containers.telling = (container.id, changes.over(container.asked))
+        self._containers.telling = (container.id, asked)
 
         def done(error: RpcError | None) -> None:
             self._under_way = False
@@ -105,9 +111,9 @@ class Updater:
                 self._grants.answered(grant, container.id)
                 self.updates += 1
                 self._refused.pop(container.id, None)
-                asked = self._containers.asked(container.id)
-                if asked is not None:
-                    self._containers.told(container.id, changes.over(asked))
+                present = self._containers.asked(container.id)
+                if present is not None:
+                    self._containers.told(container.id, changes.over(present))
                 self._verify(container, changes)
             else:
                 self._grants.failed(grant)

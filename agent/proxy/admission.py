@@ -90,7 +90,7 @@ class Admission:
             creation.waiting.ring(self._bell, ring)
             return HELD
         given = answer.wanted if isinstance(answer, Give) else NOTHING
-        cpus = _asked(request.asked.cpuset if given.cpuset is None else given.cpuset)
+        cpus = may_hold(request.asked.cpuset if given.cpuset is None else given.cpuset)
         creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
         told_in = ""
         if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
@@ -200,7 +200,7 @@ class Admission:
         return snapshot
 
 
-def _asked(requested: str) -> CpuSet | None:
+def may_hold(requested: str) -> CpuSet | None:
     """What an unchanged request may end up on: its cpuset, or anything."""
     try:
         return CpuSet.parse(requested) or None

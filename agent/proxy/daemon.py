@@ -6,13 +6,14 @@ import logging
 import os
 import socket
 
+from agent.host import door
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.notify import Notifier
 from agent.model import failurepolicy
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.proxy import door, metrics, upkeep
+from agent.proxy import metrics, upkeep
 from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
 from agent.proxy.grants import Grants

@@ -124,8 +124,11 @@ class HookedCalls:
                 self.streams[stream.id] = stream
 
     def granted(self, stream: HeldStream, credit: int) -> int:
-        """The upstream gave the stream credit; returns how much of it the client is to have."""
+        """The upstream gave the stream credit; returns how much of it the client is to have. Raises
+        FrameError."""
         stream.window += credit
+        if stream.window > frames.MAX_WINDOW:
+            raise frames.FrameError(f"stream {stream.id}: a window of {stream.window} bytes")
         if stream.stage is not Stage.LOOSE:
             stream.kept += credit
             return 0

@@ -9,6 +9,7 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cli.main import main
+from agent.host import door
 from agent.model.cpuset import CpuSet
 from agent.model.limits import Limits
 
@@ -55,3 +56,14 @@ def test_every_value_is_given_back_after_a_crash(
     assert there()[:2] == ["0-3", "2"]
     assert main(words) == 0
     assert capsys.readouterr().out == "0 cpusets given back\n"
+
+
+def test_nothing_is_given_back_under_a_plugin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would put our values back into what the runtime is told."""
+    plugin = door.for_plugin(str(tmp_path), 0)
+    assert main(["restore", f"--state-dir={tmp_path}"]) == 1
+    assert "door.lock is held by topolet nri (process" in capsys.readouterr().err
+    plugin.release()
+    assert not (tmp_path / "agent.lock").exists()

@@ -211,16 +211,6 @@ def built_or_skip(name: str) -> pathlib.Path:
     return where
 
 
-def skip_where_none_runs(programs: pathlib.Path | None = None) -> None:
-    """Skips, with the reason, where no private containerd can run."""
-    if os.geteuid():
-        pytest.skip("needs root: containers and cgroups are real")
-    if lacking := private.missing(programs):
-        pytest.skip(f"not on this machine: {', '.join(lacking)}")
-    if (os.cpu_count() or 1) < 2:
-        pytest.skip("needs two CPUs")
-
-
 @contextlib.contextmanager
 def private_containerd(
     programs: pathlib.Path | None = None, pod_network: bool = False
@@ -230,7 +220,12 @@ def private_containerd(
 
     `pod_network`: pods may have a network of their own, in which they reach nothing but themselves.
     """
-    skip_where_none_runs(programs)
+    if os.geteuid():
+        pytest.skip("needs root: containers and cgroups are real")
+    if lacking := private.missing(programs):
+        pytest.skip(f"not on this machine: {', '.join(lacking)}")
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("needs two CPUs")
     folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
     if pod_network:
         podnetwork.install(folder / "cni")

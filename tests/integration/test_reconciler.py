@@ -176,6 +176,8 @@ def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    # Else that call may come after the one below, and correct what the agent has not seen yet.
+    eventually("told", lambda: node.direct.container_placement(ls).cpuset == "0")
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)

@@ -127,7 +127,7 @@ def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> Non
     early.runtime.answers_updates = False
     early.publish(MANY)
     early.runtime.until("the first", lambda: len(early.runtime.requests) == 2)
-    early.create(container("e", "p"), pod("p"))
+    early.pass_periods()
     assert len(early.runtime.requests) == 2, "the next waits for the answer"
     early.runtime.answers_updates = True
     early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
@@ -135,8 +135,20 @@ def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> Non
     assert early.updated() == [("d", "0,2-3")]
     early.rings()
     early.publish(MANY)
-    early.create(container("f", "p"), pod("p"))
+    early.pass_periods()
     assert early.updated() == [], "nothing is said twice"
+
+
+def test_a_runtime_that_an_update_may_lock_up_is_left_to_the_agent(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.accept()
+    early.runtime.configure(NRI_version="v0.12.0")
+    early.runtime.synchronize(container("c", "p", "0-3"), pods=(pod("p", "LS"),))
+    early.publish(MANY)
+    early.pass_periods()
+    assert early.updated() == []
+    agents_own = container("c", "p", "0-3")
+    assert early.update(agents_own, pod("p", "LS"), shares=300) == "0,2-3"
 
 
 def test_the_agent_is_asked_to_look_when_all_is_told(early: World) -> None:
@@ -164,6 +176,17 @@ def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None
     assert early.create(container("o", "own"), OWN) == "1"
 
 
+def test_a_change_of_limits_holds_the_cpus_that_the_container_has(early: World) -> None:
+    """And no others, or every owner on the node would wait for it."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    quota = Wanted("2", limits=Limits(quota_microseconds=20_000))
+    early.publish(msgspec.structs.replace(OWNED, containers={"c": quota}))
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    assert early.create(container("o", "own"), OWN) == "1"
+
+
 def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_plugin(
     early: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,10 +196,11 @@ def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_p
     early.runtime.update_error = refusal(Code.UNKNOWN, text).status
     early.publish(MANY)
     early.runtime.until("a failure", lambda: early.updater.failed)
-    early.create(container("f", "p"), pod("p"))
     early.publish(MANY)
-    early.create(container("g", "p"), pod("p"))
+    early.pass_periods()
     assert early.updated() == [("c", "0,2-3")]
+    held = [each for each in early.grants.all() if each.answered_at is None]
+    assert not held, "no owner waits for it"
     assert early.conflicts.found == {("error", "50-pinner"): 1}
     assert "plugin 50-pinner sets what we set" in caplog.text
     early.runtime.update_error = None
@@ -209,8 +233,31 @@ def test_a_container_that_ended_is_not_changed(early: World) -> None:
     early.end(it, pod("p"))
     assert Look() in early.rings()
     early.publish(MANY)
-    early.create(container("f", "p"), pod("p"))
+    early.pass_periods()
     assert not early.updated()
+
+
+def test_a_container_that_must_not_run_yet_is_not_changed(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    blocked = Wanted("1", exclusive=True, blocked="somebody holds CPU 1")
+    early.publish(msgspec.structs.replace(OWNED, containers={"c": blocked}))
+    early.pass_periods()
+    assert not early.updated()
+
+
+def test_nothing_is_told_while_the_runtime_waits_for_an_answer(early: World) -> None:
+    """It would not listen, and the answer would wait for what may then come into force."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    stream = early.begin_create(container("o", "own"), OWN)
+    early.runtime.until("held", lambda: early.link.stats.held_now)
+    early.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0,2-3")}))
+    early.pass_periods()
+    assert not early.updated()
+    early.publish(MANY)
+    early.runtime.response(stream)
+    early.runtime.until("the change", lambda: early.updater.updates)
 
 
 def test_a_creation_that_came_to_nothing_frees_what_it_held(
@@ -293,6 +340,16 @@ def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
     world.runtime.set_up()
     assert world.link.stats.held_now == 0
     assert all(each.answered_at is not None for each in world.grants.all())
+
+
+def test_a_plugin_that_ends_lets_no_owner_slip_through(world: World) -> None:
+    """The runtime makes a container whose plugin hangs up, with whatever was asked for."""
+    world.publish(EMPTY)
+    stream = world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("held", lambda: world.link.stats.held_now)
+    world.link.close()
+    status = world.runtime.response(stream).status
+    assert status.message == "CreateContainer: pod ns/own: the plugin ends"
 
 
 def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(

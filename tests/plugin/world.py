@@ -21,7 +21,7 @@ from agent.model.snapshot import Snapshot
 from agent.plugin.conflicts import Conflicts
 from agent.plugin.containers import Containers
 from agent.plugin.hooks import Hooks
-from agent.plugin.updater import Updater
+from agent.plugin.updater import PERIOD_SECONDS, Updater
 from agent.proto import nri_pb2 as pb
 from agent.proxy.admission import Admission
 from agent.proxy.bell import Bell
@@ -135,6 +135,12 @@ class World:
         """Containers and CPUs of the changes that the runtime was asked for, since the last ask."""
         updates, self.runtime.updates = self.runtime.updates, []
         return [(each.container_id, each.linux.resources.cpu.cpus) for each in updates]
+
+    def pass_periods(self) -> None:
+        """Until the updater has looked again, and not only once."""
+        passed: list[bool] = []
+        self.loop.after(2.5 * PERIOD_SECONDS, lambda: passed.append(True))
+        self.runtime.until("two periods", lambda: passed)
 
     def close(self) -> None:
         self.link.close()

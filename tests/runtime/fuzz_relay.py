@@ -1,15 +1,19 @@
 """The relay between two h2 state machines, which raise on any slip in framing, HPACK or windows.
 
-`python tests/runtime/fuzz_relay.py FROM TO` runs the seeds of a range.
+`python -m tests.runtime.fuzz_relay --streams N --seed S` runs connection after connection, each
+from a seed of its own that begins at S, until N streams have passed. It names the seed of every
+slip; `--streams 1 --seed` that one repeats it.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gzip
 import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import h2.config
@@ -29,6 +33,7 @@ PATHS = ["/grow", "/shrink", "/keep", "/refuse", "/raise", "/other", "/more"]
 HOOKED = frozenset(path.encode() for path in PATHS[:5])
 REPLY = [(":status", "200"), ("content-type", "application/grpc")]
 OK = [("grpc-status", "0")]
+_TELL_SECONDS = 10
 
 
 def rewritten(path: str, message: bytes) -> bytes:
@@ -402,13 +407,40 @@ class Fuzz:
         assert self.client.outbound_flow_control_window == real + relay._credit.excess
 
 
-if __name__ == "__main__":
-    began, total, bad = time.monotonic(), 0, 0
-    for each in range(int(sys.argv[1]), int(sys.argv[2])):
+def run(streams: int, seed: int) -> Iterator[tuple[int, int, Exception | None]]:
+    """For each connection its seed, the streams so far, and what went wrong."""
+    done = 0
+    while done < streams:
+        fuzz, fault = Fuzz(seed), None
         try:
-            total += Fuzz(each).run()
-        except Exception as fault:  # noqa: BLE001  a fuzzer reports whatever comes
+            fuzz.run()
+        except Exception as error:  # noqa: BLE001  a fuzzer reports whatever comes
+            fault = error
+        done += fuzz.wanted_streams
+        yield seed, done, fault
+        seed += 1
+
+
+def main() -> int:
+    """1 when a seed was bad."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--streams", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    began = told = time.monotonic()
+    bad = done = 0
+    for seed, done, fault in run(arguments.streams, arguments.seed):
+        now = time.monotonic()
+        if fault is not None:
             bad += 1
-            print("seed", each, type(fault).__name__, str(fault)[:300])
-    print(f"{total} streams, {bad} bad seeds, {time.monotonic() - began:.0f} s")
-    sys.exit(bool(bad))
+            print(f"seed {seed}: {type(fault).__name__}: {str(fault)[:300]}", flush=True)
+        if now - told > _TELL_SECONDS:
+            told = now
+            speed = done / (now - began)
+            print(f"{done} streams, at seed {seed}, {bad} bad, {speed:.0f}/s", flush=True)
+    print(f"{done} streams, {bad} bad seeds, {time.monotonic() - began:.0f} s")
+    return bool(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Verdict
+from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Verdict
 from agent.runtime.loop import Loop
 from agent.runtime.relayserver import RelayServer
 
@@ -43,6 +43,9 @@ class Hooks:
         if call.path == b"/h/Grow":
             with open(os.devnull):  # as hooks open the agent's snapshot
                 return Replace(message + TAIL)
+        return FORWARD
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
         return FORWARD
 
     def reply(self, call: Call, message: bytes | None) -> None:

@@ -22,6 +22,8 @@ _BUILD_SECONDS = 1200
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
     "cri-tools": "sigs.k8s.io/cri-tools",
+    "grpc-peer": "google.golang.org/grpc",
+    "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
 }
 # Drivers of storage that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
@@ -33,6 +35,8 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("test", *_FLAGS, "-c", "-o", "{folder}/critest", "sigs.k8s.io/cri-tools/cmd/critest"),
         ("run", *_FLAGS, "./descriptor", "{folder}/cri.descriptor"),
     ),
+    "grpc-peer": (("install", *_FLAGS, "."),),
+    "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
 }
 NAMES = tuple(_MODULES)
 

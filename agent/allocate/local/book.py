@@ -41,11 +41,11 @@ class Book:
     def untaken(self, claim: Claim) -> int:
         """CPUs that are no other's who may not meet the claim's container there."""
         live = self._live & ~self._live_by_pod.get(claim.uid, 0) if claim.ended else self._live
-        return self.assignable & ~live & ~self._ended_of_others(claim.uid)
+        return self.assignable & ~live & ~self.ended_of_others(claim.uid)
 
     def free(self, claim: Claim) -> int:
         """CPUs that the claim may be given, beside what it owns."""
-        taken = self._live | self._ended_of_others(claim.uid) | self.withheld
+        taken = self._live | self.ended_of_others(claim.uid) | self.withheld
         return self.assignable & ~taken
 
     def reusable(self, claim: Claim) -> int:
@@ -66,5 +66,6 @@ class Book:
             live |= cpus
         return bool(self.pool) and not self._shared & ~(live | self._ended)
 
-    def _ended_of_others(self, uid: str) -> int:
+    def ended_of_others(self, uid: str) -> int:
+        """What ended containers of other pods keep for those pods."""
         return self._ended & ~self._ended_by_pod.get(uid, 0)

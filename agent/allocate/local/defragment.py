@@ -112,9 +112,11 @@ class Mover:
         """Where the other could go so that the claim then gets CPUs, or better ones; 0: nowhere."""
         fit, book = self._fit, self._book
         own, others = book.own(claim), book.own(other)
+        # What an ended container of the other's pod keeps stays that pod's.
+        leaves = others & ~book.ended_of_others(claim.uid)
         free = book.free(claim) & ~own
-        wanted = self._gets(claim, own, free | others)
-        if not wanted & others:
+        wanted = self._gets(claim, own, free | leaves)
+        if not wanted & leaves:
             return 0
         placed = fit if fit.usable(others) == others else fit.loose
         try:
@@ -123,7 +125,7 @@ class Mover:
             return 0
         if fit.cost(others) < fit.cost(target):
             return 0
-        gets = self._gets(claim, own, (free | others) & ~target)
+        gets = self._gets(claim, own, (free | leaves) & ~target)
         if not gets or (self._users and book.empties((other, target), (claim, gets))):
             return 0
         return target

@@ -77,6 +77,11 @@ class Link:
         """Whether the runtime has told everything and asks us about each container."""
         return self._connection is not None and self._connection.ready
 
+    @property
+    def takes_updates(self) -> bool:
+        """Whether it is ready, and its own lock can't be lost over an update of ours."""
+        return self._connection is not None and self._connection.takes_updates
+
     def start(self) -> None:
         """Connects now, or later."""
         self._retry = None
@@ -109,7 +114,7 @@ class Link:
         if self._retry is not None:
             self._retry.cancel()
         if self._connection is not None:
-            self._connection.close("we end")
+            self._connection.finish()
 
     def _ready(self) -> None:
         self._error = ""
@@ -158,6 +163,10 @@ class _Connection:
         it.setblocking(False)
         loop.register(it.fileno(), READ, self._on_ready)
 
+    @property
+    def takes_updates(self) -> bool:
+        return self.ready and self._service.takes_updates
+
     def register(self, name: str, index: str) -> None:
         """A runtime that refuses says why; the session then ends."""
 
@@ -186,6 +195,12 @@ class _Connection:
 
         request = pb.UpdateContainersRequest(update=[messages.update(container_id, changes)])
         self._call("UpdateContainers", request.SerializeToString(), seconds, updated)
+
+    def finish(self) -> None:
+        """Says what is still to be said, as far as the socket takes it, and closes."""
+        self._service.finish()
+        self._flush()
+        self.close("we end")
 
     def close(self, why: str) -> None:
         """Once."""

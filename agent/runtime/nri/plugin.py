@@ -56,8 +56,9 @@ class Plugin(Protocol):
         ...
 
     def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
-        """A request that went wrong in the plugin, or (without a call) can't be read: refused, or
-        let pass unchanged. `reason` is `hook_error` or `irregular`."""
+        """A request that went wrong in the plugin, or (without a call) can't be read, or is held
+        when the plugin ends: refused, or let pass unchanged. `reason` is `hook_error`, `irregular`
+        or `late`."""
         ...
 
     def abandoned(self, call: Call) -> None:

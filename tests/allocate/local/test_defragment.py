@@ -8,6 +8,7 @@ import pytest
 from agent.allocate.layout import Layout
 from agent.allocate.local.claim import Claim, LocalPolicy
 from agent.allocate.local.policy import decide
+from tests.allocate.kubelet.nodes import machine
 from tests.allocate.local.cases import (
     BIG,
     FULL,
@@ -99,6 +100,21 @@ def test_room_is_made_for_a_request_of_whole_cores() -> None:
     assert answers(decide(rules(SMALL, chosen=FULL, reserved="2"), claims, sharing()))["e"] == (
         "(NOT_ENOUGH_CORES)"
     )
+
+
+def test_nobody_makes_room_that_its_pod_keeps() -> None:
+    """An ended container of pod c holds on to CPUs 6 and 7: without them b gains nothing, however
+    often c's other container comes and goes."""
+    claims = [
+        claim("a/z", 4, held="12-13,16-17", owned="12-13,16-17"),
+        claim("b/y", 4, held="18-19,22-23", owned="18-19,22-23"),
+        claim("b/z", 4, held="4-5,20-21", owned="4-5,20-21"),
+        claim("c/x", 2, held="6-7", owned="6-7", original="6-7"),
+        claim("c/y", 1, owned="6-7,10-11", original="6-7,10-11", ended=True),
+    ]
+    node = rules(machine(4, 3, 2, 1), LocalPolicy.DYNAMIC, reserved="2")
+    steps = settle(node, claims, sharing(unavailable="0", users=False))
+    assert [moves(decision) for _, decision in steps] == [[], []]
 
 
 def test_a_move_does_not_take_what_another_leaves_in_the_same_decision() -> None:

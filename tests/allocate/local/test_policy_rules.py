@@ -166,8 +166,10 @@ def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             held = last.pool if others.users else EMPTY
             after = msgspec.structs.replace(others, held=held)
-            again = decide(node, in_force(claims, last, known=False), after)
-            check(node, claims, others, again)
+            # What ended is kept by memory alone, so its CPUs are free now.
+            forgotten = in_force(claims, last, known=False)
+            again = decide(node, forgotten, after)
+            check(node, forgotten, others, again)
             for each in claims:
                 cpus = last.answers[each.key].cpus
                 if len(cpus) == each.cpus:

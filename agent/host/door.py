@@ -1,6 +1,7 @@
-"""Which of the runtime's doors is ours on this node: relays or a plugin, never both at once.
+"""Which of the runtime's doors is ours on this node: relays, a plugin or a hook server, never two
+kinds at once.
 
-Both would change the same requests. Relays share it: one that ends drains while the next serves.
+All would change the same requests. Relays share it: one that ends drains while the next serves.
 Plugins do not: two of them that set one field make every creation fail (runtime.md §4.5).
 """
 
@@ -24,10 +25,25 @@ def for_relay(state_dir: str) -> SharedLock:
 def for_plugin(state_dir: str, patience_seconds: float) -> SharedLock:
     """Waits for a plugin that is just ending. Raises LockedError when somebody still has it then,
     OSError."""
+    return _waited_for(state_dir, "topolet nri", patience_seconds)
+
+
+def for_hook_server(state_dir: str, patience_seconds: float) -> SharedLock:
+    """Waits as a plugin does. Raises LockedError, OSError."""
+    return _waited_for(state_dir, "topolet agent's hook server", patience_seconds)
+
+
+def for_restore(state_dir: str) -> SharedLock:
+    """While what the agent took is given back no plugin may put it into the runtime's requests
+    again; a relay sees none of those. Raises LockedError while a plugin is on, OSError."""
+    return _taken(state_dir, "topolet restore", alone=False)
+
+
+def _waited_for(state_dir: str, holder: str, patience_seconds: float) -> SharedLock:
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            return _taken(state_dir, "topolet nri", alone=True)
+            return _taken(state_dir, holder, alone=True)
         except LockedError:
             if time.monotonic() >= deadline:
                 raise
@@ -39,4 +55,6 @@ def _taken(state_dir: str, holder: str, *, alone: bool) -> SharedLock:
     try:
         return SharedLock(os.path.join(state_dir, _FILE), holder, alone=alone)
     except LockedError as error:
-        raise LockedError(f"{error}: only one of relay and NRI plugin is on at a time") from None
+        raise LockedError(
+            f"{error}: only one of relay, NRI plugin and hook server is on at a time"
+        ) from None

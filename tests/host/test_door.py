@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.host import door
 from agent.host.locks import LockedError
-from agent.proxy import door
 
 
 def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_relays_overlap_while_one_drains(tmp_path: Path) -> None:
     with pytest.raises(LockedError, match=rf"held by topolet proxy \(process {os.getpid()}\)"):
         door.for_plugin(str(tmp_path / "state"), 0)
     draining.release()
-    with pytest.raises(LockedError, match="only one of relay and NRI plugin"):
+    with pytest.raises(LockedError, match="only one of relay, NRI plugin"):
         door.for_plugin(str(tmp_path / "state"), 0)
     fresh.release()
     door.for_plugin(str(tmp_path / "state"), 0).release()
@@ -41,3 +41,13 @@ def test_a_plugin_waits_for_one_that_is_ending(tmp_path: Path) -> None:
     threading.Timer(0.1, tried.set).start()
     door.for_plugin(str(tmp_path), 10).release()
     ending.join()
+
+
+def test_nothing_is_given_back_under_a_plugin(tmp_path: Path) -> None:
+    relay = door.for_relay(str(tmp_path))
+    door.for_restore(str(tmp_path)).release()
+    relay.release()
+    plugin = door.for_plugin(str(tmp_path), 0)
+    with pytest.raises(LockedError, match="held by topolet nri"):
+        door.for_restore(str(tmp_path))
+    plugin.release()

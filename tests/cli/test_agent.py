@@ -1,0 +1,57 @@
+"""What `topolet agent` says before it starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def agent(
+    folder: Path, *flags: str, first: str = "", last: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`topolet agent` in a process of its own, between two lines of Python."""
+    words = ["agent", "--standalone", f"--state-dir={folder}", "--http=", *flags]
+    code = f"import sys\n{first}\nfrom agent.cli.main import main\ncode = main({words!r})\n{last}\n"
+    return subprocess.run(
+        [sys.executable, "-c", f"{code}sys.exit(code)"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_a_hook_server_without_grpcio_is_an_error_that_says_what_to_install(
+    tmp_path: Path,
+) -> None:
+    done = agent(tmp_path, f"--hook-server-socket={tmp_path}/s", first="sys.modules['grpc'] = None")
+    assert done.returncode == 1
+    assert "hook-server-socket: needs grpcio" in done.stderr
+    assert "topolet[hookserver]" in done.stderr
+
+
+def test_grpcio_is_loaded_for_the_hook_server_alone(tmp_path: Path) -> None:
+    """Each ends before it starts: by an option that is wrong, or one of the door's."""
+    wrong = "--exclude=///"
+    loaded = "print('grpc' in sys.modules)"
+    without = agent(tmp_path, wrong, last=loaded)
+    with_door = agent(tmp_path, wrong, f"--hook-server-socket={tmp_path}/s", last=loaded)
+    assert (without.stdout, with_door.stdout) == ("False\n", "True\n"), without.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--hook-server-hooks=PreStop", "hook-server-hooks: no hook 'PreStop', only PreRunPod"),
+        ("--hook-server-failure-policy=fail", "hook-server-failure-policy"),
+        ("--hook-server-socket=hooks.sock", "'hooks.sock' is no unix:///absolute/path"),
+        ("--hook-failure-policy=Start=fail", "hook-failure-policy: 'Start=fail': no hook"),
+    ],
+)
+def test_a_wrong_option_is_named(tmp_path: Path, flag: str, said: str) -> None:
+    done = agent(tmp_path, f"--hook-server-socket={tmp_path}/s", flag)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr

@@ -1,0 +1,43 @@
+"""What `topolet nri` says before it does anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import main
+from agent.host import door
+
+
+@pytest.mark.parametrize(
+    ("flag", "error"),
+    [
+        ("--nri-socket=run/nri.sock", "is no unix:///absolute/path"),
+        ("--nri-index=7", "nri-index"),
+        ("--nri-name=a b", "nri-name"),
+        ("--nri-http=9328", "is no HOST:PORT"),
+        ("--hook-deadlines=Start=1", "hook-deadlines"),
+    ],
+)
+def test_a_wrong_option_is_named(flag: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nri", flag]) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_a_relay_that_is_on_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.plugin.daemon.DOOR_SECONDS", 0)
+    relay = door.for_relay(str(tmp_path))
+    assert main(["nri", f"--state-dir={tmp_path}"]) == 1
+    assert "door.lock is held by topolet proxy (process" in capsys.readouterr().err
+    relay.release()
+
+
+def test_a_socket_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NRI_PLUGIN_SOCKET", "x")
+    assert main(["nri", f"--state-dir={tmp_path}"]) == 1
+    assert "NRI_PLUGIN_SOCKET=x is no socket" in capsys.readouterr().err

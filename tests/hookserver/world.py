@@ -1,0 +1,125 @@
+"""The agent's hook server with a gRPC client in koord-runtime-proxy's place, and an agent that the
+test plays."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+
+from agent.hookserver.door import HookDoor
+from agent.host import files
+from agent.host.boot import boot_id
+from agent.model import doorbell
+from agent.model import snapshot as snapshots
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.doorbell import Ring
+from agent.model.qos import QOS_LABEL
+from agent.model.settings import Settings
+from agent.model.snapshot import Snapshot
+from agent.proto import koordinator_hooks_pb2 as pb
+
+SERVICE = "runtime.v1alpha1.RuntimeHookService"
+
+
+class World:
+    """`publish` is what the agent does, `rings` what it hears."""
+
+    def __init__(self, folder: Path, **settings: object) -> None:
+        self.settings = Settings(
+            state_dir=str(folder),
+            hook_server_socket=str(folder / "hooks" / "hooks.sock"),
+            hook_server_registration_dir=str(folder / "hookserver.d"),
+            **settings,  # type: ignore[arg-type]
+        )
+        self.socket = self.settings.hook_server_socket
+        self.registration = folder / "hookserver.d" / "topolet.json"
+        self._snapshot = folder / "snapshot.json"
+        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._ear.bind(str(folder / "doorbell.sock"))
+        self.door = HookDoor(self.settings, heard_seconds=0.0)
+        self.door.start()
+        self._closed = False
+        self.channel = grpc.insecure_channel(f"unix://{self.socket}")
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """As an agent that has looked at the runtime just now."""
+        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns(), boot_id=boot_id())
+        files.replace(str(self._snapshot), snapshots.encode(now), durable=False)
+
+    def rings(self) -> list[Ring]:
+        heard = []
+        while True:
+            try:
+                heard.append(doorbell.decode(self._ear.recv(1 << 18)))
+            except BlockingIOError:
+                return heard
+
+    def raw(self, hook: str, message: bytes, timeout: float | None = 10.0) -> bytes:
+        """Raises grpc.RpcError."""
+        reply: bytes = self.channel.unary_unary(f"/{SERVICE}/{hook}Hook")(message, timeout=timeout)
+        return reply
+
+    def sandbox(self, hook: str, uid: str, qos: str = "", claim: str = "") -> None:
+        """PreRunPodSandbox or PostStopPodSandbox; nothing is changed by either."""
+        request = pb.PodSandboxHookRequest(cgroup_parent=f"/kubepods/burstable/pod{uid}")
+        request.pod_meta.CopyFrom(_meta(uid))
+        _describe(request.labels, request.annotations, qos, claim)
+        assert self.raw(hook, request.SerializeToString()) == b""
+
+    def container(
+        self, hook: str, request: pb.ContainerResourceHookRequest, timeout: float | None = 10.0
+    ) -> pb.ContainerResourceHookResponse:
+        reply = self.raw(hook, request.SerializeToString(), timeout)
+        return pb.ContainerResourceHookResponse.FromString(reply)
+
+    def close(self) -> None:
+        self.channel.close()
+        self.close_door()
+        self._ear.close()
+
+    def close_door(self) -> None:
+        """As the agent does at its end."""
+        if not self._closed:
+            self._closed = True
+            self.door.close()
+
+    def metric(self, line: str) -> float:
+        """The value of one sample, named with its labels."""
+        for each in self.door.page().splitlines():
+            name, _, value = each.rpartition(" ")
+            if name == line:
+                return float(value)
+        return 0.0
+
+
+def container(
+    uid: str, qos: str = "", claim: str = "", container_id: str = "", asks: str = ""
+) -> pb.ContainerResourceHookRequest:
+    """`claim`: a cpuset, or a whole resource-status."""
+    request = pb.ContainerResourceHookRequest(pod_cgroup_parent=f"/kubepods/burstable/pod{uid}")
+    request.pod_meta.CopyFrom(_meta(uid))
+    request.container_meta.name, request.container_meta.id = "main", container_id
+    request.container_resources.cpu_shares = 512
+    request.container_resources.oom_score_adj = 5
+    request.container_resources.cpuset_cpus = asks
+    _describe(request.pod_labels, request.pod_annotations, qos, claim)
+    return request
+
+
+def _meta(uid: str) -> pb.PodSandboxMetadata:
+    return pb.PodSandboxMetadata(uid=uid, namespace="ns", name=uid)
+
+
+def _describe(labels: Any, annotations: Any, qos: str, claim: str) -> None:
+    if qos:
+        labels[QOS_LABEL] = qos
+    if claim:
+        annotations[RESOURCE_STATUS] = (
+            claim if claim.startswith("{") else json.dumps({"cpuset": claim})
+        )

@@ -1,0 +1,88 @@
+"""koord-runtime-proxy in front of a private containerd, and our agent as its hook server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.runtime.cri import Cri
+from demo.containerd import Containerd
+from tests.integration.harness import TestNode, fresh_node
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+# The proxy looks for hook servers in one folder of /etc: it gets an /etc of its own.
+_OWN_ETC = """
+mount -t tmpfs none /etc
+mkdir -p /etc/runtime/hookserver.d
+mount --bind "$0" /etc/runtime/hookserver.d
+exec "$@"
+"""
+
+
+class KoordinatorNode:
+    """`node` with one koord-runtime-proxy; `cri` is a client that goes through it."""
+
+    def __init__(self, node: TestNode, program: Path) -> None:
+        self.node = node
+        self._program = program
+        self._socket = str(node.folder / "koord.sock")
+        self.registrations = node.folder / "hookserver.d"
+        self.registrations.mkdir()
+        self.cri = Cri(self._socket, DEADLINE_SECONDS)
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    def start_agent(self, *flags: str) -> None:
+        self.node.start_agent(
+            f"--hook-server-socket={self.node.folder / 'hooks.sock'}",
+            f"--hook-server-registration-dir={self.registrations}",
+            *flags,
+        )
+
+    def start_proxy(self) -> None:
+        """Returns when it accepts: it knows what is registered then."""
+        with (self.node.folder / "koord.log").open("ab") as log:
+            self._proxy = subprocess.Popen(
+                [
+                    "unshare",
+                    "--mount",
+                    "--propagation=private",
+                    "sh",
+                    "-euc",
+                    _OWN_ETC,
+                    str(self.registrations),
+                    str(self._program),
+                    f"--koord-runtimeproxy-endpoint={self._socket}",
+                    f"--remote-runtime-service-endpoint={self.node.containerd.socket}",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        eventually("koord-runtime-proxy accepts", self._accepts)
+
+    def kill_proxy(self) -> None:
+        """SIGKILL."""
+        if self._proxy is not None:
+            self._proxy.kill()
+            self._proxy.wait()
+            self._proxy = None
+            self.cri.close()
+
+    def _accepts(self) -> bool:
+        assert self._proxy is not None
+        assert self._proxy.poll() is None, self.node.log("koord")
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(self._socket) == 0
+
+
+@contextlib.contextmanager
+def koordinator_node(containerd: Containerd, program: Path) -> Iterator[KoordinatorNode]:
+    """Of which nothing runs yet, and nothing is left."""
+    with fresh_node(containerd) as node:
+        it = KoordinatorNode(node, program)
+        try:
+            yield it
+        finally:
+            it.kill_proxy()

@@ -1,0 +1,71 @@
+"""A service manager for the proxy, as systemd is one: it holds the socket."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+from tests.integration.harness import DEADLINE_SECONDS, TestNode
+
+_BOOT = """
+import os, sys
+os.dup2(int(sys.argv.pop(1)), 3)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+from agent.cli.main import main
+sys.exit(main())
+"""
+
+
+class Manager:
+    """Holds the socket, starts the proxy and hears what it says."""
+
+    def __init__(self, node: TestNode) -> None:
+        self._node = node
+        self.listening = socket.socket(socket.AF_UNIX)
+        self.listening.bind(node.cri_socket)
+        self.listening.listen(128)
+        self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._notify = str(node.folder / "notify.sock")
+        self._told.bind(self._notify)
+        self._told.settimeout(DEADLINE_SECONDS)
+        self._proxy: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        descriptor = self.listening.fileno()
+        with (self._node.folder / "proxy.log").open("ab") as log:
+            self._proxy = subprocess.Popen(
+                [
+                    *(sys.executable, "-c", _BOOT, str(descriptor), "proxy"),
+                    f"--runtime-endpoint=unix://{self._node.containerd.socket}",
+                    f"--state-dir={self._node.state}",
+                    "--proxy-http=",
+                ],
+                pass_fds=[descriptor],
+                env={**os.environ, "NOTIFY_SOCKET": self._notify, "WATCHDOG_USEC": "200000"},
+                stderr=log,
+            )
+        self.hears(b"READY=1")
+
+    def hears(self, text: bytes) -> None:
+        while self._told.recv(64) != text:
+            pass
+
+    def stop(self) -> None:
+        assert self._proxy is not None
+        self._proxy.send_signal(signal.SIGTERM)
+        assert self._proxy.wait(DEADLINE_SECONDS) == 0
+
+    def kill(self) -> None:
+        """SIGKILL; whoever connects meanwhile waits for the next."""
+        assert self._proxy is not None
+        self._proxy.kill()
+        self._proxy.wait()
+
+    def close(self) -> None:
+        if self._proxy is not None:
+            self.kill()
+        self.listening.close()
+        self._told.close()

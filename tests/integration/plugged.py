@@ -1,0 +1,147 @@
+"""A node whose containers pass the NRI plugin, on a containerd that has NRI."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from agent.hooks.changes import Changes
+from agent.host import files
+from agent.host.boot import boot_id
+from agent.model import snapshot as snapshots
+from agent.model.snapshot import Pool, Snapshot
+from agent.model.wanted import Wanted
+from agent.runtime.gate import Hold, Refuse
+from agent.runtime.loop import Loop
+from agent.runtime.nri.link import Link
+from agent.runtime.nri.messages import Seen
+from agent.runtime.nri.plugin import Call
+from demo.containerd import Containerd
+from demo.stage import free_port
+from tests.integration.harness import TestNode, fresh_node
+from tests.runtime.nri.test_link import Recorder
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+EMPTY = Snapshot(1, 0, boot_id(), False, (Pool(0, 0, "0-1"),), (Pool(0, 0, "0-1"),), (), {}, {})
+
+
+class PluggedNode:
+    """`node` with one plugin process; `publish` is what an agent does where none runs."""
+
+    def __init__(self, node: TestNode) -> None:
+        self.node = node
+        self._port = 0
+        self._plugin: subprocess.Popen[bytes] | None = None
+
+    def start_plugin(self, *flags: str) -> None:
+        """Returns when the runtime asks it about containers."""
+        self._port = free_port()
+        self._plugin = self.node._start(
+            "nri",
+            f"--nri-socket={self.node.containerd.nri_socket}",
+            f"--nri-http=127.0.0.1:{self._port}",
+            *flags,
+        )
+        eventually("plugin ready", self._ready)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._plugin is not None
+        self._plugin.send_signal(number)
+
+    def kill_plugin(self) -> None:
+        """SIGKILL."""
+        if self._plugin is not None:
+            self._plugin.kill()
+            self._plugin.wait()
+            self._plugin = None
+
+    def stop_plugin(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self._plugin is not None
+        self._plugin.terminate()
+        code, self._plugin = self._plugin.wait(DEADLINE_SECONDS), None
+        return code
+
+    def metric(self, name: str) -> float:
+        """The sum of the series of that name; -1 when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._port}/metrics", timeout=5) as it:
+                lines = it.read().decode().splitlines()
+        except OSError:
+            return -1
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith((f"{name} ", f"{name}{{"))
+        )
+
+    def publish(self, **containers: str) -> None:
+        """Cpusets by container id."""
+        self.node.state.mkdir(exist_ok=True)
+        snapshot = msgspec.structs.replace(
+            EMPTY,
+            looked_at=time.monotonic_ns(),
+            containers={each: Wanted(cpus) for each, cpus in containers.items()},
+        )
+        path = str(self.node.state / "snapshot.json")
+        files.replace(path, snapshots.encode(snapshot), durable=False)
+
+    def _ready(self) -> bool:
+        assert self._plugin is not None
+        assert self._plugin.poll() is None, self.node.log("nri")
+        return self.metric("topolet_nri_ready") == 1
+
+    def close(self) -> None:
+        self.kill_plugin()
+
+
+@contextlib.contextmanager
+def plugged_node(containerd: Containerd) -> Iterator[PluggedNode]:
+    """A fresh node; the test starts what it needs."""
+    with fresh_node(containerd) as node:
+        it = PluggedNode(node)
+        try:
+            yield it
+        finally:
+            it.close()
+
+
+class Other(Recorder):
+    """Another plugin: gives every container the same changes."""
+
+    def __init__(self, changes: Changes) -> None:
+        super().__init__()
+        self.answer = changes
+        self.synchronized = threading.Event()
+
+    def synchronize(self, containers: Sequence[Seen]) -> dict[str, Changes]:
+        self.synchronized.set()
+        return {}
+
+    def update(self, call: Call) -> Changes | Hold | Refuse:
+        return Changes()
+
+
+@contextlib.contextmanager
+def other_plugin(containerd: Containerd, name: str, changes: Changes) -> Iterator[None]:
+    """Registered under the name while the context lasts."""
+    loop, plugin = Loop(), Other(changes)
+    link = Link(loop, containerd.nri_socket, name, "50", plugin)
+    link.start()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    try:
+        assert plugin.synchronized.wait(DEADLINE_SECONDS)
+        yield
+    finally:
+        loop.stop()
+        thread.join()
+        link.close()
+        loop.close()

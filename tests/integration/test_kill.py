@@ -1,0 +1,124 @@
+"""SIGKILL of the proxy under as many concurrent creates as a kubelet's whole node has."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from agent.proto import cri_pb2 as pb
+from demo.pods import PodSpec, create_request, run_sandbox
+from tests.integration.harness import DEADLINE_SECONDS, TestNode
+from tests.integration.manager import Manager
+from tests.waiting import eventually
+
+PODS = {"lse": ("LSE", "1"), "ls": ("LS", "0"), "ls-2": ("LS", "0"), "be": ("BE", "0")}
+"""Name: QoS class, and the CPUs that its containers end on."""
+CONTAINERS = 125
+"""Of each pod, all created at once."""
+KILLED_AFTER = (1, 100, 250, 400)
+"""So many containers that the kubelet knows of."""
+CALL_SECONDS = 3 * DEADLINE_SECONDS
+AGAIN_SECONDS = 0.05
+"""A kubelet waits longer."""
+
+
+class Kubelet:
+    """Creates each container until it is there: after a failure it looks what the runtime has, and
+    sends the same name and attempt again only if that is none of it."""
+
+    def __init__(self, path: str) -> None:
+        options = [
+            ("grpc.use_local_subchannel_pool", 1),
+            ("grpc.enable_retries", 0),
+            ("grpc.max_reconnect_backoff_ms", 100),
+        ]
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        self._create = self._channel.unary_unary(
+            "/runtime.v1.RuntimeService/CreateContainer",
+            request_serializer=pb.CreateContainerRequest.SerializeToString,
+            response_deserializer=pb.CreateContainerResponse.FromString,
+        )
+        self._list = self._channel.unary_unary(
+            "/runtime.v1.RuntimeService/ListContainers",
+            request_serializer=pb.ListContainersRequest.SerializeToString,
+            response_deserializer=pb.ListContainersResponse.FromString,
+        )
+        self.created = 0
+        self.failures: collections.Counter[grpc.StatusCode] = collections.Counter()
+        self._lock = threading.Lock()
+        self._again = threading.Event()
+
+    def create(self, request: pb.CreateContainerRequest) -> str:
+        """The container's id."""
+        while True:
+            try:
+                made = self._create(request, timeout=CALL_SECONDS).container_id
+                return self._done(made)
+            except grpc.RpcError as error:
+                with self._lock:
+                    self.failures[error.code()] += 1  # type: ignore[attr-defined]
+            self._again.wait(AGAIN_SECONDS)
+            with contextlib.suppress(grpc.RpcError):
+                for each in self._there(request.pod_sandbox_id):
+                    if each.metadata == request.config.metadata:
+                        return self._done(each.id)
+
+    def close(self) -> None:
+        self._channel.close()
+
+    def _done(self, container_id: str) -> str:
+        with self._lock:
+            self.created += 1
+        return container_id
+
+    def _there(self, sandbox_id: str) -> list[pb.Container]:
+        wanted = pb.ContainerFilter(pod_sandbox_id=sandbox_id)
+        request = pb.ListContainersRequest(filter=wanted)
+        return list(self._list(request, timeout=CALL_SECONDS).containers)
+
+
+@pytest.fixture
+def manager(node: TestNode) -> Iterator[Manager]:
+    with contextlib.closing(Manager(node)) as manager:
+        yield manager
+
+
+def test_every_container_is_created_once_and_on_its_cpus(node: TestNode, manager: Manager) -> None:
+    node.start_agent()
+    manager.start()
+    requests: dict[tuple[str, str], pb.CreateContainerRequest] = {}
+    wanted_cpus = {}
+    for name, (qos, cpus) in PODS.items():
+        spec: PodSpec = node.spec(name, qos, cpus if qos == "LSE" else "")
+        sandbox = run_sandbox(node.proxied, spec)
+        wanted_cpus[sandbox] = cpus
+        for number in range(CONTAINERS):
+            container = f"c{number}"
+            requests[sandbox, container] = create_request(spec, sandbox, container)
+
+    with (
+        contextlib.closing(Kubelet(node.cri_socket)) as kubelet,
+        futures.ThreadPoolExecutor(len(requests)) as pool,
+    ):
+        made = {name: pool.submit(kubelet.create, each) for name, each in requests.items()}
+        for count in KILLED_AFTER:
+            eventually(f"{count} of them", lambda it=count: kubelet.created >= it, CALL_SECONDS)
+            manager.kill()
+            manager.start()
+        ids = {name: each.result(2 * CALL_SECONDS) for name, each in made.items()}
+        assert kubelet.failures[grpc.StatusCode.UNAVAILABLE], "no call was under way at any kill"
+
+    there = [(each.sandbox_id, each.name, each.id) for each in node.direct.containers()]
+    assert sorted(there) == sorted((*name, each) for name, each in ids.items())
+    cpus = collections.Counter(
+        (wanted_cpus[sandbox], node.direct.container_placement(container).cpuset)
+        for (sandbox, _), container in ids.items()
+    )
+    assert cpus == {("0", "0"): 3 * CONTAINERS, ("1", "1"): CONTAINERS}
+    assert node.metric("topolet_cpu_overlaps_total") == 0

@@ -1,0 +1,130 @@
+"""containerd <- koord-runtime-proxy <- CRI calls, with our agent as the hook server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import RpcError
+from demo.containerd import Containerd
+from demo.pods import create_container, create_request, run_pod, run_sandbox, start_container
+from tests.integration.harness import built_or_skip
+from tests.integration.koordinator import KoordinatorNode, koordinator_node
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def koordinator(containerd: Containerd) -> Iterator[KoordinatorNode]:
+    with koordinator_node(containerd, built_or_skip("koord-runtime-proxy") / NAME) as it:
+        yield it
+
+
+NAME = "koord-runtime-proxy"
+
+
+def asked_for(koordinator: KoordinatorNode, container_id: str) -> str:
+    """The cpuset that the runtime was asked for at the creation."""
+    info = json.loads(koordinator.node.containerd.ctr("containers", "info", container_id))
+    cpus: str = info["Spec"]["linux"]["resources"]["cpu"].get("cpus", "")
+    return cpus
+
+
+def test_containers_come_on_their_cpus(koordinator: KoordinatorNode) -> None:
+    """From their first moment: what the runtime is asked for says so, not a later correction."""
+    node = koordinator.node
+    koordinator.start_agent()
+    koordinator.start_proxy()
+    _, owner = run_pod(koordinator.cri, node.spec("lse", "LSE", "1"))
+    _, sharer = run_pod(koordinator.cri, node.spec("ls", "LS"))
+    everything = node.metric("topolet_hook_server_calls_total")
+    assert everything >= 6, node.log("koord")
+    pool = asked_for(koordinator, sharer)
+    assert asked_for(koordinator, owner) == "1"
+    assert pool
+    assert node.cpus(owner) == "1"
+    assert node.cpus(sharer) == pool
+    assert "1" not in pool.split(",")
+
+
+def test_an_update_brings_nothing_else_back(koordinator: KoordinatorNode) -> None:
+    node = koordinator.node
+    koordinator.start_agent()
+    koordinator.start_proxy()
+    _, owner = run_pod(koordinator.cri, node.spec("lse", "LSE", "1"))
+    resize = pb.UpdateContainerResourcesRequest(container_id=owner)
+    resize.linux.cpuset_cpus, resize.linux.cpu_shares = "0-1", 512
+    koordinator.cri.call("UpdateContainerResources", resize, pb.UpdateContainerResourcesResponse)
+    assert node.cpus(owner) == "1"
+    assert asked_for(koordinator, owner) == "1"
+
+
+def test_what_can_not_be_given_is_no_container(koordinator: KoordinatorNode) -> None:
+    """More CPUs than the machine has: the caller hears it, through the proxy, in our words."""
+    node = koordinator.node
+    koordinator.start_agent("--hold-seconds=0.3", "--cpu-policy=static", "--reserved-cpus=0")
+    koordinator.start_proxy()
+    spec = node.spec("large", kube_class="guaranteed")
+    request = create_request(spec, run_sandbox(koordinator.cri, spec))
+    request.config.linux.resources.cpu_shares = 64 * 1024
+    with pytest.raises(RpcError, match=r"hook server err: .*pod default/large: no CPUs after 0.3"):
+        create_container(koordinator.cri, request)
+
+
+def test_an_agent_that_stops_is_asked_no_more(koordinator: KoordinatorNode) -> None:
+    """And one that comes later is found, without a restart of the proxy."""
+    node = koordinator.node
+    koordinator.start_proxy()
+    run_pod(koordinator.cri, node.spec("before"))
+    koordinator.start_agent()
+    eventually("the proxy asks", lambda: _asks(koordinator))
+    node.stop_agent()
+    assert list(koordinator.registrations.iterdir()) == []
+    run_pod(koordinator.cri, node.spec("after", "LSE", "1"))
+
+
+def test_while_a_killed_agent_is_away_no_pod_comes(koordinator: KoordinatorNode) -> None:
+    """By the failure policy of the registration that it left; back again, all goes on."""
+    node = koordinator.node
+    koordinator.start_agent()
+    koordinator.start_proxy()
+    node.kill_agent()
+    with pytest.raises(RpcError, match="hook server err"):
+        run_sandbox(koordinator.cri, node.spec("lse", "LSE", "1"))
+    koordinator.start_agent()
+    spec = node.spec("lse", "LSE", "1")
+
+    def comes() -> bool:
+        """gRPC's client in the proxy waits longer and longer between attempts to connect."""
+        try:
+            run_sandbox(koordinator.cri, spec)
+        except RpcError:
+            return False
+        return True
+
+    eventually("pods come again", comes, 30)
+
+
+def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: KoordinatorNode) -> None:
+    """The proxy forgets what a container has when it restarts, and our answer to an update is
+    dropped: the agent puts right what the update brought."""
+    node = koordinator.node
+    koordinator.start_agent()
+    koordinator.start_proxy()
+    spec = node.spec("lse", "LSE", "1")
+    sandbox_id = run_sandbox(koordinator.cri, spec)
+    owner = create_container(koordinator.cri, create_request(spec, sandbox_id))
+    start_container(koordinator.cri, owner)
+    koordinator.kill_proxy()
+    koordinator.start_proxy()
+    resize = pb.UpdateContainerResourcesRequest(container_id=owner)
+    resize.linux.cpuset_cpus = "0-1"
+    koordinator.cri.call("UpdateContainerResources", resize, pb.UpdateContainerResourcesResponse)
+    eventually("the owner is on its CPU", lambda: node.cpus(owner) == "1")
+
+
+def _asks(koordinator: KoordinatorNode) -> bool:
+    run_sandbox(koordinator.cri, koordinator.node.spec("probe"))
+    return koordinator.node.metric("topolet_hook_server_calls_total") > 0

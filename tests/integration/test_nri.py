@@ -1,0 +1,330 @@
+"""The NRI plugin on a real containerd 2."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import stat
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.hooks.changes import Changes
+from agent.host import peers
+from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from demo.containerd import Containerd
+from demo.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.integration.harness import TestNode
+from tests.integration.plugged import PluggedNode, other_plugin, plugged_node
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
+    """Nothing of ours runs yet."""
+    with plugged_node(containerd2) as it:
+        yield it
+
+
+@pytest.fixture
+def both(plugged: PluggedNode) -> PluggedNode:
+    """Agent and plugin run."""
+    plugged.node.start_agent()
+    plugged.start_plugin()
+    return plugged
+
+
+def run_retrying(node: TestNode, spec: PodSpec) -> tuple[str, str]:
+    """As a kubelet would: again after every failure."""
+    done: list[tuple[str, str]] = []
+
+    def attempt() -> bool:
+        sandbox = run_sandbox(node.direct, spec)
+        try:
+            container = create_container(node.direct, create_request(spec, sandbox))
+            start_container(node.direct, container)
+        except RpcError:
+            remove_pod(node.direct, sandbox)
+            return False
+        done.append((sandbox, container))
+        return True
+
+    eventually(f"pod {spec.name} runs", attempt)
+    return done[0]
+
+
+def update(plugged: PluggedNode, container_id: str, **fields: object) -> None:
+    """As a kubelet."""
+    linux = pb.LinuxContainerResources(**fields)  # type: ignore[arg-type]
+    request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+    plugged.node.direct.call(
+        "UpdateContainerResources", request, pb.UpdateContainerResourcesResponse
+    )
+
+
+def test_created_on_the_right_cpus_from_their_first_moment(both: PluggedNode) -> None:
+    node = both.node
+    sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    assert node.cpus(lse) == "1"
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    assert node.cpus(ls) == "0"
+    _, be = run_pod(node.direct, node.spec("be", "BE", kube_class="besteffort"))
+    assert node.cpus(be) == "0"
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+
+    remove_pod(node.direct, sandbox)
+    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1", 1.0)
+    assert both.metric("topolet_nri_conflicts_total") == 0
+    assert both.metric("topolet_nri_hook_errors_total") == 0
+
+
+def test_pools_shrink_before_an_owner_starts_and_the_runtime_knows(both: PluggedNode) -> None:
+    node = both.node
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    assert node.cpus(ls) == "0-1"
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+    eventually("the runtime remembers", lambda: node.direct.container_placement(ls).cpuset == "0")
+
+
+def test_no_owner_starts_beside_a_container_that_is_created_and_not_started(
+    both: PluggedNode,
+) -> None:
+    """What the agent asks the runtime for passes the plugin, which may not know yet that it is
+    wanted: then the owner waits, or comes at the second attempt."""
+    node = both.node
+    spec, owner = node.spec("ls", "LS"), node.spec("lse", "LSE", "1")
+    waiting = create_container(node.direct, create_request(spec, run_sandbox(node.direct, spec)))
+    sandbox = run_sandbox(node.direct, owner)
+    made: list[str] = []
+
+    def attempt() -> bool:
+        with contextlib.suppress(RpcError):
+            made.append(create_container(node.direct, create_request(owner, sandbox)))
+        return bool(made)
+
+    eventually("the owner is made", attempt)
+    assert node.direct.container_placement(waiting).cpuset == "0"
+    for each in (waiting, made[0]):
+        start_container(node.direct, each)
+    assert (node.cpus(waiting), node.cpus(made[0])) == ("0", "1")
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_no_owner_starts_beside_a_container_on_its_cpu(both: PluggedNode) -> None:
+    """Owners and sharers are created at the same time."""
+    node = both.node
+    failures: list[str] = []
+    creating = threading.Event()
+
+    def sharers(number: int) -> None:
+        cri = Cri(node.containerd.socket)
+        with contextlib.closing(cri):
+            turn = 0
+            while not creating.is_set():
+                turn += 1
+                try:
+                    sandbox, _ = run_pod(cri, node.spec(f"ls-{number}-{turn}", "LS"))
+                except RpcError as error:
+                    failures.append(str(error))
+                    return
+                remove_pod(cri, sandbox)
+
+    threads = [threading.Thread(target=sharers, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    seen: list[str] = []
+    try:
+        for turn in range(3):
+            sandbox, owner = run_retrying(node, node.spec(f"lse-{turn}", "LSE", "1"))
+            seen.append(node.cpus(owner))
+            remove_pod(node.direct, sandbox)
+    finally:
+        creating.set()
+        for thread in threads:
+            thread.join()
+    assert seen == ["1"] * 3
+    assert not failures
+    assert node.metric("topolet_cpu_overlaps_total") == 0
+
+
+def test_an_update_keeps_our_cpus(both: PluggedNode) -> None:
+    node = both.node
+    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    update(both, lse, cpuset_cpus="0-1", cpu_shares=300)
+    assert node.cpus(lse) == "1"
+    placement = node.direct.container_placement(lse)
+    assert (placement.cpuset, placement.shares) == ("1", 300)
+
+
+def test_what_the_agent_changes_is_told_without_being_asked(plugged: PluggedNode) -> None:
+    plugged.publish()
+    plugged.start_plugin("--nri-updates=true")
+    _, ls = run_pod(plugged.node.direct, plugged.node.spec("ls", "LS"))
+    plugged.publish(**{ls: "1"})
+    eventually("the runtime moved it", lambda: plugged.node.cpus(ls) == "1")
+    assert plugged.node.direct.container_placement(ls).cpuset == "1"
+    eventually("it is counted", lambda: plugged.metric("topolet_nri_updates_total") == 1)
+    plugged.publish(**{ls: "7"})
+    eventually("it was refused", lambda: plugged.metric("topolet_nri_updates_failed_total") == 1)
+    assert plugged.node.cpus(ls) == "1"
+    assert "the runtime refuses a change" in plugged.node.log("nri")
+
+
+def test_a_plugin_that_was_away_sets_right_what_it_missed(plugged: PluggedNode) -> None:
+    node = plugged.node
+    plugged.publish()
+    plugged.start_plugin()
+    plugged.kill_plugin()
+    sandbox, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    assert node.cpus(ls) == "0-1", "without a plugin pods come all the same"
+    plugged.publish(**{ls: "1"})
+    plugged.start_plugin()
+    eventually("synchronised", lambda: node.cpus(ls) == "1")
+    assert plugged.metric("topolet_nri_updates_total") == 0, "said in the synchronisation"
+    assert plugged.stop_plugin() == 0
+    remove_pod(node.direct, sandbox)
+
+
+def test_a_runtime_that_restarts_is_synchronised_with_again(plugged: PluggedNode) -> None:
+    node, runtime = plugged.node, plugged.node.containerd
+    plugged.publish()
+    plugged.start_plugin()
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    runtime.kill()
+    plugged.publish(**{ls: "1"})
+    runtime.start()
+    node.direct.close()
+    eventually("synchronised again", lambda: node.cpus(ls) == "1")
+    _, more = run_pod(node.direct, node.spec("more", "LS"))
+    assert node.cpus(more) == "0-1"
+    assert plugged.metric("topolet_nri_sessions_total") >= 2
+
+
+def test_a_plugin_that_stands_still_comes_back(
+    plugged: PluggedNode,
+) -> None:
+    node = plugged.node
+    plugged.publish()
+    plugged.start_plugin()
+    sandbox = run_sandbox(node.direct, node.spec("p", "LS"))
+    plugged.signal(signal.SIGSTOP)
+    for name in ("a", "b", "c"):
+        create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, name))
+    plugged.signal(signal.SIGCONT)
+    eventually("a new session", lambda: plugged.metric("topolet_nri_sessions_total") == 2)
+    eventually("ready again", lambda: plugged.metric("topolet_nri_ready") == 1)
+    calls = plugged.metric("topolet_nri_adjusted_total")
+    create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, "d"))
+    assert plugged.metric("topolet_nri_adjusted_total") == calls + 1
+
+
+def test_an_owner_without_an_agent_is_refused_long_before_the_runtime_gives_up(
+    plugged: PluggedNode,
+) -> None:
+    node = plugged.node
+    plugged.start_plugin()
+    spec = node.spec("lse", "LSE", "1")
+    sandbox = run_sandbox(node.direct, spec)
+    with pytest.raises(RpcError, match=r"no CPUs after 0\.5 s: the agent has written no snapshot"):
+        create_container(node.direct, create_request(spec, sandbox))
+    assert plugged.metric("topolet_nri_sessions_total") == 1, "the session lives"
+    run_pod(node.direct, node.spec("ls", "LS"))
+
+
+def test_another_plugin_that_pins_cpus_is_found_and_named(plugged: PluggedNode) -> None:
+    node = plugged.node
+    plugged.publish()
+    plugged.start_plugin()
+    spec = node.spec("p", "LS")
+    sandbox = run_sandbox(node.direct, spec)
+    with (
+        other_plugin(node.containerd, "pinner", Changes(cpuset="0")),
+        pytest.raises(RpcError, match='"50-pinner" and "10-topolet" both tried to set'),
+    ):
+        create_container(node.direct, create_request(spec, sandbox))
+    assert plugged.metric("topolet_nri_conflicts_total") == 1
+    assert "was not made after our answer" in node.log("nri")
+    if peers.of(node.containerd.nri_socket):  # else this kernel does not tell
+        assert re.search(rf"may set its CPUs too: .*\({os.getpid()}\)", node.log("nri"))
+    create_container(node.direct, create_request(spec, sandbox, "again"))
+
+
+def test_environment_and_answers_beyond_one_buffer_arrive(plugged: PluggedNode) -> None:
+    node = plugged.node
+    large = "x" * 6_000
+    spec = node.spec("p")
+    with other_plugin(
+        node.containerd, "giver", Changes(environment=(("GIVEN", large), ("PATH", "/bin")))
+    ):
+        sandbox = run_sandbox(node.direct, spec)
+        request = create_request(spec, sandbox)
+        container_id = create_container(node.direct, request)
+    status = node.direct.call(
+        "ContainerStatus",
+        pb.ContainerStatusRequest(container_id=container_id, verbose=True),
+        pb.ContainerStatusResponse,
+    )
+    environment = json.loads(status.info["info"])["runtimeSpec"]["process"]["env"]
+    assert f"GIVEN={large}" in environment
+    assert [each for each in environment if each.startswith("PATH=")] == ["PATH=/bin"]
+
+
+def test_only_one_kind_of_door_is_on(plugged: PluggedNode) -> None:
+    node = plugged.node
+    plugged.start_plugin()
+    common = (f"--state-dir={node.state}",)
+    proxy = node.run_cli("proxy", *common, f"--listen={node.cri_socket}", "--proxy-http=")
+    assert proxy.returncode == 1
+    assert "door.lock is held by topolet nri (process" in proxy.stderr
+    assert "only one of relay and NRI plugin" in proxy.stderr
+    second = node.run_cli("nri", *common, "--nri-http=")
+    assert second.returncode == 1
+    assert "held by topolet nri" in second.stderr
+
+
+def test_a_plugin_that_the_runtime_launches_ends_with_it(plugged: PluggedNode) -> None:
+    node, runtime = plugged.node, plugged.node.containerd
+    folder = runtime.folder / "nri"
+    folder.mkdir(exist_ok=True)
+    script = folder / "07-launched"
+    plugged.publish()
+    runtime.kill()
+    log = node.folder / "launched.log"
+    script.write_text(
+        "#!/bin/sh\n"
+        f"cd {Path(__file__).parents[2]}\n"
+        f"exec {sys.executable} -m agent nri --state-dir={node.state} --nri-http= 2>>{log}\n"
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    try:
+        runtime.start()
+        node.direct.close()
+        eventually("registered", lambda: "registered with the runtime as 07-l" in log.read_text())
+        run_pod(node.direct, node.spec("ls", "LS"))
+        runtime.kill()
+        door = node.state / "door.lock"
+        pid = int(door.read_text().rpartition(" ")[2].rstrip(")\n"))
+        eventually("it ends", lambda: not Path(f"/proc/{pid}/fd").exists())
+    finally:
+        runtime.kill()
+        script.unlink()
+        runtime.start()
+        node.direct.close()
