@@ -13,11 +13,15 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def arguments(doc: str | None) -> argparse.Namespace:
-    """`--output text|json` and `--quick` of a benchmark whose docstring is `doc`."""
+def arguments(
+    doc: str | None, add_arguments: Callable[[argparse.ArgumentParser], None] | None = None
+) -> argparse.Namespace:
+    """`--output text|json` and `--quick` of a benchmark whose docstring is `doc`, and its own."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--output", choices=("text", "json"), default="text")
     parser.add_argument("--quick", action="store_true", help="end within 30 s")
+    if add_arguments is not None:
+        add_arguments(parser)
     return parser.parse_args()
 
 

@@ -79,8 +79,11 @@ class Downward:
             while size - at >= _HEAD:
                 word, flags, number = unpack_head(data, at)
                 kind, length = word & 0xFF, word >> 8
-                number &= STREAM_MASK
                 end = at + _HEAD + length
+                if not (kind or flags or streams):  # DATA in the midst of a reply
+                    at = end
+                    continue
+                number &= STREAM_MASK
                 if kind == DATA:
                     if flags & frames.END_STREAM:
                         self._noted.append((number, None))
@@ -124,13 +127,12 @@ class Downward:
                     if end > size:
                         break
                     self._offer(data[at + 9 : end])
-                if end > size:
-                    lane.rest = end - size
-                    at = size
-                    break
                 at = end
         except frames.FrameError as error:
             self._lose_track(error)
+            at = size
+        if at > size:
+            lane.rest = at - size
             at = size
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)

@@ -1,0 +1,129 @@
+"""The processes of the CRI benchmark: the backend, our proxy, and those it is measured beside."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from peers.h2client import Client
+
+# grpcio and mypy bring typing_extensions, which nothing that `topolet` depends on does; where it
+# is found msgspec takes it, and with it a megabyte that an installation has not.
+START = (
+    "import sys; sys.modules['typing_extensions'] = None; "
+    "from agent.cli.main import main; sys.exit(main())"
+)
+OURS = [
+    *(sys.executable, "-c", START),
+    *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),
+    *("--state-dir", "{listen}.state"),
+]
+PEER = str(Path(__file__).resolve().parent / "grpc_peer.py")
+
+
+def grpcio_environment() -> dict[str, str] | str:
+    """What the grpcio processes need in their environment, or why they can't be had."""
+    if importlib.util.find_spec("grpc"):
+        return dict(os.environ)
+    home = os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet"
+    target = Path(home) / f"grpcio-{sys.version_info.major}.{sys.version_info.minor}"
+    if not (target / "grpc").is_dir():
+        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), "grpcio"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            return f"grpcio can't be installed: {done.stderr.strip()[-200:]}"
+    return {**os.environ, "PYTHONPATH": str(target)}
+
+
+@contextmanager
+def running(command: list[str], path: Path, environment: dict[str, str]) -> Iterator[Process]:
+    """A process and how long it took from exec to accepting a connection."""
+    began = time.monotonic()
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        yield Process(process.pid, accepting_after(path, process) - began)
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+class Process:
+    def __init__(self, pid: int, accept_seconds: float) -> None:
+        self.pid = pid
+        self.accept_seconds = accept_seconds
+
+    def cpu_seconds(self) -> float:
+        spent = 0
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            spent += int((task / "schedstat").read_text().split()[0])
+        return spent / 1e9
+
+    def rss_mb(self) -> float:
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+        return int(line.split()[1]) / 1_000
+
+
+def accepting_after(path: Path, process: subprocess.Popen[bytes]) -> float:
+    while True:
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                pass
+            else:
+                return time.monotonic()
+        if process.poll() is not None:
+            raise SystemExit(f"{process.args!r} ended with {process.returncode}")
+        time.sleep(0.001)
+
+
+class Stage:
+    """Where processes and connections of one run live; all end with `stack`."""
+
+    def __init__(self, stack: ExitStack, environment: dict[str, str]) -> None:
+        self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        self._stack = stack
+        self._environment = environment
+
+    def backend(self, path: str) -> None:
+        """The trivial one."""
+        command = [sys.executable, PEER, "backend", "{listen}"]
+        self._stack.enter_context(
+            running([word.format(listen=path) for word in command], Path(path), self._environment)
+        )
+
+    def start(self, name: str, command: list[str], upstream: str = "") -> Process:
+        """`name` is that of its socket too."""
+        listen = self.folder / name
+        words = {"listen": str(listen), "upstream": upstream}
+        filled = [word.format(**words) for word in command]
+        return self._stack.enter_context(running(filled, listen, self._environment))
+
+    def proxies(self, upstream: str, mark: str = "") -> tuple[Process, dict[str, Client]]:
+        """Our process, and a client for each path to `upstream`."""
+        ours = self.start(f"ours{mark}", OURS, upstream)
+        commands = {"grpcio": [sys.executable, PEER, "proxy", "{listen}", "{upstream}"]}
+        if socat := shutil.which("socat"):
+            ends = ["UNIX-LISTEN:{listen},fork", "UNIX-CONNECT:{upstream}"]
+            commands["socat"] = [socat, "-b262144", "-lf/dev/null", *ends]
+        for name, command in commands.items():
+            self.start(name + mark, command, upstream)
+        sockets = {name: str(self.folder / (name + mark)) for name in ("ours", *commands)}
+        return ours, {
+            name: self.client(path) for name, path in {"direct": upstream, **sockets}.items()
+        }
+
+    def client(self, path: str) -> Client:
+        client = Client(path)
+        self._stack.callback(client.close)
+        return client

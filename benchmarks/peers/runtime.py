@@ -1,0 +1,72 @@
+"""A private containerd for the CRI benchmark: one pod in which containers are created."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from agent.runtime.cri import Cri
+from demo import containerd
+from demo.cgroups import remove_cgroups
+from demo.pods import PodSpec, create_request, run_sandbox
+
+CGROUP_ROOT = "/topolet-benchmark"
+
+
+class NoRuntimeError(Exception):
+    """Why none can run here."""
+
+
+class Runtime:
+    """Raises NoRuntimeError."""
+
+    def __init__(self) -> None:
+        if os.geteuid():
+            raise NoRuntimeError("needs root: containers and cgroups are real")
+        if lacking := containerd.missing():
+            raise NoRuntimeError(f"not on this machine: {', '.join(lacking)}")
+        self._folder = Path(tempfile.mkdtemp(prefix="topolet-"))
+        self._containerd = containerd.Containerd(self._folder)
+        self.socket = self._containerd.socket
+        self._numbers = itertools.count(1)
+        try:
+            self._containerd.start()
+            self._cri = Cri(self.socket)
+            self._spec = PodSpec("benchmark", "LS", cgroup_root=CGROUP_ROOT)
+            self._sandbox = run_sandbox(self._cri, self._spec)
+        except containerd.ContainerdError as error:
+            self._close()
+            raise NoRuntimeError(str(error)[-200:]) from None
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cri.close()
+        self._close()
+
+    def create_request(self) -> bytes:
+        """A container that was not asked for before."""
+        name = f"c{next(self._numbers)}"
+        return create_request(self._spec, self._sandbox, name).SerializeToString()
+
+    def containers(self) -> int:
+        """How many there are."""
+        return len(self._cri.containers())
+
+    def _close(self) -> None:
+        self._containerd.stop()
+        remove_cgroups(CGROUP_ROOT)
+        shutil.rmtree(self._folder, ignore_errors=True)
