@@ -37,6 +37,7 @@ START = (
 OURS = [
     *(sys.executable, "-c", START),
     *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),
+    *("--state-dir", "{listen}.state"),
 ]
 PEER = str(Path(__file__).resolve().parent / "peers" / "grpc_peer.py")
 SERVICE = "/runtime.v1.RuntimeService/"

@@ -18,6 +18,7 @@ OPTIONS = (
     "nri_socket",
     "nri_name",
     "nri_index",
+    "nri_updates",
     "state_dir",
     "hold_seconds",
     "hook_deadlines",

@@ -12,12 +12,13 @@ import msgspec
 
 from agent.model import jsontext
 from agent.model.annotations import AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.availability import Held, core_kinds, zones
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.jsontext import JsonError
 from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
-from agent.model.policies import reported_numa_policy
+from agent.model.nodetopology import NodeTopology, Version, encode
 from agent.model.snapshot import Owner, Pool
-from agent.model.topology import Cpu, NumaNode, Topology
+from agent.model.topology import Cpu, Topology
 
 Object = dict[str, Any]
 
@@ -73,6 +74,25 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     be_on_reserved: bool = False
 
 
+def koordinator_annotations(
+    topology: Topology,
+    ls_pools: tuple[Pool, ...],
+    be_pools: tuple[Pool, ...],
+    allocs: tuple[PodCpuAlloc, ...],
+    configured: NodeConfiguration,
+) -> dict[str, str]:
+    """Koordinator's, of a NodeResourceTopology."""
+    set_aside = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
+    return {
+        CPU_TOPOLOGY: _json({"detail": [_cpu(each) for each in topology.cpus]}),
+        CPU_SHARED_POOLS: _json(ls_pools),
+        BE_CPU_SHARED_POOLS: _json(be_pools),
+        POD_CPU_ALLOCS: _json(allocs),
+        CPU_MANAGER_POLICY: _json(_cpu_manager(configured)),
+        **{key: text for key, value in set_aside.items() if (text := _json(value)) != "{}"},
+    }
+
+
 def node_resource_topology(
     name: str,
     topology: Topology,
@@ -82,34 +102,19 @@ def node_resource_topology(
     allocs: tuple[PodCpuAlloc, ...],
     configured: NodeConfiguration,
 ) -> Object:
-    """The NodeResourceTopology of a node; `available` is what no pod owns."""
-    policy, scope = configured.topology_policy, configured.topology_scope
-    set_aside = {SYSTEM_QOS: configured.system_qos, RESERVATION: configured.reservation}
-    owned = union(owner.cpus for owner in owners) | union(
-        CpuSet.parse(each.cpuset) for each in allocs if each.managed_by_kubelet
+    """The NodeResourceTopology of a node without a cluster; `available` is what no pod owns."""
+    held = [Held(owner.cpus) for owner in owners]
+    held += [Held(CpuSet.parse(each.cpuset)) for each in allocs if each.managed_by_kubelet]
+    value = NodeTopology(
+        name,
+        zones(topology, held),
+        configured.topology_policy,
+        configured.topology_scope,
+        attributes=core_kinds(topology),
+        labels={MANAGED_BY: "topolet"},
+        annotations=koordinator_annotations(topology, ls_pools, be_pools, allocs, configured),
     )
-    return {
-        "apiVersion": "topology.node.k8s.io/v1alpha2",
-        "kind": "NodeResourceTopology",
-        "metadata": {
-            "name": name,
-            "labels": {MANAGED_BY: "topolet"},
-            "annotations": {
-                CPU_TOPOLOGY: _json({"detail": [_cpu(each) for each in topology.cpus]}),
-                CPU_SHARED_POOLS: _json(ls_pools),
-                BE_CPU_SHARED_POOLS: _json(be_pools),
-                POD_CPU_ALLOCS: _json(allocs),
-                CPU_MANAGER_POLICY: _json(_cpu_manager(configured)),
-                **{key: text for key, value in set_aside.items() if (text := _json(value)) != "{}"},
-            },
-        },
-        "topologyPolicies": [reported_numa_policy(policy, scope)],
-        "attributes": [
-            {"name": "topologyManagerPolicy", "value": policy},
-            {"name": "topologyManagerScope", "value": scope},
-        ],
-        "zones": [_zone(node, topology, owned) for node in topology.numa_nodes],
-    }
+    return encode(value, Version.V1ALPHA2)
 
 
 def node_labels(name: str, topology: Topology) -> Object:
@@ -142,45 +147,6 @@ def _cpu_manager(configured: NodeConfiguration) -> Object:
 
 def _cpu(cpu: Cpu) -> dict[str, int]:
     return {"id": cpu.id, "core": cpu.core, "socket": cpu.socket, "node": cpu.node}
-
-
-def _zone(node: NumaNode, topology: Topology, owned: CpuSet) -> Object:
-    costs = [
-        {"name": f"node-{other.id}", "value": distance}
-        for other, distance in zip(topology.numa_nodes, node.distances, strict=False)
-    ]
-    pages = {each.size_bytes: each for each in node.hugepages}
-    memory = node.memory_bytes - sum(size * each.total for size, each in pages.items())
-    return {
-        "name": f"node-{node.id}",
-        "type": "Node",
-        **({"costs": costs} if costs else {}),
-        "resources": [
-            _resource("cpu", len(node.cpus), len(node.cpus - owned)),
-            *(
-                _resource(f"hugepages-{_binary(size)}", each.total * size, each.free * size)
-                for size, each in sorted(pages.items())
-                if each.total
-            ),
-            _resource("memory", memory, memory),
-        ],
-    }
-
-
-def _resource(name: str, capacity: int, available: int) -> dict[str, str]:
-    return {
-        "name": name,
-        "capacity": str(capacity),
-        "allocatable": str(capacity),
-        "available": str(available),
-    }
-
-
-def _binary(size_bytes: int) -> str:
-    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
-        if size_bytes % (1 << shift) == 0:
-            return f"{size_bytes >> shift}{unit}"
-    return str(size_bytes)
 
 
 def _json(value: object) -> str:

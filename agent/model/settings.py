@@ -130,6 +130,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             description="two digits: the runtime asks its plugins in their order",
         ),
     ] = "10"
+    nri_updates: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the NRI plugin too tells the runtime what the agent changed, which the "
+            "agent does by the CRI: only one whose NRI is 0.12.1 or later, as earlier ones can "
+            "lock up over it"
+        ),
+    ] = True
     nri_http: Annotated[
         str,
         msgspec.Meta(description="NRI plugin: ADDRESS:PORT of /metrics and /healthz; empty: none"),

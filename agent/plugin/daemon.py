@@ -72,7 +72,8 @@ def run(settings: Settings, launched: Launched | None) -> None:
         )
         upkeep.keep_alive(loop, notifier)
         link.start()
-        updater.start()
+        if settings.nri_updates:
+            updater.start()
         notifier.ready()
         loop.run()
         notifier.stopping()

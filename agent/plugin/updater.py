@@ -1,4 +1,5 @@
-"""Tells the runtime what the agent changed: containers that exist, one at a time.
+"""Tells the runtime what the agent changed: containers that exist, one at a time. A runtime whose
+NRI can lock itself up over that is left to the agent, which tells it by the CRI in any case.
 
 Outside of every call of the runtime's: it holds its lock until that is answered. A call under way
 counts as a grant, from before the snapshot that it obeys can be outdated until the agent has looked
@@ -74,7 +75,9 @@ class Updater:
     def _look(self) -> None:
         """Tells the first container that differs, and after its answer the next."""
         snapshot = self._snapshots.current()
-        if self._under_way or snapshot is None or not self._link.ready or self._link.stats.held_now:
+        if self._under_way or snapshot is None or self._link.stats.held_now:
+            return
+        if not self._link.takes_updates:
             return
         state = (self._containers.version, self._link.sessions)
         if snapshot is self._obeyed and state == self._settled:

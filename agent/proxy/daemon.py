@@ -51,6 +51,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
         listening,
         runtime,
         on_hook_error=_log_hook_error,
+        on_fault=_log_fault,
         observe=latencies.observe,
     )
     notifier = Notifier(os.environ)
@@ -77,3 +78,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
 
 def _log_hook_error(path: bytes, error: Exception) -> None:
     log.error("the hook of %s went wrong: %r", path.decode(errors="replace"), error)
+
+
+def _log_fault(error: Exception) -> None:
+    log.error("a connection is closed: %r", error, exc_info=error)

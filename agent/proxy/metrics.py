@@ -20,12 +20,14 @@ def page(
     latencies: Latencies,
 ) -> str:
     """All series, in base units."""
+    server.meter.tell()
     stats, outcomes = server.stats, gate.outcomes
     snapshot = snapshots.current()
     return render(
         [
             _gauge("connections", "Client connections open now.", server.connections),
             _counter("unreachable", "Connections closed: no runtime.", server.unreachable),
+            _counter("faults", "Connections closed by a fault of ours.", server.faults),
             _counter("malformed", "Connections that were no HTTP/2.", stats.malformed),
             Metric(
                 "topolet_proxy_in_flight",

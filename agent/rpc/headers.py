@@ -61,12 +61,20 @@ class PathReader:
             while at < size:
                 first = block[at]
                 if first > 0x80:  # a whole field by index
-                    index, at = (first & 0x7F, at + 1) if first < 0xFF else _integer(block, at, 7)
+                    if first < 0xFF:
+                        index = first & 0x7F
+                        at += 1
+                    else:
+                        index, at = _integer(block, at, 7)
                     entry = entries[_STATIC - index] if index > _STATIC else _STATIC_ENTRIES[index]
                     if entry[1] is not None:
                         path = entry[1]
                 elif first > 0x40:  # a name by index and a value, to be kept
-                    index, at = (first & 0x3F, at + 1) if first < 0x7F else _integer(block, at, 6)
+                    if first < 0x7F:
+                        index = first & 0x3F
+                        at += 1
+                    else:
+                        index, at = _integer(block, at, 6)
                     entry = entries[_STATIC - index] if index > _STATIC else _STATIC_ENTRIES[index]
                     length = block[at] & 0x7F
                     # The shortest Huffman code has five bits: a text is at most twice as long.

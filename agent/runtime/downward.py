@@ -39,29 +39,31 @@ class Downward:
     ) -> None:
         self._calls = calls
         self._streams = calls.streams
-        self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
-        self._ended = calls.timing.ended
+        self._noted = calls.timing.noted
         self._paths = paths
         self._lose_track = lose_track
         self.begun = False
         """The upstream's SETTINGS have passed, which come before all else."""
         self._kept = b""  # an unfinished frame that has not passed
+        self._torn_bytes = 0  # of it that have left all the same
         self._tapped: HeldStream | None = None  # whose DATA frame is passing
         self._tapped_ends = False
 
-    def feed(self, data: memoryview) -> bool:
-        """Takes what the upstream sent. True when all of it may go on as it is, and nothing else is
-        to be done; the lanes have nothing of it then. `lose_track` is called for what can't be
+    def feed(self, data: memoryview, has_left: bool) -> None:
+        """Takes what the upstream sent. Where it `has_left` for the client as it is, it is only
+        taken note of; else the lane gets what is to leave. `lose_track` is called for what can't be
         followed.
         """
         lane, credit, streams = self._lane, self._credit, self._streams
-        alone = not (self._kept or streams or lane.is_waited_for or self._queue)
+        start = at = 0
         if self._kept:
+            start, self._torn_bytes, lane.torn = self._torn_bytes, 0, False
             data, self._kept = memoryview(self._kept + data), b""  # small: SETTINGS at most
         size = len(data)
-        start = at = 0
+        if has_left:
+            start = size
         if lane.opaque:
             at = size
         elif lane.rest:
@@ -69,7 +71,7 @@ class Downward:
             lane.rest -= at
             if self._tapped is not None:
                 self._tap_more(self._tapped, data[:at])
-            if lane.is_waited_for and lane.at_boundary:
+            if lane.waiting and lane.at_boundary:
                 lane.chunks.append(data[:at])
                 start = at
                 lane.reached_boundary()
@@ -81,7 +83,7 @@ class Downward:
                 end = at + _HEAD + length
                 if kind == DATA:
                     if flags & frames.END_STREAM:
-                        self._ended.append(number)
+                        self._noted.append((number, None))
                     if number in streams:
                         self._tap(streams[number], flags, length, data[at + _HEAD : end])
                 elif kind == WINDOW_UPDATE:
@@ -91,7 +93,9 @@ class Downward:
                         break
                     given = frames.read_uint(data[at + 9 : end], kind)
                     passed = given
-                    if not number:
+                    if at < start:  # it has left, or a part of it
+                        self._gave(number, given)
+                    elif not number:
                         if credit.excess > 0:
                             passed = credit.granted(given)
                         else:
@@ -107,11 +111,11 @@ class Downward:
                 elif kind in _BLOCKS:
                     lane.in_block = not flags & frames.END_HEADERS
                     if kind == HEADERS and flags & frames.END_STREAM:
-                        self._ended.append(number)
+                        self._noted.append((number, None))
                         if number in streams:
                             self._calls.ended_by_upstream(streams[number], reset=False)
                 elif kind == RST_STREAM:
-                    self._ended.append(number)
+                    self._noted.append((number, None))
                     if number in streams:
                         self._calls.ended_by_upstream(streams[number], reset=True)
                 elif kind == SETTINGS and not flags & frames.ACK:
@@ -128,13 +132,25 @@ class Downward:
         except frames.FrameError as error:
             self._lose_track(error)
             at = size
-        if alone and not start and at == size:
-            return True
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)
         if at < size:
             self._kept = bytes(data[at:])
-        return False
+            if start > at:
+                self._torn_bytes = start - at
+                lane.torn = True
+
+    @property
+    def holds_back(self) -> bool:
+        """Some bytes of an unfinished frame have not left."""
+        return len(self._kept) > self._torn_bytes
+
+    def _gave(self, number: int, credit: int) -> None:
+        """A WINDOW_UPDATE that the client gets."""
+        if not number:
+            self._credit.window += credit
+        elif number in self._streams:
+            self._streams[number].window += credit
 
     def _offer(self, payload: memoryview) -> None:
         """SETTINGS of the upstream."""

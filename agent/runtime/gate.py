@@ -83,6 +83,7 @@ class Stats:
     """Counters of all relays that share it; `held_now` is a gauge."""
 
     __slots__ = (
+        "held_bytes",
         "held_now",
         "hook_errors",
         "hooked",
@@ -101,6 +102,8 @@ class Stats:
         self.replaced = 0
         self.refused = 0
         self.held_now = 0
+        self.held_bytes = 0
+        """Of requests that are half received, held or not sent yet."""
         self.hook_errors = 0
         self.passed_oversize = 0
         """Not hooked: the message, or all that the connection holds, is beyond its limit."""

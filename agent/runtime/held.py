@@ -18,6 +18,9 @@ class Limits(NamedTuple):
     held_bytes: int = 8 << 20
     """Of all requests that the connection has half received, held or not sent yet, and of what
     packed ones among them contain."""
+    all_held_bytes: int = 64 << 20
+    """The same of all connections together; beyond it each still has `fair_bytes`."""
+    fair_bytes: int = 1 << 16
     streams: int = 4_096
     """Hooked calls under way."""
     reply_bytes: int = 1 << 16

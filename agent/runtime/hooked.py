@@ -60,16 +60,13 @@ class HookedCalls:
         if stream.stage is Stage.COLLECTING:
             self._credit.excess -= size
             stream.body += content
-            stream.taken += len(content)
-            self._taken += len(content)
+            self._take(stream, len(content))
             stream.ends = stream.done = ends
             if ends:
                 self._complete(stream)
                 return
             self._give(stream, size)
-            if stream.taken > self._limits.body_bytes + grpc.PREFIX_BYTES or (
-                self._taken > self._limits.held_bytes
-            ):
+            if stream.taken > self._limits.body_bytes + grpc.PREFIX_BYTES or self._room() < 0:
                 self._stats.passed_oversize += 1
                 if self._goes_on(stream, "oversize", f"more than {stream.taken} bytes"):
                     self._loosen(stream)
@@ -160,20 +157,19 @@ class HookedCalls:
             self._commit_unhooked(stream, "irregular", "not exactly one message")
             return
         compressed, message = packed
-        if len(message) > limits.body_bytes or self._taken > limits.held_bytes:
+        room = self._room()
+        if len(message) > limits.body_bytes or room < 0:
             stats.passed_oversize += 1
             self._commit_unhooked(stream, "oversize", f"{len(message)} bytes")
             return
         if compressed:
             try:
-                room = limits.held_bytes - self._taken
                 message = grpc.gunzip(message, min(limits.body_bytes, room))
             except grpc.MessageError as error:
                 stats.passed_compressed += 1
                 self._commit_unhooked(stream, "compressed", str(error))
                 return
-            stream.taken += len(message)
-            self._taken += len(message)
+            self._take(stream, len(message))
         stream.message = message
         stream.call = Call(stream.path, time.monotonic())
         stats.hooked += 1
@@ -232,7 +228,7 @@ class HookedCalls:
         # What the upstream sends before it sees the reset passes: clients ignore it, and its
         # header blocks belong to the connection's compression state.
         self._stats.refused += 1
-        self.timing.ended.append(number)
+        self.timing.noted.append((number, None))
         flags = frames.END_STREAM | frames.END_HEADERS
         self._down.insert(frames.frame(frames.HEADERS, flags, number, encoded))
         self.uplink.reset(number)
@@ -302,4 +298,16 @@ class HookedCalls:
 
     def _release(self, stream: HeldStream) -> None:
         self._taken -= stream.taken
+        self._stats.held_bytes -= stream.taken
         stream.taken = 0
+
+    def _take(self, stream: HeldStream, size: int) -> None:
+        stream.taken += size
+        self._taken += size
+        self._stats.held_bytes += size
+
+    def _room(self) -> int:
+        """How many bytes more the connection may hold; below zero: it holds too many."""
+        limits = self._limits
+        of_all = limits.all_held_bytes - self._stats.held_bytes
+        return min(limits.held_bytes - self._taken, max(of_all, limits.fair_bytes - self._taken))

@@ -12,44 +12,43 @@ Sink = Callable[[bytes | bytearray | memoryview], None]
 
 
 class Lane:
-    """`rest`: bytes of a frame under way that are still to pass; `in_block`: headers go on.
+    """`rest`: bytes of a frame under way that are still to pass; `in_block`: headers go on; `torn`:
+    the first bytes of a frame have left and its length is not known yet.
 
-    `opaque`: frames are followed no longer, everything passes.
+    `opaque`: frames are followed no longer, everything passes. `waiting`: what was inserted while
+    no frame of ours may come.
     """
 
-    __slots__ = ("_waiting", "chunks", "in_block", "opaque", "rest", "sink")
+    __slots__ = ("_sink", "chunks", "in_block", "opaque", "rest", "torn", "waiting")
 
     def __init__(self, sink: Sink) -> None:
         self.rest = 0
         self.in_block = False
+        self.torn = False
         self.opaque = False
         self.chunks: list[bytes | bytearray | memoryview] = []
-        self.sink = sink
-        self._waiting: list[bytes] = []
+        self._sink = sink
+        self.waiting: list[bytes] = []
 
     @property
     def at_boundary(self) -> bool:
-        return not self.rest and not self.in_block
+        return not (self.rest or self.in_block or self.torn)
 
     def insert(self, frame: bytes) -> None:
         """A frame of the relay's own, after all that has been put here so far."""
-        (self.chunks if self.at_boundary else self._waiting).append(frame)
+        (self.chunks if self.at_boundary else self.waiting).append(frame)
 
     def reached_boundary(self) -> None:
         """Puts here what waited for it."""
-        if self._waiting:
-            self.chunks += self._waiting
-            self._waiting.clear()
-
-    @property
-    def is_waited_for(self) -> bool:
-        return bool(self._waiting)
+        if self.waiting:
+            self.chunks += self.waiting
+            self.waiting.clear()
 
     def flush(self) -> None:
         """Sends everything put here, in one piece."""
-        if self._waiting and self.at_boundary:
+        if self.waiting and self.at_boundary:
             self.reached_boundary()
         chunks = self.chunks
         if chunks:
-            self.sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
+            self._sink(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             chunks.clear()

@@ -80,8 +80,13 @@ class Loop:
 
     def run(self) -> None:
         """Until `stop`, also one that came before."""
-        while not self._stopped:
-            self.step(-1)
+        poll, ready, timers = self._epoll.poll, self._ready, self._timers
+        while not self._stopped:  # `step`, without its calls: there is a caller who waits
+            for fd, events in poll(self._patience(-1) if timers else -1, _MOST_EVENTS):
+                if fd in ready:
+                    ready[fd](events)
+            if timers:
+                self._run_timers()
 
     def run_on(self, until: Callable[[], bool], seconds: float) -> None:
         """After a stop: until the condition holds, so many seconds have passed, or a `stop` comes

@@ -19,14 +19,21 @@ _MOST_METHODS: Final = 128
 """Names come from the client: what is beyond is counted as one."""
 _MOST_CALLS: Final = 4_096
 """Of one connection; what is beyond is not timed."""
+_MOST_NOTES: Final = 64
 
 
 class Meter:
-    """`in_flight`: calls under way by method, all that was ever called."""
+    """`in_flight`: calls under way by method, all that was ever called, as of the last `tell`."""
 
     def __init__(self, observe: Observe | None = None) -> None:
         self.in_flight: dict[bytes, int] = {}
         self.observe = observe or _ignore
+        self.timings: set[Timing] = set()
+
+    def tell(self) -> None:
+        """What connections have only noted so far is counted and observed."""
+        for timing in self.timings:
+            timing.settle()
 
     def name(self, path: bytes) -> bytes:
         """The path under which the method is counted."""
@@ -38,83 +45,79 @@ class Meter:
         return path
 
 
-class _Timed:
-    __slots__ = ("path", "share", "started")
-
-    def __init__(self, path: bytes, started: float, share: float) -> None:
-        self.path = path
-        self.started = started
-        self.share = share
-
-
 class Timing:
     """The calls of one connection; what is told of an unknown stream is ignored.
 
-    When bytes come their time is put into `arrived`; what is in them into `opened` (stream and path
-    of HEADERS) and `ended` (streams whose reply is complete, or that were reset); and when all that
-    has left, `settle` is called.
+    While a caller waits, calls that pass are only noted; many together are settled later. When
+    bytes come their time is put into `arrived`, what is in them into `noted`: stream and path of
+    HEADERS, stream and None of what ends. `note` is called when they have left.
     """
 
-    __slots__ = ("_leaving", "_meter", "_open", "_staying", "arrived", "ended", "opened")
+    __slots__ = ("_meter", "_notes", "_open", "_staying", "arrived", "noted")
 
     def __init__(self, meter: Meter) -> None:
         self.arrived = 0.0
-        self.opened: list[tuple[int, bytes]] = []
-        self.ended: list[int] = []
+        self.noted: list[tuple[int, bytes | None]] = []
         self._meter = meter
-        self._open: dict[int, _Timed] = {}
+        self._notes: list[tuple[float, float, list[tuple[int, bytes | None]]]] = []
+        self._open: dict[int, tuple[bytes, float, float]] = {}  # path, start, our share so far
         self._staying: dict[int, float] = {}
-        self._leaving: list[tuple[int, float]] = []
+        meter.timings.add(self)
+
+    def note(self) -> None:
+        """What is `noted` has left."""
+        noted = self.noted.copy()
+        self._notes.append((self.arrived, perf_counter(), noted))
+        self.noted.clear()
+        if len(self._notes) >= _MOST_NOTES or len(noted) > _MOST_NOTES:
+            self.settle()
+
+    def stays(self, number: int, path: bytes) -> None:
+        """HEADERS of a call whose message will not pass by."""
+        self._begin(number, path, self.arrived, 0.0)
 
     def whole(self, number: int) -> None:
-        """The request stays here and is complete now."""
+        """The message that stays here is complete now."""
         self._staying[number] = self.arrived
 
     def left(self, number: int) -> None:
-        """A request that had stayed goes."""
+        """A message that had stayed goes."""
         since = self._staying.pop(number, None)
-        if since is not None:
-            self._leaving.append((number, since))
+        if since is not None and number in self._open:
+            path, started, share = self._open[number]
+            self._open[number] = path, started, share + perf_counter() - since
 
     def settle(self) -> None:
-        """All that was told has left."""
-        now = perf_counter()
-        if self.opened:
-            self._begin(now)
-        if self._leaving:
-            for number, since in self._leaving:
-                if timed := self._open.get(number):
-                    timed.share += now - since
-            self._leaving.clear()
-        if self.ended:
-            self._end(now)
+        """All that was noted is counted and observed."""
+        for arrived, now, noted in self._notes:
+            for number, path in noted:
+                if path is None:
+                    self._end(number, arrived, now)
+                else:
+                    self._begin(number, path, arrived, now - arrived)
+        self._notes.clear()
 
     def close(self) -> None:
         """The connection is over, or followed no longer: what is under way is never observed."""
-        for timed in self._open.values():
-            self._meter.in_flight[timed.path] -= 1
-        for remembered in (self._open, self._staying, self.opened, self.ended, self._leaving):
-            remembered.clear()
+        self.settle()
+        for path, _, _ in self._open.values():
+            self._meter.in_flight[path] -= 1
+        self._open.clear()
+        self._staying.clear()
+        self._meter.timings.discard(self)
 
-    def _begin(self, now: float) -> None:
-        under_way, counts, arrived = self._open, self._meter.in_flight, self.arrived
-        for number, path in self.opened:
-            if len(under_way) < _MOST_CALLS and number not in under_way:
-                if path not in counts:
-                    path = self._meter.name(path)
-                counts[path] += 1
-                passing = number not in self._staying
-                under_way[number] = _Timed(path, arrived, now - arrived if passing else 0.0)
-        self.opened.clear()
+    def _begin(self, number: int, path: bytes, arrived: float, share: float) -> None:
+        if len(self._open) < _MOST_CALLS and number not in self._open:
+            path = self._meter.name(path)
+            self._meter.in_flight[path] += 1
+            self._open[number] = path, arrived, share
 
-    def _end(self, now: float) -> None:
-        for number in self.ended:
-            since = self._staying.pop(number, self.arrived) if self._staying else self.arrived
-            timed = self._open.pop(number, None)
-            if timed is not None:
-                self._meter.in_flight[timed.path] -= 1
-                self._meter.observe(timed.path, now - timed.started, timed.share + now - since)
-        self.ended.clear()
+    def _end(self, number: int, arrived: float, now: float) -> None:
+        since = self._staying.pop(number, arrived)
+        if number in self._open:
+            path, started, share = self._open.pop(number)
+            self._meter.in_flight[path] -= 1
+            self._meter.observe(path, now - started, share + now - since)
 
 
 def _ignore(path: bytes, seconds: float, share_seconds: float) -> None:

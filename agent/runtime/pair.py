@@ -27,10 +27,22 @@ class Port:
     `strained`: it does not simply wait for bytes to read.
     """
 
-    __slots__ = ("_loop", "_mask", "backlog", "broken", "eof", "socket", "strained")
+    __slots__ = (
+        "_loop",
+        "_mask",
+        "_receive",
+        "_send",
+        "backlog",
+        "broken",
+        "eof",
+        "socket",
+        "strained",
+    )
 
     def __init__(self, loop: Loop, end: socket.socket) -> None:
         self.socket = end
+        self._receive = end.recv_into
+        self._send = end.send
         self.backlog = bytearray()
         self.eof = False
         self.broken = False
@@ -39,15 +51,17 @@ class Port:
         self._mask: int | None = None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self.broken:
-            return
-        if self.backlog:
-            self.backlog += data
-            return
+        sent = 0
+        if self.strained:
+            if self.broken:
+                return
+            if self.backlog:
+                self.backlog += data
+                return
         try:
-            sent = self.socket.send(data)
+            sent = self._send(data)
         except BlockingIOError:
-            sent = 0
+            pass
         except OSError:
             self.broken = self.strained = True
             return
@@ -68,7 +82,7 @@ class Port:
     def read(self, buffer: memoryview) -> memoryview | None:
         """What arrived; None for nothing now. Sets `eof`."""
         try:
-            size = self.socket.recv_into(buffer)
+            size = self._receive(buffer)
         except BlockingIOError:
             return None
         except OSError:
@@ -106,7 +120,7 @@ class Pair:
     """One client's connection and its upstream's; `ended` is called once, with the pair.
 
     `ended` learns whether the upstream was reached; `hooked` is called after bytes were relayed
-    while hooked calls are under way.
+    while hooked calls are under way; `faulted` with what went wrong in us and cost the connection.
     """
 
     def __init__(
@@ -118,11 +132,13 @@ class Pair:
         make_relay: Callable[[Sink, Sink], Relay],
         hooked: Callable[[], None],
         ended: Callable[[Pair, bool], None],
+        faulted: Callable[[Exception], None],
     ) -> None:
         self._loop = loop
         self._buffer = buffer
         self._hooked = hooked
         self._ended = ended
+        self._faulted = faulted
         self._client = Port(loop, client)
         self._upstream = Port(loop, upstream)
         for port in (self._client, self._upstream):
@@ -152,7 +168,10 @@ class Pair:
 
     def ask_again(self) -> None:
         """Asks the gate about the held calls of this connection."""
-        self._relay.ask_again()
+        try:
+            self._relay.ask_again()
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._fail(error)
         self._settle(0)
 
     def say_goodbye(self) -> None:
@@ -176,8 +195,8 @@ class Pair:
                 try:
                     if self._from_client(data):
                         self._hooking()
-                except RelayError:
-                    self._end(reached=True)
+                except Exception as error:  # noqa: BLE001  one connection ends no other
+                    self._fail(error)
         if client.strained or self._upstream.strained:
             self._settle(events)
 
@@ -197,9 +216,14 @@ class Pair:
         try:
             if self._from_upstream(data):
                 self._hooking()
-        except RelayError:
-            self._end(reached=True)
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._fail(error)
         return True
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, RelayError):
+            self._faulted(error)
+        self._end(reached=True)
 
     def _hooking(self) -> None:
         """Hooked calls are under way: one may be held, or a queue have grown."""
@@ -245,5 +269,8 @@ class Pair:
         self._closed = True
         self._client.close()
         self._upstream.close()
-        self._relay.close()
+        try:
+            self._relay.close()
+        except Exception as error:  # noqa: BLE001  one connection ends no other
+            self._faulted(error)
         self._ended(self, reached)

@@ -53,6 +53,8 @@ class Relay:
         timing: Timing | None = None,
     ) -> None:
         self._timing = timing = timing or Timing(Meter())
+        self._to_client, self._to_upstream = to_client, to_upstream
+        self._is_quiet_up = self._is_quiet_down = True
         self._stats = stats
         self._up, self._down = Lane(to_upstream), Lane(to_client)
         self._credit = Credit()
@@ -83,21 +85,25 @@ class Relay:
         timing = self._timing
         timing.arrived = perf_counter()
         if self._upward.feed(data):
-            self._up.sink(data)
-            if timing.opened:
-                timing.settle()
-            return False
+            if self._is_quiet_up:
+                self._to_upstream(data)
+                if timing.noted:
+                    timing.note()
+                return False
+            self._up.chunks.append(data)
         return self._flush()
 
     def from_upstream(self, data: memoryview) -> bool:
         """True when there is more to it than passing on. Raises RelayError."""
         timing = self._timing
         timing.arrived = perf_counter()
-        if self._downward.feed(data):
-            self._down.sink(data)
-            if timing.ended:
-                timing.settle()
+        if self._is_quiet_down:
+            self._to_client(data)
+            self._downward.feed(data, has_left=True)
+            if timing.noted:
+                timing.note()
             return False
+        self._downward.feed(data, has_left=False)
         return self._flush()
 
     def ask_again(self) -> None:
@@ -122,7 +128,7 @@ class Relay:
 
     def _lose_track(self, error: Exception) -> None:
         self._stats.malformed += 1
-        waits = self._uplink.queue or self._up.is_waited_for or self._down.is_waited_for
+        waits = self._uplink.queue or self._up.waiting or self._down.waiting
         if waits or self._calls.custody() or self._credit.excess:
             raise RelayError(str(error)) from None
         self._up.opaque = self._down.opaque = True
@@ -138,5 +144,10 @@ class Relay:
             self._up.flush()
         if self._down.chunks:
             self._down.flush()
-        self._timing.settle()
+        if self._timing.noted:
+            self._timing.note()
+        self._is_quiet_up = not (self._streams or self._uplink.queue or self._up.waiting)
+        self._is_quiet_down = self._is_quiet_up and not (
+            self._credit.excess or self._down.waiting or self._downward.holds_back
+        )
         return busy

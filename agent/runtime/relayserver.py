@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import resource
 import socket
+from collections.abc import Callable
 from typing import Final
 
 from agent.host.listener import Listener
@@ -48,6 +49,7 @@ class RelayServer:
         mode: int = 0o600,
         stats: Stats | None = None,
         on_hook_error: OnHookError | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
         retry_seconds: float = RETRY_SECONDS,
         limits: Limits | None = None,
         observe: Observe | None = None,
@@ -56,12 +58,15 @@ class RelayServer:
         self.stats = stats or Stats()
         self.unreachable = 0
         """Connections closed because the upstream could not be reached."""
+        self.faults = 0
+        """Connections closed because something went wrong here."""
         self._loop = loop
         self._upstream = upstream
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._gate = gate
         self._limits = limits or Limits()
         self._on_hook_error = on_hook_error or _ignore
+        self._on_fault = on_fault or _ignore_fault
         self._retry_seconds = retry_seconds
         self._retry: Timer | None = None
         self._resume: Timer | None = None
@@ -128,6 +133,10 @@ class RelayServer:
         if self._resume is None:
             self._listen_again()
 
+    def _faulted(self, error: Exception) -> None:
+        self.faults += 1
+        self._on_fault(error)
+
     def _relayed(self) -> None:
         """Arms the next question if a call is held."""
         if self._retry is None and self.stats.held_now:
@@ -155,7 +164,14 @@ class RelayServer:
             self._resume = self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._resumed)
             return
         pair = Pair(
-            self._loop, client, upstream, self._buffer, self._new_relay, self._relayed, self._ended
+            self._loop,
+            client,
+            upstream,
+            self._buffer,
+            self._new_relay,
+            self._relayed,
+            self._ended,
+            self._faulted,
         )
         self._pairs.add(pair)
         if len(self._pairs) >= self._most_pairs:
@@ -178,4 +194,8 @@ class RelayServer:
 
 
 def _ignore(path: bytes, error: Exception) -> None:
+    pass
+
+
+def _ignore_fault(error: Exception) -> None:
     pass

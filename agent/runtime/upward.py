@@ -47,8 +47,8 @@ class Upward:
         self._queue = calls.uplink.queue
         self._lane = lane
         self._credit = credit
-        self._opened = calls.timing.opened
-        self._ended = calls.timing.ended
+        self._timing = calls.timing
+        self._noted = calls.timing.noted
         self._methods = methods
         self._block_bytes = block_bytes
         self._lose_track = lose_track
@@ -57,12 +57,11 @@ class Upward:
         self._needed = 0
 
     def feed(self, data: memoryview) -> bool:
-        """Takes what the client sent. True when all of it may go on as it is, and nothing else is
-        to be done; the lanes have nothing of it then. `lose_track` is called once for what can't be
-        followed.
+        """Takes what the client sent. True when all of it may go on as it is: the lane has nothing
+        of it then, else what is to leave. `lose_track` is called once for what can't be followed.
         """
         lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
-        alone = not (self._kept or streams or queue or lane.is_waited_for)
+        alone = not self._kept
         if self._kept:
             self._kept += data
             if len(self._kept) < self._needed and not lane.opaque:
@@ -75,7 +74,7 @@ class Upward:
         elif lane.rest:
             at = min(lane.rest, size)
             lane.rest -= at
-            if not lane.rest and (lane.is_waited_for or queue or streams):
+            if not lane.rest and (lane.waiting or queue or streams):
                 lane.chunks.append(data[:at])
                 start = at
                 lane.reached_boundary()
@@ -110,8 +109,6 @@ class Upward:
                         if block is None:
                             break
                     path = self._read_path(block)
-                    if path is not None:
-                        self._opened.append((number, path))
                     waits = (streams or queue) and self._is_queued(number, data[at:end])
                     if waits:
                         if start < at:
@@ -122,7 +119,10 @@ class Upward:
                             lane.chunks.append(data[start:end])
                         start = end
                         ended = bool(flags & frames.END_STREAM)
+                        self._timing.stays(number, path or b"")
                         self._calls.begin(number, path or b"", announced=not waits, ended=ended)
+                    elif path is not None:
+                        self._noted.append((number, path))
                 elif kind == RST_STREAM or (kind == SETTINGS and flags & frames.ACK):
                     if length > 4:
                         raise frames.FrameError(f"frame of kind {kind}: {length} bytes")
@@ -140,7 +140,7 @@ class Upward:
         except (frames.FrameError, HeaderError) as error:
             self._lose_track(error)
             at = size
-        if alone and not start and at == size:
+        if alone and at == size and not (start or lane.chunks):
             return True
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)
@@ -215,7 +215,7 @@ class Upward:
         """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
         calls, uplink = self._calls, self._uplink
         if kind == RST_STREAM:
-            self._ended.append(number)
+            self._noted.append((number, None))
             if number in calls.streams:
                 calls.reset_by_client(calls.streams[number])
             elif uplink.queue:

@@ -139,6 +139,18 @@ def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> Non
     assert early.updated() == [], "nothing is said twice"
 
 
+def test_a_runtime_that_an_update_may_lock_up_is_left_to_the_agent(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.accept()
+    early.runtime.configure(NRI_version="v0.12.0")
+    early.runtime.synchronize(container("c", "p", "0-3"), pods=(pod("p", "LS"),))
+    early.publish(MANY)
+    early.pass_periods()
+    assert early.updated() == []
+    agents_own = container("c", "p", "0-3")
+    assert early.update(agents_own, pod("p", "LS"), shares=300) == "0,2-3"
+
+
 def test_the_agent_is_asked_to_look_when_all_is_told(early: World) -> None:
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))

@@ -51,8 +51,10 @@ class Hooks:
 class Wire:
     """A relay whose client has said its preface; `up` and `down` return what was sent since."""
 
-    def __init__(self, hooks: Hooks, limits: Limits | None = None) -> None:
-        self.stats = Stats()
+    def __init__(
+        self, hooks: Hooks, limits: Limits | None = None, stats: Stats | None = None
+    ) -> None:
+        self.stats = stats or Stats()
         self._up, self._down = bytearray(), bytearray()
         self.errors: list[Exception] = []
         self.relay = Relay(
@@ -410,6 +412,24 @@ def test_all_that_a_connection_holds_is_bounded(at_once: bool) -> None:
     for stream in range(9, 209, 2):
         wire.client(opening(stream, HOOKED))
     assert len(wire.relay._calls.streams) <= 50
+
+
+def test_all_that_all_connections_hold_is_bounded_and_each_has_a_share() -> None:
+    hooks, stats = Hooks(HOLD), Stats()
+    limits = Limits(all_held_bytes=50_000, fair_bytes=20_000)
+    first, second = Wire(hooks, limits, stats), Wire(hooks, limits, stats)
+    message = grpc.encode_message(bytes(16_000))
+    for stream in (1, 3, 5, 7):
+        first.client(opening(stream, HOOKED), last(stream, message))
+    assert (stats.held_now, stats.passed_oversize) == (3, 1)
+    for stream in (1, 3):
+        second.client(opening(stream, HOOKED), last(stream, message))
+    assert (stats.held_now, stats.passed_oversize) == (4, 2)
+    first.relay.close()
+    second.client(opening(5, HOOKED), last(5, message))
+    assert (stats.held_now, stats.passed_oversize) == (2, 2)
+    second.relay.close()
+    assert stats.held_bytes == 0
 
 
 @pytest.mark.parametrize("padded", [False, True])

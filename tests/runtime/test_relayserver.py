@@ -18,10 +18,12 @@ from agent.host.listener import ListenError
 from agent.rpc import frames
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.channel import Channel
+from agent.runtime.downward import Downward
 from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Verdict
 from agent.runtime.held import Limits
 from agent.runtime.loop import Loop
 from agent.runtime.relayserver import RelayServer
+from agent.runtime.upward import Upward
 
 LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 WAIT_SECONDS = 20
@@ -107,12 +109,14 @@ class Place:
         self.hooks, self.backend = Hooks(), Backend()
         self.loop = Loop()
         self.errors: list[tuple[bytes, Exception]] = []
+        self.faults: list[Exception] = []
         self.server = RelayServer(
             self.loop,
             self.hooks,
             str(self.front),
             str(self.back),
             on_hook_error=lambda path, error: self.errors.append((path, error)),
+            on_fault=self.faults.append,
             **options,  # type: ignore[arg-type]
         )
         self.grpc_server: grpc.Server | None = None
@@ -180,6 +184,35 @@ def test_unary_calls_of_any_size_keep_their_metadata(channel: grpc.Channel) -> N
         )
         assert reply == bytes(size)
         assert ("x-one", "1") in [tuple(pair) for pair in call.trailing_metadata()]
+
+
+@pytest.mark.parametrize("walk", [Upward, Downward])
+def test_a_fault_of_ours_costs_one_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch, walk: type[Upward] | type[Downward]
+) -> None:
+    fault = RuntimeError("a slip")
+    feed = walk.feed
+
+    def slipping(self: object, data: memoryview, *more: bool) -> object:
+        if b"poison" in bytes(data):
+            raise fault
+        return feed(self, data, *more)  # type: ignore[arg-type,call-arg]
+
+    monkeypatch.setattr(walk, "feed", slipping)
+    options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
+    with (
+        grpc.insecure_channel(f"unix:{place.front}", options=options) as one,
+        grpc.insecure_channel(f"unix:{place.front}", options=options) as other,
+    ):
+        assert unary(other, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
+        with pytest.raises(grpc.RpcError) as error:
+            unary(one, "/any/Echo")(b"poison", timeout=WAIT_SECONDS)
+        assert error.value.code() is grpc.StatusCode.UNAVAILABLE  # type: ignore[attr-defined]
+        assert unary(other, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
+        echo = unary(one, "/any/Echo")
+        assert echo(b"again", timeout=WAIT_SECONDS, wait_for_ready=True) == b"again"
+    assert place.server.faults == 1
+    assert place.faults == [fault]
 
 
 def test_statuses_arrive_with_their_text(channel: grpc.Channel) -> None:

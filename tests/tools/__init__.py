@@ -24,6 +24,8 @@ _MODULES = {
     "cri-tools": "sigs.k8s.io/cri-tools",
     "grpc-peer": "google.golang.org/grpc",
     "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
+    "etcd": "go.etcd.io/etcd/server/v3",
+    "kubernetes": "k8s.io/kubernetes",
 }
 # Drivers of storage that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
@@ -37,6 +39,8 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "grpc-peer": (("install", *_FLAGS, "."),),
     "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
+    "etcd": (("install", *_FLAGS, "."),),
+    "kubernetes": (("install", *_FLAGS, "tool"),),
 }
 NAMES = tuple(_MODULES)
 
@@ -83,6 +87,16 @@ def folder(name: str) -> Path:
     return cache() / f"{name}-{version[1]}-{digest}"
 
 
+def kubernetes(program: str) -> Path | str:
+    """A program of Kubernetes, or etcd: from the folder KUBEBUILDER_ASSETS where that is set, else
+    built; or the reason why it can't be had."""
+    if assets := os.environ.get("KUBEBUILDER_ASSETS"):
+        given = Path(assets).absolute() / program
+        return given if given.exists() else f"{program}: not in KUBEBUILDER_ASSETS, {assets}"
+    where = built("etcd" if program == "etcd" else "kubernetes")
+    return where if isinstance(where, str) else where / program
+
+
 def registry() -> str | None:
     """Debian's docker-registry, installed or as tests/tools/prepare unpacked it."""
     unpacked = sorted(map(str, cache().glob("docker-registry-*/usr/bin/docker-registry")))
@@ -99,7 +113,7 @@ def _build(name: str, target: Path) -> None:
     for subcommand, *words in _COMMANDS[name]:
         try:
             done = subprocess.run(
-                ["go", subcommand, *(word.format(folder=target) for word in words)],
+                ["nice", "go", subcommand, *(word.format(folder=target) for word in words)],
                 cwd=_HERE / name,
                 env={**os.environ, "CGO_ENABLED": "0", "GOBIN": str(target)},
                 capture_output=True,

@@ -77,6 +77,11 @@ class Link:
         """Whether the runtime has told everything and asks us about each container."""
         return self._connection is not None and self._connection.ready
 
+    @property
+    def takes_updates(self) -> bool:
+        """Whether it is ready, and its own lock can't be lost over an update of ours."""
+        return self._connection is not None and self._connection.takes_updates
+
     def start(self) -> None:
         """Connects now, or later."""
         self._retry = None
@@ -157,6 +162,10 @@ class _Connection:
         self._interest = READ
         it.setblocking(False)
         loop.register(it.fileno(), READ, self._on_ready)
+
+    @property
+    def takes_updates(self) -> bool:
+        return self.ready and self._service.takes_updates
 
     def register(self, name: str, index: str) -> None:
         """A runtime that refuses says why; the session then ends."""

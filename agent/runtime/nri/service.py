@@ -9,6 +9,7 @@ the session, and the container goes on unchanged (§4.3): what is held ends well
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -41,6 +42,7 @@ _EVENTS: Final = {
     "StopContainer": pb.STOP_CONTAINER,
     "RemoveContainer": pb.REMOVE_CONTAINER,
 }
+_FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
 _METHODS: Final = {event: method for method, event in _EVENTS.items()}
 _MASK: Final = sum(1 << (event - 1) for event in _EVENTS.values())
 
@@ -55,6 +57,8 @@ class PluginService:
         self._plugin = plugin
         self._stats = stats
         self._synchronized = synchronized
+        self.takes_updates = False
+        """Whether the runtime may be told to change containers that it did not ask about."""
         self._budget_seconds = DEFAULT_TIMEOUT_SECONDS / 2
         self._pieces = pb.SynchronizeRequest()
         self._held: list[tuple[Call, Incoming]] = []
@@ -118,6 +122,7 @@ class PluginService:
             asked = pb.ConfigureRequest.FromString(incoming.payload)
             timeout = asked.request_timeout / 1000 or DEFAULT_TIMEOUT_SECONDS
             self._budget_seconds = timeout / 2
+            self.takes_updates = _takes_updates(asked.NRI_version)
             log.info(
                 "%s %s configures the plugin (NRI %s, %g s for a call)",
                 asked.runtime_name,
@@ -228,3 +233,10 @@ def _response(call: Call, changes: Changes) -> Message:
         return pb.CreateContainerResponse(adjust=messages.adjustment(changes, call.mounted))
     updates = [messages.update(call.container.id, changes)] if changes != UNCHANGED else []
     return pb.UpdateContainerResponse(update=updates)
+
+
+def _takes_updates(nri_version: str) -> bool:
+    """Before NRI 0.12.1 a plugin's own update can meet another event in the runtime so that each
+    waits for the other's lock, and no pod can be made or removed from then on."""
+    numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", nri_version)
+    return numbers is not None and tuple(map(int, numbers.groups())) >= _FIRST_WITHOUT_DEADLOCK

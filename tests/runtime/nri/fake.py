@@ -127,6 +127,7 @@ class FakeRuntime:
         self.synchronize(*containers, pods=pods)
 
     def configure(self, **fields: object) -> pb.ConfigureResponse:
+        fields = {"NRI_version": "v0.12.3", **fields}
         request = pb.ConfigureRequest(runtime_name="fake", **fields)  # type: ignore[arg-type]
         return self.call("Configure", request, pb.ConfigureResponse)
 

@@ -141,6 +141,29 @@ def test_it_registers_and_asks_for_the_events_it_uses(world: World) -> None:
     assert world.link.ready
 
 
+@pytest.mark.parametrize(
+    ("version", "takes"),
+    [
+        ("v0.12.1", True),
+        ("0.13.0", True),
+        ("v1.0.0-rc.1", True),
+        ("v0.12.0", False),
+        ("v0.12.0+dirty", False),
+        ("v0.9.9", False),
+        ("", False),
+        ("unknown", False),
+    ],
+)
+def test_a_runtime_that_an_update_may_lock_up_is_never_sent_one(
+    world: World, version: str, takes: bool
+) -> None:
+    world.runtime.accept()
+    world.runtime.configure(NRI_version=version)
+    assert not world.link.takes_updates
+    world.runtime.synchronize()
+    assert world.link.takes_updates is takes
+
+
 def test_it_synchronises_in_pieces(world: World) -> None:
     world.plugin.changes = {"c": Changes(cpuset="1")}
     world.runtime.accept()

@@ -1,0 +1,195 @@
+"""Pods as the API server tells of them: only the fields that something here reads."""
+
+from __future__ import annotations
+
+import calendar
+import enum
+import re
+import time
+from typing import Final
+
+import msgspec
+
+from agent.model.objects import ObjectError, converted, decoded
+from agent.model.qos import KubeClass
+from agent.model.quantities import Quantity, QuantityError, milli, whole
+
+KIND: Final = "Pod"
+CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
+CONFIG_HASH: Final = "kubernetes.io/config.hash"
+CONFIG_SOURCE: Final = "kubernetes.io/config.source"
+
+
+class Phase(enum.StrEnum):
+    """UNKNOWN stands for any word that is not known too."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+class ApiContainer(msgspec.Struct, frozen=True):
+    """What a container requests and is limited to; `cpu` in milli-CPU, the rest in units."""
+
+    name: str
+    requests: dict[str, int] = {}
+    limits: dict[str, int] = {}
+
+
+class ApiPod(msgspec.Struct, frozen=True):
+    """One pod. `uid` is the API's; `runtime_uid` the one that the kubelet and the runtime know it
+    by. `deleted`: somebody asked for its end; `created_at` in nanoseconds since 1970.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    phase: Phase
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    kube_class: KubeClass | None
+    created_at: int
+    resource_version: str = ""
+    deleted: bool = False
+    containers: tuple[ApiContainer, ...] = ()
+    init_containers: tuple[ApiContainer, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What logs and errors call it."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def terminal(self) -> bool:
+        """Its containers have ended for good, as far as the API knows."""
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
+
+    @property
+    def mirror(self) -> bool:
+        """It stands for a static pod, that the kubelet has from somewhere else than the API."""
+        return CONFIG_MIRROR in self.annotations
+
+    @property
+    def runtime_uid(self) -> str:
+        """A static pod's is the hash of its source: the API gave its mirror another one."""
+        if not self.mirror:
+            return self.uid
+        return self.annotations.get(CONFIG_HASH) or self.annotations[CONFIG_MIRROR]
+
+
+def decode(text: bytes) -> ApiPod:
+    """From an object's JSON. Raises ObjectError, which names the pod and the field."""
+    return _value(decoded(text, KIND, _decoder))
+
+
+def from_object(body: object) -> ApiPod:
+    """From an object that is decoded already. Raises ObjectError."""
+    return _value(converted(body, KIND, _Raw))
+
+
+class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    uid: str
+    namespace: str = "default"
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    resource_version: str = ""
+
+
+class _RawResources(msgspec.Struct, frozen=True):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class _RawContainer(msgspec.Struct, frozen=True):
+    name: str
+    resources: _RawResources = _RawResources()
+
+
+class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    containers: tuple[_RawContainer, ...] | None = None
+    init_containers: tuple[_RawContainer, ...] | None = None
+
+
+class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = "Pending"
+    qos_class: str = ""
+
+
+class _Raw(msgspec.Struct, frozen=True):
+    metadata: _RawMetadata
+    spec: _RawSpec = _RawSpec()
+    status: _RawStatus = _RawStatus()
+
+
+_decoder: Final = msgspec.json.Decoder(_Raw)
+_PHASES: Final = {each.value: each for each in Phase}
+_CLASSES: Final[dict[str, KubeClass]] = {
+    "Guaranteed": "guaranteed",
+    "Burstable": "burstable",
+    "BestEffort": "besteffort",
+}
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z", re.ASCII)
+
+
+def _value(raw: _Raw) -> ApiPod:
+    metadata = raw.metadata
+    title = f"{metadata.namespace}/{metadata.name}"
+    if not metadata.uid:
+        raise ObjectError(KIND, title, "metadata.uid: is empty")
+    return ApiPod(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        raw.spec.node_name,
+        _PHASES.get(raw.status.phase, Phase.UNKNOWN),
+        metadata.labels or {},
+        metadata.annotations or {},
+        _CLASSES.get(raw.status.qos_class),
+        _nanoseconds(title, metadata.creation_timestamp),
+        metadata.resource_version,
+        metadata.deletion_timestamp is not None,
+        _containers(title, "containers", raw.spec.containers),
+        _containers(title, "initContainers", raw.spec.init_containers),
+    )
+
+
+def _containers(
+    title: str, field: str, raw: tuple[_RawContainer, ...] | None
+) -> tuple[ApiContainer, ...]:
+    return tuple(
+        ApiContainer(
+            each.name,
+            _amounts(title, f"spec.{field}[{place}].resources.requests", each.resources.requests),
+            _amounts(title, f"spec.{field}[{place}].resources.limits", each.resources.limits),
+        )
+        for place, each in enumerate(raw or ())
+    )
+
+
+def _amounts(title: str, field: str, raw: dict[str, Quantity] | None) -> dict[str, int]:
+    amounts = {}
+    for name, quantity in (raw or {}).items():
+        try:
+            amounts[name] = (milli if name == "cpu" else whole)(quantity)
+        except QuantityError as error:
+            raise ObjectError(KIND, title, f"{field}.{name}: {error}") from None
+    return amounts
+
+
+def _nanoseconds(title: str, text: str | None) -> int:
+    if text is None:
+        return 0
+    match = _TIME.fullmatch(text)
+    try:
+        seconds = time.strptime(match[1] if match else "", "%Y-%m-%dT%H:%M:%S")
+    except ValueError:
+        where = "metadata.creationTimestamp"
+        raise ObjectError(KIND, title, f"{where}: {text[:40]!r} is no time") from None
+    return calendar.timegm(seconds) * 1_000_000_000

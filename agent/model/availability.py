@@ -1,0 +1,127 @@
+"""The NUMA nodes of a machine with what pods have left of them (rules: peers.md §1.5).
+
+Where the reference producer differs: a pod's memory counts on each NUMA node for the part that it
+has there, not in full on all of them, and only CPUs that pods own count as held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.devices import Portion
+from agent.model.nodetopology import L3_CPUS, Amounts, Zone
+from agent.model.topology import NumaNode, Topology
+
+
+class Held(msgspec.Struct, frozen=True):
+    """What one pod holds: CPUs of its own, and amounts by NUMA node and resource (bytes; `cpu` is a
+    share of a pool and is not counted). A pod counts until the runtime has let go of it."""
+
+    cpus: CpuSet = EMPTY
+    amounts: Mapping[int, Mapping[str, int]] = {}
+
+
+class Reserved(msgspec.Struct, frozen=True):
+    """What is kept from pods: CPUs, and bytes of memory by NUMA node."""
+
+    cpus: CpuSet = EMPTY
+    memory_bytes: Mapping[int, int] = {}
+
+
+def zones(
+    topology: Topology,
+    held: Iterable[Held] = (),
+    reserved: Reserved | None = None,
+    devices: Iterable[Portion] = (),
+) -> tuple[Zone, ...]:
+    """One zone a NUMA node.
+
+    `allocatable` of cpu is all of them: a scheduler of Koordinator's subtracts the reserved ones
+    that the annotations name by itself. `available` is without them: others read nothing else.
+    """
+    held, devices = tuple(held), tuple(devices)
+    reserved = reserved or Reserved()
+    taken = union(each.cpus for each in held) | reserved.cpus
+    return tuple(
+        Zone(
+            node.id,
+            {
+                **_host(node, taken, _held_on(node.id, held), reserved.memory_bytes),
+                **_devices(each for each in devices if each.node == node.id),
+            },
+            dict(zip((other.id for other in topology.numa_nodes), node.distances, strict=False)),
+            _caches(node, topology),
+        )
+        for node in topology.numa_nodes
+    )
+
+
+def core_kinds(topology: Topology) -> dict[str, str]:
+    """Attributes with the CPUs of each kind, on a machine that has several."""
+    kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
+    if len(kinds) < 2:
+        return {}
+    return {
+        f"cpu_{kind}": str(CpuSet(cpu.id for cpu in topology.cpus if cpu.kind == kind))
+        for kind in kinds
+    }
+
+
+def _host(
+    node: NumaNode, taken: CpuSet, held: Mapping[str, int], reserved_bytes: Mapping[int, int]
+) -> dict[str, Amounts]:
+    cpu_milli = 1000 * len(node.cpus)
+    amounts = {"cpu": Amounts(cpu_milli, cpu_milli, 1000 * len(node.cpus - taken))}
+    memory_bytes = node.memory_bytes
+    for pages in node.hugepages:
+        size = pages.size_bytes
+        total, name = size * pages.total, f"hugepages-{_binary(size)}"
+        memory_bytes -= total
+        if total:
+            left = min(total - held.get(name, 0), size * pages.free)
+            amounts[name] = Amounts(total, total, max(0, left))
+    memory_bytes = max(0, memory_bytes)
+    allocatable = max(0, memory_bytes - reserved_bytes.get(node.id, 0))
+    left = max(0, allocatable - held.get("memory", 0))
+    amounts["memory"] = Amounts(memory_bytes, allocatable, left)
+    return amounts
+
+
+def _held_on(node: int, held: Iterable[Held]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for each in held:
+        for name, amount in each.amounts.get(node, {}).items():
+            sums[name] = sums.get(name, 0) + amount
+    return sums
+
+
+def _devices(portions: Iterable[Portion]) -> dict[str, Amounts]:
+    sums: dict[str, Amounts] = {}
+    for each in portions:
+        before = sums.get(each.resource, Amounts(0, 0, 0))
+        sums[each.resource] = Amounts(
+            before.capacity + each.capacity,
+            before.allocatable + each.allocatable,
+            before.available + max(0, each.allocatable - each.held),
+        )
+    return sums
+
+
+def _caches(node: NumaNode, topology: Topology) -> dict[str, str]:
+    by_cache: dict[int, list[int]] = {}
+    for cpu in topology.cpus:
+        if cpu.id in node.cpus and cpu.l3 is not None:
+            by_cache.setdefault(cpu.l3, []).append(cpu.id)
+    if len(by_cache) < 2:
+        return {}
+    return {L3_CPUS: ";".join(str(CpuSet(cpus)) for _, cpus in sorted(by_cache.items()))}
+
+
+def _binary(size_bytes: int) -> str:
+    for unit, shift in (("Gi", 30), ("Mi", 20), ("Ki", 10)):
+        if size_bytes % (1 << shift) == 0:
+            return f"{size_bytes >> shift}{unit}"
+    return str(size_bytes)

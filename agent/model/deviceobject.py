@@ -1,0 +1,138 @@
+"""The Device object of a node: what the scheduler shares out (koordinator.md §1.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from agent.model.devices import Condition, Device, DeviceTopology, VfGroup
+from agent.model.objects import ObjectError, converted
+from agent.model.quantities import Quantity, QuantityError, whole
+
+Object = dict[str, Any]
+
+KIND: Final = "Device"
+API_VERSION: Final = "scheduling.koordinator.sh/v1alpha1"
+GPU_PARTITIONS: Final = "scheduling.koordinator.sh/gpu-partitions"
+
+
+def encode(
+    name: str,
+    devices: Iterable[Device],
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+) -> Object:
+    """Sorted by type and minor, whatever the order they were found in."""
+    metadata: Object = {"name": name}
+    if labels:
+        metadata["labels"] = dict(sorted(labels.items()))
+    if annotations:
+        metadata["annotations"] = dict(sorted(annotations.items()))
+    ordered = sorted(devices, key=lambda each: (each.type, each.minor, each.uuid))
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": metadata,
+        "spec": {"devices": [_device(each) for each in ordered]},
+    }
+
+
+def decode(body: object) -> tuple[Device, ...]:
+    """Whoever wrote it. Raises ObjectError."""
+    raw = converted(body, KIND, _Raw)
+    return tuple(
+        _value(raw.metadata.name, place, each) for place, each in enumerate(raw.spec.devices or ())
+    )
+
+
+class _RawTopology(msgspec.Struct, frozen=True, rename="camel"):
+    """The first three are required by the API."""
+
+    socket: int = msgspec.field(default=-1, name="socketID")
+    node: int = msgspec.field(default=-1, name="nodeID")
+    pcie: str | int = msgspec.field(default="", name="pcieID")
+    bus: str = msgspec.field(default="", name="busID")
+
+
+class _RawDevice(msgspec.Struct, frozen=True, rename="camel"):
+    type: str = ""
+    id: str = ""
+    minor: int = 0
+    health: bool = False
+    module: int | None = msgspec.field(default=None, name="moduleID")
+    resources: dict[str, Quantity] | None = None
+    topology: _RawTopology | None = None
+    conditions: tuple[Condition, ...] | None = None
+    vf_groups: tuple[VfGroup, ...] | None = None
+    labels: dict[str, str] | None = None
+
+
+class _RawSpec(msgspec.Struct, frozen=True):
+    devices: tuple[_RawDevice, ...] | None = None
+
+
+class _RawMetadata(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _Raw(msgspec.Struct, frozen=True):
+    metadata: _RawMetadata
+    spec: _RawSpec = _RawSpec()
+
+
+def _device(device: Device) -> Object:
+    body: Object = {
+        "type": device.type,
+        "id": device.uuid,
+        "minor": device.minor,
+        "health": device.healthy,
+        "resources": {name: str(amount) for name, amount in sorted(device.resources.items())},
+    }
+    if device.module is not None:
+        body["moduleID"] = device.module
+    if device.topology is not None:
+        place = device.topology
+        body["topology"] = {
+            "socketID": place.socket,
+            "nodeID": place.node,
+            "pcieID": place.pcie,
+            **({"busID": place.bus} if place.bus else {}),
+        }
+    if device.labels:
+        body["labels"] = dict(sorted(device.labels.items()))
+    if device.vf_groups:
+        body["vfGroups"] = [_plain(each) for each in device.vf_groups]
+    if device.conditions:
+        ordered = sorted(device.conditions, key=lambda each: each.type)
+        body["conditions"] = [_plain(each) for each in ordered]
+    return body
+
+
+def _plain(value: msgspec.Struct) -> object:
+    """As it is read back from JSON: lists, no tuples."""
+    return msgspec.json.decode(msgspec.json.encode(value))
+
+
+def _value(name: str, place: int, raw: _RawDevice) -> Device:
+    resources = {}
+    for resource, quantity in (raw.resources or {}).items():
+        try:
+            resources[resource] = whole(quantity)
+        except QuantityError as error:
+            where = f"spec.devices[{place}].resources[{resource!r}]"
+            raise ObjectError(KIND, name, f"{where}: {error}") from None
+    at = raw.topology
+    return Device(
+        raw.type,
+        raw.id,
+        raw.minor,
+        resources,
+        raw.health,
+        raw.module,
+        DeviceTopology(at.socket, at.node, str(at.pcie), at.bus) if at else None,
+        raw.conditions or (),
+        raw.vf_groups or (),
+        raw.labels or {},
+    )

@@ -1,0 +1,302 @@
+"""NodeResourceTopology as one value, and its two shapes: v1alpha1 and v1alpha2 (peers.md §1.2).
+
+v1alpha1 has no attributes at the top: the policy is a word of `topologyPolicies`, the fingerprint
+an annotation, and the rest of them can't be said there.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Any, Final
+
+import msgspec
+
+from agent.model.objects import ObjectError, converted
+from agent.model.policies import kubelet_numa_policy, reported_numa_policy
+from agent.model.quantities import QuantityError, cpu, milli, whole
+
+Object = dict[str, Any]
+
+GROUP: Final = "topology.node.k8s.io"
+KIND: Final = "NodeResourceTopology"
+FINGERPRINT_ANNOTATION: Final = "topology.node.k8s.io/fingerprint"
+FINGERPRINT: Final = "nodeTopologyPodsFingerprint"
+FINGERPRINT_METHOD: Final = "nodeTopologyPodsFingerprintMethod"
+POLICY: Final = "topologyManagerPolicy"
+SCOPE: Final = "topologyManagerScope"
+MAX_NUMA_NODES: Final = "topologyManagerMaxNUMANodes"
+L3_CPUS: Final = "l3_cpus"
+"""Of a zone: the CPUs of each L3 cache, separated by semicolons, where there are several."""
+MOST_NUMA_NODES: Final = 1024
+
+
+class Version(enum.StrEnum):
+    """The versions of the API, as servers name them; the newer one is preferred."""
+
+    V1ALPHA2 = "v1alpha2"
+    V1ALPHA1 = "v1alpha1"
+
+
+class Amounts(msgspec.Struct, frozen=True):
+    """Of one resource on one NUMA node: what there is, what pods may have, what is left. CPU in
+    milli-CPU, the rest in units (bytes, devices)."""
+
+    capacity: int
+    allocatable: int
+    available: int
+
+
+class Zone(msgspec.Struct, frozen=True):
+    """A NUMA node. `costs`: distances by NUMA node; `resources` by name."""
+
+    node: int
+    resources: dict[str, Amounts] = {}
+    costs: dict[int, int] = {}
+    attributes: dict[str, str] = {}
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """The Node that the object ends with. It is not called the controller, of which an object may
+    have one only, and does not block its deletion, which needs a further permission."""
+
+    name: str
+    uid: str
+
+
+class NodeTopology(msgspec.Struct, frozen=True):
+    """What a node says of itself. `policy` and `scope` in the kubelet's words; `max_numa_nodes`
+    None: the default of who reads it; `attributes`: all others, by name."""
+
+    name: str
+    zones: tuple[Zone, ...] = ()
+    policy: str = "none"
+    scope: str = "container"
+    max_numa_nodes: int | None = None
+    fingerprint: str | None = None
+    attributes: dict[str, str] = {}
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    owner: Owner | None = None
+
+
+def encode(value: NodeTopology, version: Version) -> Object:
+    """The object as that version of the API has it, in a stable order."""
+    annotations, attributes = dict(value.annotations), {}
+    if version is Version.V1ALPHA2:
+        attributes = {**value.attributes, POLICY: value.policy, SCOPE: value.scope}
+        if value.max_numa_nodes is not None:
+            attributes[MAX_NUMA_NODES] = str(value.max_numa_nodes)
+        if value.fingerprint is not None:
+            attributes[FINGERPRINT] = value.fingerprint
+    elif value.fingerprint is not None:
+        annotations[FINGERPRINT_ANNOTATION] = value.fingerprint
+    metadata: Object = {"name": value.name}
+    if value.labels:
+        metadata["labels"] = dict(sorted(value.labels.items()))
+    if annotations:
+        metadata["annotations"] = dict(sorted(annotations.items()))
+    if value.owner is not None:
+        metadata["ownerReferences"] = [_owner(value.owner)]
+    return {
+        "apiVersion": f"{GROUP}/{version}",
+        "kind": KIND,
+        "metadata": metadata,
+        "topologyPolicies": [reported_numa_policy(value.policy, value.scope)],
+        **({"attributes": _named(attributes)} if attributes else {}),
+        "zones": [_zone(each) for each in sorted(value.zones, key=lambda each: each.node)],
+    }
+
+
+def decode(body: object) -> NodeTopology:
+    """Either version, whoever wrote it. Zones that are no NUMA node, and costs towards such ones,
+    are left out; an attribute with a value that means nothing leaves the default, like a scheduler
+    does. Raises ObjectError."""
+    raw = converted(body, KIND, _Raw)
+    metadata = raw.metadata
+    policy, scope = _from_word(raw.topology_policies[0] if raw.topology_policies else "")
+    attributes = {each.name: each.value for each in raw.attributes or ()}
+    given = attributes.pop(POLICY, None)
+    policy = given if given in _POLICIES else policy
+    given = attributes.pop(SCOPE, None)
+    scope = given if given in _SCOPES else scope
+    annotations = dict(metadata.annotations or {})
+    legacy = annotations.pop(FINGERPRINT_ANNOTATION, None)
+    owners = [each for each in metadata.owner_references or () if each.kind == "Node"]
+    return NodeTopology(
+        metadata.name,
+        tuple(sorted(_zones(raw), key=lambda each: each.node)),
+        policy,
+        scope,
+        _max_numa_nodes(attributes.pop(MAX_NUMA_NODES, "")),
+        attributes.pop(FINGERPRINT, None) or legacy,
+        attributes,
+        dict(metadata.labels or {}),
+        annotations,
+        Owner(owners[0].name, owners[0].uid) if owners else None,
+    )
+
+
+def zone_name(node: int) -> str:
+    """The only form of a name that a scheduler takes for a NUMA node."""
+    return f"node-{node}"
+
+
+def ours(path: tuple[str, ...], name: str) -> bool:
+    """Whether an entry of a list is one that we write, by the names of the lists that lead to it:
+    what stands there and is no longer wanted goes. All others are somebody else's."""
+    match path[-1]:
+        case "zones":
+            return _node(name) is not None
+        case "costs":
+            return True
+        case "resources":
+            return name in ("cpu", "memory") or name.startswith(("hugepages-", "koordinator.sh/"))
+    return name in _OUR_ATTRIBUTES or name.startswith("cpu_")
+
+
+class _RawOwner(msgspec.Struct, frozen=True):
+    name: str
+    uid: str
+    kind: str = ""
+
+
+class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: tuple[_RawOwner, ...] | None = None
+
+
+class _RawAttribute(msgspec.Struct, frozen=True):
+    name: str
+    value: str
+
+
+class _RawCost(msgspec.Struct, frozen=True):
+    name: str
+    value: int
+
+
+class _RawResource(msgspec.Struct, frozen=True):
+    name: str
+    capacity: str | int
+    allocatable: str | int
+    available: str | int
+
+
+class _RawZone(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    costs: tuple[_RawCost, ...] | None = None
+    attributes: tuple[_RawAttribute, ...] | None = None
+    resources: tuple[_RawResource, ...] | None = None
+
+
+class _Raw(msgspec.Struct, frozen=True, rename="camel"):
+    metadata: _RawMetadata
+    zones: tuple[_RawZone, ...]
+    topology_policies: tuple[str, ...] | None = None
+    attributes: tuple[_RawAttribute, ...] | None = None
+
+
+_NODE_ZONE: Final = re.compile(r"node-(\d{1,4})", re.ASCII)
+_OUR_ATTRIBUTES: Final = (
+    POLICY,
+    SCOPE,
+    MAX_NUMA_NODES,
+    FINGERPRINT,
+    FINGERPRINT_METHOD,
+    L3_CPUS,
+)
+_SCOPES: Final = ("container", "pod")
+_WORDS: Final = {
+    "None": "none",
+    "BestEffort": "best-effort",
+    "Restricted": "restricted",
+    "SingleNUMANode": "single-numa-node",
+}
+_POLICIES: Final = tuple(_WORDS.values())
+
+
+def _zone(zone: Zone) -> Object:
+    costs = [{"name": zone_name(node), "value": cost} for node, cost in sorted(zone.costs.items())]
+    return {
+        "name": zone_name(zone.node),
+        "type": "Node",
+        **({"costs": costs} if costs else {}),
+        **({"attributes": _named(zone.attributes)} if zone.attributes else {}),
+        "resources": [_resource(name, amounts) for name, amounts in sorted(zone.resources.items())],
+    }
+
+
+def _resource(name: str, amounts: Amounts) -> dict[str, str]:
+    text = cpu if name == "cpu" else str
+    return {
+        "name": name,
+        "capacity": text(amounts.capacity),
+        "allocatable": text(amounts.allocatable),
+        "available": text(amounts.available),
+    }
+
+
+def _named(values: dict[str, str]) -> list[dict[str, str]]:
+    return [{"name": name, "value": value} for name, value in sorted(values.items())]
+
+
+def _owner(owner: Owner) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "name": owner.name,
+        "uid": owner.uid,
+    }
+
+
+def _from_word(word: str) -> tuple[str, str]:
+    known = kubelet_numa_policy(word)
+    return _WORDS[known] if known else "none", "pod" if word.endswith("PodLevel") else "container"
+
+
+def _max_numa_nodes(text: str) -> int | None:
+    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) <= 1:
+        return None
+    return min(int(text), MOST_NUMA_NODES)
+
+
+def _zones(raw: _Raw) -> list[Zone]:
+    zones = []
+    for place, zone in enumerate(raw.zones):
+        node = _node(zone.name)
+        if zone.type != "Node" or node is None:
+            continue
+        costs = {_node(each.name): each.value for each in zone.costs or ()}
+        zones.append(
+            Zone(
+                node,
+                {
+                    each.name: _amounts(raw.metadata.name, place, each)
+                    for each in zone.resources or ()
+                },
+                {to: cost for to, cost in costs.items() if to is not None},
+                {each.name: each.value for each in zone.attributes or ()},
+            )
+        )
+    return zones
+
+
+def _node(name: str) -> int | None:
+    match = _NODE_ZONE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def _amounts(name: str, zone: int, resource: _RawResource) -> Amounts:
+    scaled = milli if resource.name == "cpu" else whole
+    found = []
+    for field in ("capacity", "allocatable", "available"):
+        try:
+            found.append(scaled(getattr(resource, field)))
+        except QuantityError as error:
+            where = f"zones[{zone}].resources[{resource.name!r}].{field}"
+            raise ObjectError(KIND, name, f"{where}: {error}") from None
+    return Amounts(*found)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.present import coming, named, present
+from agent.model.apipods import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
+from agent.model.pods import Container, ContainerState, Pod
+
+
+def told(
+    uid: str, phase: Phase = Phase.RUNNING, *, name: str = "", deleted: bool = False
+) -> ApiPod:
+    return ApiPod(
+        uid, "ns", name or uid, "n", phase, {}, {"from": "api"}, "guaranteed", 5, deleted=deleted
+    )
+
+
+def running(uid: str, name: str = "") -> Pod:
+    container = Container("c-" + uid, "main", ContainerState.RUNNING)
+    return Pod(uid, "ns", name or uid, {}, {"from": "runtime"}, None, 3, (container,))
+
+
+def test_the_api_has_the_newer_words_and_the_runtime_the_containers() -> None:
+    (pod,) = present([told("a")], [running("a")])
+    assert (pod.annotations, pod.kube_class, pod.created_at) == ({"from": "api"}, "guaranteed", 3)
+    assert pod.containers == running("a").containers
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        told("a", Phase.SUCCEEDED),
+        told("a", Phase.FAILED),
+        told("a", deleted=True),
+        told("a", Phase.FAILED, deleted=True),
+    ],
+)
+def test_a_pod_at_its_end_is_there_until_the_runtime_lets_go(pod: ApiPod) -> None:
+    assert [each.uid for each in present([pod], [running("a")])] == ["a"]
+    assert present([pod], []) == ()
+
+
+def test_a_pod_that_the_api_forgot_is_there_until_the_runtime_lets_go() -> None:
+    assert present([], [running("a")]) == (running("a"),)
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.UNKNOWN])
+def test_a_pod_counts_before_the_runtime_has_it(phase: Phase) -> None:
+    (pod,) = present([told("a", phase)], [])
+    assert (pod.uid, pod.containers, pod.created_at) == ("a", (), 5)
+    assert not coming(msgspec.structs.replace(told("a", phase), node=""))
+
+
+def test_two_pods_of_one_name_are_two() -> None:
+    old, new = running("old", "web-0"), told("new", Phase.PENDING, name="web-0")
+    pods = present([new], [old])
+    assert [each.uid for each in pods] == ["new", "old"]
+    assert pods[1].annotations == {"from": "runtime"}, "not those of its successor"
+    assert named(pods) == [("ns", "web-0")]
+
+
+def test_a_static_pod_and_its_mirror_are_one() -> None:
+    marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash"}
+    mirror = msgspec.structs.replace(told("api-uid"), annotations=marks)
+    (pod,) = present([mirror], [running("hash")])
+    assert (pod.uid, pod.annotations) == ("hash", marks)
+
+
+pods = st.builds(told, st.sampled_from("abc"), st.sampled_from(Phase), deleted=st.booleans())
+
+
+@given(st.lists(pods, unique_by=lambda each: each.uid), st.sets(st.sampled_from("abcd")))
+def test_nobody_that_runs_is_left_out_and_the_order_told_does_not_matter(
+    api: list[ApiPod], uids: set[str]
+) -> None:
+    runtime = [running(uid) for uid in sorted(uids)]
+    found = present(api, runtime)
+    assert uids <= {each.uid for each in found}
+    assert found == present(api[::-1], runtime[::-1])

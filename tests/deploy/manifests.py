@@ -1,0 +1,67 @@
+"""The manifests below deploy/, as tests want them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Object = dict[str, Any]
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+AGENT = "system:serviceaccount:topolet-system:topolet-agent"
+SCHEDULER = "system:serviceaccount:topolet-system:topolet-scheduler"
+
+
+def listed(folder: str) -> list[Path]:
+    """The files that a kustomization names, in its order."""
+    names = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())["resources"]
+    return [DEPLOY / folder / name for name in names]
+
+
+def objects(*folders: str) -> list[Object]:
+    """All objects of the kustomizations, in the order of their files."""
+    return [
+        each
+        for folder in folders
+        for path in listed(folder)
+        for each in yaml.safe_load_all(path.read_text())
+    ]
+
+
+def of_kind(kind: str) -> dict[str, Object]:
+    """By name."""
+    found = objects("crds", "base", "policies")
+    return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
+
+
+def complaints(value: object, schema: Object, at: str = "") -> list[str]:
+    """What a structural schema has against a value, also fields that it would prune."""
+    if schema.get("x-kubernetes-int-or-string"):
+        fits = isinstance(value, int) or bool(re.search(schema["pattern"], str(value)))
+        return [] if fits else [f"{at}: {value!r} is no quantity"]
+    kind = schema["type"]
+    python = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}[kind]
+    if not isinstance(value, python) or (kind == "integer" and isinstance(value, bool)):
+        return [f"{at}: {value!r} is no {kind}"]
+    found = []
+    if isinstance(value, dict):
+        found += [f"{at}: no {each}" for each in schema.get("required", ()) if each not in value]
+        known = schema.get("properties", {})
+        more = schema.get("additionalProperties")
+        for name, below in value.items():
+            if name in known:
+                found += complaints(below, known[name], f"{at}.{name}")
+            elif more:
+                found += complaints(below, more, f"{at}.{name}")
+            elif known:
+                found.append(f"{at}: {name} is not known")
+    elif isinstance(value, list):
+        for place, below in enumerate(value):
+            found += complaints(below, schema["items"], f"{at}[{place}]")
+    elif "enum" in schema and value not in schema["enum"]:
+        found.append(f"{at}: {value!r} is none of {schema['enum']}")
+    return found

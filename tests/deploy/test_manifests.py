@@ -1,0 +1,255 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.cli import agent as agent_command
+from agent.model import deviceobject, difference, nodetopology
+from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone
+from tests.deploy.manifests import (
+    AGENT,
+    DEPLOY,
+    ROOT,
+    complaints,
+    listed,
+    objects,
+    of_kind,
+)
+
+ALL = objects("crds", "base", "policies")
+OVERLAYS = ("reconcile", "proxy", "nri")
+
+
+def test_every_file_is_listed_and_every_object_is_there_once() -> None:
+    found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    used = {path for folder in ("crds", "base", "policies") for path in listed(folder)}
+    assert found - used == {DEPLOY / "overlays" / each / "agent.yaml" for each in ("proxy", "nri")}
+    keys = [(each["kind"], each["metadata"]["name"]) for each in ALL]
+    assert len(keys) == len(set(keys))
+    assert all(each["apiVersion"] for each in ALL)
+
+
+def test_the_daemonset_at_the_top_is_the_one_of_the_base() -> None:
+    assert (ROOT / "daemonset.yaml").resolve() == DEPLOY / "base" / "daemonset.yaml"
+
+
+def test_names_lead_somewhere() -> None:
+    (namespace,) = of_kind("Namespace")
+    accounts, roles = of_kind("ServiceAccount"), of_kind("ClusterRole")
+    for each in ALL:
+        assert each["metadata"].get("namespace", namespace) == namespace
+    for binding in of_kind("ClusterRoleBinding").values():
+        assert binding["roleRef"]["name"] in roles
+        for subject in binding["subjects"]:
+            assert subject["name"] in accounts
+            assert subject["namespace"] == namespace
+    pod = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] in accounts
+    assert f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}" == AGENT
+
+
+@pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"])
+def test_every_policy_is_in_force_with_settings_that_exist(kind: str) -> None:
+    policies, bindings = of_kind(kind), of_kind(f"{kind}Binding")
+    assert {each["spec"]["policyName"] for each in bindings.values()} == set(policies)
+    for binding in bindings.values():
+        policy = policies[binding["spec"]["policyName"]]
+        given = binding["spec"].get("paramRef")
+        assert ("paramKind" in policy["spec"]) is (given is not None)
+        if given is not None:
+            settings = of_kind("ConfigMap")[given["name"]]
+            assert settings["metadata"]["namespace"] == given["namespace"]
+            assert given["parameterNotFoundAction"] == "Deny"
+        assert policy["spec"]["failurePolicy"] == "Fail"
+        if kind == "ValidatingAdmissionPolicy":
+            assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def test_the_agent_may_do_what_it_does_and_no_more() -> None:
+    rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
+    may = {
+        (group, resource): set(rule["verbs"])
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    own = {"get", "list", "watch", "create", "patch"}
+    assert may == {
+        ("", "pods"): {"list", "watch"},
+        ("", "nodes"): {"get", "list", "watch", "patch"},
+        ("", "nodes/status"): {"patch"},
+        ("", "nodes/configz"): {"get"},
+        ("topology.node.k8s.io", "noderesourcetopologies"): own,
+        ("scheduling.koordinator.sh", "devices"): own,
+    }
+
+
+def test_what_the_agent_writes_is_held_to_its_own_node() -> None:
+    """Every resource that the role lets it change is in the policy."""
+    rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
+    changed = {
+        (group, resource)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        if {"create", "patch", "update", "delete"} & set(rule["verbs"])
+    }
+    policy = of_kind("ValidatingAdmissionPolicy")["topolet-own-node"]["spec"]
+    held = {
+        (group, resource)
+        for rule in policy["matchConstraints"]["resourceRules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+    assert changed == held
+    assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
+
+
+def pod_of(overlay: str) -> dict[str, Any]:
+    """The pod of the DaemonSet with the overlay's patch merged by name."""
+    pod: dict[str, Any] = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
+    path = DEPLOY / "overlays" / overlay / "agent.yaml"
+    if path.exists():
+        patch = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+        pod = {**pod}
+        for field, entries in patch.items():
+            names = {each["name"] for each in entries}
+            pod[field] = [each for each in pod[field] if each["name"] not in names] + entries
+    return pod
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_are_hardened(overlay: str) -> None:
+    pod = pod_of(overlay)
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
+    volumes = {each["name"]: each["hostPath"] for each in pod["volumes"]}
+    mounts = [mount for each in pod["containers"] for mount in each["volumeMounts"]]
+    assert {each["name"] for each in mounts} == set(volumes)
+    written = {volumes[each["name"]]["path"] for each in mounts if not each.get("readOnly")}
+    assert written <= {"/sys/fs/cgroup", "/run/containerd", "/run/topolet", "/var/run/nri"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "privileged": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}
+        ports = {each["name"] for each in container.get("ports", ())}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            if probe in container:
+                assert container[probe]["httpGet"]["port"] in ports
+
+
+def test_flags_are_those_of_the_command() -> None:
+    command, *flags = pod_of("reconcile")["containers"][0]["args"]
+    assert command == "agent"
+    known = {f"--{name.replace('_', '-')}" for name in agent_command.OPTIONS}
+    assert {each.partition("=")[0] for each in flags} <= known
+
+
+@pytest.mark.parametrize("path", ["base/daemonset.yaml", "overlays/nri/agent.yaml"])
+def test_every_mount_is_explained(path: str) -> None:
+    lines = (DEPLOY / path).read_text().splitlines()
+    mounts = [place for place, line in enumerate(lines) if "mountPath:" in line]
+    assert mounts
+    assert all(lines[place - 1].strip().startswith("#") for place in mounts)
+
+
+def schema_of(crd: str, version: str) -> dict[str, Any]:
+    versions = of_kind("CustomResourceDefinition")[crd]["spec"]["versions"]
+    (found,) = (each for each in versions if each["name"] == version)
+    schema: dict[str, Any] = found["schema"]["openAPIV3Schema"]
+    return schema
+
+
+NRT = "noderesourcetopologies.topology.node.k8s.io"
+
+
+@pytest.mark.parametrize("version", list(Version))
+def test_the_schema_takes_what_we_report(version: Version) -> None:
+    zone = Zone(0, {"cpu": Amounts(1500, 1500, 0), "memory": Amounts(1, 1, 1)}, {0: 10}, {"a": "b"})
+    value = NodeTopology("n", (zone,), "restricted", "pod", 8, "f", owner=Owner("n", "u"))
+    body = nodetopology.encode(value, version)
+    assert complaints(body, schema_of(NRT, version)) == []
+    del body["zones"][0]["resources"][0]["available"]
+    assert complaints(body, schema_of(NRT, version)) == [".zones[0].resources[0]: no available"]
+
+
+def test_one_version_is_stored_and_both_are_served() -> None:
+    for crd in of_kind("CustomResourceDefinition").values():
+        versions = crd["spec"]["versions"]
+        assert [each["storage"] for each in versions].count(True) == 1
+        assert all(each["served"] for each in versions)
+        names = crd["spec"]["names"]
+        assert crd["metadata"]["name"] == f"{names['plural']}.{crd['spec']['group']}"
+    versions = of_kind("CustomResourceDefinition")[NRT]["spec"]["versions"]
+    assert {each["name"]: each["storage"] for each in versions} == {
+        "v1alpha1": False,
+        "v1alpha2": True,
+    }
+
+
+def keyed(schema: dict[str, Any]) -> dict[str, str]:
+    """The lists with keys in a schema, with their key."""
+    found: dict[str, str] = {}
+    for name, below in schema.get("properties", {}).items():
+        if below.get("x-kubernetes-list-type") == "map":
+            (found[name],) = below["x-kubernetes-list-map-keys"]
+        found |= keyed(below.get("items", below))
+    return found
+
+
+def test_lists_with_keys_are_the_ones_that_are_compared_by_key() -> None:
+    known = {key: value for key, value in difference._KEYS.items() if key != "ownerReferences"}
+    assert keyed(schema_of(NRT, "v1alpha2")) == known
+
+
+def test_the_schema_takes_devices() -> None:
+    device = Device(
+        "gpu",
+        "u",
+        0,
+        {"koordinator.sh/gpu-memory": 1 << 34},
+        module=1,
+        topology=DeviceTopology(0, 0, "p", "b"),
+        conditions=(Condition("Healthy", "False", "Xid79", "", "2026-01-01T00:00:00Z"),),
+        vf_groups=(VfGroup({"a": "b"}, (VirtualFunction(-1, "b"),)),),
+        labels={"a": "b"},
+    )
+    body = deviceobject.encode("n", (device,), {"a": "b"})
+    schema = schema_of("devices.scheduling.koordinator.sh", "v1alpha1")
+    assert complaints(body, schema) == []
+    body["spec"]["devices"][0]["topology"]["pcieID"] = 3
+    assert complaints(body, schema) == [".spec.devices[0].topology.pcieID: 3 is no string"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl, which brings kustomize")
+    built = subprocess.run(
+        [kubectl, "kustomize", str(DEPLOY / "overlays" / overlay)],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+    )
+    found = list(yaml.safe_load_all(built.stdout))
+    assert len(found) == len(ALL)
+    (daemonset,) = (each for each in found if each["kind"] == "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    assert sorted(each["name"] for each in pod["containers"]) == sorted(
+        each["name"] for each in pod_of(overlay)["containers"]
+    )
+    state = next(each for each in pod["volumes"] if each["name"] == "state")
+    expected = "Directory" if overlay == "proxy" else "DirectoryOrCreate"
+    assert state["hostPath"]["type"] == expected

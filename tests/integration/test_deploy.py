@@ -1,0 +1,439 @@
+"""Every manifest of deploy/ on a real API server, and what it refuses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from agent.model import deviceobject, nodestatus, nodetopology
+from agent.model.devices import Device, DeviceTopology
+from agent.model.difference import patch
+from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
+from tests.deploy.api import Api, RefusedError, Who
+from tests.deploy.manifests import AGENT, SCHEDULER, objects, of_kind
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
+DEVICE_ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+RESOURCE_SPEC = "scheduling.koordinator.sh/resource-spec"
+NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
+CPUS = {RESOURCE_STATUS: '{"cpuset":"0-3"}'}
+
+ALICE = Who()
+OURS = Who(SCHEDULER)
+AGENT_1 = Who(AGENT, ("system:serviceaccounts",), "node-1")
+UNBOUND = Who(AGENT, ("system:serviceaccounts",))
+KUBELET = Who("system:node:node-1", ("system:nodes", "system:masters"))
+NOBODY = Who("bob", ())
+
+
+def pod(
+    name: str = "p",
+    namespace: str = "default",
+    *,
+    qos: str = "",
+    cpu: tuple[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    **spec: Any,
+) -> Object:
+    """`cpu`: request and limit of its container, "" for none."""
+    container: Object = {"name": "main", "image": "i"}
+    if cpu is not None:
+        fields = ("requests", "limits")
+        container["resources"] = {
+            field: {"cpu": amount} for field, amount in zip(fields, cpu, strict=True) if amount
+        }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "annotations": annotations or {},
+            "labels": {"koordinator.sh/qosClass": qos} if qos else {},
+        },
+        "spec": {"containers": [container], "automountServiceAccountToken": False, **spec},
+    }
+
+
+def binding(name: str, namespace: str = "default", **annotations: str) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": name, "namespace": namespace, "annotations": annotations},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "node-1"},
+    }
+
+
+def node(name: str) -> Object:
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}
+
+
+class Cluster:
+    """The server with all manifests in force, two nodes, and a namespace for GPUs."""
+
+    def __init__(self, api: Api) -> None:
+        self.api = api
+
+    def try_pod(self, body: Object, who: Who = ALICE) -> Object:
+        """What would be stored."""
+        path = f"/api/v1/namespaces/{body['metadata']['namespace']}/pods?dryRun=All"
+        return self.api.request("POST", path, body, who)
+
+    def try_binding(self, body: Object, who: Who) -> Object:
+        metadata = body["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/binding"
+        return self.api.request("POST", path + "?dryRun=All", body, who)
+
+    def change_pod(self, body: Object, who: Who, subresource: str = "") -> Object:
+        path = f"/api/v1/namespaces/default/pods/held{subresource}?dryRun=All"
+        return self.api.request("PATCH", path, body, who, "application/merge-patch+json")
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    try:
+        apiserver = request.getfixturevalue("apiserver")
+    except pytest.FixtureLookupError:
+        pytest.skip("nothing here starts an API server")
+    api = Api(apiserver.url, apiserver.token, apiserver.ca_file)
+    made = Cluster(api)
+    for each in objects("crds", "base", "policies"):
+        eventually(f"{each['kind']} served", partial(_applied, api, each), seconds=20)
+    for name in ("node-1", "node-2"):
+        api.apply(node(name))
+    gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}
+    gpu["metadata"] = {"name": "gpu", "labels": {"topolet.io/gpu-scheduling": "enabled"}}
+    api.apply(gpu)
+    for namespace in ("default", "gpu"):
+        account = {"name": "default", "namespace": namespace}
+        api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    api.apply(pod("free", "gpu"))
+    eventually("policies in force", partial(_in_force, made), seconds=30)
+    api.request("POST", "/api/v1/namespaces/default/pods", pod("held", annotations=CPUS), OURS)
+    api.apply(pod("free"))
+    return made
+
+
+def _applied(api: Api, body: Object) -> bool:
+    """False while the server does not know the kind yet."""
+    try:
+        api.apply(body)
+    except RefusedError as refused:
+        if refused.code != 404:
+            raise
+        return False
+    return True
+
+
+def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
+    try:
+        (cluster.try_binding if body["kind"] == "Binding" else cluster.try_pod)(body, who)
+    except RefusedError as refused:
+        return refused.code in (403, 422) and "not found" not in str(refused)
+    return False
+
+
+def _in_force(cluster: Cluster) -> bool:
+    """A policy is obeyed some moments after it was made; one attempt against each."""
+    gpu = pod(namespace="gpu", cpu=None)
+    gpu["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    try:
+        cluster.api.request("DELETE", "/api/v1/nodes/node-2?dryRun=All", None, Who(AGENT, _ALL))
+        own = False
+    except RefusedError:
+        own = True
+    return (
+        own
+        and _refuses(cluster, pod(annotations=CPUS), ALICE)
+        and _refuses(cluster, binding("free", "gpu", **CPUS), Who("system:kube-scheduler", _ALL))
+        and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
+        and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
+        and _refuses(cluster, binding("free", "gpu"), ALICE)
+        and cluster.try_pod(gpu)["spec"]["schedulerName"] == "topolet"
+    )
+
+
+_ALL = ("system:masters",)
+
+
+def test_the_settings_can_be_read(cluster: Cluster) -> None:
+    settings = of_kind("ConfigMap")["topolet-policy"]["data"]
+    assert SCHEDULER in settings["allocators"].split("\n")
+
+
+@pytest.mark.parametrize("key", [RESOURCE_STATUS, DEVICE_ALLOCATED])
+def test_only_configured_accounts_say_what_a_pod_has(cluster: Cluster, key: str) -> None:
+    body = pod(annotations={key: "{}"})
+    assert cluster.try_pod(body, OURS)
+    with pytest.raises(RefusedError, match=f"alice may not set {key}"):
+        cluster.try_pod(body)
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+def test_what_a_pod_has_is_not_changed_by_others_either(cluster: Cluster, subresource: str) -> None:
+    for value in ('{"cpuset":"5"}', None):
+        body = {"metadata": {"annotations": {RESOURCE_STATUS: value}}}
+        with pytest.raises(RefusedError, match="alice may not set"):
+            cluster.change_pod(body, ALICE, subresource)
+        assert cluster.change_pod(body, OURS, subresource)
+    beside = {"metadata": {"labels": {"a": "b"}}}
+    assert cluster.change_pod(beside, ALICE, subresource)
+
+
+def test_the_mirror_of_a_static_pod_says_what_its_file_says(cluster: Cluster) -> None:
+    marks = {"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h", **CPUS}
+    owners = [{"apiVersion": "v1", "kind": "Node", "name": "node-1", "controller": True}]
+    body = pod(annotations=marks, nodeName="node-1")
+    uid = cluster.api.request("GET", "/api/v1/nodes/node-1")["metadata"]["uid"]
+    body["metadata"]["ownerReferences"] = [{**each, "uid": uid} for each in owners]
+    assert cluster.try_pod(body, KUBELET)
+    with pytest.raises(RefusedError, match="may not set"):
+        cluster.try_pod(body, ALICE)
+
+
+def test_a_binding_carries_allocations_of_configured_accounts_only(cluster: Cluster) -> None:
+    assert cluster.try_binding(binding("free", **CPUS), OURS)
+    assert cluster.try_binding(binding("free"), ALICE)
+    with pytest.raises(RefusedError, match=f"alice may not bind with {RESOURCE_STATUS}"):
+        cluster.try_binding(binding("free", **CPUS), ALICE)
+    path = "/api/v1/namespaces/default/bindings?dryRun=All"
+    with pytest.raises(RefusedError, match="alice may not bind with"):
+        cluster.api.request("POST", path, binding("free", **CPUS), ALICE)
+
+
+def topology(name: str = "node-1", version: Version = Version.V1ALPHA2, left: int = 1000) -> Object:
+    zone = Zone(0, {"cpu": Amounts(2000, 2000, left)}, {0: 10}, {"l3_cpus": "0;1"})
+    value = NodeTopology(name, (zone,), "restricted", "pod", 8, "f", labels={"a": "b"})
+    return nodetopology.encode(value, version)
+
+
+GPU = Device(
+    "gpu", "u", 0, {"koordinator.sh/gpu-core": 100}, topology=DeviceTopology(-1, 0, "p", "b")
+)
+
+
+def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
+    for body in (
+        topology(),
+        deviceobject.encode("node-1", (GPU,)),
+        {
+            **node("node-1"),
+            "metadata": {"name": "node-1", "labels": {"topology.topolet.io/a": "b"}},
+        },
+    ):
+        assert cluster.api.apply(body, AGENT_1, "topolet")
+        with pytest.raises(RefusedError, match=r"is bound to no node"):
+            cluster.api.apply(body, UNBOUND, "topolet")
+        body["metadata"]["name"] = "node-2"
+        with pytest.raises(RefusedError, match="node-2 is not of node node-1"):
+            cluster.api.apply(body, AGENT_1, "topolet")
+
+
+def test_an_agent_changes_of_its_node_what_is_ours(cluster: Cluster) -> None:
+    def change(body: Object, subresource: str = "") -> Object:
+        return cluster.api.apply({**node("node-1"), **body}, AGENT_1, "topolet", subresource)
+
+    resources = {"koordinator.sh/gpu-core": "1000"}
+    status = nodestatus.status("node-1", {"koordinator.sh/gpu-core": 1000})
+    seen = cluster.api.apply(status, AGENT_1, "topolet", "status")
+    assert seen["status"]["capacity"]["koordinator.sh/gpu-core"] == "1k"
+    wanted = nodestatus.with_seen_amounts(status, seen)
+    assert patch(wanted, seen, "topolet", subresource="status") is None
+    for refused, subresource, said in (
+        ({"spec": {"unschedulable": True}}, "", "may not change the spec"),
+        ({"metadata": {"name": "node-1", "labels": {"a": "b"}}}, "", "labels and annotations"),
+        ({"metadata": {"name": "node-1", "annotations": {"a": "b"}}}, "", "labels and annotations"),
+        ({"status": {"capacity": {**resources, "cpu": "1"}}}, "status", "extended resources"),
+        (
+            {"status": {"conditions": [{"type": "Ready", "status": "True"}]}},
+            "status",
+            "extended resources",
+        ),
+    ):
+        with pytest.raises(RefusedError, match=said):
+            change(refused, subresource)
+    gone = nodestatus.status("node-1", {})
+    assert patch(gone, seen, "topolet", subresource="status") == gone
+    seen = cluster.api.apply(gone, AGENT_1, "topolet", "status")
+    assert "koordinator.sh/gpu-core" not in seen["status"].get("capacity", {})
+    assert patch(gone, seen, "topolet", subresource="status") is None
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (pod(qos="LSR", cpu=("2", "2")), None),
+        (pod(qos="LSE", cpu=("", "2")), None),
+        (pod(qos="LS", cpu=("500m", "")), None),
+        (pod(qos="LSR", cpu=("1500m", "1500m")), "must request whole CPUs, not 1500m"),
+        (pod(qos="LSR"), "must request whole CPUs, not 0m"),
+        (pod(qos="LSE", cpu=("2", "3")), "must equal the request: main"),
+        (pod(qos="LSE", cpu=("2", "")), "must equal the request: main"),
+        (
+            pod(qos="LSE", resources={"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}),
+            None,
+        ),
+        (
+            pod(qos="LSE", resources={"requests": {"cpu": "2"}, "limits": {"cpu": "3"}}),
+            "limit of a pod of class LSE must equal",
+        ),
+    ],
+)
+def test_owners_of_cpus_request_whole_ones(
+    cluster: Cluster, body: Object, said: str | None
+) -> None:
+    if said is None:
+        assert cluster.try_pod(body)
+        return
+    with pytest.raises(RefusedError, match=said):
+        cluster.try_pod(body)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        (RESOURCE_SPEC, '{"preferredCPUBindPolicy": "FullPCPUs"}', None),
+        (RESOURCE_SPEC, " {} ", None),
+        (RESOURCE_SPEC, '{"requiredCPUBindPolicy":"Default","somethingNew":"x"}', None),
+        (RESOURCE_SPEC, '{"preferredCPUBindPolicy": "Full"}', "is none of Default, FullPCPUs"),
+        (RESOURCE_SPEC, '{"preferredCPUExclusivePolicy": 3}', "is no object of words"),
+        (RESOURCE_SPEC, "FullPCPUs", "resource-spec: is no JSON object"),
+        (NUMA_SPEC, '{"numaTopologyPolicy":"SingleNUMANode"}', None),
+        (NUMA_SPEC, '{"numaTopologyPolicy":"single-numa-node"}', "numaTopologyPolicy is none of"),
+        (RESOURCE_STATUS, '{"cpuset":"0-3,8"}', None),
+        (RESOURCE_STATUS, '{"cpuset":"0-3;8"}', "cpuset is no list of CPUs"),
+        (DEVICE_ALLOCATED, "[]", "device-allocated: is no JSON object"),
+    ],
+)
+def test_annotations_can_be_read(cluster: Cluster, key: str, text: str, said: str | None) -> None:
+    body = pod(annotations={key: text})
+    if said is None:
+        assert cluster.try_pod(body, OURS)
+        return
+    with pytest.raises(RefusedError, match=said):
+        cluster.try_pod(body, OURS)
+
+
+def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None:
+    with pytest.raises(RefusedError, match="is no JSON object"):
+        cluster.try_binding(binding("free", **{RESOURCE_STATUS: "x"}), OURS)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "resource", "scheduler", "given"),
+    [
+        ("gpu", "nvidia.com/gpu", None, "topolet"),
+        ("gpu", "koordinator.sh/gpu-core", None, "topolet"),
+        ("gpu", "koordinator.sh/gpu-core", "special", "special"),
+        ("gpu", "vendor.com/nic", None, "default-scheduler"),
+        ("default", "nvidia.com/gpu", None, "default-scheduler"),
+    ],
+)
+def test_pods_with_gpus_get_our_scheduler_where_that_is_wanted(
+    cluster: Cluster, namespace: str, resource: str, scheduler: str | None, given: str
+) -> None:
+    body = pod(namespace=namespace)
+    body["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
+    if scheduler is not None:
+        body["spec"]["schedulerName"] = scheduler
+    assert cluster.try_pod(body)["spec"]["schedulerName"] == given
+
+
+def test_only_configured_accounts_bind_where_gpus_are_scheduled(cluster: Cluster) -> None:
+    assert cluster.try_binding(binding("free", "gpu"), OURS)
+    with pytest.raises(RefusedError, match="alice may not bind pods in namespace gpu"):
+        cluster.try_binding(binding("free", "gpu"), ALICE)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("DELETE", "/api/v1/nodes/node-1"),
+        ("DELETE", "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/node-1"),
+        ("GET", "/api/v1/secrets"),
+        ("GET", "/api/v1/namespaces/default/pods/held"),
+        ("DELETE", "/api/v1/namespaces/default/pods/held"),
+        ("GET", "/api/v1/nodes/node-1/proxy/metrics"),
+    ],
+)
+def test_the_agent_may_do_no_more_than_it_does(cluster: Cluster, method: str, path: str) -> None:
+    with pytest.raises(RefusedError, match=r"cannot (delete|get|list) resource") as refused:
+        cluster.api.request(method, path, None, AGENT_1)
+    assert refused.value.code == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/v1/pods?fieldSelector=spec.nodeName%3Dnode-1",
+        "/api/v1/nodes/node-1",
+        "/apis/topology.node.k8s.io/v1alpha1/noderesourcetopologies",
+        "/apis/scheduling.koordinator.sh/v1alpha1/devices",
+    ],
+)
+def test_the_agent_reads_what_it_needs(cluster: Cluster, path: str) -> None:
+    assert cluster.api.request("GET", path, None, AGENT_1)
+    with pytest.raises(RefusedError):
+        cluster.api.request("GET", path, None, NOBODY)
+
+
+@pytest.mark.parametrize("version", list(Version))
+def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
+    cluster: Cluster, version: Version
+) -> None:
+    body = topology(version=version)
+    cluster.api.apply(body, AGENT_1, "topolet")
+    zone: Object = {
+        "name": "node-0",
+        "type": "Node",
+        "resources": [
+            {"name": "vendor.com/nic", "capacity": "1", "allocatable": "1", "available": "1"}
+        ],
+    }
+    others = {"name": "balloon-1", "type": "balloon"}
+    cluster.api.apply(
+        {
+            "apiVersion": body["apiVersion"],
+            "kind": body["kind"],
+            "metadata": {"name": "node-1"},
+            "topologyPolicies": body["topologyPolicies"],
+            "zones": [zone, others],
+        },
+        manager="other",
+    )
+    path = f"/apis/topology.node.k8s.io/{version}/noderesourcetopologies/node-1"
+    seen = cluster.api.request("GET", path)
+    assert patch(body, seen, "topolet", nodetopology.ours) is None
+    assert nodetopology.decode(seen).zones[0].resources["vendor.com/nic"].available == 1
+    changed = patch(topology(version=version, left=500), seen, "topolet", nodetopology.ours)
+    assert changed == topology(version=version, left=500), "entries of others are not sent"
+    seen = cluster.api.apply(changed, AGENT_1, "topolet")
+    assert {each["name"] for each in seen["zones"]} == {"node-0", "balloon-1"}
+    assert patch(changed, seen, "topolet", nodetopology.ours) is None
+    read = nodetopology.decode(seen).zones[0]
+    assert read.resources["cpu"] == Amounts(2000, 2000, 500)
+    empty = nodetopology.encode(NodeTopology("node-1"), version)
+    seen = cluster.api.apply(empty, AGENT_1, "topolet")
+    assert patch(empty, seen, "topolet", nodetopology.ours) is None
+
+
+def test_a_rebind_is_asked_for_once(cluster: Cluster) -> None:
+    body: Object = {
+        "apiVersion": "scheduling.koordinator.sh/v1alpha1",
+        "kind": "RebindResource",
+        "metadata": {"name": "r"},
+        "spec": {"nodeName": "node-1", "rebindAction": "RebindCPU"},
+    }
+    made = cluster.api.apply(body)
+    assert made["spec"]["deadlineInSeconds"] == 600
+    body["spec"] = {"nodeName": "node-2", "rebindAction": "RebindCPU"}
+    with pytest.raises(RefusedError, match="does not change"):
+        cluster.api.apply(body)
+    body["spec"] = {"nodeName": "node-1", "rebindAction": "Dance"}
+    with pytest.raises(RefusedError, match="Unsupported value"):
+        cluster.api.apply(body)
