@@ -45,18 +45,9 @@ class KoordinatorNode:
         """Returns when it accepts: it knows what is registered then."""
         with (self.node.folder / "koord.log").open("ab") as log:
             self._proxy = subprocess.Popen(
-                [
-                    "unshare",
-                    "--mount",
-                    "--propagation=private",
-                    "sh",
-                    "-euc",
-                    _OWN_ETC,
-                    str(self.registrations),
-                    str(self._program),
-                    f"--koord-runtimeproxy-endpoint={self._socket}",
-                    f"--remote-runtime-service-endpoint={self.node.containerd.socket}",
-                ],
+                command(
+                    self._program, self.registrations, self._socket, self.node.containerd.socket
+                ),
                 stdout=log,
                 stderr=log,
             )
@@ -75,6 +66,17 @@ class KoordinatorNode:
         assert self._proxy.poll() is None, self.node.log("koord")
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(self._socket) == 0
+
+
+def command(program: Path, registrations: Path, listen: str, runtime: str) -> list[str]:
+    """A koord-runtime-proxy between two sockets that finds its hook servers in `registrations`;
+    nothing is left on this machine."""
+    return [
+        *("unshare", "--mount", "--propagation=private"),
+        *("sh", "-euc", _OWN_ETC, str(registrations), str(program)),
+        f"--koord-runtimeproxy-endpoint={listen}",
+        f"--remote-runtime-service-endpoint={runtime}",
+    ]
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ file went it notices once a minute; so a file is emptied of hooks before it is r
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from pathlib import Path
 from typing import Final
@@ -20,8 +19,6 @@ from agent.host import files
 from agent.model import jsontext
 from agent.model.jsontext import JsonError
 from agent.model.settings import SettingsError
-
-log = logging.getLogger(__name__)
 
 HOOKS: Final = (
     "PreRunPodSandbox",
@@ -103,6 +100,5 @@ def _read(path: Path) -> _Config:
     """Empty where there is none that can be read."""
     try:
         return jsontext.decode(_decoder, path.read_bytes())
-    except (OSError, JsonError) as error:
-        log.debug("%s: %s", path, error)
+    except (OSError, JsonError):
         return _Config()
