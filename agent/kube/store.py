@@ -13,13 +13,10 @@ import yaml
 from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
+from agent.kube.errors import StoreError
 from agent.model.resources import LABEL_PREFIX
 
 Object = dict[str, Any]
-
-
-class StoreError(RuntimeError):
-    """An object that can't be written or read; the message names kind, name and reason."""
 
 
 class EmbeddedStore:

@@ -13,7 +13,7 @@ from agent.allocate import layout as layouts
 from agent.allocate.aside import PoolRules
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.reservations import cpus_for, reserved_cpus
-from agent.kube.store import StoreError
+from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.annotations import AnnotationError
 from agent.model.cpuset import EMPTY

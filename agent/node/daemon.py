@@ -17,7 +17,8 @@ from agent.discover.facts import DiscoveryError
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.locks import Lock
-from agent.kube.store import EmbeddedStore, StoreError
+from agent.kube.errors import StoreError
+from agent.kube.store import EmbeddedStore
 from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
 from agent.model.settings import Settings

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.kube.store import EmbeddedStore, StoreError
+from agent.kube.errors import StoreError
+from agent.kube.store import EmbeddedStore
 from agent.model.resources import LABEL_PREFIX
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agent.cgroup.journal import Journal
-from agent.kube.store import StoreError
+from agent.kube.errors import StoreError
 from agent.model.doorbell import Asked, Created, Look, PodComes
 from agent.model.pods import ContainerState
 from agent.node.look import RoundError

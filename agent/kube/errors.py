@@ -1,0 +1,166 @@
+"""What can go wrong between the agent and where objects are kept."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+
+class StoreError(RuntimeError):
+    """An object that can't be written or read; the message names kind, name and reason."""
+
+
+class KubeError(StoreError):
+    """The API server could not do what was asked. `retry_after_seconds`: its own word on when to
+    ask again, None where it said nothing."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class UnreachableError(KubeError):
+    """No answer, or one that ends in its middle or is no HTTP."""
+
+
+class ServerError(KubeError):
+    """A 5xx, or an answer that makes no sense. `future_version`: the server does not know so new
+    a resourceVersion."""
+
+    def __init__(
+        self,
+        message: str,
+        retry_after_seconds: float | None = None,
+        *,
+        future_version: bool = False,
+    ) -> None:
+        super().__init__(message, retry_after_seconds)
+        self.future_version = future_version
+
+
+class UnauthorizedError(KubeError):
+    """It does not know who we are."""
+
+
+class ForbiddenError(KubeError):
+    """It knows who we are and refuses: a role lacks `verb` on `resource` of `group`, or, with all
+    three empty, an admission policy said no."""
+
+    def __init__(self, message: str, verb: str = "", resource: str = "", group: str = "") -> None:
+        super().__init__(message)
+        self.verb = verb
+        self.resource = resource
+        self.group = group
+
+
+class NotFoundError(KubeError):
+    """Neither the object nor, perhaps, its kind is there."""
+
+
+class ConflictError(KubeError):
+    """Somebody else's write stands against ours. `fields`: those that others own."""
+
+    def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.fields = fields
+
+
+class GoneError(KubeError):
+    """The resourceVersion or continue token is too old."""
+
+
+class TooManyRequestsError(KubeError):
+    """It has no time for us now."""
+
+
+class RejectedError(KubeError):
+    """The object or the request is wrong (400, 415, 422, a create of what exists)."""
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """One detail of a Status."""
+
+    reason: str = ""
+    message: str = ""
+    field: str = ""
+
+
+class Details(msgspec.Struct, frozen=True, rename="camel"):
+    """Of a Status; `group` and `kind` name the resource."""
+
+    group: str = ""
+    kind: str = ""
+    causes: tuple[Cause, ...] | None = None
+    retry_after_seconds: float | None = None
+
+
+class Status(msgspec.Struct, frozen=True):
+    """metav1.Status: the body of every refusal, and the object of an ERROR event."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+    details: Details | None = None
+
+
+def status_of(body: bytes) -> Status:
+    """The Status in a body; a proxy's page or a torn one becomes its message."""
+    try:
+        return msgspec.json.decode(body, type=Status)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Status(message=body[:_EXCERPT_BYTES].decode("utf-8", "replace").strip())
+
+
+def refusal(
+    asked: str, status: Status, code: int = 0, retry_after_seconds: float | None = None
+) -> KubeError:
+    """The error for a Status. `asked` says what was asked, for the message; `code` is that of HTTP,
+    0 for one that came in a stream; `retry_after_seconds` is the header's and wins."""
+    code = code or status.code
+    details = status.details or Details()
+    if retry_after_seconds is None:
+        retry_after_seconds = details.retry_after_seconds
+    causes = details.causes or ()
+    message = f"{asked}: {code} {status.message or status.reason}".rstrip()
+    match code:
+        case 401:
+            return UnauthorizedError(message)
+        case 403:
+            return _forbidden(asked, status)
+        case 404:
+            return NotFoundError(message)
+        case 409 if status.reason != "AlreadyExists":
+            return ConflictError(message, tuple(each.field for each in causes if each.field))
+        case 410:
+            return GoneError(message)
+        case 429:
+            return TooManyRequestsError(message, retry_after_seconds)
+        case _ if 400 <= code < 500:
+            return RejectedError(message)
+    future = any(cause.reason == _FUTURE for cause in causes) or _FUTURE_TEXT in status.message
+    return ServerError(message, retry_after_seconds, future_version=future)
+
+
+def _forbidden(asked: str, status: Status) -> ForbiddenError:
+    lacking = _LACKING.search(status.message)
+    if lacking is None:
+        return ForbiddenError(f"{asked}: 403 {status.message or status.reason}".rstrip())
+    user, verb, resource, group, where = lacking.groups()
+    of_group = f" of {group}" if group else ""
+    return ForbiddenError(
+        f"{asked}: no role lets {user} {verb} {resource}{of_group} {where}".rstrip(),
+        verb,
+        resource,
+        group,
+    )
+
+
+_EXCERPT_BYTES = 200
+_FUTURE = "ResourceVersionTooLarge"
+_FUTURE_TEXT = "Too large resource version"
+# The words of the API server's authorizer.
+_LACKING = re.compile(
+    r'User "([^"]*)" cannot (\S+) resource "([^"]*)" in API group "([^"]*)"'
+    r'(?: (at the cluster scope|in the namespace "[^"]*"))?'
+)
