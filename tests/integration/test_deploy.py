@@ -420,6 +420,52 @@ def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
     assert patch(empty, seen, "topolet", nodetopology.ours) is None
 
 
+def _without_keys(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {
+            key: _without_keys(below)
+            for key, below in schema.items()
+            if not key.startswith("x-kubernetes-list-")
+        }
+    return [_without_keys(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster: Cluster) -> None:
+    """The same object with lists that have no keys, as in the CRDs that others bring."""
+    crd = _without_keys(
+        of_kind("CustomResourceDefinition")["noderesourcetopologies.topology.node.k8s.io"]
+    )
+    crd["metadata"] = {"name": "noderesourcetopologies.plain.example.com"}
+    crd["spec"]["group"] = "plain.example.com"
+    cluster.api.apply(crd)
+
+    def plain(body: Object) -> Object:
+        return {**body, "apiVersion": "plain.example.com/v1alpha2"}
+
+    balloon = {"name": "balloon-1", "type": "balloon"}
+    theirs = plain({**topology(), "zones": [balloon]})
+    eventually("served", partial(_applied, cluster.api, theirs), seconds=20)
+    seen = cluster.api.apply(theirs, manager="other")
+    wanted = plain(topology())
+    written = patch(wanted, seen, "topolet", nodetopology.ours)
+    assert written is not None
+    seen = cluster.api.apply(written, manager="topolet")
+    assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0"]
+    assert patch(wanted, seen, "topolet", nodetopology.ours) is None
+    between = cluster.api.apply(
+        {**theirs, "zones": [*seen["zones"], {"name": "b2", "type": "balloon"}]}, manager="other"
+    )
+    stale = patch(plain(topology(left=0)), seen, "topolet", nodetopology.ours)
+    assert stale is not None
+    with pytest.raises(RefusedError, match="the object has been modified"):
+        cluster.api.apply(stale, manager="topolet")
+    fresh = patch(plain(topology(left=0)), between, "topolet", nodetopology.ours)
+    assert fresh is not None
+    seen = cluster.api.apply(fresh, manager="topolet")
+    assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0", "b2"]
+    assert patch(plain(topology(left=0)), seen, "topolet", nodetopology.ours) is None
+
+
 @pytest.mark.parametrize(
     ("first", "then"),
     [(Version.V1ALPHA1, Version.V1ALPHA2), (Version.V1ALPHA2, Version.V1ALPHA1)],
