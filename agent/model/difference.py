@@ -66,6 +66,30 @@ def patch(
     return merged
 
 
+def same_version(seen: Object, manager: str, api_version: str) -> list[Object] | None:
+    """The JSON patch to send before one applies in `api_version` what one applied in another
+    version of the API before, None where there is no need.
+
+    An API server removes what is applied no longer in the version of the last apply, and fails
+    (500) where that one lacks a field: so it is told that ours was the new one all the time.
+    """
+    changes: list[Object] = [
+        {
+            "op": "replace",
+            "path": f"/metadata/managedFields/{place}/apiVersion",
+            "value": api_version,
+        }
+        for place, entry in enumerate(_managed(seen))
+        if entry.get("manager") == manager
+        and entry.get("operation") == "Apply"
+        and entry.get("apiVersion", api_version) != api_version
+    ]
+    if not changes:
+        return None
+    version = seen["metadata"].get("resourceVersion")
+    return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
+
+
 class _Merge:
     """Puts the entries of others into lists without keys; `others`: there were some; `dropped`:
     some of ours are wanted no longer."""
@@ -108,18 +132,16 @@ class _Merge:
 
 
 def _contains(seen: object, wanted: object) -> bool:
-    """Whether all of `wanted` stands there."""
-    if isinstance(wanted, dict):
-        return isinstance(seen, dict) and all(
-            name in seen
-            and (
-                _list_contains(seen[name], value, _KEYS[name])
-                if name in _KEYS and isinstance(value, list)
-                else _contains(seen[name], value)
-            )
-            for name, value in wanted.items()
-        )
-    return seen == wanted
+    """Whether all of `wanted` stands there; of an empty map that is nothing."""
+    if not isinstance(wanted, dict):
+        return seen == wanted
+    found = seen if isinstance(seen, dict) else {}
+    return all(
+        _list_contains(found.get(name), value, _KEYS[name])
+        if name in _KEYS and isinstance(value, list)
+        else _contains(found.get(name), value)
+        for name, value in wanted.items()
+    )
 
 
 def _list_contains(seen: object, wanted: list[Object], key: str) -> bool:

@@ -19,7 +19,7 @@ class Who(NamedTuple):
     """A user as the authenticators leave him; `node`: what his token is bound to."""
 
     name: str = "alice"
-    groups: tuple[str, ...] = ("system:masters",)
+    group: str = "system:masters"
     node: str = ""
 
 
@@ -46,7 +46,7 @@ class Api:
         self,
         method: str,
         path: str,
-        body: Object | None = None,
+        body: Object | list[Object] | None = None,
         who: Who | None = None,
         media: str = "application/json",
     ) -> Object:
@@ -58,8 +58,8 @@ class Api:
         request.add_header("Content-Type", media)
         if who is not None:
             request.add_header("Impersonate-User", who.name)
-            for group in who.groups:
-                request.add_header("Impersonate-Group", group)
+            if who.group:
+                request.add_header("Impersonate-Group", who.group)
             if who.node:
                 key = urllib.parse.quote(NODE_NAME, safe="")
                 request.add_header(f"Impersonate-Extra-{key}", who.node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from agent.model import deviceobject, nodestatus, nodetopology
 from agent.model.devices import Device, DeviceTopology
-from agent.model.difference import patch
+from agent.model.difference import patch, same_version
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import AGENT, SCHEDULER, objects, of_kind
@@ -25,10 +26,10 @@ CPUS = {RESOURCE_STATUS: '{"cpuset":"0-3"}'}
 
 ALICE = Who()
 OURS = Who(SCHEDULER)
-AGENT_1 = Who(AGENT, ("system:serviceaccounts",), "node-1")
-UNBOUND = Who(AGENT, ("system:serviceaccounts",))
-KUBELET = Who("system:node:node-1", ("system:nodes", "system:masters"))
-NOBODY = Who("bob", ())
+AGENT_1 = Who(AGENT, "system:serviceaccounts", "node-1")
+UNBOUND = Who(AGENT, "system:serviceaccounts")
+KUBELET = Who("system:node:node-1", "system:nodes")
+NOBODY = Who("bob", "")
 
 
 def pod(
@@ -114,7 +115,7 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     api.apply(pod("free", "gpu"))
     eventually("policies in force", partial(_in_force, made), seconds=30)
-    api.request("POST", "/api/v1/namespaces/default/pods", pod("held", annotations=CPUS), OURS)
+    api.apply(pod("held", annotations=CPUS), OURS)
     api.apply(pod("free"))
     return made
 
@@ -143,22 +144,19 @@ def _in_force(cluster: Cluster) -> bool:
     gpu = pod(namespace="gpu", cpu=None)
     gpu["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     try:
-        cluster.api.request("DELETE", "/api/v1/nodes/node-2?dryRun=All", None, Who(AGENT, _ALL))
+        cluster.api.request("DELETE", "/api/v1/nodes/node-2?dryRun=All", None, Who(AGENT))
         own = False
     except RefusedError:
         own = True
     return (
         own
         and _refuses(cluster, pod(annotations=CPUS), ALICE)
-        and _refuses(cluster, binding("free", "gpu", **CPUS), Who("system:kube-scheduler", _ALL))
+        and _refuses(cluster, binding("free", "gpu", **CPUS), Who("system:kube-scheduler"))
         and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
         and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
         and _refuses(cluster, binding("free", "gpu"), ALICE)
         and cluster.try_pod(gpu)["spec"]["schedulerName"] == "topolet"
     )
-
-
-_ALL = ("system:masters",)
 
 
 def test_the_settings_can_be_read(cluster: Cluster) -> None:
@@ -420,6 +418,80 @@ def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
     empty = nodetopology.encode(NodeTopology("node-1"), version)
     seen = cluster.api.apply(empty, AGENT_1, "topolet")
     assert patch(empty, seen, "topolet", nodetopology.ours) is None
+
+
+def _without_keys(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {
+            key: _without_keys(below)
+            for key, below in schema.items()
+            if not key.startswith("x-kubernetes-list-")
+        }
+    return [_without_keys(each) for each in schema] if isinstance(schema, list) else schema
+
+
+def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster: Cluster) -> None:
+    """The same object with lists that have no keys, as in the CRDs that others bring."""
+    crd = _without_keys(
+        of_kind("CustomResourceDefinition")["noderesourcetopologies.topology.node.k8s.io"]
+    )
+    crd["metadata"] = {"name": "noderesourcetopologies.plain.example.com"}
+    crd["spec"]["group"] = "plain.example.com"
+    cluster.api.apply(crd)
+
+    def plain(body: Object) -> Object:
+        return {**body, "apiVersion": "plain.example.com/v1alpha2"}
+
+    balloon = {"name": "balloon-1", "type": "balloon"}
+    theirs = plain({**topology(), "zones": [balloon]})
+    eventually("served", partial(_applied, cluster.api, theirs), seconds=20)
+    seen = cluster.api.apply(theirs, manager="other")
+    wanted = plain(topology())
+    written = patch(wanted, seen, "topolet", nodetopology.ours)
+    assert written is not None
+    seen = cluster.api.apply(written, manager="topolet")
+    assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0"]
+    assert patch(wanted, seen, "topolet", nodetopology.ours) is None
+    between = cluster.api.apply(
+        {**theirs, "zones": [*seen["zones"], {"name": "b2", "type": "balloon"}]}, manager="other"
+    )
+    stale = patch(plain(topology(left=0)), seen, "topolet", nodetopology.ours)
+    assert stale is not None
+    with pytest.raises(RefusedError, match="the object has been modified"):
+        cluster.api.apply(stale, manager="topolet")
+    fresh = patch(plain(topology(left=0)), between, "topolet", nodetopology.ours)
+    assert fresh is not None
+    seen = cluster.api.apply(fresh, manager="topolet")
+    assert [each["name"] for each in seen["zones"]] == ["balloon-1", "node-0", "b2"]
+    assert patch(plain(topology(left=0)), seen, "topolet", nodetopology.ours) is None
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(Version.V1ALPHA1, Version.V1ALPHA2), (Version.V1ALPHA2, Version.V1ALPHA1)],
+)
+def test_the_version_may_change_under_the_same_writer(
+    cluster: Cluster, first: Version, then: Version
+) -> None:
+    """Without word of it the server answers 500, where the older version lacks a field."""
+    path = "/apis/topology.node.k8s.io/{}/noderesourcetopologies/node-2"
+    who = Who(AGENT, "system:serviceaccounts", "node-2")
+    with contextlib.suppress(RefusedError):
+        cluster.api.request("DELETE", path.format(first))
+    before = topology("node-2", first)
+    before["zones"].append({"name": "node-1", "type": "Node", "resources": []})
+    cluster.api.apply(before, who, "topolet")
+    seen = cluster.api.request("GET", path.format(then))
+    wanted = topology("node-2", then, left=0)
+    changes = same_version(seen, "topolet", wanted["apiVersion"])
+    assert changes is not None
+    media = "application/json-patch+json"
+    changed = cluster.api.request("PATCH", path.format(then), changes, who, media)
+    assert same_version(changed, "topolet", wanted["apiVersion"]) is None
+    assert patch(wanted, changed, "topolet", nodetopology.ours) == wanted
+    seen = cluster.api.apply(wanted, who, "topolet")
+    assert [each["name"] for each in seen["zones"]] == ["node-0"]
+    assert patch(wanted, seen, "topolet", nodetopology.ours) is None
 
 
 def test_a_rebind_is_asked_for_once(cluster: Cluster) -> None:

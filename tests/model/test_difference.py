@@ -3,7 +3,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from agent.model.difference import patch
+from agent.model.difference import patch, same_version
 from agent.model.nodestatus import status, with_seen_amounts
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone, encode, ours
 
@@ -116,6 +116,22 @@ def test_fields_that_we_own_and_want_no_longer_are_given_up() -> None:
     assert patch(WANTED, gone, "topolet", ours) == WANTED
 
 
+def test_another_version_of_the_api_is_told_before_it_is_used() -> None:
+    old = by("topolet", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
+    other = by("other", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
+    seen = stored(WANTED, other, old)
+    assert same_version(seen, "topolet", WANTED["apiVersion"]) == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+        {
+            "op": "replace",
+            "path": "/metadata/managedFields/1/apiVersion",
+            "value": "topology.node.k8s.io/v1alpha2",
+        },
+    ]
+    assert same_version(seen, "topolet", "topology.node.k8s.io/v1alpha1") is None
+    assert same_version(stored(), "topolet", WANTED["apiVersion"]) is None
+
+
 def test_status_is_another_part_of_the_object() -> None:
     wanted = status("n", {})
     owned = {"f:status": {"f:capacity": {"f:koordinator.sh/gpu": {}}}}
@@ -126,6 +142,12 @@ def test_status_is_another_part_of_the_object() -> None:
     }
     assert patch(wanted, seen, "topolet", subresource="status") == wanted
     assert patch(wanted, seen, "topolet") is None
+
+
+def test_a_node_without_devices_needs_no_write() -> None:
+    """An API server does not keep empty maps."""
+    seen: Object = {"metadata": {"name": "n"}, "status": {}}
+    assert patch(status("n", {}), seen, "topolet", subresource="status") is None
 
 
 def test_the_same_amount_in_other_words_is_no_difference() -> None:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.model.annotations import AnnotationError
+from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, allocated, together
+from agent.model.devices import Device, DeviceTopology, Portion, portions
+
+CORE = "koordinator.sh/gpu-core"
+MEMORY = "koordinator.sh/gpu-memory"
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        ("", {}),
+        ("null", {}),
+        ("{}", {}),
+        ('{"gpu": null}', {}),
+        ('{"gpu": [{"minor": 1}]}', {("gpu", 1): {}}),
+        (
+            '{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"50",'
+            '"koordinator.sh/gpu-memory":"8Gi"},"id":"GPU-0"}],'
+            '"rdma":[{"minor":1,"resources":{"koordinator.sh/rdma":1},'
+            '"extension":{"vfs":[{"minor":-1,"busID":"0000:1f:00.2"}]}}]}',
+            {("gpu", 0): {CORE: 50, MEMORY: 8 << 30}, ("rdma", 1): {"koordinator.sh/rdma": 1}},
+        ),
+        (
+            '{"gpu":[{"minor":0,"resources":{"koordinator.sh/gpu-core":"50"}},'
+            '{"minor":0,"resources":{"koordinator.sh/gpu-core":"-20"}},'
+            '{"minor":0,"resources":{"koordinator.sh/gpu-core":"30"}}]}',
+            {("gpu", 0): {CORE: 80}},
+        ),
+    ],
+)
+def test_what_a_pod_was_given(text: str, held: Holdings) -> None:
+    assert allocated({DEVICE_ALLOCATED: text}) == held
+
+
+def test_a_pod_without_devices() -> None:
+    assert allocated({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x", "is not JSON"),
+        ("[]", "Expected `object"),
+        ('{"gpu":[{"resources":{}}]}', "missing required field `minor`"),
+        (
+            '{"gpu":[{"minor":0},{"minor":1,"resources":{"a":"x"}}]}',
+            r"gpu\[1\].*'x' is no quantity",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+    with pytest.raises(AnnotationError, match=said):
+        allocated({DEVICE_ALLOCATED: text})
+
+
+def test_pods_that_share_a_device_hold_it_together() -> None:
+    half: Holdings = {("gpu", 0): {CORE: 50}}
+    held = together([half, half, {("gpu", 1): {CORE: 100}}])
+    assert held == {("gpu", 0): {CORE: 100}, ("gpu", 1): {CORE: 100}}
+    assert half == {("gpu", 0): {CORE: 50}}
+    gpu = Device("gpu", "u", 0, {CORE: 100}, topology=DeviceTopology(node=0))
+    assert portions([gpu], held) == (Portion(CORE, 0, 100, 100, 100),)
