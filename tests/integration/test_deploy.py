@@ -215,7 +215,14 @@ GPU = Device(
 )
 
 
+def _forget(cluster: Cluster, name: str) -> None:
+    path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{name}"
+    with contextlib.suppress(RefusedError):
+        cluster.api.request("DELETE", path)
+
+
 def test_an_agent_writes_objects_of_its_own_node(cluster: Cluster) -> None:
+    _forget(cluster, "node-1")
     for body in (
         topology(),
         deviceobject.encode("node-1", (GPU,)),
@@ -384,6 +391,7 @@ def test_the_agent_reads_what_it_needs(cluster: Cluster, path: str) -> None:
 def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
     cluster: Cluster, version: Version
 ) -> None:
+    _forget(cluster, "node-1")
     body = topology(version=version)
     cluster.api.apply(body, AGENT_1, "topolet")
     zone: Object = {
@@ -476,8 +484,7 @@ def test_the_version_may_change_under_the_same_writer(
     """Without word of it the server answers 500, where the older version lacks a field."""
     path = "/apis/topology.node.k8s.io/{}/noderesourcetopologies/node-2"
     who = Who(AGENT, "system:serviceaccounts", "node-2")
-    with contextlib.suppress(RefusedError):
-        cluster.api.request("DELETE", path.format(first))
+    _forget(cluster, "node-2")
     before = topology("node-2", first)
     before["zones"].append({"name": "node-1", "type": "Node", "resources": []})
     cluster.api.apply(before, who, "topolet")
