@@ -157,9 +157,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         Literal["Fail", "Ignore"],
         msgspec.Meta(
             description="what koord-runtime-proxy does when a hook of ours gives an error or no "
-            "answer: with Ignore a call that hook-failure-policy fails goes on unchanged"
+            "answer: with Ignore a call that hook-failure-policy fails goes on unchanged; with "
+            "Fail no pod comes while the agent was killed, the agent's own only by its label"
         ),
-    ] = "Fail"
+    ] = "Ignore"
     hook_server_hooks: Annotated[
         str,
         msgspec.Meta(description="the hooks that koord-runtime-proxy calls, separated by commas"),

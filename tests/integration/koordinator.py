@@ -38,6 +38,7 @@ class KoordinatorNode:
         self.node.start_agent(
             f"--hook-server-socket={self.node.folder / 'hooks.sock'}",
             f"--hook-server-registration-dir={self.registrations}",
+            "--hook-server-failure-policy=Fail",
             *flags,
         )
 
