@@ -6,6 +6,7 @@ it answers again, nothing was lost and nothing is told twice.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -226,19 +227,20 @@ class ListWatch(Generic[T]):
         lines = self._stream.lines(
             self._path, query, seconds, silence_seconds=None if initial is not None else seconds
         )
-        for line in lines:
-            if self._stopped.is_set():
-                break
-            event, metadata = self._event(line)
-            heard = True
-            if initial is None:
-                self._heard(event, metadata)
-            elif event.type != "BOOKMARK":
-                initial.append((metadata, event.object))
-            elif (metadata.annotations or {}).get(_INITIAL_END) == "true":
-                self._sync(initial, metadata.resource_version)
-                initial = None
-                self._stream.allow_silence(seconds)
+        with contextlib.closing(lines):
+            for line in lines:
+                if self._stopped.is_set():
+                    break
+                event, metadata = self._event(line)
+                heard = True
+                if initial is None:
+                    self._heard(event, metadata)
+                elif event.type != "BOOKMARK":
+                    initial.append((metadata, event.object))
+                elif (metadata.annotations or {}).get(_INITIAL_END) == "true":
+                    self._sync(initial, metadata.resource_version)
+                    initial = None
+                    self._stream.allow_silence(seconds)
         return heard
 
     def _healthy_since(self, began: float) -> bool:

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -210,10 +210,10 @@ class Stream:
 
     def lines(
         self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
-    ) -> Iterator[bytes]:
+    ) -> Generator[bytes, None, None]:
         """The lines of an answer as they come, until its end; after `seconds` that is an error,
-        whatever came. So is silence, longer than Limits allow or `silence_seconds`. Raises
-        KubeError, AccessError."""
+        whatever came. So is silence, longer than Limits allow or `silence_seconds`. Who stops
+        before the end closes it. Raises KubeError, AccessError."""
         asked = f"GET {path}"
         limits = self._transport.limits
         deadline = time.monotonic() + seconds
