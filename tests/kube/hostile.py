@@ -84,7 +84,7 @@ class Server:
     def break_watches(self) -> None:
         """Every watch ends in its middle."""
         with self._changed:
-            for each in self._watching:
+            for each in tuple(self._watching):
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
 
@@ -102,7 +102,7 @@ class Server:
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._changed:
-            for each in self._connections:
+            for each in tuple(self._connections):
                 with contextlib.suppress(OSError):
                     each.shutdown(socket.SHUT_RDWR)
             self._changed.notify_all()
