@@ -14,6 +14,7 @@ from agent.model.difference import patch, same_version
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import AGENT, SCHEDULER, objects, of_kind
+from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 
 Object = dict[str, Any]
@@ -96,12 +97,14 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    try:
-        apiserver = request.getfixturevalue("apiserver")
-    except pytest.FixtureLookupError:
-        pytest.skip("nothing here starts an API server")
-    api = Api(apiserver.url, apiserver.token, apiserver.ca_file)
+def cluster(apiserver: ApiServer) -> Cluster:
+    everything = [
+        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+        {"nonResourceURLs": ["*"], "verbs": ["*"]},
+    ]
+    apiserver.account("kube-system", "deployer", everything)
+    token = apiserver.token("kube-system", "deployer")
+    api = Api(apiserver.url, token, str(apiserver.folder / "ca.crt"))
     made = Cluster(api)
     for each in objects("crds", "base", "policies"):
         eventually(f"{each['kind']} served", partial(_applied, api, each), seconds=20)
