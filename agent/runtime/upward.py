@@ -61,8 +61,9 @@ class Upward:
         of it then, else what is to leave. `lose_track` is called once for what can't be followed.
         """
         lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
-        alone = not self._kept
+        whole = True
         if self._kept:
+            whole = False
             self._kept += data
             if len(self._kept) < self._needed and not lane.opaque:
                 return False
@@ -87,7 +88,8 @@ class Upward:
                     return False
             while size - at >= _HEAD:
                 word, flags, number = unpack_head(data, at)
-                kind, length = word & 0xFF, word >> 8
+                kind = word & 0xFF
+                length = word >> 8
                 number &= STREAM_MASK
                 end = at + _HEAD + length
                 if kind == DATA:
@@ -140,7 +142,7 @@ class Upward:
         except (frames.FrameError, HeaderError) as error:
             self._lose_track(error)
             at = size
-        if alone and at == size and not (start or lane.chunks):
+        if whole and at == size and not (start or lane.chunks):
             return True
         if start < at:
             lane.chunks.append(data[start:at] if start or at < size else data)

@@ -99,3 +99,20 @@ def test_the_memo_is_bounded() -> None:
 def test_a_literal_path_outside_the_table_is_read() -> None:
     pairs = [(b"x", b"y"), (b":path", b"/s/M"), (b"te", b"trailers")]
     assert PathReader().read(metadata.encode(pairs)) == b"/s/M"
+
+
+def test_an_entry_beyond_the_table_counts_for_nothing() -> None:
+    """It empties the receiver's table, so that an index behind it counts from the next entry."""
+    encoder, reader = hpack.Encoder(), PathReader()
+    reader.read(encoder.encode([(":path", "/s/A")]))
+    reader.read(encoder.encode([("x-long", "v" * 4_100)], huffman=False))
+    assert reader.read(encoder.encode([(":path", "/s/B")])) == b"/s/B"
+    assert reader.read(b"\xbe") == b"/s/B"
+
+
+def test_long_paths_cost_bounded_memory() -> None:
+    encoder, reader = hpack.Encoder(), PathReader()
+    for number in range(1_000):
+        path = f"/{number:03000}"
+        assert reader.read(encoder.encode([(":path", path)], huffman=False)) == path.encode()
+    assert sum(len(path or b"") for _, path in reader._entries) <= 256 * 256

@@ -22,6 +22,7 @@ import h2.events
 import h2.exceptions
 import h2.settings
 import h2.windows
+import hpack
 
 from agent.rpc import grpc
 from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Stats, Verdict
@@ -145,6 +146,12 @@ class Fuzz:
         self.settings_in_flight = 1
         self.settings_sent = 1
         self.wanted_streams = rng.randint(1, 14)
+        self.waits_for_quiet = False
+        self.sizes_its_table = rng.random() < 0.3
+        encode = self.client.encoder.encode
+        self.client.encoder.encode = lambda fields, huffman=True: encode(
+            fields, huffman=rng.random() < 0.5
+        )
         self.client.initiate_connection()
         self.server.initiate_connection()
 
@@ -166,7 +173,11 @@ class Fuzz:
         sending = [n for n, s in self.streams.items() if s.left or not s.arrived]
         unit = rng.random() * 200
         if unit < 24:
-            return len(self.streams) < self.wanted_streams and self.open_stream()
+            self.waits_for_quiet = self.waits_for_quiet and any(self.unfinished())
+            if self.waits_for_quiet or len(self.streams) == self.wanted_streams:
+                return False
+            self.waits_for_quiet = rng.random() < 0.2
+            return self.open_stream()
         if unit < 100:
             return bool(sending) and self.send_some(rng.choice(sending))
         if unit < 124:
@@ -204,7 +215,8 @@ class Fuzz:
         codes = h2.settings.SettingCodes
         initial = self.rng.choice([20_000, 30_000, 65_535, 100_000, 200_000])
         values = {codes.INITIAL_WINDOW_SIZE: initial}
-        if self.settings_sent == 2:  # once: two changes between two blocks trip hpack's encoder
+        # Once, not beside the client's own: two changes between two blocks trip hpack's encoder.
+        if self.settings_sent == 2 and not self.sizes_its_table:
             values[codes.HEADER_TABLE_SIZE] = self.rng.choice([0, 100, 4_096, 9_000])
         self.server.update_settings(values)
         return True
@@ -224,15 +236,21 @@ class Fuzz:
         elif kind == "several":
             body += grpc.encode_message(b"second")
         number = self.client.get_next_available_stream_id()
+        if self.sizes_its_table and not self.settings_in_flight and rng.random() < 0.3:
+            self.client.encoder.header_table_size = rng.choice([0, 70, 300, 4_096])
+        size = rng.choice([1, 200] * 10 + [3_900, 20_000])
+        how = rng.choice([hpack.HeaderTuple, hpack.HeaderTuple, hpack.NeverIndexedHeaderTuple])
         self.client.send_headers(
             number,
             [
                 (":method", "POST"),
                 (":scheme", "http"),
-                (":path", path),
+                how(":path", path),
                 (":authority", "x"),
-                (f"x-{rng.randrange(40)}", "v" * rng.choice([1, 200] * 10 + [20_000])),
+                ("grpc-timeout", f"{rng.randrange(10**8)}u"),
+                (f"x-{rng.randrange(40)}", "v" * size),
             ],
+            priority_weight=rng.choice([None, None, 7]) if size < 16_000 else None,
         )
         self.streams[number] = Stream(path, body, kind, message, bytearray(body))
         return True
@@ -402,6 +420,8 @@ class Fuzz:
         assert not relay._calls.uplink.queue
         assert not relay.queued_bytes
         assert self.stats.held_now == self.stats.malformed == 0
+        assert relay._is_quiet_up
+        assert relay._is_quiet_down or relay._credit.excess
         real = self.server._inbound_flow_control_window_manager.current_window_size
         assert relay._credit.window == real
         assert self.client.outbound_flow_control_window == real + relay._credit.excess

@@ -689,3 +689,28 @@ def test_no_goodbye_where_frames_are_not_followed() -> None:
     wire.client(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 30))
     assert wire.stats.malformed == 1
     assert not wire.relay.say_goodbye()
+
+
+def test_the_beginning_of_a_frame_that_was_kept_back_comes_before_its_rest() -> None:
+    wire = Wire(Hooks(FORWARD))
+    ping = frames.frame(frames.PING, 0, 0, bytes(8))
+    wire.client(opening(1, HOOKED))
+    wire.upstream(ping[:1])
+    wire.client(frames.rst_stream(1, frames.CANCEL))
+    assert wire.down() == b""
+    wire.upstream(ping[1:])
+    assert wire.down() == ping
+
+
+@pytest.mark.parametrize("size", range(1, 13))
+def test_nothing_of_ours_goes_into_a_frame_of_which_a_part_has_left(size: int) -> None:
+    wire = Wire(Hooks(FORWARD))
+    credit = frames.window_update(0, 1_000)
+    wire.upstream(credit[:size])
+    assert wire.down() == credit[:size]
+    wire.client(opening(1, HOOKED), data(1, MESSAGE[:8]))
+    assert wire.down() == b""
+    wire.upstream(credit[size:])
+    ours = frames.window_update(1, 8) + frames.window_update(0, 8)
+    assert wire.down() == credit[size:] + ours
+    assert wire.relay._credit.window == frames.DEFAULT_WINDOW + 1_000
