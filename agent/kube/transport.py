@@ -207,19 +207,25 @@ class Stream:
     def lines(
         self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
     ) -> Generator[bytes, None, None]:
-        """The lines of an answer as they come, until its end; after `seconds` that is an error,
-        whatever came. So is silence, longer than Limits allow or `silence_seconds`. Who stops
-        before the end closes it. Raises KubeError, AccessError."""
+        """Returns when the server grants it. Then come the lines of the answer until its end; after
+        `seconds` that is an error, whatever came. So is silence, longer than Limits allow or
+        `silence_seconds`. Who stops before the end closes it. Both raise KubeError, AccessError."""
         asked = f"GET {path}"
-        limits = self._transport.limits
-        deadline = time.monotonic() + seconds
         with self._guarded(asked):
             response = self._ask(path, query)
             if response.status != 200:
-                granted(asked, response, limits)
+                granted(asked, response, self._transport.limits)
             if silence_seconds is not None:
                 self.allow_silence(silence_seconds)
-            torn = bytearray()
+        return self._lines(asked, response, seconds)
+
+    def _lines(
+        self, asked: str, response: urllib3.BaseHTTPResponse, seconds: float
+    ) -> Generator[bytes, None, None]:
+        limits = self._transport.limits
+        deadline = time.monotonic() + seconds
+        torn = bytearray()
+        with self._guarded(asked):
             for chunk in _chunks(response):
                 torn += chunk
                 if b"\n" in chunk:
