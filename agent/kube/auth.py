@@ -8,6 +8,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import yaml
+
 from agent.kube.errors import StoreError
 
 SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
@@ -163,7 +165,7 @@ class KubeconfigAccess:
         return self._files.server_name
 
     def headers(self) -> dict[str, str]:
-        authorization = self._configuration.get_api_key_with_prefix("authorization")
+        authorization = self._configuration.get_api_key_with_prefix("BearerToken", "authorization")
         return {"Authorization": authorization} if authorization else {}
 
     def tls(self) -> ssl.SSLContext | None:
@@ -187,7 +189,7 @@ class KubeconfigAccess:
             config.load_kube_config(
                 self._path, self._context, client_configuration=configuration, persist_config=False
             )
-        except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
             raise AccessError(f"kubeconfig {self._path}: {error}") from error
         self._configuration = configuration
         self._files = FileAccess(

@@ -99,6 +99,12 @@ class ListWatch(Generic[T]):
 
     def run(self) -> None:
         """Until it is stopped: the body of the thread."""
+        try:
+            self._run()
+        finally:
+            self._stream.drop()
+
+    def _run(self) -> None:
         if self._pace.wait(self._stopped, self._first_seconds):
             return
         while not self._stopped.is_set():
@@ -227,6 +233,8 @@ class ListWatch(Generic[T]):
         lines = self._stream.lines(
             self._path, query, seconds, silence_seconds=None if initial is not None else seconds
         )
+        if initial is None:
+            self.trouble = None
         with contextlib.closing(lines):
             for line in lines:
                 if self._stopped.is_set():

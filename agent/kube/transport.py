@@ -30,8 +30,6 @@ Query = Mapping[str, str | int]
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
-# Nothing but metadata of an object, whatever its kind.
-METADATA: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -65,8 +63,8 @@ class Transport:
         self._pool: urllib3.HTTPConnectionPool | None = None
         self._context: ssl.SSLContext | None = None
 
-    def get(self, path: str, query: Query | None = None, *, accept: str = JSON) -> bytes:
-        return self.request("GET", path, query, accept=accept).body
+    def get(self, path: str, query: Query | None = None) -> bytes:
+        return self.request("GET", path, query).body
 
     def create(self, path: str, wanted: Any) -> bytes:
         return self.request("POST", path, body=wanted).body
@@ -92,14 +90,12 @@ class Transport:
         query: Query | None = None,
         body: Any = None,
         content_type: str = JSON,
-        *,
-        accept: str = JSON,
     ) -> Answer:
         """Nothing is tried twice, but for the one renewal of a token that was refused."""
         asked = f"{method} {path}"
         data = None if body is None else msgspec.json.encode(body)
         while True:
-            headers = self.headers(accept)
+            headers = self.headers()
             if data is not None:
                 headers["Content-Type"] = content_type
             with _troubles(asked):
@@ -133,10 +129,10 @@ class Transport:
         """A connection for a watch."""
         return Stream(self)
 
-    def headers(self, accept: str = JSON) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
         """Of a request that is about to be sent."""
         return {
-            "Accept": accept,
+            "Accept": JSON,
             "Accept-Encoding": "identity",
             "User-Agent": self._user_agent,
             **self.access.headers(),
@@ -211,19 +207,25 @@ class Stream:
     def lines(
         self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
     ) -> Generator[bytes, None, None]:
-        """The lines of an answer as they come, until its end; after `seconds` that is an error,
-        whatever came. So is silence, longer than Limits allow or `silence_seconds`. Who stops
-        before the end closes it. Raises KubeError, AccessError."""
+        """Returns when the server grants it. Then come the lines of the answer until its end; after
+        `seconds` that is an error, whatever came. So is silence, longer than Limits allow or
+        `silence_seconds`. Who stops before the end closes it. Both raise KubeError, AccessError."""
         asked = f"GET {path}"
-        limits = self._transport.limits
-        deadline = time.monotonic() + seconds
         with self._guarded(asked):
             response = self._ask(path, query)
             if response.status != 200:
-                granted(asked, response, limits)
+                granted(asked, response, self._transport.limits)
             if silence_seconds is not None:
                 self.allow_silence(silence_seconds)
-            torn = bytearray()
+        return self._lines(asked, response, seconds)
+
+    def _lines(
+        self, asked: str, response: urllib3.BaseHTTPResponse, seconds: float
+    ) -> Generator[bytes, None, None]:
+        limits = self._transport.limits
+        deadline = time.monotonic() + seconds
+        torn = bytearray()
+        with self._guarded(asked):
             for chunk in _chunks(response):
                 torn += chunk
                 if b"\n" in chunk:

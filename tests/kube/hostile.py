@@ -92,6 +92,10 @@ class Server:
     def watching(self) -> int:
         return len(self._watching)
 
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
+
     def values(self) -> dict[str, str]:
         with self._changed:
             return {name: each["value"] for name, each in self.objects.items()}
