@@ -1,42 +1,44 @@
 """The embedded store of standalone mode: what would go to the API server, as YAML files.
 
-One file an object: `<folder>/<kind in lower case>/<name>.yaml`.
+One file an object: `<folder>/<kind in lower case>/<name>.yaml`; pods, which nobody but a person
+puts there, in `pod/<namespace>/<name>.yaml`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from typing import Any
+from collections.abc import Iterator
+from typing import TypeVar
 
+import msgspec
 import yaml
 
 from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
+from agent.kube.folderwatch import PERIOD_SECONDS, FolderWatch
+from agent.kube.mirror import Metadata
+from agent.kube.objects import Changed, Object
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
 from agent.model.resources import LABEL_PREFIX
 
-Object = dict[str, Any]
+T = TypeVar("T")
 
 
 class EmbeddedStore:
     """Objects by kind and name; cluster-scoped kinds only."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, period_seconds: float = PERIOD_SECONDS) -> None:
+        """A watch looks again after each period."""
         self._folder = folder
+        self._period = period_seconds
 
     def get(self, kind: str, name: str) -> Object | None:
         """The stored object, None when there is none. Raises StoreError."""
-        path = self._path(kind, name)
-        try:
-            content = documents.read(path)
-        except FileNotFoundError:
-            return None
-        except (OSError, DocumentError) as error:
-            raise StoreError(f"{kind} {name} in {path}: {error}") from error
-        if not isinstance(content, dict):
-            raise StoreError(f"{kind} {name} in {path} is no object")
-        return content
+        return _read(f"{kind} {name}", self._path(kind, name))
 
     def apply(self, wanted: Object) -> bool:
         """Stores the object; False when it is stored like this already. Raises StoreError.
@@ -64,11 +66,85 @@ class EmbeddedStore:
             raise StoreError(f"{kind} {name} in {path}: {error}") from error
         return True
 
+    def delete(self, kind: str, name: str) -> bool:
+        """False when there was none. Raises StoreError."""
+        path = self._path(kind, name)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"{kind} {name} in {path}: {error}") from error
+        return True
+
+    def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> FolderWatch[T]:
+        """Of that node: those whose `spec.nodeName` it is."""
+        return FolderWatch(lambda: self._pods(node_name), type_, changed, self._period)
+
+    def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> FolderWatch[T]:
+        """The one Node."""
+        return FolderWatch(lambda: self._one("Node", name), type_, changed, self._period)
+
+    def _one(self, kind: str, name: str) -> Iterator[tuple[Metadata, bytes]]:
+        if (found := self.get(kind, name)) is not None:
+            yield _told(f"{kind} {name}", found)
+
+    def _pods(self, node_name: str) -> Iterator[tuple[Metadata, bytes]]:
+        folder = os.path.join(self._folder, "pod")
+        for namespace in _names(folder):
+            for file in _names(os.path.join(folder, namespace)):
+                name, extension = os.path.splitext(file)
+                what = f"Pod {namespace}/{name}"
+                path = os.path.join(folder, namespace, file)
+                if extension != ".yaml" or (pod := _read(what, path)) is None:
+                    continue
+                spec = pod.get("spec")
+                if isinstance(spec, dict) and spec.get("nodeName") == node_name:
+                    yield _told(what, pod)
+
     def _path(self, kind: str, name: str) -> str:
         if not name or name.startswith(".") or "/" in name or "\0" in name:
             raise StoreError(f"{kind}: {name!r} is no object name")
         return os.path.join(self._folder, kind.lower(), f"{name}.yaml")
 
+
+def _read(what: str, path: str) -> Object | None:
+    try:
+        content = documents.read(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, DocumentError) as error:
+        raise StoreError(f"{what} in {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise StoreError(f"{what} in {path} is no object")
+    return content
+
+
+def _told(what: str, found: Object) -> tuple[Metadata, bytes]:
+    """As a server would tell it; its content is its version."""
+    try:
+        text = msgspec.json.encode(found)
+        metadata = jsontext.decode(_object, text).metadata
+    except (TypeError, msgspec.MsgspecError, RecursionError, JsonError) as error:
+        raise StoreError(f"{what}: {error}") from error
+    version = hashlib.blake2b(text, digest_size=8).hexdigest()
+    return msgspec.structs.replace(metadata, resource_version=version), text
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreError(str(error)) from error
+
+
+class _WithMetadata(msgspec.Struct, frozen=True):
+    metadata: Metadata
+
+
+_object = msgspec.json.Decoder(_WithMetadata)
 
 _SHARED = ("Node",)
 

@@ -1,0 +1,220 @@
+"""Where the API server is, and who we are to it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import ssl
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import yaml
+
+from agent.kube.errors import StoreError
+
+SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
+
+
+class AccessError(StoreError):
+    """We can't say where the server is or who we are; the message names the file or variable."""
+
+
+class Access(Protocol):
+    """What a request needs besides itself."""
+
+    @property
+    def server(self) -> str:
+        """URL, without a slash at its end."""
+        ...
+
+    @property
+    def server_name(self) -> str | None:
+        """The name in the server's certificate where it is not the URL's host."""
+        ...
+
+    def headers(self) -> dict[str, str]:
+        """Of every request. Raises AccessError."""
+        ...
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The same one while its files are the same; None for plain HTTP. Raises AccessError."""
+        ...
+
+    def renew(self) -> bool:
+        """The server refused the last headers; False where there are no others. Raises
+        AccessError."""
+        ...
+
+
+class FileAccess:
+    """Credentials in files that others replace: the kubelet a token, an operator certificates.
+
+    A file is read again when it changes, a token after a refusal too. A token's file that is empty
+    or away for a moment leaves the last one in force.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        ca: str = "",
+        token: str = "",
+        certificate: str = "",
+        key: str = "",
+        server_name: str | None = None,
+        verify: bool = True,
+    ) -> None:
+        """`ca`, `token`, `certificate`, `key` are paths; empty means there is none."""
+        self.server = server.rstrip("/")
+        self.server_name = server_name
+        self._ca = ca
+        self._token_path = token
+        self._certificate = certificate
+        self._key = key
+        self._verify = verify
+        self._token = ""
+        self._token_stamp: _Stamp = ()
+        self._context: ssl.SSLContext | None = None
+        self._context_stamp: _Stamp = ()
+
+    def headers(self) -> dict[str, str]:
+        if not self._token_path:
+            return {}
+        stamp = _stamp(self._token_path)
+        if stamp != self._token_stamp or not self._token:
+            self._read_token()
+            self._token_stamp = stamp
+        return {"Authorization": f"Bearer {self._token}"}
+
+    def tls(self) -> ssl.SSLContext | None:
+        if not self.server.startswith("https:"):
+            return None
+        stamp = _stamp(self._ca, self._certificate, self._key)
+        if self._context is None or stamp != self._context_stamp:
+            try:
+                self._context = self._built()
+            except AccessError:
+                if self._context is None:
+                    raise
+            else:
+                self._context_stamp = stamp
+        return self._context
+
+    def renew(self) -> bool:
+        before = self._token
+        if self._token_path:
+            self._read_token()
+        return self._token != before
+
+    def _read_token(self) -> None:
+        try:
+            with open(self._token_path, encoding="ascii") as file:
+                token = file.read().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._token:
+                return
+            raise AccessError(f"token {self._token_path}: {error}") from error
+        if not token.isprintable() or not (token or self._token):
+            raise AccessError(f"token {self._token_path}: empty or of several lines")
+        self._token = token or self._token
+
+    def _built(self) -> ssl.SSLContext:
+        reading = f"CA bundle {self._ca}"
+        try:
+            context = ssl.create_default_context(cafile=self._ca or None)
+            if not self._verify:
+                context.check_hostname = False
+                context.verify_mode = ssl.CERT_NONE
+            if self._certificate:
+                reading = f"client certificate {self._certificate}, key {self._key}"
+                context.load_cert_chain(self._certificate, self._key or None)
+        except (OSError, ValueError) as error:
+            raise AccessError(f"{reading}: {error}") from error
+        return context
+
+
+def in_cluster(environ: Mapping[str, str] = os.environ, root: str = "/") -> FileAccess:
+    """The pod's service account. Raises AccessError outside of a pod."""
+    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
+    if not host or not port:
+        raise AccessError("KUBERNETES_SERVICE_HOST and _PORT are not set: not in a cluster")
+    folder = os.path.join(root, SERVICE_ACCOUNT)
+    return FileAccess(
+        f"https://{f'[{host}]' if ':' in host else host}:{port}",
+        ca=os.path.join(folder, "ca.crt"),
+        token=os.path.join(folder, "token"),
+    )
+
+
+class KubeconfigAccess:
+    """A kubeconfig file, read by the package `kubernetes`, which knows exec plugins; that package
+    is imported here and nowhere else, and costs 20 MB."""
+
+    def __init__(self, path: str, context: str | None = None) -> None:
+        """Raises AccessError."""
+        self._path = path
+        self._context = context
+        self._load()
+
+    @property
+    def server(self) -> str:
+        return self._files.server
+
+    @property
+    def server_name(self) -> str | None:
+        return self._files.server_name
+
+    def headers(self) -> dict[str, str]:
+        authorization = self._configuration.get_api_key_with_prefix("BearerToken", "authorization")
+        return {"Authorization": authorization} if authorization else {}
+
+    def tls(self) -> ssl.SSLContext | None:
+        return self._files.tls()
+
+    def renew(self) -> bool:
+        self._load()
+        return True
+
+    def _load(self) -> None:
+        try:
+            config = importlib.import_module("kubernetes.config")
+            client = importlib.import_module("kubernetes.client")
+        except ImportError as error:
+            raise AccessError(
+                f"kubeconfig {self._path}: needs the package kubernetes, "
+                "pip install 'topolet[kubeconfig]'"
+            ) from error
+        configuration: Any = client.Configuration()
+        try:
+            config.load_kube_config(
+                self._path, self._context, client_configuration=configuration, persist_config=False
+            )
+        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
+            raise AccessError(f"kubeconfig {self._path}: {error}") from error
+        self._configuration = configuration
+        self._files = FileAccess(
+            configuration.host,
+            ca=configuration.ssl_ca_cert or "",
+            certificate=configuration.cert_file or "",
+            key=configuration.key_file or "",
+            server_name=configuration.tls_server_name or None,
+            verify=configuration.verify_ssl,
+        )
+
+
+_Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def _stamp(*paths: str) -> _Stamp:
+    """Differs when a file was replaced or written; the kubelet swaps a link above its files."""
+    return tuple(_stamp_of(path) for path in paths)
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    if not path:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns

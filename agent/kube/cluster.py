@@ -1,0 +1,178 @@
+"""The API server as the place of the agent's objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from agent.kube import kinds
+from agent.kube.backoff import spread
+from agent.kube.discovery import Discovery
+from agent.kube.errors import MalformedError, NotFoundError
+from agent.kube.kinds import Kind, kind_named
+from agent.kube.listwatch import ListWatch
+from agent.kube.objects import Changed, Object
+from agent.kube.transport import Transport
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
+
+T = TypeVar("T")
+
+# A node's first watch begins at a moment of its own in this window.
+SPREAD_SECONDS: Final = 10.0
+# After so long what was applied is looked at again: another writer may have taken it.
+RECHECK_SECONDS: Final = 300.0
+
+
+class Cluster:
+    """Objects of one API server, for one node. What was applied is not sent again; one thread
+    applies."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        node_name: str,
+        *,
+        spread_seconds: float = SPREAD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.discovery = Discovery(transport, clock)
+        self._transport = transport
+        self._first_seconds = spread(node_name, spread_seconds)
+        self._clock = clock
+        self._applied: dict[tuple[str, str, str], tuple[bytes, float]] = {}
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """None too where the server does not have the kind."""
+        which = kind_named(kind)
+        version = self.discovery.version(which)
+        if version is None:
+            return None
+        return self._found(which, kinds.path(which.group, version, which.plural, name))
+
+    def apply(self, wanted: Object) -> bool:
+        """Fields of `wanted` that others hold become ours, all else of theirs stays. A Node is not
+        made: that is a NotFoundError."""
+        return self._apply(wanted, "")
+
+    def apply_status(self, wanted: Object) -> bool:
+        """The same for the status, of an object that is there."""
+        return self._apply(wanted, "/status")
+
+    def merge(self, kind: str, name: str, patch: Any, *, status: bool = False) -> None:
+        """JSON merge patch, for what server-side apply can't say."""
+        which = kind_named(kind)
+        path = kinds.path(which.group, self._version(which), which.plural, name)
+        self._transport.merge(path + ("/status" if status else ""), patch)
+
+    def delete(self, kind: str, name: str) -> bool:
+        which = kind_named(kind)
+        version = self.discovery.version(which)
+        for subresource in ("", "/status"):
+            self._applied.pop((kind, name, subresource), None)
+        if version is None:
+            return False
+        try:
+            self._transport.delete(kinds.path(which.group, version, which.plural, name))
+        except NotFoundError:
+            return False
+        return True
+
+    def forget(self, kind: str, name: str) -> None:
+        """Somebody changed the object: the next apply looks at it."""
+        for key, (sent, _) in list(self._applied.items()):
+            if key[:2] == (kind, name):
+                self._applied[key] = sent, -RECHECK_SECONDS
+
+    def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
+        """Only those of the node come over the wire."""
+        return self._watch(kinds.POD, f"spec.nodeName={node_name}", type_, changed)
+
+    def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
+        return self._watch(kinds.NODE, f"metadata.name={name}", type_, changed)
+
+    def _watch(self, kind: Kind, fields: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
+        return ListWatch(
+            self._transport,
+            kinds.path(kind.group, kind.versions[0], kind.plural),
+            {"fieldSelector": fields},
+            type_,
+            changed,
+            first_seconds=self._first_seconds,
+        )
+
+    def _apply(self, wanted: Object, subresource: str) -> bool:
+        kind, name = kind_named(wanted["kind"]), wanted["metadata"]["name"]
+        key = kind.name, name, subresource
+        sent = msgspec.json.encode(wanted, order="deterministic")
+        last, checked = self._applied.get(key, (b"", 0.0))
+        now = self._clock()
+        if sent == last and now - checked < RECHECK_SECONDS:
+            return False
+        version = wanted["apiVersion"].rpartition("/")[2]
+        path = kinds.path(kind.group, version, kind.plural, name)
+        before = self._found(kind, path)
+        if before is None and (kind.must_exist or subresource):
+            raise NotFoundError(f"{kind.name} {name} is not there")
+        if sent == last and before is not None and holds(before, wanted):
+            self._applied[key] = sent, now
+            return False
+        try:
+            answer = self._transport.apply(path + subresource, wanted)
+        except NotFoundError:
+            self.discovery.forget(kind)
+            raise
+        self._applied[key] = sent, now
+        return before is None or _version_of(before) != _version_of(_decoded(path, answer.body))
+
+    def _found(self, kind: Kind, path: str) -> Object | None:
+        try:
+            return _decoded(path, self._transport.get(path))
+        except NotFoundError:
+            self.discovery.forget(kind)
+            return None
+
+    def _version(self, kind: Kind) -> str:
+        version = self.discovery.version(kind)
+        if version is None:
+            raise NotFoundError(f"{kind.plural} of {kind.group} are not served")
+        return version
+
+
+def holds(stored: Any, wanted: Any) -> bool:
+    """Whether all of `wanted` is in `stored`, which may have more of its own. Entries of lists
+    that have names are found by them."""
+    if isinstance(wanted, dict):
+        return isinstance(stored, dict) and all(
+            key in stored and holds(stored[key], value) for key, value in wanted.items()
+        )
+    if isinstance(wanted, list) and isinstance(stored, list) and _named(wanted) and _named(stored):
+        by_name = {each["name"]: each for each in stored}
+        return all(
+            each["name"] in by_name and holds(by_name[each["name"]], each) for each in wanted
+        )
+    return bool(stored == wanted)
+
+
+def _named(entries: list[Any]) -> bool:
+    return all(isinstance(each, dict) and "name" in each for each in entries)
+
+
+def _version_of(found: Object) -> str:
+    return str(found["metadata"].get("resourceVersion"))
+
+
+def _decoded(path: str, body: bytes) -> Object:
+    try:
+        found = jsontext.decode(_object, body)
+    except JsonError as error:
+        raise MalformedError(f"{path}: {error}") from error
+    if not isinstance(found.get("metadata"), dict):
+        raise MalformedError(f"{path}: no object")
+    return found
+
+
+_object = msgspec.json.Decoder(Object)

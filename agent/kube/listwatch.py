@@ -1,0 +1,300 @@
+"""Follows objects of the API server on one thread and one connection, and spares the server.
+
+Whatever it answers, it is asked at most five times in ten seconds while there is no progress; once
+it answers again, nothing was lost and nothing is told twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from agent.kube import errors, wire
+from agent.kube.backoff import Backoff
+from agent.kube.errors import (
+    GoneError,
+    KubeError,
+    MalformedError,
+    RejectedError,
+    ServerError,
+    StoreError,
+    UnreachableError,
+)
+from agent.kube.mirror import Metadata, Mirror
+from agent.kube.objects import Change, Changed, Key
+from agent.kube.stream import Stream
+from agent.kube.transport import Query, Transport
+from agent.kube.wire import Event, Page
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+PAGE: Final = 500
+# A watch that lived so long was none that the server could not serve.
+HEALTHY_SECONDS: Final = 10.0
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Chance and time. `wait` returns True when it was ended by `stop`.
+
+    A server is asked to end a watch after `watch_seconds`, a fifth more or less, so that those of a
+    fleet do not end together; `grace_seconds` later it is dead.
+    """
+
+    random: Callable[[], float] = random.random
+    clock: Callable[[], float] = time.monotonic
+    wait: Callable[[threading.Event, float], bool] = threading.Event.wait
+    watch_seconds: float = 300.0
+    grace_seconds: float = 15.0
+
+
+class ListWatch(Generic[T]):
+    """A Watch of what `path` lists under `select`: WatchList where it is served, else list and
+    watch."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        select: Query,
+        type_: type[T],
+        changed: Changed[T],
+        *,
+        first_seconds: float = 0.0,
+        pace: Pace | None = None,
+    ) -> None:
+        """`first_seconds`: how long to wait before the first request."""
+        self._path = path
+        self._select = dict(select)
+        self._changed = changed
+        self._first_seconds = first_seconds
+        self._pace = pace or Pace()
+        self._stream = Stream(transport)
+        self._mirror: Mirror[T] = Mirror(type_)
+        self._backoff = Backoff(self._pace.random)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self.run, name=f"watch {path}", daemon=True)
+        self._version: str | None = None
+        self._asked = 0
+        self._lists_only = False
+        self._list_next = False
+        self.synced = False
+        self.trouble: str | None = None
+        self.syncs = 0
+
+    def objects(self) -> dict[Key, T]:
+        return self._mirror.values()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._stream.close()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    def run(self) -> None:
+        """Until it is stopped: the body of the thread."""
+        try:
+            self._run()
+        finally:
+            self._stream.drop()
+
+    def _run(self) -> None:
+        if self._pace.wait(self._stopped, self._first_seconds):
+            return
+        while not self._stopped.is_set():
+            asked_after: float | None = None
+            try:
+                if self._step():
+                    continue
+            except StoreError as error:
+                if isinstance(error, KubeError):
+                    asked_after = error.retry_after_seconds
+                    if _spoils_version(error):
+                        self._version = None
+                self._failed(error)
+            if self._pace.wait(self._stopped, self._backoff.next(asked_after)):
+                return
+
+    def _step(self) -> bool:
+        """The one request that is next, list or watch. True where another may follow at once."""
+        self._asked += 1
+        if self._version is None and (self._lists_only or self._list_next):
+            self._list()
+            if self._asked > 1:
+                return False
+            self._backoff.next()  # the pause that is left out counts
+            return True
+        return self._watch()
+
+    def _failed(self, error: StoreError) -> None:
+        if self._stopped.is_set():
+            return
+        if str(error) != self.trouble:
+            log.warning("watch of %s: %s", self._path, error)
+        self.trouble = str(error)
+
+    def _served(self) -> None:
+        if self.trouble is not None:
+            log.info("watch of %s goes on", self._path)
+        self.trouble = None
+
+    def _progressed(self) -> None:
+        self._served()
+        self._asked = 0
+        self._backoff.reset()
+
+    def _list(self) -> None:
+        query = {**self._select, "limit": PAGE}
+        if not self.syncs:
+            # From the server's memory, which is as old as we like: we have seen nothing yet.
+            query["resourceVersion"] = "0"
+        found: list[tuple[Metadata, bytes]] = []
+        while True:
+            try:
+                page = self._page(query)
+            except GoneError:
+                if "continue" not in query:
+                    raise
+                # The server offers to go on with a newer state: what changed meanwhile on the
+                # pages before would be lost.
+                found.clear()
+                query = dict(self._select)
+                continue
+            found += [
+                (wire.metadata(f"list of {self._path}", raw), bytes(raw))
+                for raw in page.items or ()
+            ]
+            token = page.metadata.continue_
+            if not token:
+                break
+            if query.get("continue") == token:
+                raise MalformedError(f"list of {self._path}: the same page again")
+            query = {**self._select, "limit": PAGE, "continue": token}
+        if not page.metadata.resource_version:
+            raise MalformedError(f"list of {self._path}: has no resourceVersion")
+        self._list_next = False
+        self._sync(found, page.metadata.resource_version)
+
+    def _page(self, query: Query) -> Page:
+        return wire.page(f"list of {self._path}", self._stream.get(self._path, query))
+
+    def _watch(self) -> bool:
+        asked = f"watch of {self._path}"
+        server_seconds = self._pace.watch_seconds * (0.8 + 0.4 * self._pace.random())
+        seconds = server_seconds + self._pace.grace_seconds
+        began = self._pace.clock()
+        initial = self._version is None
+        try:
+            heard = self._follow(self._watch_query(max(1, int(server_seconds))), seconds)
+        except RejectedError:
+            self._lists_only = self._lists_only or initial
+            raise
+        except StoreError:
+            self._list_next = self._version is None
+            if self._healthy_since(began):
+                self._backoff.reset()
+            raise
+        if self._version is None:
+            self._list_next = True
+            raise UnreachableError(f"{asked}: ends before all was told")
+        if not self._healthy_since(began):
+            if not heard:
+                raise UnreachableError(f"{asked}: ends at once")
+            return False
+        self._progressed()
+        if not heard:
+            # So is a watch from a version that the server will only reach one day.
+            self._version = None
+        return True
+
+    def _watch_query(self, server_seconds: int) -> Query:
+        start: dict[str, str] = {}
+        if self._version is None:
+            start = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        else:
+            start = {"resourceVersion": self._version}
+        return {
+            **self._select,
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": server_seconds,
+            **start,
+        }
+
+    def _follow(self, query: Query, seconds: float) -> bool:
+        """Takes in what the server tells until it ends; False when that was nothing."""
+        heard = False
+        initial: list[tuple[Metadata, bytes]] | None = None
+        if self._version is None:
+            initial = []
+        lines = self._stream.lines(
+            self._path, query, seconds, silence_seconds=None if initial is not None else seconds
+        )
+        if initial is None:
+            self._served()
+        with contextlib.closing(lines):
+            for line in lines:
+                if self._stopped.is_set():
+                    break
+                event, metadata = self._event(line)
+                heard = True
+                if initial is None:
+                    self._heard(event, metadata)
+                elif event.type != "BOOKMARK":
+                    initial.append((metadata, bytes(event.object)))
+                elif wire.ends_initial(metadata):
+                    self._sync(initial, metadata.resource_version)
+                    initial = None
+                    self._stream.allow_silence(seconds)
+        return heard
+
+    def _healthy_since(self, began: float) -> bool:
+        return self._pace.clock() - began >= HEALTHY_SECONDS
+
+    def _event(self, line: bytes) -> tuple[Event, Metadata]:
+        asked = f"watch of {self._path}"
+        event = wire.event(asked, line)
+        if event.type == "ERROR":
+            raise errors.refusal(asked, errors.status_of(bytes(event.object)))
+        return event, wire.metadata(asked, event.object)
+
+    def _heard(self, event: Event, metadata: Metadata) -> None:
+        if wire.not_newer(metadata.resource_version, self._version):
+            return
+        if event.type == "DELETED":
+            self._tell(self._mirror.drop(metadata.key))
+        elif event.type in ("ADDED", "MODIFIED"):
+            self._tell(self._mirror.put(metadata, bytes(event.object)))
+        self._version = metadata.resource_version
+        self._progressed()
+
+    def _sync(self, found: list[tuple[Metadata, bytes]], version: str) -> None:
+        self._tell(self._mirror.replace(found))
+        self._version = version
+        self.syncs += 1
+        self.synced = True
+        self._served()
+
+    def _tell(self, changes: list[Change[T]]) -> None:
+        if changes and not self._stopped.is_set():
+            self._changed(changes)
+
+
+def _spoils_version(error: KubeError) -> bool:
+    """Whether another watch from the same version would end likewise."""
+    return isinstance(error, GoneError | MalformedError | RejectedError) or (
+        isinstance(error, ServerError) and error.future_version
+    )
+
+
+_JOIN_SECONDS = 2.0

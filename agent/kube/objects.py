@@ -1,0 +1,87 @@
+"""Where objects are kept, be it an API server or a folder: the same for who uses it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+Object = dict[str, Any]
+T = TypeVar("T")
+
+
+class Key(NamedTuple):
+    """`namespace` is empty for what has none."""
+
+    namespace: str
+    name: str
+
+
+class ChangeKind(enum.Enum):
+    """An object that was made anew under its old name is deleted and added."""
+
+    ADDED = "added"
+    MODIFIED = "modified"
+    DELETED = "deleted"
+
+
+class Change(msgspec.Struct, Generic[T], frozen=True):
+    """`value` is the new one; of what is deleted the last one that was known."""
+
+    kind: ChangeKind
+    key: Key
+    value: T
+
+
+Changed = Callable[[Sequence[Change[T]]], None]
+"""Called on the watch's thread: what belongs together, in its order; every change once."""
+
+
+class Watch(Protocol[T]):
+    """Follows objects on a thread of its own."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether all that existed has been told."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be told now."""
+        ...
+
+    def objects(self) -> dict[Key, T]:
+        """What is there now, as far as it is known."""
+        ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """At once, from any thread; nothing is told afterwards."""
+        ...
+
+
+class Objects(Protocol):
+    """All methods raise StoreError; those without a namespace are for kinds that have none."""
+
+    def get(self, kind: str, name: str) -> Object | None:
+        """The object, None when there is none."""
+        ...
+
+    def apply(self, wanted: Object) -> bool:
+        """Makes our fields those of `wanted`; False when they were like this already."""
+        ...
+
+    def delete(self, kind: str, name: str) -> bool:
+        """False when there was none."""
+        ...
+
+    def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> Watch[T]:
+        """The pods of one node, each decoded as `type_`."""
+        ...
+
+    def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> Watch[T]:
+        """The one Node."""
+        ...

@@ -1,0 +1,174 @@
+"""Requests to the API server over kept connections: bytes and JSON, nothing of our domain."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+from agent.kube.answers import Answer, Limits, granted, troubles
+from agent.kube.auth import Access
+from agent.kube.errors import UnauthorizedError
+
+FIELD_MANAGER: Final = "topolet"
+Query = Mapping[str, str | int]
+
+JSON: Final = "application/json"
+APPLY: Final = "application/apply-patch+yaml"
+MERGE: Final = "application/merge-patch+json"
+
+
+class Transport:
+    """One server. Every method may be called from any thread, and raises KubeError or
+    AccessError."""
+
+    def __init__(
+        self, access: Access, *, user_agent: str = "topolet", limits: Limits | None = None
+    ) -> None:
+        self.limits = limits or Limits()
+        self.access = access
+        self._user_agent = user_agent
+        self._lock = threading.Lock()
+        self._pool: urllib3.HTTPConnectionPool | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def get(self, path: str, query: Query | None = None) -> bytes:
+        return self.request("GET", path, query).body
+
+    def create(self, path: str, wanted: Any) -> bytes:
+        return self.request("POST", path, body=wanted).body
+
+    def apply(self, path: str, wanted: Any, *, force: bool = True) -> Answer:
+        """Server-side apply: our fields become those of `wanted`, the others' stay. With `force`
+        fields of `wanted` that somebody else owns become ours, else that is a ConflictError.
+        Status 201 means that the object is new."""
+        query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
+        return self.request("PATCH", path, query, wanted, APPLY)
+
+    def merge(self, path: str, patch: Any) -> bytes:
+        """JSON merge patch: None removes."""
+        return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE).body
+
+    def delete(self, path: str) -> bytes:
+        return self.request("DELETE", path).body
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Query | None = None,
+        body: Any = None,
+        content_type: str = JSON,
+    ) -> Answer:
+        """Nothing is tried twice, but for the one renewal of a token that was refused."""
+        asked = f"{method} {path}"
+        data = None if body is None else msgspec.json.encode(body)
+        while True:
+            headers = self.headers()
+            if data is not None:
+                headers["Content-Type"] = content_type
+            with troubles(asked):
+                response = self._connections().urlopen(
+                    method,
+                    self.target(path, query),
+                    body=data,
+                    headers=headers,
+                    retries=False,
+                    redirect=False,
+                    assert_same_host=False,
+                    preload_content=False,
+                    timeout=urllib3.Timeout(
+                        connect=self.limits.connect_seconds, read=self.limits.read_seconds
+                    ),
+                )
+                try:
+                    return granted(asked, response, self.limits)
+                except UnauthorizedError:
+                    if self.used_up(headers):
+                        raise
+
+    def close(self) -> None:
+        """Forgets idle connections."""
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
+
+    def headers(self) -> dict[str, str]:
+        """Of a request that is about to be sent."""
+        return {
+            "Accept": JSON,
+            "Accept-Encoding": "identity",
+            "User-Agent": self._user_agent,
+            **self.access.headers(),
+        }
+
+    def used_up(self, refused: Mapping[str, str]) -> bool:
+        """After a 401: whether there are no other credentials than those."""
+        if self.access.headers().get("Authorization") != refused.get("Authorization"):
+            return False  # another thread renewed them meanwhile
+        return not self.access.renew() or (
+            self.access.headers().get("Authorization") == refused.get("Authorization")
+        )
+
+    def target(self, path: str, query: Query | None) -> str:
+        """What stands in the request line."""
+        prefix = urllib3.util.parse_url(self.access.server).path or ""
+        return prefix + path + (f"?{urlencode(query)}" if query else "")
+
+    def connection(self, context: ssl.SSLContext | None) -> HTTPConnection:
+        """A new one, not connected yet."""
+        url = urllib3.util.parse_url(self.access.server)
+        host = (url.host or "").strip("[]")
+        options = {"timeout": self.limits.connect_seconds, **self._options(context)}
+        if context is None:
+            return HTTPConnection(host, url.port or 80, **options)
+        return HTTPSConnection(host, url.port or 443, **options)
+
+    def _connections(self) -> urllib3.HTTPConnectionPool:
+        context = self.access.tls()
+        with self._lock:
+            if self._pool is None or context is not self._context:
+                if self._pool is not None:
+                    self._pool.close()
+                self._pool, self._context = self._new_pool(context), context
+            return self._pool
+
+    def _new_pool(self, context: ssl.SSLContext | None) -> urllib3.HTTPConnectionPool:
+        url = urllib3.util.parse_url(self.access.server)
+        kind = urllib3.HTTPConnectionPool if context is None else urllib3.HTTPSConnectionPool
+        return kind(url.host or "", url.port, maxsize=2, **self._options(context))
+
+    def _options(self, context: ssl.SSLContext | None) -> dict[str, Any]:
+        if context is None:
+            return {"socket_options": _SOCKET_OPTIONS}
+        name = self.access.server_name
+        return {
+            "socket_options": _SOCKET_OPTIONS,
+            "ssl_context": context,
+            "server_hostname": name,
+            "assert_hostname": name if context.check_hostname else None,
+        }
+
+
+def segment(name: str) -> str:
+    """A name as part of a path."""
+    return quote(name, safe="")
+
+
+# A server that is gone without a word is noticed in half a minute, however quiet a watch is.
+_SOCKET_OPTIONS = [
+    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000),
+]

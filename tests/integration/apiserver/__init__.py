@@ -1,0 +1,1 @@
+"""A real API server with its etcd, on loopback, for tests: fixture `apiserver`."""

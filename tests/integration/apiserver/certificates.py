@@ -1,0 +1,106 @@
+"""What the server and its administrator prove themselves with."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+
+class Authority:
+    """Writes `<name>.crt` and `<name>.key` into its folder; its own are `ca`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("test-ca")
+        builder = _builder(self._name, self._name, self._key.public_key()).add_extension(
+            x509.BasicConstraints(ca=True, path_length=None), critical=True
+        )
+        usage = x509.KeyUsage(
+            digital_signature=True,
+            key_cert_sign=True,
+            crl_sign=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        self._write("ca", builder.add_extension(usage, critical=True), self._key)
+
+    def server(self, name: str) -> None:
+        """For 127.0.0.1 and localhost."""
+        names = [
+            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            x509.DNSName("localhost"),
+        ]
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(_name(name), self._name, key.public_key())
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        self._write(name, _used(builder, ExtendedKeyUsageOID.SERVER_AUTH), key)
+
+    def client(self, name: str, *groups: str) -> None:
+        """A user of these groups."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        builder = _builder(_name(name, *groups), self._name, key.public_key())
+        self._write(name, _used(builder, ExtendedKeyUsageOID.CLIENT_AUTH), key)
+
+    def signing_key(self, name: str) -> None:
+        """`<name>.key` and `<name>.pub`, for tokens."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        (self.folder / f"{name}.key").write_bytes(_private(key))
+        (self.folder / f"{name}.pub").write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+
+    def _write(
+        self, name: str, builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey
+    ) -> None:
+        certificate = builder.sign(self._key, hashes.SHA256())
+        (self.folder / f"{name}.crt").write_bytes(
+            certificate.public_bytes(serialization.Encoding.PEM)
+        )
+        (self.folder / f"{name}.key").write_bytes(_private(key))
+
+
+def _name(name: str, *groups: str) -> x509.Name:
+    organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, each) for each in groups]
+    return x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=2))
+    )
+
+
+def _used(
+    builder: x509.CertificateBuilder, usage: x509.ObjectIdentifier
+) -> x509.CertificateBuilder:
+    return builder.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )

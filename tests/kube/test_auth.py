@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.kube import auth
+from agent.kube.auth import AccessError, FileAccess, KubeconfigAccess
+from tests.integration.apiserver.certificates import Authority
+
+
+@pytest.mark.parametrize(
+    ("host", "server"),
+    [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
+)
+def test_in_cluster(tmp_path: Path, host: str, server: str) -> None:
+    folder = tmp_path / auth.SERVICE_ACCOUNT
+    folder.mkdir(parents=True)
+    Authority(folder)
+    (folder / "token").write_text("t")
+    environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}
+    access = auth.in_cluster(environ, str(tmp_path))
+    assert access.server == server
+    assert access.headers() == {"Authorization": "Bearer t"}
+    assert access.tls() is not None
+
+
+@pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}])
+def test_outside_of_a_cluster(environ: dict[str, str]) -> None:
+    with pytest.raises(AccessError, match="KUBERNETES_SERVICE_HOST"):
+        auth.in_cluster(environ)
+
+
+def test_context_is_kept_until_its_files_change(tmp_path: Path) -> None:
+    Authority(tmp_path).client("me")
+    words = {
+        "ca": str(tmp_path / "ca.crt"),
+        "certificate": str(tmp_path / "me.crt"),
+        "key": str(tmp_path / "me.key"),
+    }
+    access = FileAccess("https://x", **words)
+    first = access.tls()
+    assert access.tls() is first
+    Authority(tmp_path)
+    second = access.tls()
+    assert second is not first
+    (tmp_path / "ca.crt").write_text("half of a bund")
+    assert access.tls() is second, "the last good one"
+
+
+@pytest.mark.parametrize("broken", ["ca.crt", "me.crt", "me.key"])
+@pytest.mark.parametrize("how", ["absent", "no certificate"])
+def test_file_that_can_not_be_is_named(tmp_path: Path, broken: str, how: str) -> None:
+    Authority(tmp_path).client("me")
+    if how == "absent":
+        (tmp_path / broken).unlink()
+    else:
+        (tmp_path / broken).write_text("?")
+    access = FileAccess(
+        "https://x",
+        ca=str(tmp_path / "ca.crt"),
+        certificate=str(tmp_path / "me.crt"),
+        key=str(tmp_path / "me.key"),
+    )
+    with pytest.raises(AccessError, match=broken):
+        access.tls()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[]", b'{"current-context": "x"}'])
+def test_kubeconfig_that_is_none_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(AccessError, match=str(path)):
+        KubeconfigAccess(str(path))
+
+
+def test_kubeconfig_without_its_package_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes.config", None)
+    with pytest.raises(AccessError, match=r"topolet\[kubeconfig\]"):
+        KubeconfigAccess(str(tmp_path / "config"))
+
+
+def test_kubeconfig_with_a_token(tmp_path: Path) -> None:
+    Authority(tmp_path)
+    cluster = {"server": "https://x:1/", "certificate-authority": str(tmp_path / "ca.crt")}
+    path = tmp_path / "config"
+    path.write_bytes(
+        msgspec.json.encode(
+            {
+                "clusters": [{"name": "c", "cluster": {**cluster, "tls-server-name": "y"}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+        )
+    )
+    access = KubeconfigAccess(str(path))
+    assert (access.server, access.server_name) == ("https://x:1", "y")
+    assert access.headers() == {"Authorization": "Bearer t"}
+    assert access.tls() is access.tls() is not None

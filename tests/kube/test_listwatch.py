@@ -1,0 +1,460 @@
+"""Against a hostile server on real sockets; time between requests is the test's own."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import pytest
+
+from agent.kube.answers import Limits
+from agent.kube.auth import FileAccess
+from agent.kube.listwatch import ListWatch, Pace
+from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.transport import Transport
+from tests.kube import hostile
+from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status
+from tests.waiting import eventually
+
+LIMITS = Limits(connect_seconds=1, read_seconds=0.1, line_bytes=100_000, body_bytes=1_000_000)
+TROUBLE_SECONDS = 100.0
+
+
+class Item(msgspec.Struct):
+    value: str = ""
+
+
+class Clock:
+    """Goes on only while somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.waited: Callable[[], None] = lambda: None
+
+    def wait(self, stopped: threading.Event, seconds: float) -> bool:
+        self.now += seconds
+        self.waited()
+        return stopped.is_set()
+
+
+class Follower:
+    """Keeps what it was told, and fails where that makes no sense."""
+
+    def __init__(
+        self, server: Server, clock: Clock, limits: Limits = LIMITS, watch_seconds: float = 300
+    ) -> None:
+        self.told: dict[str, str] = {}
+        self.changes: list[Change[Item]] = []
+        self.wrong: list[Change[Item]] = []
+        pace = Pace(random.Random(7).random, lambda: clock.now, clock.wait, watch_seconds, 0.1)
+        transport = Transport(FileAccess(server.url), limits=limits)
+        self.watch = ListWatch(transport, "/objects", {}, Item, self._changed, pace=pace)
+
+    def _changed(self, changes: Sequence[Change[Item]]) -> None:
+        for change in changes:
+            name = change.key.name
+            known = name in self.told
+            if known is (change.kind is ChangeKind.ADDED):
+                self.wrong.append(change)
+            if change.kind is ChangeKind.DELETED:
+                self.told.pop(name, None)
+            else:
+                self.told[name] = change.value.value
+            self.changes.append(change)
+
+    def equals(self, server: Server) -> bool:
+        values = {key.name: each.value for key, each in self.watch.objects().items()}
+        return self.told == values == server.values()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def server(clock: Clock) -> Iterator[Server]:
+    with hostile.serving(lambda: clock.now) as it:
+        yield it
+
+
+@contextlib.contextmanager
+def following(server: Server, clock: Clock, watch_seconds: float = 300) -> Iterator[Follower]:
+    follower = Follower(server, clock, watch_seconds=watch_seconds)
+    follower.watch.start()
+    try:
+        yield follower
+    finally:
+        follower.watch.stop()
+        assert not follower.wrong
+
+
+def busiest_ten_seconds(requests: list[Request]) -> int:
+    times = [each.at for each in requests]
+    return max(sum(first <= at < first + 10 for at in times) for first in times)
+
+
+# What a server may do wrong, each with the answer to any request.
+def answering(code: int, **details: int) -> Answer:
+    return lambda server, connection, request: reply(
+        connection, code, status(code, "x", "x", **details)
+    )
+
+
+def erring(code: int) -> Answer:
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        if not request.watches:
+            return hostile.honest(server, connection, request)
+        head(connection)
+        chunk(connection, event("ERROR", status(code, "x", "x")))
+        end(connection)
+        return True
+
+    return answer
+
+
+def only_watches(bad: Answer) -> Answer:
+    return lambda server, connection, request: (bad if request.watches else hostile.honest)(
+        server, connection, request
+    )
+
+
+def only_lists(bad: Answer) -> Answer:
+    return lambda server, connection, request: (hostile.honest if request.watches else bad)(
+        server, connection, request
+    )
+
+
+def closes(server: Server, connection: socket.socket, request: Request) -> bool:
+    return False
+
+
+def hangs(server: Server, connection: socket.socket, request: Request) -> bool:
+    connection.settimeout(5)
+    connection.recv(1)
+    return False
+
+
+def ends_at_once(server: Server, connection: socket.socket, request: Request) -> bool:
+    head(connection)
+    end(connection)
+    return True
+
+
+def begins_and_hangs(server: Server, connection: socket.socket, request: Request) -> bool:
+    head(connection)
+    return hangs(server, connection, request)
+
+
+def raw(data: bytes) -> Answer:
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        connection.sendall(data)
+        return False
+
+    return answer
+
+
+def chunked(*chunks: bytes) -> Answer:
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        head(connection)
+        for each in chunks:
+            chunk(connection, each)
+        end(connection)
+        return True
+
+    return answer
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+BAD: dict[str, Answer] = {
+    "500": answering(500),
+    "503": answering(503),
+    "429": answering(429),
+    "429 asks for a second": answering(429, retryAfterSeconds=1),
+    "410": answering(410),
+    "401": answering(401),
+    "403": answering(403),
+    "422": answering(422),
+    "504": answering(504),
+    "closes": closes,
+    "hangs": hangs,
+    "ends at once": ends_at_once,
+    "no HTTP": raw(b"\x16\x03\x01\x02\x00"),
+    "half a head": raw(b"HTTP/1.1 200 OK\r\nTransfer-En"),
+    "half a chunk": raw(HEAD + b"40\r\n{"),
+    "bad chunk size": raw(HEAD + b"zz\r\n{}\r\n"),
+    "huge chunk size": raw(HEAD + b"ffffffffffffffff\r\n{}"),
+    "torn JSON": chunked(b'{"type": "ADDED", "obj\n'),
+    "torn line": chunked(b'{"type": "ADDED", "obj'),
+    "no object": chunked(b'{"type": "ADDED", "object": 3}\n'),
+    "no UTF-8": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "\xff"}}}\n'),
+    "nested without end": chunked(b"[" * 50_000 + b"\n"),
+    "objects that are none": lambda server, connection, request: reply(
+        connection, 200, {"metadata": {"resourceVersion": "1"}, "items": [3]}
+    ),
+    "no version": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}\n'),
+    "huge line": chunked(*[b" " * 50_000] * 5),
+    "page of a proxy": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"),
+    "redirect": raw(b"HTTP/1.1 302 x\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n"),
+    "only watches 500": only_watches(answering(500)),
+    "only watches 410": only_watches(answering(410)),
+    "only watches 504": only_watches(answering(504)),
+    "only watches 422": only_watches(answering(422)),
+    "only watches end": only_watches(ends_at_once),
+    "only watches begin and hang": only_watches(begins_and_hangs),
+    "only lists 500": only_lists(answering(500)),
+    "ERROR 410": erring(410),
+    "ERROR 429": erring(429),
+    "ERROR 500": erring(500),
+    "ERROR 504": erring(504),
+}
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["at start", "later"])
+@pytest.mark.parametrize("what", list(BAD))
+def test_hostile_server_is_spared_and_nothing_is_lost(
+    server: Server, clock: Clock, what: str, fresh: bool
+) -> None:
+    for number in range(5):
+        server.put(f"o{number}", "old")
+
+    def mischief() -> None:
+        if began + TROUBLE_SECONDS < clock.now:
+            server.answer = None
+        server.put("o1", f"at {clock.now}")
+
+    began = 0.0
+    server.watch_list = "only lists" not in what
+    if fresh:
+        server.answer = BAD[what]
+    clock.waited = mischief
+    watch_seconds = 0.1 if "begin and hang" in what else 300
+    with following(server, clock, watch_seconds) as follower:
+        if not fresh:
+            eventually("synced", lambda: follower.equals(server))
+            began = clock.now
+            server.requests.clear()
+            server.answer = BAD[what]
+            server.put("o2", "changed")
+            server.remove("o3")
+            server.break_watches()
+            if "only lists" in what:
+                server.answer = None
+        eventually(
+            "recovered",
+            lambda: server.answer is None and follower.equals(server),
+        )
+        server.put("o4", "new")
+        server.remove("o0")
+        eventually("follows", lambda: follower.equals(server))
+    assert busiest_ten_seconds(server.requests) <= 5
+
+
+@pytest.mark.parametrize("watch_list", [True, False])
+def test_every_change_is_told_once_over_breaks(
+    server: Server, clock: Clock, watch_list: bool
+) -> None:
+    server.watch_list = watch_list
+    chance = random.Random(3)
+    names = [f"o{number}" for number in range(8)]
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.watch.synced)
+        for step in range(300):
+            name = chance.choice(names)
+            if name in server.objects and chance.random() < 0.3:
+                server.remove(name)
+            else:
+                server.put(name, str(step))
+            if chance.random() < 0.05:
+                server.break_watches()
+        eventually("equal", lambda: follower.equals(server))
+        assert follower.watch.syncs == 1, "a break needs no list"
+        told = [(each.kind.value.upper(), each.key.name) for each in follower.changes]
+        assert told == [(kind, each["metadata"]["name"]) for _, kind, each in server.events]
+
+
+def test_events_told_again_by_the_server_are_not_told_on(server: Server, clock: Clock) -> None:
+    server.put("a", "1")
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server))
+        server.put("a", "2")
+        server.put("a", "3")
+        eventually("told", lambda: follower.equals(server))
+
+        def again(server: Server, connection: socket.socket, request: Request) -> bool:
+            server.answer = None
+            query = {**request.query, "resourceVersion": "0"}
+            server.watched(connection, query)
+            return False
+
+        server.answer = again
+        server.break_watches()
+        server.put("b", "1")
+        eventually("told", lambda: follower.equals(server))
+        assert [each.key.name for each in follower.changes] == ["a", "a", "a", "b"]
+
+
+@pytest.mark.parametrize("watch_list", [True, False])
+def test_expired_version_leads_to_a_new_sync_that_tells_only_differences(
+    server: Server, clock: Clock, watch_list: bool
+) -> None:
+    server.watch_list = watch_list
+    for name in ("same", "changed", "removed", "replaced"):
+        server.put(name, "1")
+    with following(server, clock) as follower:
+        eventually("synced", lambda: server.watching and follower.equals(server))
+        follower.changes.clear()
+        server.answer = closes
+        server.break_watches()
+        server.put("changed", "2")
+        server.remove("removed")
+        server.put("replaced", "1", uid="another")
+        server.put("added", "1")
+        server.compact()
+        server.answer = None
+        eventually("equal", lambda: follower.equals(server))
+        told = sorted((each.key.name, each.kind.value) for each in follower.changes)
+        assert told == [
+            ("added", "added"),
+            ("changed", "modified"),
+            ("removed", "deleted"),
+            ("replaced", "added"),
+            ("replaced", "deleted"),
+        ]
+
+
+def test_list_in_pages_and_a_page_that_expired(server: Server, clock: Clock) -> None:
+    server.watch_list = False
+    for number in range(1200):
+        server.put(f"o{number:04}", "1")
+    expired = 0
+
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        nonlocal expired
+        if "continue" in request.query and not expired:
+            expired += 1
+            gone = status(410, "Expired", "the continue token is too old")
+            return reply(connection, 410, {**gone, "metadata": {"continue": "500@999"}})
+        return hostile.honest(server, connection, request)
+
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server))
+        limits = [each.query.get("continue", "") for each in server.requests if not each.watches]
+        assert [each.partition("@")[0] for each in limits] == ["", "500", "1000"]
+
+        eventually("watching", lambda: server.watching)
+        server.requests.clear()
+        server.answer = answer
+        server.put("new", "1")
+        eventually("told", lambda: follower.equals(server))
+        server.version += 1
+        server.compact()
+        server.break_watches()
+        eventually("another sync", lambda: follower.watch.syncs == 2)
+        assert follower.equals(server)
+    first, second, third = [each.query for each in server.requests if not each.watches]
+    assert first == {"limit": "500"}
+    assert second["continue"].startswith("500@")
+    assert third == {}, "all of it, as of one moment"
+
+
+def test_watch_carries_what_the_server_should_know(server: Server, clock: Clock) -> None:
+    server.watch_list = False
+    with following(server, clock):
+        eventually("watching", lambda: server.watching)
+    first, listed, watched = server.requests
+    assert first.query["sendInitialEvents"] == "true"
+    assert first.query["resourceVersionMatch"] == "NotOlderThan"
+    assert listed.query == {"limit": "500", "resourceVersion": "0"}
+    assert watched.query["allowWatchBookmarks"] == "true"
+    assert watched.query["resourceVersion"] == "100"
+    assert 240 <= int(watched.query["timeoutSeconds"]) <= 360
+    assert {each.connection for each in server.requests} == {1}, "one connection, kept"
+
+
+@pytest.mark.parametrize(
+    "place", [hostile.honest, hangs, begins_and_hangs], ids=["watching", "no head", "no event"]
+)
+def test_stop_from_another_thread_ends_it_at_once(
+    server: Server, clock: Clock, place: Answer
+) -> None:
+    server.answer = place
+    follower = Follower(server, clock, Limits(read_seconds=600))
+    follower.watch.start()
+    eventually("asked", lambda: server.requests)
+    follower.watch.stop()
+    eventually("no thread", lambda: not _threads("watch /objects"), 5)
+
+
+def test_first_request_waits_for_the_nodes_moment(server: Server, clock: Clock) -> None:
+    transport = Transport(FileAccess(server.url), limits=LIMITS)
+    pace = Pace(random.random, lambda: clock.now, clock.wait)
+    watch = ListWatch(
+        transport, "/objects", {}, Item, lambda changes: None, first_seconds=7.5, pace=pace
+    )
+    watch.start()
+    eventually("asked", lambda: server.requests)
+    watch.stop()
+    assert server.requests[0].at == 7.5
+
+
+def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> None:
+    server.put("good", "1")
+    server.put("odd", "1")
+    server.objects["odd"]["value"] = 3  # type: ignore[assignment]
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.watch.synced)
+        assert set(follower.watch.objects()) == {Key("", "good")}
+        server.put("odd", "2")
+        eventually("told", lambda: follower.equals(server))
+
+
+def test_version_whose_events_make_no_sense_is_left_behind(server: Server, clock: Clock) -> None:
+    """A line that can't be read comes again with every watch from before it."""
+
+    def spoiled(server: Server, connection: socket.socket, request: Request) -> bool:
+        if not request.watches or "sendInitialEvents" in request.query:
+            return hostile.honest(server, connection, request)
+        return BAD["huge line"](server, connection, request)
+
+    server.put("a", "1")
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server))
+        server.answer = spoiled
+        server.break_watches()
+        server.put("a", "2")
+        eventually("another sync", lambda: follower.watch.syncs == 2)
+        assert follower.equals(server)
+
+
+def test_silent_watch_is_not_trusted(server: Server, clock: Clock) -> None:
+    """So ends a watch from a version that the server, restored from a backup, never had."""
+    server.put("a", "1")
+
+    def silent(server: Server, connection: socket.socket, request: Request) -> bool:
+        server.answer = None
+        clock.now += 300
+        return ends_at_once(server, connection, request)
+
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server))
+        server.answer = silent
+        server.break_watches()
+        eventually("another sync", lambda: follower.watch.syncs == 2)
+        assert follower.watch.trouble is None
+
+
+def _threads(name: str) -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name == name]
+
+
+def test_trouble_is_told_and_taken_back(server: Server, clock: Clock) -> None:
+    server.answer = answering(500)
+    with following(server, clock) as follower:
+        eventually("trouble", lambda: "500" in (follower.watch.trouble or ""))
+        server.answer = None
+        eventually("none", lambda: follower.watch.trouble is None and follower.watch.synced)

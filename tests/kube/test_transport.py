@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.kube import errors
+from agent.kube.answers import Limits
+from agent.kube.auth import AccessError, FileAccess
+from agent.kube.stream import Stream
+from agent.kube.transport import Transport, segment
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
+from tests.waiting import eventually
+
+LIMITS = Limits(
+    connect_seconds=1, read_seconds=0.2, whole_seconds=0.5, line_bytes=1000, body_bytes=10_000
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with hostile.serving() as it:
+        yield it
+
+
+@pytest.fixture
+def transport(server: Server) -> Iterator[Transport]:
+    it = Transport(FileAccess(server.url), limits=LIMITS)
+    yield it
+    it.close()
+
+
+def ok(server: Server, connection: socket.socket, request: Request) -> bool:
+    return reply(connection, 200, {"ok": True})
+
+
+def test_requests_say_what_they_are(server: Server, transport: Transport) -> None:
+    server.answer = ok
+    wanted = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}}
+    transport.apply("/api/v1/nodes/n", wanted)
+    transport.apply("/api/v1/nodes/n/status", wanted, force=False)
+    transport.merge("/api/v1/nodes/n/status", {"status": {"capacity": {"a": None}}})
+    transport.create("/api/v1/nodes", wanted)
+    transport.delete("/api/v1/nodes/n")
+    transport.get("/api/v1/nodes", {"fieldSelector": "metadata.name=n"})
+    told = [
+        (each.method, each.path, each.query, each.headers.get("content-type"))
+        for each in server.requests
+    ]
+    manager = {"fieldManager": "topolet"}
+    assert told == [
+        ("PATCH", "/api/v1/nodes/n", {**manager, "force": "true"}, "application/apply-patch+yaml"),
+        (
+            "PATCH",
+            "/api/v1/nodes/n/status",
+            {**manager, "force": "false"},
+            "application/apply-patch+yaml",
+        ),
+        ("PATCH", "/api/v1/nodes/n/status", manager, "application/merge-patch+json"),
+        ("POST", "/api/v1/nodes", {}, "application/json"),
+        ("DELETE", "/api/v1/nodes/n", {}, None),
+        ("GET", "/api/v1/nodes", {"fieldSelector": "metadata.name=n"}, None),
+    ]
+    assert json.loads(server.requests[0].body) == wanted
+    assert server.requests[2].body == b'{"status":{"capacity":{"a":null}}}'
+    assert {each.connection for each in server.requests} == {1}, "one connection, kept"
+
+
+def test_connection_that_the_server_gave_up_is_replaced(
+    server: Server, transport: Transport
+) -> None:
+    def once(server: Server, connection: socket.socket, request: Request) -> bool:
+        ok(server, connection, request)
+        return False
+
+    server.answer = once
+    for _ in range(3):
+        transport.get("/x")
+        eventually("the end has arrived", lambda: not server.open_connections)
+    assert len({each.connection for each in server.requests}) == 3
+
+
+@pytest.mark.parametrize("header", [None, "7", "Fri, 31 Dec 1999 23:59:59 GMT", "x"])
+def test_retry_after(server: Server, transport: Transport, header: str | None) -> None:
+    headers = {} if header is None else {"Retry-After": header}
+    server.answer = lambda server, connection, request: reply(
+        connection, 429, status(429, "TooManyRequests", "later"), headers
+    )
+    with pytest.raises(errors.TooManyRequestsError, match="GET /x: 429 later") as error:
+        transport.get("/x")
+    assert error.value.retry_after_seconds == (7 if header == "7" else None)
+    assert len(server.requests) == 1
+
+
+def dribbles(server: Server, connection: socket.socket, request: Request) -> bool:
+    head(connection)
+    connection.settimeout(0.05)
+    for _ in range(100):
+        chunk(connection, b"x")
+        try:
+            if not connection.recv(1):
+                break
+        except TimeoutError:
+            continue
+    return False
+
+
+def hangs(server: Server, connection: socket.socket, request: Request) -> bool:
+    connection.settimeout(5)
+    connection.recv(1)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (lambda *_: False, errors.UnreachableError, "GET /x: "),
+        (hangs, errors.UnreachableError, "timed out"),
+        (dribbles, errors.UnreachableError, "no end after"),
+        (
+            lambda server, connection, request: reply(connection, 200, b"x" * 20_000),
+            errors.ServerError,
+            "more than 10000 bytes",
+        ),
+        (
+            lambda server, connection, request: reply(connection, 301, b"", {"Location": "/y"}),
+            errors.ServerError,
+            "GET /x: 301",
+        ),
+    ],
+)
+def test_every_answer_has_a_bound(
+    server: Server, transport: Transport, answer: hostile.Answer, kind: type, text: str
+) -> None:
+    server.answer = answer
+    with pytest.raises(kind, match=text):
+        transport.get("/x")
+    server.answer = ok
+    assert transport.get("/x") == b'{"ok": true}'
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    transport = Transport(FileAccess(f"http://127.0.0.1:{port}"), limits=LIMITS)
+    with pytest.raises(errors.UnreachableError, match="Connection refused"):
+        transport.get("/x")
+
+
+def test_prefix_of_the_servers_address_is_kept(server: Server) -> None:
+    server.answer = ok
+    Transport(FileAccess(server.url + "/k8s/clusters/c1/")).get("/api")
+    assert server.requests[0].path == "/k8s/clusters/c1/api"
+
+
+def test_name_is_quoted_as_part_of_a_path() -> None:
+    assert segment("a/../b?c") == "a%2F..%2Fb%3Fc"
+
+
+class Guarded:
+    """Grants one token."""
+
+    def __init__(self, server: Server, token: str) -> None:
+        self.token = token
+        server.answer = self
+
+    def __call__(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.headers.get("authorization") != f"Bearer {self.token}":
+            return reply(connection, 401, status(401, "Unauthorized", "Unauthorized"))
+        if request.watches:
+            head(connection)
+            end(connection)
+            return True
+        return reply(connection, 200, {})
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_token_of_a_file_that_others_replace(server: Server, tmp_path: Path, streams: bool) -> None:
+    path = tmp_path / "token"
+    path.write_text("one\n")
+    guard = Guarded(server, "one")
+    transport = Transport(FileAccess(server.url, token=str(path)), limits=LIMITS)
+    stream = Stream(transport)
+
+    def ask() -> None:
+        if streams:
+            assert list(stream.lines("/x", {"watch": "true"}, 5)) == []
+        else:
+            transport.get("/x")
+
+    ask()
+    guard.token = "two"
+    with pytest.raises(errors.UnauthorizedError):
+        ask()
+    assert len(server.requests) == 2, "the same token is not tried twice"
+    path.write_text("two")
+    ask()
+    assert len(server.requests) == 3
+    path.write_text("")
+    ask()
+    path.unlink()
+    ask()
+    stream.drop()
+
+
+def test_token_that_was_changed_unseen_is_read_after_a_refusal(
+    server: Server, tmp_path: Path
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("one")
+    access = FileAccess(server.url, token=str(path))
+    assert access.headers() == {"Authorization": "Bearer one"}
+    Guarded(server, "two")
+    path.write_text("two")
+    access._token_stamp = (  # as if the clock had not moved between the two writes
+        (path.stat().st_ino, path.stat().st_size, path.stat().st_mtime_ns),
+    )
+    Transport(access, limits=LIMITS).get("/x")
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe", b"a\nb"])
+def test_token_that_can_not_be_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "token"
+    if content is not None:
+        path.write_bytes(content)
+    transport = Transport(FileAccess("http://127.0.0.1:1", token=str(path)))
+    with pytest.raises(AccessError, match=str(path)):
+        transport.get("/x")
+
+
+def test_what_a_start_imports() -> None:
+    """By weight: none of it is needed to speak to a server."""
+    code = (
+        "import agent.kube.cluster, agent.kube.store, sys;"
+        "print([name for name in ('kubernetes', 'asyncio', 'grpc', 'pydantic', 'requests')"
+        " if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
