@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from demo.containerd import Containerd
+from tests.integration.apiserver import server
+from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode, built_or_skip, fresh_node, private_containerd
 
 
@@ -22,6 +24,13 @@ def containerd2() -> Iterator[Containerd]:
     """containerd 2, with NRI, however old this machine's own is."""
     with private_containerd(built_or_skip("containerd")) as runtime:
         yield runtime
+
+
+@pytest.fixture(scope="session")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A real one; a test makes a namespace and nodes of its own, and leaves it running."""
+    with server.running(tmp_path_factory.mktemp("apiserver")) as it:
+        yield it
 
 
 @pytest.fixture

@@ -1,0 +1,546 @@
+"""`agent.kube` and a real API server."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.kube.auth import KubeconfigAccess
+from agent.kube.cluster import Cluster
+from agent.kube.errors import (
+    ConflictError,
+    ForbiddenError,
+    NotFoundError,
+    TooManyRequestsError,
+    UnauthorizedError,
+)
+from agent.kube.listwatch import PAGE, ListWatch
+from agent.kube.objects import Change, ChangeKind
+from agent.kube.stream import Stream
+from agent.kube.transport import APPLY, Transport
+from tests.integration.apiserver.server import ApiServer
+from tests.waiting import eventually
+
+RECOVERY_SECONDS = 60.0
+GROUP = "topology.node.k8s.io"
+CRD = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/noderesourcetopologies.{GROUP}"
+
+_numbers = itertools.count(1)
+
+
+class Metadata(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class Named(msgspec.Struct):
+    metadata: Metadata
+
+
+class Follower:
+    """What a watch told, checked for sense."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, str] = {}
+        self.count = 0
+        self.wrong: list[Change[Named]] = []
+
+    def __call__(self, changes: Sequence[Change[Named]]) -> None:
+        for each in changes:
+            self.count += 1
+            if (each.key.name in self.known) is (each.kind is ChangeKind.ADDED):
+                self.wrong.append(each)
+            if each.kind is ChangeKind.DELETED:
+                self.known.pop(each.key.name, None)
+            else:
+                self.known[each.key.name] = each.value.metadata.uid
+
+
+@contextlib.contextmanager
+def started(watch: ListWatch[Named]) -> Iterator[None]:
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+        assert not [each for each in threading.enumerate() if each.name.startswith("watch /")]
+
+
+def names_of(server: ApiServer, path: str, fields: str = "") -> dict[str, str]:
+    query = {"fieldSelector": fields} if fields else {}
+    items = msgspec.json.decode(server.admin.get(path, query))["items"]
+    return {each["metadata"]["name"]: each["metadata"]["uid"] for each in items}
+
+
+@pytest.fixture
+def place(apiserver: ApiServer) -> str:
+    """The name of a namespace, of a node, and of a service account that may do nothing more than a
+    test lets it."""
+    name = f"kube-{next(_numbers)}"
+    apiserver.namespace(name)
+    apiserver.node(name)
+    return name
+
+
+@pytest.fixture
+def cluster(apiserver: ApiServer, place: str) -> Cluster:
+    return Cluster(apiserver.admin, place, spread_seconds=0)
+
+
+@pytest.fixture
+def restored(apiserver: ApiServer) -> Iterator[ApiServer]:
+    """May be started with other flags."""
+    yield apiserver
+    apiserver.restart_server()
+
+
+def definition(*versions: str) -> dict[str, Any]:
+    """A CRD with zones by name, stored as the first version."""
+    zone = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "x-kubernetes-preserve-unknown-fields": True,
+        "required": ["name"],
+    }
+    zones = {
+        "type": "array",
+        "items": zone,
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": ["name"],
+    }
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"zones": zones}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"noderesourcetopologies.{GROUP}",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test's"},
+        },
+        "spec": {
+            "group": GROUP,
+            "scope": "Cluster",
+            "names": {
+                "kind": "NodeResourceTopology",
+                "plural": "noderesourcetopologies",
+                "singular": "noderesourcetopology",
+            },
+            "versions": [
+                {"name": each, "served": True, "storage": not number, "schema": schema}
+                for number, each in enumerate(versions)
+            ],
+        },
+    }
+
+
+@pytest.fixture
+def topologies(apiserver: ApiServer, place: str) -> Iterator[str]:
+    """The path of an object that does not exist, of a kind that does."""
+    apiserver.admin.apply(CRD, definition("v1alpha2"))
+    collection = f"/apis/{GROUP}/v1alpha2/noderesourcetopologies"
+    eventually("served", lambda: _served(apiserver, collection), RECOVERY_SECONDS)
+    yield f"{collection}/{place}"
+    apiserver.admin.delete(CRD)
+    eventually("gone", lambda: not _served(apiserver, collection), RECOVERY_SECONDS)
+
+
+def _served(server: ApiServer, path: str) -> bool:
+    try:
+        server.admin.get(path)
+    except (NotFoundError, TooManyRequestsError):
+        return False
+    return True
+
+
+def topology(name: str, *zones: dict[str, Any], **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{GROUP}/v1alpha2",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": name, **metadata},
+        "zones": list(zones),
+    }
+
+
+def test_our_fields_are_ours_and_those_of_others_survive(
+    apiserver: ApiServer, cluster: Cluster, topologies: str, place: str
+) -> None:
+    def stored() -> dict[str, Any]:
+        found = cluster.get("NodeResourceTopology", place)
+        assert found is not None
+        return found
+
+    other = topology(
+        place,
+        {"name": "node-0", "cpus": 4},
+        {"name": "card", "type": "theirs"},
+        labels={"theirs": "1"},
+    )
+    query = {"fieldManager": "another"}
+    assert cluster.get("NodeResourceTopology", place) is None
+    apiserver.admin.request("PATCH", topologies, query, other, APPLY)
+
+    ours = topology(place, {"name": "node-0", "cpus": 8, "costs": 10}, labels={"ours": "1"})
+    with pytest.raises(ConflictError) as conflict:
+        apiserver.admin.apply(topologies, ours, force=False)
+    assert conflict.value.fields == ('.zones[name="node-0"].cpus',)
+    assert 'conflict with "another"' in str(conflict.value)
+
+    assert cluster.apply(ours) is True
+    assert stored()["metadata"]["labels"] == {"theirs": "1", "ours": "1"}
+    by_name = {each["name"]: each for each in stored()["zones"]}
+    assert by_name["node-0"] == {"name": "node-0", "cpus": 8, "costs": 10}
+    assert by_name["card"] == {"name": "card", "type": "theirs"}
+
+    # What we no longer say goes, theirs stays.
+    assert cluster.apply(topology(place, {"name": "node-0", "cpus": 8})) is True
+    assert stored()["metadata"]["labels"] == {"theirs": "1"}
+    by_name = {each["name"]: each for each in stored()["zones"]}
+    assert by_name == {
+        "node-0": {"name": "node-0", "cpus": 8},
+        "card": {"name": "card", "type": "theirs"},
+    }
+    assert cluster.delete("NodeResourceTopology", place) is True
+    assert cluster.delete("NodeResourceTopology", place) is False
+
+
+def test_what_is_so_already_is_not_written(
+    apiserver: ApiServer, cluster: Cluster, topologies: str, place: str
+) -> None:
+    ours = topology(place, {"name": "node-0", "cpus": 8})
+    assert cluster.apply(ours) is True
+    before = apiserver.admin.get(topologies)
+    assert cluster.apply(ours) is False
+    assert Cluster(apiserver.admin, place).apply(ours) is False, "nor by an agent after us"
+    assert apiserver.admin.get(topologies) == before
+
+    thief = topology(place, {"name": "node-0", "cpus": 1})
+    query = {"fieldManager": "thief", "force": "true"}
+    apiserver.admin.request("PATCH", topologies, query, thief, APPLY)
+    cluster.forget("NodeResourceTopology", place)
+    assert cluster.apply(ours) is True
+    assert msgspec.json.decode(apiserver.admin.get(topologies))["zones"][0]["cpus"] == 8
+
+
+def test_versions_that_are_served_are_found_as_they_change(
+    apiserver: ApiServer, topologies: str, place: str
+) -> None:
+    now = 0.0
+    cluster = Cluster(apiserver.admin, place, clock=lambda: now)
+    kind = "NodeResourceTopology"
+    assert cluster.get(kind, place) is None
+    old = definition("v1alpha2", "v1alpha1")
+    old["spec"]["versions"][0]["served"] = False
+    apiserver.admin.apply(CRD, old)
+
+    def refused() -> bool:
+        try:
+            cluster.apply(topology(place))
+        except NotFoundError:
+            return True
+        return False
+
+    eventually("v1alpha2 is gone", refused, RECOVERY_SECONDS)
+
+    def made() -> bool:
+        try:
+            return cluster.apply({**topology(place), "apiVersion": f"{GROUP}/v1alpha1"})
+        except NotFoundError:
+            return False
+
+    def known() -> bool:
+        nonlocal now
+        now += 1000
+        found = cluster.get(kind, place)
+        return found is not None and found["apiVersion"] == f"{GROUP}/v1alpha1"
+
+    eventually(
+        "v1alpha1 is served",
+        lambda: _served(apiserver, topologies.replace("2/", "1/")[: -len(place) - 1]),
+    )
+    made()
+    eventually("known as v1alpha1", known, RECOVERY_SECONDS)
+
+
+def test_nodes_are_added_to_and_not_made(
+    apiserver: ApiServer, cluster: Cluster, place: str
+) -> None:
+    def node(name: str, **labels: str) -> dict[str, Any]:
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
+
+    with pytest.raises(NotFoundError, match="Node nobody is not there"):
+        cluster.apply(node("nobody", a="1"))
+    apiserver.admin.merge(f"/api/v1/nodes/{place}", {"metadata": {"labels": {"theirs": "1"}}})
+    assert cluster.apply(node(place, ours="1")) is True
+    capacity = {"koordinator.sh/gpu-core": "100"}
+    status = {**node(place), "status": {"capacity": capacity, "allocatable": capacity}}
+    assert cluster.apply_status(status) is True
+    assert cluster.apply_status(status) is False
+    cluster.merge("Node", place, {"status": {"capacity": {"other.io/x": "1"}}}, status=True)
+    stored = cluster.get("Node", place)
+    assert stored is not None
+    assert stored["metadata"]["labels"].items() >= {"theirs": "1", "ours": "1"}.items()
+    assert stored["status"]["capacity"] == {**capacity, "other.io/x": "1"}
+
+
+def test_watch_tells_pods_of_this_node_only_and_survives_a_killed_server(
+    restored: ApiServer, cluster: Cluster, place: str
+) -> None:
+    server = restored
+    server.account(place, "default", [])
+    server.node(f"{place}-other")
+    for number in range(3):
+        server.pod(place, f"p{number}", place)
+    server.pod(place, "elsewhere", f"{place}-other")
+    follower = Follower()
+    watch = cluster.watch_pods(place, Named, follower)
+    pods = f"/api/v1/namespaces/{place}/pods"
+    here = f"spec.nodeName={place}"
+
+    def equal() -> bool:
+        return follower.known == names_of(server, pods, here)
+
+    with started(watch):
+        eventually("synced", lambda: watch.synced and equal(), RECOVERY_SECONDS)
+        assert set(follower.known) == {"p0", "p1", "p2"}
+        told = follower.count
+        server.kill_server()
+        eventually("noticed", lambda: watch.trouble, RECOVERY_SECONDS)
+        server.start_server()
+        _remove_pod(server, f"{pods}/p0")
+        _remove_pod(server, f"{pods}/p1")
+        server.pod(place, "p1", place)
+        server.pod(place, "p3", place)
+        eventually("equal", equal, RECOVERY_SECONDS)
+        assert not follower.wrong
+        assert follower.count - told <= 6, "nothing but what changed"
+
+        # Other members of etcd's quorum would have forgotten too.
+        server.kill_server()
+        eventually("noticed", lambda: watch.trouble, RECOVERY_SECONDS)
+        server.kill_etcd()
+        server.start_etcd()
+        server.start_server("--watch-cache=false")
+        eventually("watching", lambda: watch.trouble is None, RECOVERY_SECONDS)
+        server.pod(place, "p4", place)
+        eventually("equal", equal, RECOVERY_SECONDS)
+    assert not follower.wrong
+
+
+def _remove_pod(server: ApiServer, path: str) -> None:
+    server.admin.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def test_watch_from_a_compacted_version_begins_anew(
+    restored: ApiServer, cluster: Cluster, place: str
+) -> None:
+    server = restored
+    server.restart_server("--watch-cache=false")
+    follower = Follower()
+    watch = cluster.watch_node(place, Named, follower)
+    with started(watch):
+        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
+        syncs = watch.syncs
+        # Revisions go on without this node being told of any, then are forgotten.
+        server.kill_server()
+        eventually("noticed", lambda: watch.trouble, RECOVERY_SECONDS)
+        server.write_beside()
+        server.compact()
+        server.start_server("--watch-cache=false")
+        eventually("synced again", lambda: watch.syncs > syncs, RECOVERY_SECONDS)
+        server.admin.delete(f"/api/v1/nodes/{place}")
+        eventually("told", lambda: not follower.known, RECOVERY_SECONDS)
+    assert not follower.wrong
+    assert follower.count == 2, "added, deleted"
+
+
+def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, place: str) -> None:
+    server = restored
+    path = f"/api/v1/namespaces/{place}/configmaps"
+    with ThreadPoolExecutor(4) as pool:
+        made = [
+            pool.submit(server.create, path, {"metadata": {"name": f"c{number}"}})
+            for number in range(1200)
+        ]
+    assert all(each.result() for each in made)
+    server.restart_server("--feature-gates=WatchList=false,WatchListClient=false")
+    first = msgspec.json.decode(server.admin.get(path, {"limit": PAGE}))
+    assert len(first["items"]) == PAGE
+    assert first["metadata"]["continue"]
+
+    follower = Follower()
+    watch = ListWatch(server.admin, path, {}, Named, follower)
+    with started(watch):
+        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
+        assert follower.known == names_of(server, path)
+        assert follower.count >= 1200
+        server.create(path, {"metadata": {"name": "last"}})
+        eventually("told", lambda: "last" in follower.known, RECOVERY_SECONDS)
+    assert not follower.wrong
+
+
+def test_watchlist_needs_no_list(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
+    """The account may watch and not list."""
+    rules = [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["watch"]}]
+    apiserver.account(place, "agent", rules)
+    path = f"/api/v1/namespaces/{place}/configmaps"
+    for number in range(3):
+        apiserver.create(path, {"metadata": {"name": f"c{number}"}})
+    token = tmp_path / "token"
+    token.write_text(apiserver.token(place, "agent"))
+    transport = Transport(apiserver.access(str(token)))
+    follower = Follower()
+    watch = ListWatch(transport, path, {}, Named, follower)
+    with started(watch):
+        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
+        assert follower.known == names_of(apiserver, path)
+    with pytest.raises(ForbiddenError):
+        transport.get(path)
+
+
+def test_server_sends_bookmarks(apiserver: ApiServer, place: str) -> None:
+    path = f"/api/v1/namespaces/{place}/configmaps"
+    version = msgspec.json.decode(apiserver.admin.get(path))["metadata"]["resourceVersion"]
+    query = {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": version,
+        "timeoutSeconds": 5,
+    }
+    stream = Stream(apiserver.admin)
+    lines = stream.lines(path, query, 20, silence_seconds=20)
+    # A server that never saw one of the kind sends none.
+    apiserver.create(path, {"metadata": {"name": "c"}})
+    events = [msgspec.json.decode(each) for each in lines]
+    stream.drop()
+    assert events[0]["type"] == "ADDED"
+    assert {each["type"] for each in events[1:]} == {"BOOKMARK"}
+    versions = [int(each["object"]["metadata"]["resourceVersion"]) for each in events]
+    assert [int(version), *versions] == sorted([int(version), *versions])
+
+
+def test_token_is_read_again_when_it_changes_and_when_it_is_refused(
+    apiserver: ApiServer, place: str, tmp_path: Path
+) -> None:
+    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]}]
+    apiserver.account(place, "agent", rules)
+    good = apiserver.token(place, "agent")
+    path = f"/api/v1/nodes/{place}"
+    token = tmp_path / "token"
+    token.write_text("x" * len(good))
+    os.utime(token, ns=(0, 0))
+    transport = Transport(apiserver.access(str(token)))
+    with pytest.raises(UnauthorizedError):
+        transport.get(path)
+
+    # Nothing about the file but its content tells that it is another.
+    token.write_text(good)
+    os.utime(token, ns=(0, 0))
+    assert transport.get(path)
+
+    follower = Follower()
+    watch = Cluster(transport, place, spread_seconds=0).watch_node(place, Named, follower)
+    with started(watch):
+        eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
+        token.write_text("refused")
+        with pytest.raises(UnauthorizedError):
+            transport.get(path)
+        # A watch that was granted goes on.
+        assert watch.trouble is None
+        fresh = tmp_path / "fresh"
+        fresh.write_text(apiserver.token(place, "agent"))
+        fresh.rename(token)
+        assert transport.get(path)
+        apiserver.admin.delete(path)
+        eventually("told", lambda: not follower.known, RECOVERY_SECONDS)
+
+
+def test_token_is_bound_to_the_node_of_its_pod(
+    apiserver: ApiServer, place: str, tmp_path: Path
+) -> None:
+    apiserver.account(place, "agent", [])
+    apiserver.pod(place, "agent", place, "agent")
+    token = tmp_path / "token"
+    token.write_text(apiserver.token(place, "agent", pod="agent"))
+    transport = Transport(apiserver.access(str(token)))
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    answer = transport.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+    extra = msgspec.json.decode(answer)["status"]["userInfo"]["extra"]
+    assert extra["authentication.kubernetes.io/node-name"] == [place]
+
+
+def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
+    rules = [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]}]
+    apiserver.account(place, "agent", rules)
+    token = tmp_path / "token"
+    token.write_text(apiserver.token(place, "agent"))
+    cluster = Cluster(Transport(apiserver.access(str(token))), place, spread_seconds=0)
+    account = f"system:serviceaccount:{place}:agent"
+    with pytest.raises(ForbiddenError) as denied:
+        cluster.merge("Node", place, {"status": {"capacity": {"a.io/b": "1"}}}, status=True)
+    assert (denied.value.verb, denied.value.resource, denied.value.group) == (
+        "patch",
+        "nodes/status",
+        "",
+    )
+    assert f"no role lets {account} patch nodes/status at the cluster scope" in str(denied.value)
+
+    watch = cluster.watch_pods(place, Named, Follower())
+    with started(watch):
+        lacking = f"no role lets {account} watch pods at the cluster scope"
+        eventually("trouble", lambda: lacking in (watch.trouble or ""), RECOVERY_SECONDS)
+
+
+def test_kubeconfig_with_an_exec_plugin(apiserver: ApiServer, place: str, tmp_path: Path) -> None:
+    """The plugin's answer is counted, to see that it is asked again after a refusal."""
+    apiserver.account(
+        place, "person", [{"apiGroups": [""], "resources": ["nodes"], "verbs": ["get"]}]
+    )
+    token, asked = tmp_path / "token", tmp_path / "asked"
+    token.write_text("refused")
+    plugin = tmp_path / "plugin"
+    plugin.write_text(
+        f"""#!/bin/sh
+echo asked >> {asked}
+echo '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential",
+       "status": {{"token": "'$(cat {token})'"}}}}'
+"""
+    )
+    plugin.chmod(0o755)
+    exec_ = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": str(plugin),
+        "interactiveMode": "Never",
+    }
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {
+                    "server": apiserver.url,
+                    "certificate-authority": str(apiserver.folder / "ca.crt"),
+                    "tls-server-name": "localhost",
+                },
+            }
+        ],
+        "users": [{"name": "u", "user": {"exec": exec_}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path = tmp_path / "config"
+    path.write_bytes(msgspec.json.encode(config))
+    transport = Transport(KubeconfigAccess(str(path)))
+    with pytest.raises(UnauthorizedError):
+        transport.get(f"/api/v1/nodes/{place}")
+    token.write_text(apiserver.token(place, "person"))
+    assert transport.get(f"/api/v1/nodes/{place}")
+    assert len(asked.read_text().split()) >= 2
