@@ -198,6 +198,7 @@ BAD: dict[str, Answer] = {
     ),
     "no version": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}\n'),
     "huge line": chunked(*[b" " * 50_000] * 5),
+    "HTTP/1.0": raw(b"HTTP/1.0 200 OK\r\n\r\n{"),
     "page of a proxy": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"),
     "redirect": raw(b"HTTP/1.1 302 x\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n"),
     "only watches 500": only_watches(answering(500)),
