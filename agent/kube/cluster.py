@@ -11,11 +11,13 @@ import msgspec
 from agent.kube import kinds
 from agent.kube.backoff import spread
 from agent.kube.discovery import Discovery
-from agent.kube.errors import NotFoundError, ServerError
+from agent.kube.errors import MalformedError, NotFoundError
 from agent.kube.kinds import Kind, kind_named
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Object
 from agent.kube.transport import Transport
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
 
 T = TypeVar("T")
 
@@ -26,7 +28,8 @@ RECHECK_SECONDS: Final = 300.0
 
 
 class Cluster:
-    """Objects of one API server, for one node. What was applied is not sent again."""
+    """Objects of one API server, for one node. What was applied is not sent again; one thread
+    applies."""
 
     def __init__(
         self,
@@ -164,9 +167,12 @@ def _version_of(found: Object) -> str:
 
 def _decoded(path: str, body: bytes) -> Object:
     try:
-        found: Object = msgspec.json.decode(body, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise ServerError(f"{path}: {error}") from error
+        found = jsontext.decode(_object, body)
+    except JsonError as error:
+        raise MalformedError(f"{path}: {error}") from error
     if not isinstance(found.get("metadata"), dict):
-        raise ServerError(f"{path}: no object")
+        raise MalformedError(f"{path}: no object")
     return found
+
+
+_object = msgspec.json.Decoder(Object)

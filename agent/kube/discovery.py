@@ -9,9 +9,11 @@ from typing import Final
 import msgspec
 
 from agent.kube import kinds
-from agent.kube.errors import NotFoundError, ServerError
+from agent.kube.errors import MalformedError, NotFoundError
 from agent.kube.kinds import Kind
 from agent.kube.transport import Transport
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
 
 RECHECK_SECONDS: Final = 300.0
 
@@ -46,9 +48,9 @@ class Discovery:
             except NotFoundError:
                 continue
             try:
-                served = msgspec.json.decode(body, type=_ResourceList).resources or ()
-            except msgspec.DecodeError as error:
-                raise ServerError(f"GET {path}: {error}") from error
+                served = jsontext.decode(_resources, body).resources or ()
+            except JsonError as error:
+                raise MalformedError(f"GET {path}: {error}") from error
             if any(each.name == kind.plural for each in served):
                 return version
         return None
@@ -60,3 +62,6 @@ class _Resource(msgspec.Struct, frozen=True):
 
 class _ResourceList(msgspec.Struct, frozen=True):
     resources: list[_Resource] | None = None
+
+
+_resources = msgspec.json.Decoder(_ResourceList)

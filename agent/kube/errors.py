@@ -6,6 +6,9 @@ import re
 
 import msgspec
 
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
+
 
 class StoreError(RuntimeError):
     """An object that can't be written or read; the message names kind, name and reason."""
@@ -25,8 +28,7 @@ class UnreachableError(KubeError):
 
 
 class ServerError(KubeError):
-    """A 5xx, or an answer that makes no sense. `future_version`: the server does not know so new
-    a resourceVersion."""
+    """A 5xx. `future_version`: the server does not know so new a resourceVersion."""
 
     def __init__(
         self,
@@ -37,6 +39,10 @@ class ServerError(KubeError):
     ) -> None:
         super().__init__(message, retry_after_seconds)
         self.future_version = future_version
+
+
+class MalformedError(ServerError):
+    """An answer that makes no sense."""
 
 
 class UnauthorizedError(KubeError):
@@ -107,8 +113,8 @@ class Status(msgspec.Struct, frozen=True):
 def status_of(body: bytes) -> Status:
     """The Status in a body; a proxy's page or a torn one becomes its message."""
     try:
-        return msgspec.json.decode(body, type=Status)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+        return jsontext.decode(_status, body)
+    except JsonError:
         return Status(message=body[:_EXCERPT_BYTES].decode("utf-8", "replace").strip())
 
 
@@ -156,6 +162,7 @@ def _forbidden(asked: str, status: Status) -> ForbiddenError:
     )
 
 
+_status = msgspec.json.Decoder(Status)
 _EXCERPT_BYTES = 200
 _FUTURE = "ResourceVersionTooLarge"
 _FUTURE_TEXT = "Too large resource version"

@@ -7,8 +7,6 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
-import msgspec
-
 from agent.kube.errors import StoreError
 from agent.kube.mirror import Metadata, Mirror
 from agent.kube.objects import Changed, Key
@@ -30,13 +28,12 @@ class FolderWatch(Generic[T]):
         read: Read,
         type_: type[T],
         changed: Changed[T],
-        *,
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         self._read = read
         self._changed = changed
         self._period = period_seconds
-        self._mirror: Mirror[T] = Mirror(msgspec.json.Decoder(type_).decode)
+        self._mirror: Mirror[T] = Mirror(type_)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch of a folder", daemon=True)
         self.synced = False

@@ -16,10 +16,12 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.kube import errors
+from agent.kube import errors, wire
 from agent.kube.backoff import Backoff
 from agent.kube.errors import (
     GoneError,
+    KubeError,
+    MalformedError,
     RejectedError,
     ServerError,
     StoreError,
@@ -27,7 +29,9 @@ from agent.kube.errors import (
 )
 from agent.kube.mirror import Metadata, Mirror
 from agent.kube.objects import Change, Changed, Key
+from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
+from agent.kube.wire import Event, Page
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -72,8 +76,8 @@ class ListWatch(Generic[T]):
         self._changed = changed
         self._first_seconds = first_seconds
         self._pace = pace or Pace()
-        self._stream = transport.stream()
-        self._mirror: Mirror[T] = Mirror(msgspec.json.Decoder(type_).decode)
+        self._stream = Stream(transport)
+        self._mirror: Mirror[T] = Mirror(type_)
         self._backoff = Backoff(self._pace.random)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"watch {path}", daemon=True)
@@ -113,9 +117,10 @@ class ListWatch(Generic[T]):
                 if self._step():
                     continue
             except StoreError as error:
-                if isinstance(error, GoneError) or getattr(error, "future_version", False):
-                    self._version = None
-                asked_after = getattr(error, "retry_after_seconds", None)
+                if isinstance(error, KubeError):
+                    asked_after = error.retry_after_seconds
+                    if _spoils_version(error):
+                        self._version = None
                 self._failed(error)
             if self._pace.wait(self._stopped, self._backoff.next(asked_after)):
                 return
@@ -138,10 +143,13 @@ class ListWatch(Generic[T]):
             log.warning("watch of %s: %s", self._path, error)
         self.trouble = str(error)
 
-    def _progressed(self) -> None:
+    def _served(self) -> None:
         if self.trouble is not None:
             log.info("watch of %s goes on", self._path)
         self.trouble = None
+
+    def _progressed(self) -> None:
+        self._served()
         self._asked = 0
         self._backoff.reset()
 
@@ -150,7 +158,7 @@ class ListWatch(Generic[T]):
         if not self.syncs:
             # From the server's memory, which is as old as we like: we have seen nothing yet.
             query["resourceVersion"] = "0"
-        found: list[tuple[Metadata, msgspec.Raw]] = []
+        found: list[tuple[Metadata, bytes]] = []
         while True:
             try:
                 page = self._page(query)
@@ -162,24 +170,23 @@ class ListWatch(Generic[T]):
                 found.clear()
                 query = dict(self._select)
                 continue
-            found += [(_decode_object(raw), raw) for raw in page.items or ()]
+            found += [
+                (wire.metadata(f"list of {self._path}", raw), bytes(raw))
+                for raw in page.items or ()
+            ]
             token = page.metadata.continue_
             if not token:
                 break
             if query.get("continue") == token:
-                raise ServerError(f"list of {self._path}: the same page again")
+                raise MalformedError(f"list of {self._path}: the same page again")
             query = {**self._select, "limit": PAGE, "continue": token}
         if not page.metadata.resource_version:
-            raise ServerError(f"list of {self._path}: has no resourceVersion")
+            raise MalformedError(f"list of {self._path}: has no resourceVersion")
         self._list_next = False
         self._sync(found, page.metadata.resource_version)
 
-    def _page(self, query: Query) -> _List:
-        body = self._stream.get(self._path, query)
-        try:
-            return _decode_list(body)
-        except msgspec.DecodeError as error:
-            raise ServerError(f"list of {self._path}: {error}") from error
+    def _page(self, query: Query) -> Page:
+        return wire.page(f"list of {self._path}", self._stream.get(self._path, query))
 
     def _watch(self) -> bool:
         asked = f"watch of {self._path}"
@@ -227,14 +234,14 @@ class ListWatch(Generic[T]):
     def _follow(self, query: Query, seconds: float) -> bool:
         """Takes in what the server tells until it ends; False when that was nothing."""
         heard = False
-        initial: list[tuple[Metadata, msgspec.Raw]] | None = None
+        initial: list[tuple[Metadata, bytes]] | None = None
         if self._version is None:
             initial = []
         lines = self._stream.lines(
             self._path, query, seconds, silence_seconds=None if initial is not None else seconds
         )
         if initial is None:
-            self.trouble = None
+            self._served()
         with contextlib.closing(lines):
             for line in lines:
                 if self._stopped.is_set():
@@ -244,8 +251,8 @@ class ListWatch(Generic[T]):
                 if initial is None:
                     self._heard(event, metadata)
                 elif event.type != "BOOKMARK":
-                    initial.append((metadata, event.object))
-                elif (metadata.annotations or {}).get(_INITIAL_END) == "true":
+                    initial.append((metadata, bytes(event.object)))
+                elif wire.ends_initial(metadata):
                     self._sync(initial, metadata.resource_version)
                     initial = None
                     self._stream.allow_silence(seconds)
@@ -254,78 +261,40 @@ class ListWatch(Generic[T]):
     def _healthy_since(self, began: float) -> bool:
         return self._pace.clock() - began >= HEALTHY_SECONDS
 
-    def _event(self, line: bytes) -> tuple[_Event, Metadata]:
+    def _event(self, line: bytes) -> tuple[Event, Metadata]:
         asked = f"watch of {self._path}"
-        try:
-            event = _decode_event(line)
-            if event.type == "ERROR":
-                raise errors.refusal(asked, errors.status_of(bytes(event.object)))
-            metadata = _decode_object(event.object)
-        except msgspec.DecodeError as error:
-            raise ServerError(f"{asked}: {error}") from error
-        if not metadata.resource_version:
-            raise ServerError(f"{asked}: an event without resourceVersion")
-        return event, metadata
+        event = wire.event(asked, line)
+        if event.type == "ERROR":
+            raise errors.refusal(asked, errors.status_of(bytes(event.object)))
+        return event, wire.metadata(asked, event.object)
 
-    def _heard(self, event: _Event, metadata: Metadata) -> None:
-        if _not_newer(metadata.resource_version, self._version):
+    def _heard(self, event: Event, metadata: Metadata) -> None:
+        if wire.not_newer(metadata.resource_version, self._version):
             return
         if event.type == "DELETED":
             self._tell(self._mirror.drop(metadata.key))
         elif event.type in ("ADDED", "MODIFIED"):
-            self._tell(self._mirror.put(metadata, event.object))
+            self._tell(self._mirror.put(metadata, bytes(event.object)))
         self._version = metadata.resource_version
         self._progressed()
 
-    def _sync(self, found: list[tuple[Metadata, msgspec.Raw]], version: str) -> None:
+    def _sync(self, found: list[tuple[Metadata, bytes]], version: str) -> None:
         self._tell(self._mirror.replace(found))
         self._version = version
         self.syncs += 1
         self.synced = True
-        self.trouble = None
+        self._served()
 
     def _tell(self, changes: list[Change[T]]) -> None:
         if changes and not self._stopped.is_set():
             self._changed(changes)
 
 
-class _ListMetadata(msgspec.Struct, frozen=True):
-    resource_version: str = msgspec.field(name="resourceVersion", default="")
-    continue_: str = msgspec.field(name="continue", default="")
+def _spoils_version(error: KubeError) -> bool:
+    """Whether another watch from the same version would end likewise."""
+    return isinstance(error, GoneError | MalformedError | RejectedError) or (
+        isinstance(error, ServerError) and error.future_version
+    )
 
 
-class _List(msgspec.Struct, frozen=True):
-    metadata: _ListMetadata
-    items: list[msgspec.Raw] | None = None
-
-
-class _Event(msgspec.Struct, frozen=True):
-    type: str
-    object: msgspec.Raw
-
-
-class _Object(msgspec.Struct, frozen=True):
-    metadata: Metadata
-
-
-def _decode_list(body: bytes) -> _List:
-    return msgspec.json.decode(body, type=_List)
-
-
-def _decode_event(line: bytes) -> _Event:
-    return msgspec.json.decode(line, type=_Event)
-
-
-def _decode_object(raw: msgspec.Raw) -> Metadata:
-    return msgspec.json.decode(raw, type=_Object).metadata
-
-
-def _not_newer(version: str, than: str | None) -> bool:
-    """Versions are numbers that grow; those that are none are newer unless equal."""
-    if version.isdecimal() and than is not None and than.isdecimal():
-        return int(version) <= int(than)
-    return version == than
-
-
-_INITIAL_END = "k8s.io/initial-events-end"
 _JOIN_SECONDS = 2.0

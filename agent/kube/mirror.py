@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind, Key
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -39,16 +41,15 @@ class Known(msgspec.Struct, Generic[T], frozen=True):
 class Mirror(Generic[T]):
     """Tells every change once. Not safe for several threads that write."""
 
-    def __init__(self, decode: Callable[[bytes | msgspec.Raw], T]) -> None:
-        """`decode` raises msgspec.DecodeError for an object that can't be used: it is logged, and
-        its last good value stays."""
-        self._decode = decode
+    def __init__(self, type_: type[T]) -> None:
+        """An object that is no `type_` is logged, and its last good value stays."""
+        self._decoder = msgspec.json.Decoder(type_)
         self._known: dict[Key, Known[T]] = {}
 
     def values(self) -> dict[Key, T]:
         return {key: known.value for key, known in self._known.copy().items()}
 
-    def replace(self, found: Iterable[tuple[Metadata, bytes | msgspec.Raw]]) -> list[Change[T]]:
+    def replace(self, found: Iterable[tuple[Metadata, bytes]]) -> list[Change[T]]:
         """All that is there."""
         changes: list[Change[T]] = []
         gone = set(self._known)
@@ -59,15 +60,15 @@ class Mirror(Generic[T]):
             changes += self.drop(key)
         return changes
 
-    def put(self, metadata: Metadata, raw: bytes | msgspec.Raw) -> list[Change[T]]:
+    def put(self, metadata: Metadata, raw: bytes) -> list[Change[T]]:
         """One that is there."""
         key = metadata.key
         before = self._known.get(key)
         if before and (before.uid, before.version) == (metadata.uid, metadata.resource_version):
             return []
         try:
-            value = self._decode(raw)
-        except msgspec.DecodeError as error:
+            value = jsontext.decode(self._decoder, raw)
+        except JsonError as error:
             log.error("%s can not be read: %s", "/".join(filter(None, key)), error)
             return [] if before is None or before.uid == metadata.uid else self.drop(key)
         self._known[key] = Known(metadata.uid, metadata.resource_version, value)

@@ -18,9 +18,11 @@ from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
-from agent.kube.folderwatch import FolderWatch
+from agent.kube.folderwatch import PERIOD_SECONDS, FolderWatch
 from agent.kube.mirror import Metadata
 from agent.kube.objects import Changed, Object
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
 from agent.model.resources import LABEL_PREFIX
 
 T = TypeVar("T")
@@ -29,8 +31,10 @@ T = TypeVar("T")
 class EmbeddedStore:
     """Objects by kind and name; cluster-scoped kinds only."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, period_seconds: float = PERIOD_SECONDS) -> None:
+        """A watch looks again after each period."""
         self._folder = folder
+        self._period = period_seconds
 
     def get(self, kind: str, name: str) -> Object | None:
         """The stored object, None when there is none. Raises StoreError."""
@@ -75,11 +79,11 @@ class EmbeddedStore:
 
     def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> FolderWatch[T]:
         """Of that node: those whose `spec.nodeName` it is."""
-        return FolderWatch(lambda: self._pods(node_name), type_, changed)
+        return FolderWatch(lambda: self._pods(node_name), type_, changed, self._period)
 
     def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> FolderWatch[T]:
         """The one Node."""
-        return FolderWatch(lambda: self._one("Node", name), type_, changed)
+        return FolderWatch(lambda: self._one("Node", name), type_, changed, self._period)
 
     def _one(self, kind: str, name: str) -> Iterator[tuple[Metadata, bytes]]:
         if (found := self.get(kind, name)) is not None:
@@ -120,8 +124,8 @@ def _told(what: str, found: Object) -> tuple[Metadata, bytes]:
     """As a server would tell it; its content is its version."""
     try:
         text = msgspec.json.encode(found)
-        metadata = msgspec.json.decode(text, type=_WithMetadata).metadata
-    except (TypeError, msgspec.MsgspecError) as error:
+        metadata = jsontext.decode(_object, text).metadata
+    except (TypeError, msgspec.MsgspecError, RecursionError, JsonError) as error:
         raise StoreError(f"{what}: {error}") from error
     version = hashlib.blake2b(text, digest_size=8).hexdigest()
     return msgspec.structs.replace(metadata, resource_version=version), text
@@ -139,6 +143,8 @@ def _names(folder: str) -> list[str]:
 class _WithMetadata(msgspec.Struct, frozen=True):
     metadata: Metadata
 
+
+_object = msgspec.json.Decoder(_WithMetadata)
 
 _SHARED = ("Node",)
 

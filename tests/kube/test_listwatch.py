@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
+from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.listwatch import ListWatch, Pace
 from agent.kube.objects import Change, ChangeKind, Key
-from agent.kube.transport import Limits, Transport
+from agent.kube.transport import Transport
 from tests.kube import hostile
 from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status
 from tests.waiting import eventually
@@ -190,8 +191,14 @@ BAD: dict[str, Answer] = {
     "torn JSON": chunked(b'{"type": "ADDED", "obj\n'),
     "torn line": chunked(b'{"type": "ADDED", "obj'),
     "no object": chunked(b'{"type": "ADDED", "object": 3}\n'),
+    "no UTF-8": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "\xff"}}}\n'),
+    "nested without end": chunked(b"[" * 50_000 + b"\n"),
+    "objects that are none": lambda server, connection, request: reply(
+        connection, 200, {"metadata": {"resourceVersion": "1"}, "items": [3]}
+    ),
     "no version": chunked(b'{"type": "ADDED", "object": {"metadata": {"name": "a"}}}\n'),
     "huge line": chunked(*[b" " * 50_000] * 5),
+    "HTTP/1.0": raw(b"HTTP/1.0 200 OK\r\n\r\n{"),
     "page of a proxy": raw(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"),
     "redirect": raw(b"HTTP/1.1 302 x\r\nLocation: /x\r\nContent-Length: 0\r\n\r\n"),
     "only watches 500": only_watches(answering(500)),
@@ -405,6 +412,24 @@ def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> No
         assert set(follower.watch.objects()) == {Key("", "good")}
         server.put("odd", "2")
         eventually("told", lambda: follower.equals(server))
+
+
+def test_version_whose_events_make_no_sense_is_left_behind(server: Server, clock: Clock) -> None:
+    """A line that can't be read comes again with every watch from before it."""
+
+    def spoiled(server: Server, connection: socket.socket, request: Request) -> bool:
+        if not request.watches or "sendInitialEvents" in request.query:
+            return hostile.honest(server, connection, request)
+        return BAD["huge line"](server, connection, request)
+
+    server.put("a", "1")
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server))
+        server.answer = spoiled
+        server.break_watches()
+        server.put("a", "2")
+        eventually("another sync", lambda: follower.watch.syncs == 2)
+        assert follower.equals(server)
 
 
 def test_silent_watch_is_not_trusted(server: Server, clock: Clock) -> None:

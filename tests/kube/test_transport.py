@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from agent.kube import errors
+from agent.kube.answers import Limits
 from agent.kube.auth import AccessError, FileAccess
-from agent.kube.transport import Limits, Transport, segment
+from agent.kube.stream import Stream
+from agent.kube.transport import Transport, segment
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
+from tests.waiting import eventually
 
 LIMITS = Limits(
     connect_seconds=1, read_seconds=0.2, whole_seconds=0.5, line_bytes=1000, body_bytes=10_000
@@ -79,9 +82,7 @@ def test_connection_that_the_server_gave_up_is_replaced(
     server.answer = once
     for _ in range(3):
         transport.get("/x")
-        # The end has arrived when the other side has closed.
-        while server.open_connections:
-            pass
+        eventually("the end has arrived", lambda: not server.open_connections)
     assert len({each.connection for each in server.requests}) == 3
 
 
@@ -185,7 +186,7 @@ def test_token_of_a_file_that_others_replace(server: Server, tmp_path: Path, str
     path.write_text("one\n")
     guard = Guarded(server, "one")
     transport = Transport(FileAccess(server.url, token=str(path)), limits=LIMITS)
-    stream = transport.stream()
+    stream = Stream(transport)
 
     def ask() -> None:
         if streams:

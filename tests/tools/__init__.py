@@ -43,6 +43,8 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "kubernetes": (("install", *_FLAGS, "tool"),),
 }
 NAMES = tuple(_MODULES)
+ASSETS = ("etcd", "kubernetes")
+"""What KUBEBUILDER_ASSETS has as well, where it is set."""
 
 
 class _BuildError(RuntimeError):

@@ -127,8 +127,9 @@ class ApiServer:
         self._etcd("kv/compaction", revision=revision, physical=True)
 
     def write_beside(self) -> None:
-        """One more revision, of nothing that the API server knows."""
-        self._etcd("kv/put", key=_base64("/beside"), value=_base64("1"))
+        """A few more revisions, of nothing that the API server knows."""
+        for _ in range(5):
+            self._etcd("kv/put", key=_base64("/beside"), value=_base64("1"))
 
     def stop(self) -> None:
         for name in list(self._processes):

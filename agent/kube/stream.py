@@ -1,0 +1,150 @@
+"""One connection that is asked for lists and watches, and that another thread can end."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import time
+from collections.abc import Generator, Iterator
+
+import urllib3
+from urllib3.connection import HTTPConnection
+
+from agent.kube.answers import chunks, granted, troubles
+from agent.kube.errors import (
+    KubeError,
+    MalformedError,
+    ServerError,
+    UnauthorizedError,
+    UnreachableError,
+)
+from agent.kube.transport import Query, Transport
+
+
+class Stream:
+    """One connection, kept between requests. One thread asks, any other may close it: that wakes
+    who waits for an answer, and ends the stream for good."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._connection: HTTPConnection | None = None
+        self._context: ssl.SSLContext | None = None
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def get(self, path: str, query: Query) -> bytes:
+        """Raises KubeError, AccessError."""
+        asked = f"GET {path}"
+        limits = self._transport.limits
+        with self._guarded(asked):
+            return granted(asked, self._ask(path, query), limits).body
+
+    def lines(
+        self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
+    ) -> Generator[bytes, None, None]:
+        """Returns when the server grants it. Then come the lines of the answer until its end; after
+        `seconds` that is an error, whatever came. So is silence, longer than Limits allow or
+        `silence_seconds`. Who stops before the end closes it. Both raise KubeError, AccessError."""
+        asked = f"GET {path}"
+        with self._guarded(asked):
+            response = self._ask(path, query)
+            if response.status != 200:
+                granted(asked, response, self._transport.limits)
+            if silence_seconds is not None:
+                self.allow_silence(silence_seconds)
+        return self._lines(asked, response, seconds)
+
+    def _lines(
+        self, asked: str, response: urllib3.BaseHTTPResponse, seconds: float
+    ) -> Generator[bytes, None, None]:
+        limits = self._transport.limits
+        deadline = time.monotonic() + seconds
+        torn = bytearray()
+        with self._guarded(asked):
+            for chunk in chunks(response):
+                torn += chunk
+                if b"\n" in chunk:
+                    *whole, rest = bytes(torn).split(b"\n")
+                    torn = bytearray(rest)
+                    yield from filter(None, whole)
+                if len(torn) > limits.line_bytes:
+                    raise MalformedError(f"{asked}: a line of more than {limits.line_bytes} bytes")
+                if time.monotonic() > deadline:
+                    raise UnreachableError(f"{asked}: no end after {seconds:.0f} s")
+            if torn:
+                raise UnreachableError(f"{asked}: ends in the middle of a line")
+
+    def allow_silence(self, seconds: float) -> None:
+        """Between two pieces of the answer that is being read."""
+        if self._socket is not None:
+            self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """From any thread."""
+        self._closed = True
+        self._shut()
+
+    def drop(self) -> None:
+        """By the thread that asks: the next request gets a new connection."""
+        connection, self._connection, self._socket = self._connection, None, None
+        if connection is not None:
+            connection.close()
+
+    @contextlib.contextmanager
+    def _guarded(self, asked: str) -> Iterator[None]:
+        done = False
+        try:
+            with troubles(asked):
+                yield
+            done = True
+        except KubeError as error:
+            # After a refusal that was read to its end the connection is as good as before.
+            done = not isinstance(error, UnreachableError | ServerError)
+            raise
+        finally:
+            if not done or self._closed:
+                self.drop()
+
+    def _ask(self, path: str, query: Query) -> urllib3.BaseHTTPResponse:
+        while True:
+            headers = self._transport.headers()
+            connection = self._connected()
+            connection.timeout = self._transport.limits.read_seconds
+            connection.request(
+                "GET",
+                self._transport.target(path, query),
+                headers=headers,
+                preload_content=False,
+            )
+            response = connection.getresponse()
+            if response.status != 401:
+                return response
+            try:
+                granted(f"GET {path}", response, self._transport.limits)
+            except UnauthorizedError:
+                if self._transport.used_up(headers):
+                    raise
+
+    def _connected(self) -> HTTPConnection:
+        context = self._transport.access.tls()
+        connection = self._connection
+        if connection is not None and (context is not self._context or not connection.is_connected):
+            self.drop()
+            connection = None
+        if connection is None:
+            connection = self._transport.connection(context)
+            self._connection, self._context = connection, context
+            connection.connect()
+        self._socket = connection.sock
+        assert self._socket is not None
+        self._socket.settimeout(self._transport.limits.read_seconds)
+        if self._closed:
+            raise UnreachableError("closed")
+        return connection
+
+    def _shut(self) -> None:
+        if (connected := self._socket) is not None:
+            with contextlib.suppress(OSError):
+                # Below TLS: the reader of another thread shall find an end, not a changed object.
+                socket.socket.shutdown(connected, socket.SHUT_RDWR)

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.kube import kinds
+from agent.kube.answers import Limits
+from agent.kube.auth import FileAccess
+from agent.kube.cluster import RECHECK_SECONDS, Cluster, holds
+from agent.kube.errors import NotFoundError, RejectedError, ServerError, StoreError
+from agent.kube.transport import Transport
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server, reply, status
+
+GROUP = "/apis/topology.node.k8s.io"
+
+
+class Api:
+    """As much of a server as these tests need: whole objects by path, versions of a group."""
+
+    def __init__(self, server: Server) -> None:
+        server.answer = self
+        self.objects: dict[str, dict[str, Any]] = {"/api/v1/nodes/n": {"metadata": {"name": "n"}}}
+        self.served = {"v1alpha2": ["noderesourcetopologies", "other"], "v1alpha1": ["other"]}
+        self.writes: list[str] = []
+        self.version = 1
+
+    def __call__(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        group, _, version = request.path.rpartition("/")
+        if group == GROUP and version in self.served:
+            names = [{"name": each} for each in self.served[version]]
+            return reply(connection, 200, {"resources": names})
+        path = request.path.removesuffix("/status")
+        if request.method == "PATCH":
+            self.writes.append(request.path)
+            wanted = json.loads(request.body)
+            before = self.objects.get(path)
+            if before is None or any(
+                before.get(key) != wanted[key] for key in wanted if key != "metadata"
+            ):
+                self.version += 1
+                metadata = {**wanted["metadata"], "resourceVersion": str(self.version)}
+                self.objects[path] = {**(before or {}), **wanted, "metadata": metadata}
+            return reply(connection, 200 if before else 201, self.objects[path])
+        if path not in self.objects:
+            return reply(connection, 404, status(404, "NotFound", "no such thing"))
+        if request.method == "DELETE":
+            del self.objects[path]
+            return reply(connection, 200, {})
+        return reply(connection, 200, self.objects[path])
+
+
+class Clock:
+    now = 0.0
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with hostile.serving() as it:
+        yield it
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return Api(server)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster(server: Server, api: Api, clock: Clock) -> Cluster:
+    transport = Transport(FileAccess(server.url), limits=Limits(read_seconds=2))
+    return Cluster(transport, "n", clock=lambda: clock.now)
+
+
+def topology(cpus: int, version: str = "v1alpha2") -> dict[str, Any]:
+    return {
+        "apiVersion": f"topology.node.k8s.io/{version}",
+        "kind": "NodeResourceTopology",
+        "metadata": {"name": "n"},
+        "zones": [{"name": "node-0", "cpus": cpus}],
+    }
+
+
+def test_apply_tells_whether_something_changed_and_asks_nothing_when_it_knows(
+    server: Server, api: Api, cluster: Cluster
+) -> None:
+    assert cluster.apply(topology(8)) is True
+    asked = len(server.requests)
+    assert cluster.apply(topology(8)) is False
+    assert len(server.requests) == asked
+    assert cluster.apply(topology(4)) is True
+    assert len(api.writes) == 2
+
+
+@pytest.mark.parametrize(("thief", "writes"), [(False, 1), (True, 2)])
+def test_what_was_applied_is_looked_at_now_and_then(
+    api: Api, cluster: Cluster, clock: Clock, thief: bool, writes: int
+) -> None:
+    cluster.apply(topology(8))
+    (path,) = (path for path in api.objects if "topologies" in path)
+    zones = api.objects[path]["zones"]
+    if thief:
+        zones[0]["cpus"] = 1
+    else:
+        zones.append({"name": "card"})
+        zones[0]["costs"] = 10
+    clock.now += RECHECK_SECONDS
+    assert cluster.apply(topology(8)) is thief
+    assert len(api.writes) == writes
+
+
+def test_object_that_somebody_removed_comes_back(api: Api, cluster: Cluster, clock: Clock) -> None:
+    cluster.apply(topology(8))
+    assert cluster.delete("NodeResourceTopology", "n") is True
+    assert cluster.delete("NodeResourceTopology", "n") is False
+    assert cluster.apply(topology(8)) is True
+
+
+def test_status_of_what_is_not_there_is_not_written(api: Api, cluster: Cluster) -> None:
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "m"}, "status": {"a": 1}}
+    for apply in (cluster.apply, cluster.apply_status):
+        with pytest.raises(NotFoundError, match="Node m is not there"):
+            apply(node)
+    assert api.writes == []
+    assert cluster.apply_status({**node, "metadata": {"name": "n"}}) is True
+    assert api.writes == ["/api/v1/nodes/n/status"]
+
+
+def test_served_version_is_the_best_that_has_the_kind(
+    api: Api, cluster: Cluster, clock: Clock, server: Server
+) -> None:
+    discovery = cluster.discovery
+    assert discovery.version(kinds.NODE) == "v1"
+    assert server.requests == []
+    assert discovery.version(kinds.TOPOLOGY) == "v1alpha2"
+    api.served = {"v1alpha2": ["other"], "v1alpha1": ["noderesourcetopologies"]}
+    assert discovery.version(kinds.TOPOLOGY) == "v1alpha2"
+    clock.now += 300
+    assert discovery.version(kinds.TOPOLOGY) == "v1alpha1"
+    api.served = {}
+    discovery.forget(kinds.TOPOLOGY)
+    assert discovery.version(kinds.TOPOLOGY) is None
+    assert cluster.get("NodeResourceTopology", "n") is None
+    assert cluster.delete("NodeResourceTopology", "n") is False
+    with pytest.raises(NotFoundError, match="noderesourcetopologies of"):
+        cluster.merge("NodeResourceTopology", "n", {})
+
+
+def test_kind_of_others_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(StoreError, match="Secret: no kind of ours"):
+        cluster.get("Secret", "n")
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"{}", b'{"metadata": 3}'])
+def test_answer_that_is_no_object_is_an_error(
+    server: Server, cluster: Cluster, body: bytes
+) -> None:
+    server.answer = lambda server, connection, request: reply(connection, 200, body)
+    with pytest.raises(ServerError, match="/api/v1/nodes/n"):
+        cluster.get("Node", "n")
+
+
+def test_failed_write_is_tried_again_by_the_next_apply(
+    server: Server, api: Api, cluster: Cluster
+) -> None:
+    def refusing(server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.method == "PATCH":
+            return reply(connection, 422, status(422, "Invalid", "zones: no"))
+        return api(server, connection, request)
+
+    server.answer = refusing
+    with pytest.raises(RejectedError, match="422 zones: no"):
+        cluster.apply(topology(8))
+    server.answer = api
+    assert cluster.apply(topology(8)) is True
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "result"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1}, True),
+        ({"a": 1}, {"a": 1, "b": None}, False),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 2]}}, True),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1]}}, False),
+        ([{"name": "x", "more": 1}, {"name": "y"}], [{"name": "x"}], True),
+        ([{"name": "y"}], [{"name": "x"}], False),
+        ([{"name": "x"}, 1], [{"name": "x"}], False),
+        ([], [], True),
+        ({"a": 1}, [], False),
+        (None, {"a": 1}, False),
+    ],
+)
+def test_holds(stored: Any, wanted: Any, result: bool) -> None:
+    assert holds(stored, wanted) is result

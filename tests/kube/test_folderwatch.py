@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from agent.kube.folderwatch import FolderWatch
+from agent.kube.objects import Change, Key
+from agent.kube.store import EmbeddedStore
+from tests.waiting import eventually
+
+
+class Item(msgspec.Struct):
+    metadata: dict[str, Any]
+
+
+def pod(folder: Path, namespace: str, name: str, node: str, **labels: str) -> Path:
+    path = folder / "pod" / namespace / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"name": name, "namespace": namespace, "labels": labels}
+    path.write_text(yaml.safe_dump({"metadata": metadata, "spec": {"nodeName": node}}))
+    return path
+
+
+def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
+    told: list[tuple[str, Key]] = []
+
+    def changed(changes: Sequence[Change[Item]]) -> None:
+        told.extend((each.kind.value, each.key) for each in changes)
+
+    pod(tmp_path, "a", "p", "n")
+    pod(tmp_path, "b", "p", "n")
+    pod(tmp_path, "b", "elsewhere", "m")
+    store = EmbeddedStore(str(tmp_path), period_seconds=0.01)
+    watch = store.watch_pods("n", Item, changed)
+    watch.start()
+    try:
+        eventually("synced", lambda: watch.synced)
+        assert set(watch.objects()) == {Key("a", "p"), Key("b", "p")}
+        path = pod(tmp_path, "a", "p", "n", changed="yes")
+        eventually("told", lambda: len(told) == 3)
+        path.write_text("{")
+        eventually("trouble", lambda: "Pod a/p" in (watch.trouble or ""))
+        assert len(watch.objects()) == 2, "what was known stays"
+        path.unlink()
+        eventually("told", lambda: len(told) == 4)
+        assert watch.trouble is None
+    finally:
+        watch.stop()
+    assert sorted(told[:2]) == [("added", Key("a", "p")), ("added", Key("b", "p"))]
+    assert told[2:] == [("modified", Key("a", "p")), ("deleted", Key("a", "p"))]
+    pod(tmp_path, "a", "late", "n")
+    assert len(told) == 4
+
+
+def test_node_is_followed(tmp_path: Path) -> None:
+    store = EmbeddedStore(str(tmp_path), period_seconds=0.01)
+    changes: list[Change[Item]] = []
+    watch: FolderWatch[Item] = store.watch_node("n", Item, changes.extend)
+    watch.start()
+    try:
+        eventually("synced", lambda: watch.synced)
+        assert watch.objects() == {}
+        store.apply({"kind": "Node", "metadata": {"name": "n"}})
+        eventually("added", lambda: len(changes) == 1)
+        assert store.delete("Node", "n") is True
+        assert store.delete("Node", "n") is False
+        eventually("deleted", lambda: len(changes) == 2)
+    finally:
+        watch.stop()
