@@ -36,16 +36,15 @@ def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: Limits) -> A
     where it is a no or can't be read."""
     deadline = time.monotonic() + limits.whole_seconds
     body = bytearray()
-    try:
+    with contextlib.ExitStack() as unread:
+        unread.callback(response.close)
         for chunk in chunks(response):
             body += chunk
             if len(body) > limits.body_bytes:
                 raise MalformedError(f"{asked}: an answer of more than {limits.body_bytes} bytes")
             if time.monotonic() > deadline:
                 raise UnreachableError(f"{asked}: no end after {limits.whole_seconds:.0f} s")
-    except BaseException:
-        response.close()
-        raise
+        unread.pop_all()
     response.release_conn()
     if 200 <= response.status < 300:
         return Answer(response.status, bytes(body))

@@ -4,8 +4,6 @@ test plays."""
 from __future__ import annotations
 
 import json
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +11,18 @@ import grpc
 import msgspec
 
 from agent.hookserver.door import HookDoor
-from agent.host import files
 from agent.host.boot import boot_id
-from agent.model import doorbell
-from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.doorbell import Ring
 from agent.model.qos import QOS_LABEL
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.proto import koordinator_hooks_pb2 as pb
+from tests.proxy.played import PlayedAgent
 
 SERVICE = "runtime.v1alpha1.RuntimeHookService"
 
 
-class World:
+class World(PlayedAgent):
     """`publish` is what the agent does, `rings` what it hears."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
@@ -39,26 +34,14 @@ class World:
         )
         self.socket = self.settings.hook_server_socket
         self.registration = folder / "hookserver.d" / "topolet.json"
-        self._snapshot = folder / "snapshot.json"
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._ear.bind(str(folder / "doorbell.sock"))
+        super().__init__(folder / "snapshot.json", folder / "doorbell.sock")
         self.door = HookDoor(self.settings, heard_seconds=0.0)
         self.door.start()
         self._closed = False
         self.channel = grpc.insecure_channel(f"unix://{self.socket}")
 
     def publish(self, snapshot: Snapshot) -> None:
-        """As an agent that has looked at the runtime just now."""
-        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns(), boot_id=boot_id())
-        files.replace(str(self._snapshot), snapshots.encode(now), durable=False)
-
-    def rings(self) -> list[Ring]:
-        heard = []
-        while True:
-            try:
-                heard.append(doorbell.decode(self._ear.recv(1 << 18)))
-            except BlockingIOError:
-                return heard
+        super().publish(msgspec.structs.replace(snapshot, boot_id=boot_id()))
 
     def raw(self, hook: str, message: bytes, timeout: float | None = 10.0) -> bytes:
         """Raises grpc.RpcError."""
@@ -81,7 +64,7 @@ class World:
     def close(self) -> None:
         self.channel.close()
         self.close_door()
-        self._ear.close()
+        super().close()
 
     def close_door(self) -> None:
         """As the agent does at its end."""

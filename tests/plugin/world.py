@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import time
 from pathlib import Path
 
-import msgspec
-
-from agent.host import files
-from agent.model import doorbell
 from agent.model import failurepolicy as policy
-from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.doorbell import Ring
 from agent.model.failurepolicy import Deadlines
 from agent.model.qos import QOS_LABEL
 from agent.model.settings import Settings
-from agent.model.snapshot import Snapshot
 from agent.plugin.conflicts import Conflicts
 from agent.plugin.containers import Containers
 from agent.plugin.hooks import Hooks
@@ -30,6 +21,7 @@ from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.loop import Loop
 from agent.runtime.nri.link import Link
 from tests.proxy.exchanges import BOOT
+from tests.proxy.played import PlayedAgent
 from tests.runtime.nri.fake import FakeRuntime
 
 
@@ -50,11 +42,12 @@ def container(container_id: str, uid: str, cpus: str = "", shares: int = 512) ->
     return it
 
 
-class World:
+class World(PlayedAgent):
     """`publish` is what the agent does, `rings` what it hears."""
 
     def __init__(self, folder: Path, hold_seconds: float = 0.5, proc: str = "/proc") -> None:
         self.path = folder / "snapshot.json"
+        super().__init__(self.path, folder / "bell")
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
         self.bell = Bell(str(folder / "bell"))
@@ -82,23 +75,8 @@ class World:
             self.conflicts,
             proc,
         )
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._ear.bind(str(folder / "bell"))
         self.link.start()
         self.updater.start()
-
-    def publish(self, snapshot: Snapshot) -> None:
-        """As an agent that has looked at the runtime just now."""
-        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns())
-        files.replace(str(self.path), snapshots.encode(now), durable=False)
-
-    def rings(self) -> list[Ring]:
-        heard = []
-        while True:
-            try:
-                heard.append(doorbell.decode(self._ear.recv(1 << 18)))
-            except BlockingIOError:
-                return heard
 
     # what the runtime does
     def begin_create(self, it: pb.Container, of: pb.PodSandbox) -> int:
@@ -145,6 +123,6 @@ class World:
     def close(self) -> None:
         self.link.close()
         self.runtime.close()
-        self._ear.close()
+        super().close()
         self.bell.close()
         self.loop.close()

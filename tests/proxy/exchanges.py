@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from pathlib import Path
 
 import msgspec
 from google.protobuf.message import Message
 
-from agent.host import files
-from agent.model import doorbell, failurepolicy
-from agent.model import snapshot as snapshots
+from agent.model import failurepolicy
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.doorbell import Ring
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.settings import Settings
@@ -25,6 +21,7 @@ from agent.proxy.gate import CpusetGate
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.gate import Call, Verdict
+from tests.proxy.played import PlayedAgent
 
 BOOT = "this-boot"
 USUAL = Settings()
@@ -40,13 +37,14 @@ OWNED = msgspec.structs.replace(
 """CPU 1 of 4 belongs to the LSE pod `own`."""
 
 
-class Exchange:
+class Exchange(PlayedAgent):
     """A gate; `publish` is what the agent does, `rings` what it hears."""
 
     def __init__(
         self, folder: Path, hold_seconds: float = 60.0, policy: str = USUAL.hook_failure_policy
     ) -> None:
         self.path = folder / "snapshot.json"
+        super().__init__(self.path, folder / "bell")
         self.bell = Bell(str(folder / "bell"))
         self.grants = Grants()
         self.gate = CpusetGate(
@@ -58,21 +56,6 @@ class Exchange:
             str(folder),
         )
         self._messages: dict[Call, bytes] = {}
-        self._ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._ear.bind(str(folder / "bell"))
-
-    def publish(self, snapshot: Snapshot) -> None:
-        """As an agent that has looked at the runtime just now."""
-        now = msgspec.structs.replace(snapshot, looked_at=time.monotonic_ns())
-        files.replace(str(self.path), snapshots.encode(now), durable=False)
-
-    def rings(self) -> list[Ring]:
-        heard = []
-        while True:
-            try:
-                heard.append(doorbell.decode(self._ear.recv(1 << 18)))
-            except BlockingIOError:
-                return heard
 
     def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, Verdict]:
         return self.ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
@@ -117,7 +100,7 @@ class Exchange:
         return call, self.again(call)
 
     def close(self) -> None:
-        self._ear.close()
+        super().close()
         self.bell.close()
 
 
