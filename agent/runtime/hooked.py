@@ -6,6 +6,7 @@ import time
 
 from agent.rpc import frames, grpc
 from agent.runtime.credit import Credit
+from agent.runtime.custody import Custody
 from agent.runtime.gate import Call, Gate, Hold, Refuse, Replace, Stats
 from agent.runtime.guarded import GuardedGate, OnHookError
 from agent.runtime.held import HeldStream, Limits, Stage
@@ -37,7 +38,7 @@ class HookedCalls:
         self._limits = limits
         self._credit = credit
         self._down = down
-        self._taken = 0
+        self._custody = Custody(limits, stats)
 
     def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
         """HEADERS of a hooked method; `ended`: no message will follow."""
@@ -60,13 +61,13 @@ class HookedCalls:
         if stream.stage is Stage.COLLECTING:
             self._credit.excess -= size
             stream.body += content
-            self._take(stream, len(content))
+            self._custody.take(stream, len(content))
             stream.ends = stream.done = ends
             if ends:
                 self._complete(stream)
                 return
             self._give(stream, size)
-            if stream.taken > self._limits.body_bytes + grpc.PREFIX_BYTES or self._room() < 0:
+            if stream.taken > self._limits.body_bytes + grpc.PREFIX_BYTES or self._custody.room < 0:
                 self._stats.passed_oversize += 1
                 if self._goes_on(stream, "oversize", f"more than {stream.taken} bytes"):
                     self._loosen(stream)
@@ -157,7 +158,7 @@ class HookedCalls:
             self._commit_unhooked(stream, "irregular", "not exactly one message")
             return
         compressed, message = packed
-        room = self._room()
+        room = self._custody.room
         if len(message) > limits.body_bytes or room < 0:
             stats.passed_oversize += 1
             self._commit_unhooked(stream, "oversize", f"{len(message)} bytes")
@@ -169,7 +170,7 @@ class HookedCalls:
                 stats.passed_compressed += 1
                 self._commit_unhooked(stream, "compressed", str(error))
                 return
-            self._take(stream, len(message))
+            self._custody.take(stream, len(message))
         stream.message = message
         stream.call = Call(stream.path, time.monotonic())
         stats.hooked += 1
@@ -254,7 +255,7 @@ class HookedCalls:
             self._down.insert(frames.window_update(stream.id, credit))
 
     def _sent(self, stream: HeldStream) -> None:
-        self._release(stream)
+        self._custody.release(stream)
         self.timing.left(stream.id)
         if stream.stage is Stage.LOOSE:
             self._drained(stream)
@@ -294,20 +295,4 @@ class HookedCalls:
         self.streams.pop(stream.id, None)
         self.uplink.drop(stream.id)
         stream.body.clear()
-        self._release(stream)
-
-    def _release(self, stream: HeldStream) -> None:
-        self._taken -= stream.taken
-        self._stats.held_bytes -= stream.taken
-        stream.taken = 0
-
-    def _take(self, stream: HeldStream, size: int) -> None:
-        stream.taken += size
-        self._taken += size
-        self._stats.held_bytes += size
-
-    def _room(self) -> int:
-        """How many bytes more the connection may hold; below zero: it holds too many."""
-        limits = self._limits
-        of_all = limits.all_held_bytes - self._stats.held_bytes
-        return min(limits.held_bytes - self._taken, max(of_all, limits.fair_bytes - self._taken))
+        self._custody.release(stream)

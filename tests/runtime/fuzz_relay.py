@@ -416,7 +416,7 @@ class Fuzz:
         )
         relay = self.relay
         assert not relay._calls.streams, relay._calls.streams
-        assert not relay._calls._taken
+        assert not relay._calls._custody.taken
         assert not relay._calls.uplink.queue
         assert not relay.queued_bytes
         assert self.stats.held_now == self.stats.malformed == 0

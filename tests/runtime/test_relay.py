@@ -597,7 +597,7 @@ def test_noise_never_crashes_and_never_costs_memory(seed: int) -> None:
         pass
     wire.relay.close()
     assert wire.stats.held_now == 0
-    assert wire.relay._calls._taken == 0
+    assert wire.relay._calls._custody.taken == 0
     assert wire.stats.malformed <= 1
 
 

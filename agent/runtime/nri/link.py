@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Callable
 from typing import Final
 
-from google.protobuf.message import DecodeError
-
 from agent.hooks.changes import Changes
-from agent.proto import nri_pb2 as pb
 from agent.rpc.grpc import Code, RpcError
-from agent.rpc.mux import MuxError
-from agent.runtime.loop import READ, WRITE, Loop, Timer
-from agent.runtime.nri import messages
+from agent.runtime.loop import Loop, Timer
+from agent.runtime.nri.connection import Connection
 from agent.runtime.nri.plugin import Plugin, Stats
-from agent.runtime.nri.service import PluginService
-from agent.runtime.nri.session import Session
 
-SERVICE: Final = "nri.pkg.api.v1alpha1.Runtime"
-REGISTRATION_SECONDS: Final = 12.0
-"""Another client may hold the runtime's door for 5 s (runtime.md §4.13)."""
 UPDATE_SECONDS: Final = 10.0
 """The runtime does one thing at a time, and gives each plugin 2 s for its part of it."""
 FIRST_DELAY_SECONDS: Final = 0.2
 LONGEST_DELAY_SECONDS: Final = 5.0
 _STEADY_SECONDS: Final = 10.0
 """How long a session must have lasted for the next one to be tried soon."""
-_ASK_AGAIN_SECONDS: Final = 0.005
-_READ_BYTES: Final = 1 << 18
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +54,7 @@ class Link:
         self._given = given
         self._over = over
         self._update_seconds = update_seconds
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._delay_seconds = FIRST_DELAY_SECONDS
         self._error = ""
         self._retry: Timer | None = None
@@ -92,7 +80,7 @@ class Link:
             return
         self._given = None
         self.sessions += 1
-        self._connection = _Connection(
+        self._connection = Connection(
             self._loop, it, self._plugin, self.stats, self._ready, self._ended
         )
         self._connection.register(self._name, self._index)
@@ -137,155 +125,6 @@ class Link:
         self._delay_seconds = min(self._delay_seconds * 2, LONGEST_DELAY_SECONDS)
 
 
-class _Connection:
-    """One session's socket, timers and calls."""
-
-    def __init__(
-        self,
-        loop: Loop,
-        it: socket.socket,
-        plugin: Plugin,
-        stats: Stats,
-        synchronized: Callable[[], None],
-        ended: Callable[[str, float], None],
-    ) -> None:
-        self.ready = False
-        self._loop = loop
-        self._socket = it
-        self._synchronized = synchronized
-        self._ended = ended
-        self._began = time.monotonic()
-        self._service = PluginService(plugin, stats, self._is_ready)
-        self._session = Session(self._service.serve)
-        self._again: Timer | None = None
-        self._open = True
-        self._interest = READ
-        it.setblocking(False)
-        loop.register(it.fileno(), READ, self._on_ready)
-
-    @property
-    def takes_updates(self) -> bool:
-        return self.ready and self._service.takes_updates
-
-    def register(self, name: str, index: str) -> None:
-        """A runtime that refuses says why; the session then ends."""
-
-        def registered(reply: bytes | RpcError) -> None:
-            if isinstance(reply, RpcError):
-                self.close(f"plugin {index}-{name} is not registered: {reply}")
-
-        request = pb.RegisterPluginRequest(plugin_name=name, plugin_idx=index)
-        self._call("RegisterPlugin", request.SerializeToString(), REGISTRATION_SECONDS, registered)
-
-    def update(
-        self,
-        container_id: str,
-        changes: Changes,
-        seconds: float,
-        done: Callable[[RpcError | None], None],
-    ) -> None:
-        """A runtime that does not answer in time may have lost half of the session (runtime.md
-        §4.1): then the session ends."""
-
-        def updated(reply: bytes | RpcError) -> None:
-            error = reply if isinstance(reply, RpcError) else _failure(reply)
-            done(error)
-            if error is not None and error.code == Code.DEADLINE_EXCEEDED:
-                self.close("the runtime does not answer UpdateContainers")
-
-        request = pb.UpdateContainersRequest(update=[messages.update(container_id, changes)])
-        self._call("UpdateContainers", request.SerializeToString(), seconds, updated)
-
-    def finish(self) -> None:
-        """Says what is still to be said, as far as the socket takes it, and closes."""
-        self._service.finish()
-        self._flush()
-        self.close("we end")
-
-    def close(self, why: str) -> None:
-        """Once."""
-        if not self._open:
-            return
-        self._open = self.ready = False
-        if self._again is not None:
-            self._again.cancel()
-        self._loop.unregister(self._socket.fileno())
-        self._socket.close()
-        self._session.close(why)
-        self._service.close()
-        self._ended(why, time.monotonic() - self._began)
-
-    def _is_ready(self) -> None:
-        self.ready = True
-        self._synchronized()
-
-    def _call(
-        self, method: str, payload: bytes, seconds: float, done: Callable[[bytes | RpcError], None]
-    ) -> None:
-        def finished(reply: bytes | RpcError) -> None:
-            timer.cancel()
-            done(reply)
-
-        timer = self._loop.after(seconds, lambda: self._session.give_up(stream))
-        try:
-            stream = self._session.call(SERVICE, method, payload, seconds, finished)
-        except MuxError as error:
-            finished(RpcError(Code.RESOURCE_EXHAUSTED, str(error)))
-            return
-        self._flush()
-
-    def _on_ready(self, events: int) -> None:
-        try:
-            if events & WRITE:
-                self._flush()
-            if self._open and events & ~WRITE:
-                self._read()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.close(error.strerror or repr(error))
-
-    def _read(self) -> None:
-        data = self._socket.recv(_READ_BYTES)
-        if not data:
-            self.close("the runtime closed it")
-            return
-        try:
-            self._session.receive(data)
-        except MuxError as error:
-            self.close(f"malformed: {error}")
-            return
-        self._settle()
-
-    def _settle(self) -> None:
-        """After calls were served."""
-        if not self._open:
-            return
-        self._flush()
-        if self._open and self._service.holds and self._again is None:
-            self._again = self._loop.after(_ASK_AGAIN_SECONDS, self._ask_again)
-
-    def _ask_again(self) -> None:
-        self._again = None
-        self._service.again()
-        self._settle()
-
-    def _flush(self) -> None:
-        unsent = self._session.unsent
-        try:
-            while unsent:
-                del unsent[: self._socket.send(unsent)]
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            self.close(error.strerror or repr(error))
-            return
-        interest = READ | WRITE if unsent else READ
-        if interest != self._interest:
-            self._interest = interest
-            self._loop.modify(self._socket.fileno(), interest)
-
-
 def _connected(path: str) -> socket.socket:
     it = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     it.setblocking(False)
@@ -295,13 +134,3 @@ def _connected(path: str) -> socket.socket:
         it.close()
         raise
     return it
-
-
-def _failure(reply: bytes) -> RpcError | None:
-    try:
-        response = pb.UpdateContainersResponse.FromString(reply)
-    except DecodeError as error:
-        return RpcError(Code.INTERNAL, f"the reply is no UpdateContainersResponse: {error}")
-    if response.failed:
-        return RpcError(Code.UNKNOWN, "the runtime could not change the container")
-    return None
