@@ -53,9 +53,9 @@ class ServerError(RuntimeError):
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """`request_seconds`: from the connection, or from the first byte of a later request, to the
-    last byte of its body. `idle_seconds`: between requests. `stop_seconds`: for requests under way
-    when the server ends."""
+    """`request_seconds`: from the first byte of a request, or of a connection, to the last byte of
+    its body. `idle_seconds`: where no request is under way. `stop_seconds`: for requests under way
+    when the server ends. `waiting`: requests that wait for a thread, and idle connections."""
 
     body_bytes: int = 8 << 20
     header_bytes: int = 64 << 10
@@ -161,6 +161,13 @@ def _said(status: int, text: str) -> Reply:
 
 
 class _Http(wsgi.Server):
+    def process_conn(self, conn: Any) -> None:
+        """A thread is for who has said something: who only connects waits with the idle ones."""
+        if conn.last_used is None:
+            self.put_conn(conn)
+        else:
+            super().process_conn(conn)
+
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """cheroot's word, in our log."""
         log.log(level, "%s", msg, exc_info=traceback)
@@ -185,7 +192,7 @@ class _Tls(Adapter):
             sock.close()
             raise errors.FatalSSLAlert(*error.args) from error
         assert isinstance(connection, _Connection)
-        connection.begin(self._request_seconds)
+        connection.request_seconds = self._request_seconds
         return connection, self.get_environ()
 
     def get_environ(self) -> dict[str, str]:
@@ -199,18 +206,12 @@ class _Connection(ssl.SSLSocket):
     """Greets at the first read, and bounds the time of a whole request: a client that sends a byte
     now and then would hold a thread for ever."""
 
+    request_seconds = 0.0
     _greeted = False
     _since: float | None = None
-    _seconds = 0.0
-
-    def begin(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._since = time.monotonic()
 
     def recv_into(self, *words: Any, **named: Any) -> int:
         """Raises TimeoutError, which cheroot answers with 408."""
-        if self._since is None:
-            self._since = time.monotonic()
         self._bound()
         if not self._greeted:
             self._greet()
@@ -221,11 +222,14 @@ class _Connection(ssl.SSLSocket):
         if not self._greeted:
             raise errors.FatalSSLAlert("no time for this client")
         self._since = None
-        self.settimeout(self._seconds)
+        self.settimeout(self.request_seconds)
         return super().send(*words, **named)
 
     def _bound(self) -> None:
-        left = self._seconds - (time.monotonic() - (self._since or 0.0))
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        left = self.request_seconds - (now - self._since)
         if left <= 0:
             raise TimeoutError("timed out")
         self.settimeout(left)
