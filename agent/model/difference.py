@@ -36,12 +36,13 @@ def patch(
     wanted: Object,
     seen: Object | None,
     manager: str,
-    ours: Ours = lambda _path, _name: False,
+    ours: Ours | None = None,
     subresource: str = "",
 ) -> Object | None:
     """The object to apply as `manager` with force, None where nothing has to be written.
 
-    `seen`: the last state known of it, with its managedFields, None where there is none.
+    `seen`: the last state known of it, with its managedFields, None where there is none; without
+    `ours` no entry of a list without keys is.
     """
     if seen is None:
         return wanted
@@ -54,7 +55,7 @@ def patch(
         and each.get("operation") == "Apply"
         and (each.get("subresource") or "") == subresource
     ]
-    merge = _Merge(ours)
+    merge = _Merge(ours or _nothing_ours)
     merged = merge.object(wanted, seen, written, ())
     stale = merge.dropped or any(_stale(each, wanted) for each in own)
     says = {name: value for name, value in merged.items() if name not in _TYPE}
@@ -88,6 +89,10 @@ def same_version(seen: Object, manager: str, api_version: str) -> list[Object] |
         return None
     version = seen["metadata"].get("resourceVersion")
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
+
+
+def _nothing_ours(_path: Path, _name: str) -> bool:
+    return False
 
 
 class _Merge:
