@@ -36,7 +36,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
 
 
 Changed = Callable[[Sequence[Change[T]]], None]
-"""Called on the watch's thread: what belongs together, in its order; every change once."""
+"""Called on the watch's thread: what belongs together, in its order; every change once. The first
+call is for all that is there, be it nothing."""
 
 
 class Watch(Protocol[T]):

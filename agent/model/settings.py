@@ -33,6 +33,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     store_dir: Annotated[
         str, msgspec.Meta(description="standalone: folder of the objects; empty: below state-dir")
     ] = ""
+    kubeconfig: Annotated[
+        str,
+        msgspec.Meta(
+            description="file that says where the API server is and who we are; empty: the service "
+            "account of our pod"
+        ),
+    ] = ""
+    recheck_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=86_400,
+            description="how often what was reported to the cluster is compared with what is "
+            "stored there, seconds",
+        ),
+    ] = 300.0
     root: Annotated[str, msgspec.Meta(description="where the host's /sys and /proc are")] = "/"
     cgroup_root: Annotated[str, msgspec.Meta(description="where cgroups are mounted")] = (
         "/sys/fs/cgroup"

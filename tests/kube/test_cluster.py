@@ -125,7 +125,12 @@ def test_object_that_somebody_removed_comes_back(api: Api, cluster: Cluster, clo
 
 
 def test_status_of_what_is_not_there_is_not_written(api: Api, cluster: Cluster) -> None:
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "m"}, "status": {"capacity": {"a": "1"}}}
+    node = {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": "m"},
+        "status": {"capacity": {"a": "1"}},
+    }
     for apply in (cluster.apply, cluster.apply_status):
         with pytest.raises(NotFoundError, match="Node m is not there"):
             apply(node)
