@@ -22,6 +22,7 @@ OPTIONS = (
     "node_name",
     "store_dir",
     "kubeconfig",
+    "service_account_dir",
     "recheck_seconds",
     "root",
     "cgroup_root",

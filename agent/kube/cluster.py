@@ -136,23 +136,26 @@ class Cluster:
         seen = self._found(kind, path)
         if seen is None and (kind.must_exist or subresource):
             raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} is not there")
-        if seen is not None:
-            moved = difference.same_version(seen, FIELD_MANAGER, wanted["apiVersion"])
-            if moved:
-                seen = _decoded(path, self._transport.edit(path, moved))
         if subresource:
             wanted = nodestatus.with_seen_amounts(wanted, seen)
-        patch = difference.patch(
-            wanted, seen, FIELD_MANAGER, _OURS.get(kind.name), subresource.lstrip("/")
-        )
+        patch = self._patch(wanted, seen, subresource)
         if patch is None:
             return False
+        if seen is not None and (moved := difference.same_version(seen, wanted["apiVersion"])):
+            seen = _decoded(path, self._transport.edit(path, moved))
+            patch = self._patch(wanted, seen, subresource)
+            if patch is None:
+                return True
         try:
             answer = self._transport.apply(path + subresource, patch)
         except NotFoundError:
             self.discovery.forget(kind)
             raise
         return seen is None or _version_of(seen) != _version_of(_decoded(path, answer.body))
+
+    def _patch(self, wanted: Object, seen: Object | None, subresource: str) -> Object | None:
+        ours = _OURS.get(wanted["kind"])
+        return difference.patch(wanted, seen, FIELD_MANAGER, ours, subresource.lstrip("/"))
 
     def _found(self, kind: Kind, path: str) -> Object | None:
         try:

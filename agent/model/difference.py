@@ -67,12 +67,13 @@ def patch(
     return merged
 
 
-def same_version(seen: Object, manager: str, api_version: str) -> list[Object] | None:
-    """The JSON patch to send before one applies in `api_version` what one applied in another
+def same_version(seen: Object, api_version: str) -> list[Object] | None:
+    """The JSON patch to send before one applies in `api_version` what somebody wrote in another
     version of the API before, None where there is no need.
 
-    An API server removes what is applied no longer in the version of the last apply, and fails
-    (500) where that one lacks a field: so it is told that ours was the new one all the time.
+    An API server that merges an apply looks at the object in every version that somebody wrote it
+    in, and fails (500) where one of them lacks a field: so it is told that all of it was written in
+    the new one. Whose field is whose stays.
     """
     changes: list[Object] = [
         {
@@ -81,9 +82,7 @@ def same_version(seen: Object, manager: str, api_version: str) -> list[Object] |
             "value": api_version,
         }
         for place, entry in enumerate(_managed(seen))
-        if entry.get("manager") == manager
-        and entry.get("operation") == "Apply"
-        and entry.get("apiVersion", api_version) != api_version
+        if entry.get("apiVersion", api_version) != api_version
     ]
     if not changes:
         return None

@@ -40,6 +40,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "account of our pod"
         ),
     ] = ""
+    service_account_dir: Annotated[
+        str, msgspec.Meta(description="folder of our pod's token and of the API server's ca.crt")
+    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
     recheck_seconds: Annotated[
         float,
         msgspec.Meta(
