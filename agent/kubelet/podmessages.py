@@ -110,7 +110,7 @@ def _claim(message: pb.DynamicResource, of: str) -> Claim:
     if not message.claim_name:
         raise FieldError(f"{of}: dynamic_resources: a claim has no claim_name")
     devices: list[ClaimedDevice] = []
-    driver, before = "", []
+    driver, before = "", list[str]()
     for each in message.claim_resources:
         if not each.driver_name:
             text = f"claim_resources of {message.claim_name}: driver_name is empty"
