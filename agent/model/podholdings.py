@@ -133,7 +133,7 @@ def device_portions(
 
 
 def _shared(pods: Iterable[PodResources], allocatable: Allocatable | None) -> CpuSet:
-    """CPUs that are nobody's own though a kubelet lists them with containers (kubernetes#102190).
+    """CPUs that are nobody's own though kubelets of 1.20 list them (kubernetes#100211).
 
     The shared pool has the reserved CPUs, which nobody is given as its own. Where these are not
     known, sets of containers that overlap are the pool; one container alone in it can't be told.

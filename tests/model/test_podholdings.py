@@ -78,7 +78,7 @@ def test_cpus_memory_and_devices_of_a_pods_containers_together() -> None:
 
 
 def test_kubelet_that_lists_shared_cpus_gives_nobody_away() -> None:
-    """kubernetes#102190: the pool has the reserved CPU, which is nobody's own."""
+    """kubernetes#100211 (1.20): the pool has the reserved CPU, which is nobody's own."""
     pods = [pod("own", container("c", 2, 3)), pod("shared", container("c", 0, 1, 4, 5, 6, 7))]
     assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
 
@@ -100,7 +100,8 @@ def test_without_get_allocatable_sets_that_overlap_are_the_pool() -> None:
 
 
 def test_pod_level_cpus_and_memory_are_not_counted_again_for_its_containers() -> None:
-    """peers.md §1.8 and §3.7: the containers' are parts of the pod's, or its shared rest."""
+    """peers.md §1.8 and §3.7: the containers' are parts of the pod's. A container of its shared
+    rest lists none from 1.37 on, and all of the rest in 1.36 (cpumanager/policy_static.go)."""
     whole = PodResources(
         "ns",
         "p",
@@ -158,7 +159,8 @@ def test_reserved_is_what_is_not_allocatable() -> None:
 
 
 def test_pod_that_is_over_holds_nothing_though_it_is_listed() -> None:
-    """Kubelets before 1.34 list pods that have ended (peers.md §7.3.1)."""
+    """Kubelets before 1.34 list pods that have ended, and their memory (kubernetes#119423,
+    kubernetes#132020)."""
     pods = [
         pod("job", container("c", 1, memory=(block(1, 0),), devices="n0@0")),
         pod("next", container("c", 1, devices="n0@0")),
@@ -202,8 +204,8 @@ def test_two_pods_of_one_name_hold_what_both_hold_and_neither_is_known_by_uid() 
 
 
 def test_init_containers_that_ended_are_not_listed_and_restartable_ones_are() -> None:
-    """server_v1.go leaves out the first kind (kubernetes#126765); the second holds for the pod's
-    life (peers.md §6), and is a container as any other here."""
+    """server_v1.go leaves out the first kind (kubernetes#126765), on purpose; the second, listed
+    since kubernetes#120501, holds for the pod's life and is a container as any other here."""
     sidecar, main = container("sidecar", 1), container("main", 2, 3)
     told = holdings([pod("p", sidecar, main)], node(), STATIC).pods
     assert told == {("ns", "p"): Held(CpuSet([1, 2, 3]))}
