@@ -31,6 +31,7 @@ OPTIONS = (
     "kubelet_token_file",
     "kubelet_ca_file",
     "kubelet_cpu_manager",
+    "pod_resources_socket",
     "owners_on_reserved",
     "cpu_policy",
     "cpu_policy_options",

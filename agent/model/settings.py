@@ -80,6 +80,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    pod_resources_socket: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the kubelet tells what its pods hold (PodResources); empty: it is "
+            "not asked"
+        ),
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(
