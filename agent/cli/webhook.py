@@ -16,6 +16,7 @@ OPTIONS = (
     "binders_file",
     "webhook_failure_policy",
     "kubeconfig",
+    "service_account_dir",
     "log_level",
 )
 

@@ -104,7 +104,11 @@ def routes(accounts: Accounts, look_up: LookUp, on_failure: FailurePolicy) -> di
 def run(settings: Settings) -> None:
     """Until SIGTERM. Raises AccessError, AccountsError, CertificateError, ServerError and
     SettingsError."""
-    access = KubeconfigAccess(settings.kubeconfig) if settings.kubeconfig else in_cluster()
+    access = (
+        KubeconfigAccess(settings.kubeconfig)
+        if settings.kubeconfig
+        else in_cluster(settings.service_account_dir)
+    )
     transport = Transport(access, user_agent="topolet-webhook", limits=LOOK_UP_LIMITS)
     answers = routes(
         Accounts(settings.binders_file), pods(transport), settings.webhook_failure_policy
