@@ -202,7 +202,7 @@ def test_pods_are_hardened(overlay: str) -> None:
     mounts = [mount for each in pod["containers"] for mount in each["volumeMounts"]]
     assert {each["name"] for each in mounts} == set(volumes)
     written = {volumes[each["name"]]["path"] for each in mounts if not each.get("readOnly")}
-    assert written <= {"/sys/fs/cgroup", "/run/containerd", "/run/topolet", "/var/run/nri"}
+    assert written == {"/sys/fs/cgroup", "/run/topolet"}
     for container in pod["containers"]:
         assert container["securityContext"] == HARDENED
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
