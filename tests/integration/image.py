@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tomllib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,6 +32,17 @@ _FETCH_SECONDS = 500
 _PROGRAMS = ("buildah", "debootstrap", "runc")
 
 
+class Mount(NamedTuple):
+    """A folder of the host in a container."""
+
+    inside: str
+    outside: str
+    read_only: bool = True
+
+
+MACHINE = (Mount("/host/sys", "/sys"), Mount("/host/proc", "/proc"))
+
+
 class Image:
     """One that was built; `root` is its file system."""
 
@@ -40,45 +51,77 @@ class Image:
         self.configuration = configuration
         self._folder = folder
 
-    def run(
-        self, *words: str, user: int = 0, env: dict[str, str] | None = None, host: bool = False
-    ) -> subprocess.CompletedProcess[str]:
-        """As the manifests run it: a read-only root, no capability, no new privileges. `host`: with
-        the machine's /sys and /proc below /host."""
-        name = f"topolet-test-{uuid.uuid4().hex[:8]}"
-        bundle = self._folder / name
-        bundle.mkdir()
-        subprocess.run(["runc", "spec"], cwd=bundle, check=True)
-        spec = json.loads((bundle / "config.json").read_text())
-        spec["root"] = {"path": str(self.root), "readonly": True}
-        process = spec["process"]
-        process["terminal"] = False
-        process["args"] = list(words)
-        process["user"] = {"uid": user, "gid": user}
-        given = [f"{key}={value}" for key, value in (env or {}).items()]
-        process["env"] = [*self.configuration["Env"], *given]
-        process["capabilities"] = {}
-        process["noNewPrivileges"] = True
-        spec["linux"]["cgroupsPath"] = f"/{name}"
-        if host:
-            spec["mounts"] += [
-                {
-                    "destination": f"/host/{each}",
-                    "source": f"/{each}",
-                    "type": "bind",
-                    "options": ["rbind", "ro"],
-                }
-                for each in ("sys", "proc")
-            ]
-        (bundle / "config.json").write_text(json.dumps(spec))
+    def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """To its end. `more`: as of `bundle`."""
+        command, folder = self.bundle(words, **more)
         return subprocess.run(
-            ["runc", "--root", str(self._folder / "runc"), "run", "--bundle", str(bundle), name],
+            command,
+            cwd=folder,
             capture_output=True,
             text=True,
             check=False,
             timeout=60,
             stdin=subprocess.DEVNULL,
         )
+
+    @contextlib.contextmanager
+    def running(
+        self, log: Path, words: Sequence[str], **more: Any
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Until SIGKILL. `more`: as of `bundle`."""
+        command, folder = self.bundle(words, **more)
+        with log.open("ab") as written:
+            process = subprocess.Popen(
+                command, cwd=folder, stdout=written, stderr=written, stdin=subprocess.DEVNULL
+            )
+        try:
+            yield process
+        finally:
+            delete = [*command[: command.index("run")], "delete", "--force", command[-1]]
+            subprocess.run(delete, check=False)
+            process.wait()
+
+    def bundle(
+        self,
+        words: Sequence[str],
+        *,
+        user: int = 0,
+        env: Mapping[str, str] | None = None,
+        mounts: Sequence[Mount] = (),
+        host_network: bool = False,
+    ) -> tuple[list[str], Path]:
+        """How to run it, and where, as the manifests say: a read-only root, no capability, no new
+        privileges."""
+        name = f"topolet-test-{uuid.uuid4().hex[:8]}"
+        folder = self._folder / name
+        folder.mkdir()
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        spec = json.loads((folder / "config.json").read_text())
+        spec["root"] = {"path": str(self.root), "readonly": True}
+        given = [f"{key}={value}" for key, value in (env or {}).items()]
+        spec["process"] |= {
+            "terminal": False,
+            "args": list(words),
+            "user": {"uid": user, "gid": user},
+            "env": [*self.configuration["Env"], *given],
+            "capabilities": {},
+            "noNewPrivileges": True,
+        }
+        spec["linux"]["cgroupsPath"] = f"/{name}"
+        if host_network:
+            spaces = spec["linux"]["namespaces"]
+            spec["linux"]["namespaces"] = [each for each in spaces if each["type"] != "network"]
+        spec["mounts"] += [
+            {
+                "destination": each.inside,
+                "source": str(each.outside),
+                "type": "bind",
+                "options": ["rbind", "rprivate", "ro" if each.read_only else "rw"],
+            }
+            for each in sorted(mounts)
+        ]
+        (folder / "config.json").write_text(json.dumps(spec))
+        return ["runc", "--root", str(self._folder / "runc"), "run", name], folder
 
 
 @contextlib.contextmanager
