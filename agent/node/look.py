@@ -37,6 +37,7 @@ from agent.node.configured import NodeObject, rules
 from agent.node.enforcement import Enforcement
 from agent.node.joined import Memory, coming, with_words
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
@@ -80,6 +81,7 @@ class Node:
         beside: Beside,
         publisher: Publisher,
         reporter: Reporter,
+        kubelet_says: KubeletSays,
         metrics: AgentMetrics,
         teller: Teller | None = None,
         local: LocalCpus | None = None,
@@ -98,6 +100,7 @@ class Node:
         self._beside = beside
         self._publisher = publisher
         self._reporter = reporter
+        self._kubelet_says = kubelet_says
         self._metrics = metrics
         self._local = local or LocalCpus()
         self._notices = notices
@@ -190,7 +193,8 @@ class Node:
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._reporter.report(topology, decision, pods, kubelet, configured, assigned)
+        word = self._kubelet_says.now(topology, pods)
+        self._reporter.report(topology, decision, pods, kubelet, configured, assigned, word=word)
         if failures:
             raise RoundError("; ".join(failures))
 

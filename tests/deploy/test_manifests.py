@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +8,40 @@ import pytest
 import yaml
 
 from agent.cli import agent as agent_command
+from agent.cli import options
+from agent.cli import webhook as webhook_command
 from agent.model import deviceobject, difference, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone
+from agent.scheduler import admission
 from tests.deploy.manifests import (
     AGENT,
     DEPLOY,
+    EVERYTHING,
     ROOT,
+    SCHEDULER,
     complaints,
+    kustomized,
     listed,
     objects,
     of_kind,
 )
 
-ALL = objects("crds", "base", "policies")
+ALL = objects(EVERYTHING)
 OVERLAYS = ("reconcile", "proxy", "nri")
+PATCHES = ("proxy/agent.yaml", "nri/agent.yaml", "webhook/binders.yaml")
+HARDENED = {
+    "privileged": False,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 def test_every_file_is_listed_and_every_object_is_there_once() -> None:
     found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
-    used = {path for folder in ("crds", "base", "policies") for path in listed(folder)}
-    assert found - used == {DEPLOY / "overlays" / each / "agent.yaml" for each in ("proxy", "nri")}
+    used = set(listed(EVERYTHING))
+    assert found - used == {DEPLOY / "overlays" / each for each in PATCHES}
     keys = [(each["kind"], each["metadata"]["name"]) for each in ALL]
     assert len(keys) == len(set(keys))
     assert all(each["apiVersion"] for each in ALL)
@@ -50,8 +62,65 @@ def test_names_lead_somewhere() -> None:
             assert subject["name"] in accounts
             assert subject["namespace"] == namespace
     pod = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] in accounts
     assert f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}" == AGENT
+    assert {each.rpartition(":")[2] for each in (AGENT, SCHEDULER)} <= set(accounts)
+    settings = of_kind("ConfigMap")["topolet-policy"]["data"]
+    for key in ("allocators", "binders"):
+        ours = [each for each in settings[key].split() if f":{namespace}:" in each]
+        assert ours == [SCHEDULER]
+
+
+def webhook_pod() -> dict[str, Any]:
+    spec: dict[str, Any] = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_the_webhook_is_asked_where_it_listens() -> None:
+    """From the API server to the Service, from there to the pod's port, its page and its files."""
+    (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
+    service = of_kind("Service")[webhook["clientConfig"]["service"]["name"]]
+    template = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == webhook["clientConfig"]["service"]["port"]
+    (container,) = webhook_pod()["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    command, *flags = container["args"]
+    assert command == "webhook"
+    given = options.plain(flags, webhook_command.OPTIONS)
+    assert given is not None
+    settings = options.load(given)
+    assert settings.webhook_https == f"0.0.0.0:{ports[port['targetPort']]}"
+    assert webhook["clientConfig"]["service"]["path"] == admission.PATH
+    assert admission.LOOK_UP_LIMITS.whole_seconds < webhook["timeoutSeconds"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert {os.path.dirname(settings.tls_certificate_file)} == {mounts["tls"]}
+    assert {os.path.dirname(settings.tls_key_file)} == {mounts["tls"]}
+    assert settings.binders_file == f"{mounts['policy']}/binders"
+
+
+def test_policy_and_webhook_see_the_same_bindings() -> None:
+    (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
+    policy = of_kind("ValidatingAdmissionPolicy")["topolet-gpu-binders"]["spec"]
+    constraints = policy["matchConstraints"]
+    assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
+    (rule,), (asked,) = constraints["resourceRules"], webhook["rules"]
+    assert {key: asked[key] for key in rule} == rule
+
+
+def test_the_pod_of_the_webhook_is_hardened() -> None:
+    pod = webhook_pod()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not [each for each in pod["volumes"] if "hostPath" in each]
+    (container,) = pod["containers"]
+    assert container["securityContext"] == HARDENED
+    assert all(each["readOnly"] for each in container["volumeMounts"])
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    (rule,) = of_kind("ClusterRole")["topolet-webhook"]["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
 
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"])
@@ -135,12 +204,7 @@ def test_pods_are_hardened(overlay: str) -> None:
     written = {volumes[each["name"]]["path"] for each in mounts if not each.get("readOnly")}
     assert written <= {"/sys/fs/cgroup", "/run/containerd", "/run/topolet", "/var/run/nri"}
     for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "privileged": False,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == HARDENED
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
         ports = {each["name"] for each in container.get("ports", ())}
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -155,7 +219,9 @@ def test_flags_are_those_of_the_command() -> None:
     assert {each.partition("=")[0] for each in flags} <= known
 
 
-@pytest.mark.parametrize("path", ["base/daemonset.yaml", "overlays/nri/agent.yaml"])
+@pytest.mark.parametrize(
+    "path", ["base/daemonset.yaml", "overlays/nri/agent.yaml", "overlays/webhook/deployment.yaml"]
+)
 def test_every_mount_is_explained(path: str) -> None:
     lines = (DEPLOY / path).read_text().splitlines()
     mounts = [place for place, line in enumerate(lines) if "mountPath:" in line]
@@ -233,18 +299,8 @@ def test_the_schema_takes_devices() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl, which brings kustomize")
-    built = subprocess.run(
-        [kubectl, "kustomize", str(DEPLOY / "overlays" / overlay)],
-        capture_output=True,
-        check=True,
-        text=True,
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-    )
-    found = list(yaml.safe_load_all(built.stdout))
-    assert len(found) == len(ALL)
+    found = kustomized(overlay, tmp_path)
+    assert len(found) == len(objects(f"overlays/{overlay}"))
     (daemonset,) = (each for each in found if each["kind"] == "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]
     assert sorted(each["name"] for each in pod["containers"]) == sorted(
@@ -253,3 +309,15 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
     state = next(each for each in pod["volumes"] if each["name"] == "state")
     expected = "Directory" if overlay == "proxy" else "DirectoryOrCreate"
     assert state["hostPath"]["type"] == expected
+
+
+def test_with_the_webhook_the_policy_that_cannot_see_pods_only_tells(tmp_path: Path) -> None:
+    found = kustomized("webhook", tmp_path)
+    assert len(found) == len(ALL)
+    actions = {
+        each["metadata"]["name"]: each["spec"]["validationActions"]
+        for each in found
+        if each["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    assert actions.pop("topolet-gpu-binders") == ["Audit"]
+    assert set(map(tuple, actions.values())) == {("Deny",)}
