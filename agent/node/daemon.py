@@ -28,7 +28,6 @@ from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source, rest
-from agent.node.joined import Memory
 from agent.node.kubelet import KubeletView
 from agent.node.kubeletword import KubeletSays
 from agent.node.look import Node, RoundError
@@ -39,6 +38,7 @@ from agent.node.outbox import Pace
 from agent.node.placement import Locator
 from agent.node.podresources import PodResourcesView
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.telling import Teller
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri

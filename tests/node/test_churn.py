@@ -36,7 +36,6 @@ from agent.model.wanted import Wanted
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.delivery import deliver
-from agent.node.joined import Memory
 from agent.node.kubelet import KubeletView
 from agent.node.kubeletword import KubeletSays
 from agent.node.look import Node, RoundError
@@ -44,6 +43,7 @@ from agent.node.machine import Machine
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
 from agent.telemetry.metrics import AgentMetrics

@@ -26,7 +26,6 @@ from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.delivery import deliver
-from agent.node.joined import Memory
 from agent.node.kubelet import KubeletView
 from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
@@ -37,6 +36,7 @@ from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.podresources import Told as PodResourcesTold
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
