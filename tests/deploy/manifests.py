@@ -65,6 +65,19 @@ def kustomized(overlay: str, home: Path) -> list[Object]:
     return list(yaml.safe_load_all(built.stdout))
 
 
+def pod_of(overlay: str) -> Object:
+    """The pod of the DaemonSet with the overlay's patch merged by name."""
+    pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
+    path = DEPLOY / "overlays" / overlay / "agent.yaml"
+    if path.exists():
+        patch = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+        pod = {**pod}
+        for field, entries in patch.items():
+            names = {each["name"] for each in entries}
+            pod[field] = [each for each in pod[field] if each["name"] not in names] + entries
+    return pod
+
+
 def complaints(value: object, schema: Object, at: str = "") -> list[str]:
     """What a structural schema has against a value, also fields that it would prune."""
     if schema.get("x-kubernetes-int-or-string"):

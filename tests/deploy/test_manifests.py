@@ -5,14 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from agent.cli import agent as agent_command
+from agent.cli import nri as nri_command
 from agent.cli import options
 from agent.cli import webhook as webhook_command
 from agent.model import deviceobject, difference, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone
+from agent.model.settings import socket_path
 from agent.scheduler import admission
 from tests.deploy.manifests import (
     AGENT,
@@ -25,6 +26,7 @@ from tests.deploy.manifests import (
     listed,
     objects,
     of_kind,
+    pod_of,
 )
 
 ALL = objects(EVERYTHING)
@@ -180,19 +182,6 @@ def test_what_the_agent_writes_is_held_to_its_own_node() -> None:
     assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
 
 
-def pod_of(overlay: str) -> dict[str, Any]:
-    """The pod of the DaemonSet with the overlay's patch merged by name."""
-    pod: dict[str, Any] = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
-    path = DEPLOY / "overlays" / overlay / "agent.yaml"
-    if path.exists():
-        patch = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
-        pod = {**pod}
-        for field, entries in patch.items():
-            names = {each["name"] for each in entries}
-            pod[field] = [each for each in pod[field] if each["name"] not in names] + entries
-    return pod
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods_are_hardened(overlay: str) -> None:
     pod = pod_of(overlay)
@@ -202,7 +191,7 @@ def test_pods_are_hardened(overlay: str) -> None:
     mounts = [mount for each in pod["containers"] for mount in each["volumeMounts"]]
     assert {each["name"] for each in mounts} == set(volumes)
     written = {volumes[each["name"]]["path"] for each in mounts if not each.get("readOnly")}
-    assert written <= {"/sys/fs/cgroup", "/run/containerd", "/run/topolet", "/var/run/nri"}
+    assert written == {"/sys/fs/cgroup", "/run/topolet"}
     for container in pod["containers"]:
         assert container["securityContext"] == HARDENED
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
@@ -212,11 +201,32 @@ def test_pods_are_hardened(overlay: str) -> None:
                 assert container[probe]["httpGet"]["port"] in ports
 
 
-def test_flags_are_those_of_the_command() -> None:
-    command, *flags = pod_of("reconcile")["containers"][0]["args"]
-    assert command == "agent"
-    known = {f"--{name.replace('_', '-')}" for name in agent_command.OPTIONS}
-    assert {each.partition("=")[0] for each in flags} <= known
+@pytest.mark.parametrize(("overlay", "place"), [("reconcile", 0), ("nri", 1)])
+def test_flags_are_those_of_the_command(overlay: str, place: int) -> None:
+    command, *flags = pod_of(overlay)["containers"][place]["args"]
+    module = {"agent": agent_command, "nri": nri_command}[command]
+    assert options.plain(flags, module.OPTIONS) is not None
+
+
+def test_the_host_lies_below_the_root_as_it_lies_on_the_host() -> None:
+    """So that a path that the kubelet's command line names leads somewhere."""
+    pod = pod_of("reconcile")
+    (container,) = pod["containers"]
+    _, *flags = container["args"]
+    given = options.plain(flags, agent_command.OPTIONS)
+    assert given is not None
+    settings = options.load(given)
+    places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    mounts = {each["mountPath"]: places[each["name"]] for each in container["volumeMounts"]}
+    for inside, outside in mounts.items():
+        assert inside in (outside, settings.root + outside)
+    assert f"{settings.root}/sys" in mounts
+    assert f"{settings.root}/proc" in mounts
+    assert settings.cgroup_root in mounts
+    assert settings.kubelet_dir in mounts
+    assert settings.pod_resources_socket.startswith(f"{settings.kubelet_dir}/")
+    assert settings.state_dir in mounts
+    assert os.path.dirname(socket_path(settings.runtime_endpoint)) in mounts
 
 
 @pytest.mark.parametrize(

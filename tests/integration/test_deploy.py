@@ -16,6 +16,7 @@ from agent.model.difference import patch, same_version
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who, path_of
 from tests.deploy.manifests import AGENT, SCHEDULER, kustomized, objects, of_kind
+from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 
@@ -100,16 +101,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer) -> Cluster:
-    everything = [
-        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-        {"nonResourceURLs": ["*"], "verbs": ["*"]},
-    ]
-    apiserver.account("kube-system", "deployer", everything)
-    token = apiserver.token("kube-system", "deployer")
-    api = Api(apiserver.url, token, str(apiserver.folder / "ca.crt"))
+    api = deployed.administrator(apiserver, "deployer")
     made = Cluster(api)
-    for each in objects("crds", "base", "policies"):
-        eventually(f"{each['kind']} served", partial(_applied, api, each), seconds=20)
+    deployed.apply(api, objects("crds", "base", "policies"))
     for name in ("node-1", "node-2"):
         api.apply(node(name))
     gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}
@@ -123,17 +117,6 @@ def cluster(apiserver: ApiServer) -> Cluster:
     api.apply(pod("held", annotations=CPUS), OURS)
     api.apply(pod("free"))
     return made
-
-
-def _applied(api: Api, body: Object) -> bool:
-    """False while the server does not know the kind yet."""
-    try:
-        api.apply(body)
-    except RefusedError as refused:
-        if refused.code != 404:
-            raise
-        return False
-    return True
 
 
 def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
@@ -522,7 +505,7 @@ def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster
 
     balloon = {"name": "balloon-1", "type": "balloon"}
     theirs = plain({**topology(), "zones": [balloon]})
-    eventually("served", partial(_applied, cluster.api, theirs), seconds=20)
+    eventually("served", partial(deployed.applied, cluster.api, theirs), seconds=20)
     seen = cluster.api.apply(theirs, manager="other")
     wanted = plain(topology())
     written = patch(wanted, seen, "topolet", nodetopology.ours)

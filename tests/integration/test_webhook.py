@@ -17,6 +17,7 @@ import pytest
 from demo.stage import free_port
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import EVERYTHING, SCHEDULER, objects, of_kind
+from tests.integration import deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -152,18 +153,17 @@ def configuration(webhook: Webhook) -> Object:
 
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    everything = [
-        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-        {"nonResourceURLs": ["*"], "verbs": ["*"]},
-    ]
-    apiserver.account("kube-system", "webhook-deployer", everything)
-    token = apiserver.token("kube-system", "webhook-deployer")
-    api = Api(apiserver.url, token, str(apiserver.folder / "ca.crt"))
+    api = deployed.administrator(apiserver, "webhook-deployer")
     binding = of_kind("ValidatingAdmissionPolicyBinding")["topolet-gpu-binders"]
     told = {**binding, "spec": {**binding["spec"], "validationActions": ["Audit"]}}
-    for each in objects(EVERYTHING):
-        if each["kind"] not in ("ValidatingWebhookConfiguration", "CustomResourceDefinition"):
-            api.apply(told if each == binding else each)
+    deployed.apply(
+        api,
+        [
+            told if each == binding else each
+            for each in objects(EVERYTHING)
+            if each["kind"] != "ValidatingWebhookConfiguration"
+        ],
+    )
     api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})
     for name, label in (("hooked", {"topolet.io/gpu-scheduling": "enabled"}), ("unhooked", {})):
         metadata = {"name": name, "labels": label}
