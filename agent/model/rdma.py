@@ -51,6 +51,11 @@ class RdmaFunction(msgspec.Struct, frozen=True):
         return tuple(sorted(each for link in self.links for each in link.char_devices))
 
     @property
+    def active(self) -> bool:
+        """Whether each link has an active port; others may have no cable."""
+        return all(any(port.state == ACTIVE for port in link.ports) for link in self.links)
+
+    @property
     def down(self) -> tuple[str, ...]:
         """Ports without an active link, as `name/port`; a link without any port is down itself."""
         return tuple(
