@@ -150,7 +150,7 @@ def _function(reader: Reader, places: Places, address: str) -> Function | None:
         driver=reader.link(f"{path}/driver").rpartition("/")[2],
         node=node,
         socket=socket,
-        physical=physical if is_address(physical) else "",
+        physical=physical if is_address(physical) and physical != address else "",
         virtual=tuple(sorted(virtual)),
         virtual_limit=reader.integer(f"{path}/sriov_totalvfs") or 0,
     )

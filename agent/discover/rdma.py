@@ -59,7 +59,7 @@ def _virtual(
             number,
         )
         for number, address in physical.function.virtual
-        if address in functions
+        if address in functions and functions[address].physical == physical.address
     )
 
 

@@ -202,7 +202,7 @@ def _fpgas(fpgas: Iterable[Fpga]) -> list[Device]:
         virtual = [
             (number, by_address[place])
             for number, place in each.function.virtual
-            if place in by_address
+            if place in by_address and by_address[place].function.physical == each.address
         ]
         ports = [*each.ports, *(port for _, other in virtual for port in other.ports)]
         loaded = {port.function_id for port in ports} - {""}
