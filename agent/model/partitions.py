@@ -8,18 +8,14 @@ cards: collectives run around it, at the speed of its slowest link.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import combinations
 from typing import Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
 from agent.model.cards import Links
 from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.jsontext import JsonError
-from agent.model.quantities import Quantity, QuantityError, whole
 
 NVLINK: Final = "NVLink"
 
@@ -87,39 +83,6 @@ def encode(table: Table) -> dict[str, str]:
         for size, partitions in sorted(table.items())
     }
     return {GPU_PARTITIONS: msgspec.json.encode(body).decode()} if body else {}
-
-
-def decode(annotations: Mapping[str, str]) -> Table | None:
-    """Whoever wrote it; None where nobody did. Raises AnnotationError."""
-    text = annotations.get(GPU_PARTITIONS)
-    if not text:
-        return None
-    try:
-        raw = jsontext.decode(_decoder, text)
-        return {
-            size: tuple(
-                Partition(
-                    each.minors,
-                    each.link,
-                    None if each.bandwidth is None else whole(each.bandwidth),
-                    each.score,
-                )
-                for each in partitions or ()
-            )
-            for size, partitions in (raw or {}).items()
-        }
-    except (JsonError, QuantityError) as error:
-        raise AnnotationError(GPU_PARTITIONS, str(error)) from None
-
-
-class _Raw(msgspec.Struct, frozen=True, rename="camel"):
-    minors: tuple[int, ...] = ()
-    link: str = msgspec.field(default="", name="gpuLinkType")
-    bandwidth: Quantity | None = msgspec.field(default=None, name="ringBusBandwidth")
-    score: int = msgspec.field(default=0, name="allocationScore")
-
-
-_decoder: Final = msgspec.json.Decoder(dict[int, tuple[_Raw, ...] | None] | None)
 
 
 def _halves(matrix: Matrix, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -9,7 +9,6 @@ from typing import Final
 import msgspec
 
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
-_LONG_DOMAIN: Final = re.compile(r"0{4}([0-9a-f]{4}:)")
 
 
 class CharDevice(msgspec.Struct, frozen=True, order=True):
@@ -87,9 +86,10 @@ def is_address(text: str) -> bool:
 def address(text: str) -> str:
     """The kernel's way of writing an address that others write with capitals and eight digits of
     domain (NVML's `00000000:3B:00.0`); a text that is no address stays as it is."""
-    lower = text.lower()
-    short = _LONG_DOMAIN.sub(r"\1", lower, count=1) if _LONG_DOMAIN.match(lower) else lower
-    return short if is_address(short) else text
+    match = _ADDRESS.fullmatch(text.lower())
+    if match is None:
+        return text
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"
 
 
 def address_key(text: str) -> tuple[int, ...]:

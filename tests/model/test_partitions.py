@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model.annotations import AnnotationError
 from agent.model.cards import Links
 from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.partitions import Partition, Table, decode, encode, from_links
+from agent.model.partitions import Partition, Table, encode, from_links
 
 GB = 10**9
 
@@ -174,12 +173,6 @@ def test_the_order_of_the_cards_changes_nothing(links: Links, random: object) ->
     assert encode(from_links(other)) == encode(from_links(links))
 
 
-@given(matrices())
-def test_what_is_written_is_read_back(links: Links) -> None:
-    table = from_links(links)
-    assert (decode(encode(table)) or {}) == table
-
-
 @settings(max_examples=30)
 @given(matrices())
 def test_pairs_of_four_are_the_best_that_there_are(links: Links) -> None:
@@ -204,38 +197,3 @@ def test_the_annotation() -> None:
         '{"1":[{"minors":[0],"gpuLinkType":"NVLink","allocationScore":1}],'
         '"2":[{"minors":[0,1],"gpuLinkType":"NVLink","ringBusBandwidth":"450G","allocationScore":2}]}'
     )
-
-
-@pytest.mark.parametrize(
-    ("text", "table"),
-    [
-        ("{}", {}),
-        ("null", {}),
-        ('{"2":null}', {2: ()}),
-        (
-            '{"2":[{"minors":[0,1],"ringBusBandwidth":"200Gi","allocationScore":10}]}',
-            {2: (Partition((0, 1), "", 200 << 30, 10),)},
-        ),
-    ],
-)
-def test_tables_of_others(text: str, table: Table) -> None:
-    assert decode({GPU_PARTITIONS: text}) == table
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{",
-        "[]",
-        '{"x":[]}',
-        '{"2":[{"minors":"0"}]}',
-        '{"2":[{"minors":[0],"ringBusBandwidth":"fast"}]}',
-    ],
-)
-def test_a_table_that_cannot_be_read_names_the_annotation(text: str) -> None:
-    with pytest.raises(AnnotationError, match=GPU_PARTITIONS):
-        decode({GPU_PARTITIONS: text})
-
-
-def test_no_annotation_is_no_table() -> None:
-    assert decode({}) is None
