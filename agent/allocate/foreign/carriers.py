@@ -51,7 +51,9 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
     visible = environment.get(VISIBLE_DEVICES, "")
     if visible not in _NOTHING:
         for each in visible.split(","):
-            yield from _qualified(each.strip())
+            kind, _, name = each.strip().rpartition("=")
+            if name:
+                yield kind, name
     for key, value in environment.items():
         if key.startswith(CPUSET_PREFIX):
             yield _CPU_DRIVER, value
@@ -70,6 +72,7 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
 
 
 def _qualified(text: str) -> Iterator[tuple[str, str]]:
+    """A CDI name; the runtime takes none without a kind."""
     kind, _, name = text.rpartition("=")
-    if name:
+    if kind and name:
         yield kind, name
