@@ -12,8 +12,6 @@ import yaml
 
 from agent.kube.errors import StoreError
 
-SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
-
 
 class AccessError(StoreError):
     """We can't say where the server is or who we are; the message names the file or variable."""
@@ -133,12 +131,12 @@ class FileAccess:
         return context
 
 
-def in_cluster(environ: Mapping[str, str] = os.environ, root: str = "/") -> FileAccess:
-    """The pod's service account. Raises AccessError outside of a pod."""
+def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAccess:
+    """The pod's service account, whose token is in the folder. Raises AccessError outside of a
+    pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise AccessError("KUBERNETES_SERVICE_HOST and _PORT are not set: not in a cluster")
-    folder = os.path.join(root, SERVICE_ACCOUNT)
     return FileAccess(
         f"https://{f'[{host}]' if ':' in host else host}:{port}",
         ca=os.path.join(folder, "ca.crt"),

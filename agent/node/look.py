@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
@@ -30,9 +31,11 @@ from agent.model.pods import ContainerState, Pod
 from agent.model.snapshot import LocalOwner, Owner
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
+from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
 from agent.node.enforcement import Enforcement
+from agent.node.joined import Memory, coming, with_words
 from agent.node.kubelet import KubeletView
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
@@ -52,6 +55,12 @@ class RoundError(RuntimeError):
     """Something could not be set right; the message names it. Everything else was done."""
 
 
+class Told(Protocol):
+    """Who knows what the cluster says."""
+
+    def now(self) -> Assigned: ...
+
+
 class Node:
     """The agent's state between rounds is only what makes answers steady; a restart loses nothing
     that the runtime and the cgroups do not tell again."""
@@ -65,6 +74,8 @@ class Node:
         controllers: Controllers,
         journal: Journal,
         kubelet: KubeletView,
+        assignments: Told,
+        memory: Memory,
         node_object: NodeObject,
         beside: Beside,
         publisher: Publisher,
@@ -81,6 +92,8 @@ class Node:
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
+        self._assignments = assignments
+        self._memory = memory
         self._node_object = node_object
         self._beside = beside
         self._publisher = publisher
@@ -133,13 +146,11 @@ class Node:
         observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
-        configured = self._beside.applied(self._node_object.configured(topology), topology)
-        listed = {pod.uid for pod in observed.pods}
-        pods = observed.pods + tuple(
-            pod
-            for pod in self._announced.missing_from(listed, time.monotonic())
-            if not excludes(self.exclude, pod.namespace, pod.name)
-        )
+        assigned = self._assignments.now()
+        pods = self._pods(observed.pods, assigned)
+        known = self._memory.known
+        configured = self._node_object.configured(known.node, topology)
+        configured = self._beside.applied(configured, topology)
         holds = self._enforcement.holds(observed, topology)
         running_on = _running_on(pods, holds)
         cpu_policy = self._local.policy(kubelet.static)
@@ -179,9 +190,19 @@ class Node:
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._reporter.report(topology, decision, pods, kubelet, configured)
+        self._reporter.report(topology, decision, pods, kubelet, configured, assigned)
         if failures:
             raise RoundError("; ".join(failures))
+
+    def _pods(self, observed: tuple[Pod, ...], assigned: Assigned) -> tuple[Pod, ...]:
+        """Those that the runtime has, those that it is about to get, and those that the cluster
+        gave this node."""
+        listed = {pod.uid for pod in observed}
+        pods = observed + self._announced.missing_from(listed, time.monotonic())
+        uids = {pod.uid for pod in pods}
+        known = self._memory.update(assigned, uids)
+        pods = with_words(pods, known.pods) + coming(assigned.pods.values(), uids)
+        return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
 
 
 def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:

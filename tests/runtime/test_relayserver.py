@@ -16,8 +16,8 @@ import pytest
 
 from agent.host.listener import ListenError
 from agent.rpc import frames
+from agent.rpc.channel import Channel
 from agent.rpc.grpc import Code, RpcError
-from agent.runtime.channel import Channel
 from agent.runtime.downward import Downward
 from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Verdict
 from agent.runtime.held import Limits
