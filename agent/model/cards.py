@@ -1,4 +1,4 @@
-"""GPUs as their driver tells of them, and what links them."""
+"""What NVML knows of GPUs beside their Devices: other names, and links between them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,12 @@ class Instance(msgspec.Struct, frozen=True):
     index: int | None = None
 
 
-class Card(msgspec.Struct, frozen=True):
-    """A GPU. `minor`: the number of its device file, `index`: NVML's number of it, which may be
-    another; `address` of its PCI function, in any way of writing; `module`: its slot.
-
-    `divided`: MIG is on, so that it can't be had as a whole, with instances or without.
-    `ill`: why it can't be used, as a reason in one word and a sentence; None of a healthy one.
-    """
+class CardNames(msgspec.Struct, frozen=True):
+    """`index`: NVML's number of the card, which is not its minor."""
 
     uuid: str
-    minor: int | None
-    address: str
-    memory_bytes: int
     index: int | None = None
-    module: int | None = None
-    divided: bool = False
     instances: tuple[Instance, ...] = ()
-    ill: tuple[str, str] | None = None
-    labels: dict[str, str] = {}
 
 
 class Links(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ class Source(enum.StrEnum):
     ALLOCATION = "allocation"
     """The scheduler's annotation on the pod."""
     CHECKPOINT = "checkpoint"
-    """The kubelet, of what device plugins gave."""
+    """The kubelet, of what device plugins gave, by its file or its API."""
     CLAIM = "claim"
     """The kubelet, of what drivers of dynamic resource allocation (DRA) gave."""
     CONTAINER = "container"
@@ -42,13 +42,18 @@ class Form(enum.StrEnum):
 
 class Grant(msgspec.Struct, frozen=True):
     """What a container was given, in the giver's words. `resource`: the plugin's (`nvidia.com/gpu`)
-    or the driver's (`gpu.nvidia.com`); "" where a container shows it and nobody says by which."""
+    or the driver's (`gpu.nvidia.com`); "" where a container shows it and nobody says by which.
+    `claim`: namespace and name, as `namespace/name`, of one that several pods may use; `share`:
+    which part of a device that several claims share.
+    """
 
     uid: str
     container: str
     resource: str
     names: tuple[str, ...]
     source: Source
+    claim: str = ""
+    share: str = ""
 
 
 class Holding(msgspec.Struct, frozen=True):
@@ -65,3 +70,4 @@ class Holding(msgspec.Struct, frozen=True):
     part: str = ""
     amounts: dict[str, int] = {}
     source: Source = Source.CHECKPOINT
+    claim: str = ""

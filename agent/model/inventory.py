@@ -1,19 +1,17 @@
 """All devices of a node as the Device object has them, from what each source found.
 
-Nothing that was there is lost for a moment's sake: a card that the driver tells no more of while
-its PCI function is there stays, ill; so does an RDMA device whose files are gone, which is well
-while a pod holds it: it went into the pod's own network namespace.
+An RDMA device whose files are gone while its PCI function is there stays: it is well while a pod
+holds it, as it went into the pod's own network namespace, and ill otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
 
 from agent.model import minors
-from agent.model.cards import Card
 from agent.model.devices import (
     Condition,
     Device,
@@ -24,15 +22,14 @@ from agent.model.devices import (
 )
 from agent.model.fpga import Fpga
 from agent.model.minors import Minors
-from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA, label_value
-from agent.model.pci import Function, address, address_key
+from agent.model.nodestatus import FPGA, RDMA, label_value
+from agent.model.pci import Function, address_key
 from agent.model.rdma import RdmaDevice
 
 HEALTHY: Final = "Healthy"
 LINKS: Final = "topolet.io/links"
 LINK_LAYER: Final = "topolet.io/link-layer"
 DRIVER: Final = "topolet.io/driver"
-DIVIDED: Final = "topolet.io/mig"
 FUNCTION_ID: Final = "topolet.io/function-id"
 INTERFACE_ID: Final = "topolet.io/interface-id"
 
@@ -40,14 +37,14 @@ _WELL: Final = ("DeviceHealthy", "device is healthy")
 _NVIDIA: Final = 0x10DE
 _DISPLAY: Final = 0x03
 _NVIDIA_DRIVERS: Final = frozenset({"", "nvidia"})
-"""Another one (`vfio-pci`) has taken a card on purpose."""
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What there is. `functions`: all of PCI, by address."""
+    """What there is. `functions`: all of PCI, by address; `gpus` as their driver's reader made
+    them, with their places from `places`."""
 
     functions: Mapping[str, Function] = {}
-    cards: tuple[Card, ...] = ()
+    gpus: tuple[Device, ...] = ()
     rdma: tuple[RdmaDevice, ...] = ()
     fpgas: tuple[Fpga, ...] = ()
 
@@ -75,16 +72,15 @@ def inventory(
 ) -> Inventory:
     """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
     hold."""
-    known = minors.known(before.devices, before.gone)
+    numbered_here = (each for each in before.devices if each.type != DeviceType.GPU)
+    known = minors.known(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
     problems: list[str] = []
-    cards = _cards(found, before.devices, problems)
     rdma = [_rdma(each) for each in found.rdma]
     rdma += _hidden(found, before.devices, {each.uuid for each in rdma}, held)
     fpgas = _fpgas(found.fpgas)
-    by_driver = {card.uuid: card.minor for card in found.cards if card.minor is not None}
     devices = [
-        *_with_minors(cards, known.get(DeviceType.GPU, {}) | by_driver),
+        *_unlike(found.gpus, problems),
         *_with_minors(_by_address(rdma), known.get(DeviceType.RDMA, {})),
         *_with_minors(_by_address(fpgas), known.get(DeviceType.FPGA, {})),
     ]
@@ -93,62 +89,33 @@ def inventory(
     return Inventory(told, minors.gone(known, told), tuple(problems))
 
 
-def _cards(found: Found, before: Iterable[Device], problems: list[str]) -> list[Device]:
-    """Those of the driver, then those that it lost, all without a valid minor."""
-    cards: dict[str, Device] = {}
-    told = set()
-    for card in sorted(found.cards, key=lambda each: address_key(address(each.address))):
-        if card.uuid in cards:
-            problems.append(f"GPU {card.uuid}: two cards have this UUID")
-            continue
-        told.add(address(card.address))
-        cards[card.uuid] = _card(card, found.functions)
-    known = {
-        device.topology.bus: device
-        for device in before
-        if device.type == DeviceType.GPU and device.topology and device.topology.bus
-    }
-    for function in found.functions.values():
-        if function.address in told or not _is_card(function):
-            continue
-        device = known.get(function.address)
-        if device is None or device.uuid in cards:
-            problems.append(f"GPU at {function.address}: its driver does not tell of it")
+def places(functions: Mapping[str, Function]) -> dict[str, DeviceTopology]:
+    """Where each function sits, by address."""
+    return {each.address: _topology(each) for each in functions.values()}
+
+
+def nvidia_cards(functions: Mapping[str, Function]) -> tuple[str, ...]:
+    """Addresses of the GPUs that NVIDIA's driver should tell of; one that another driver has
+    (`vfio-pci`) was taken on purpose."""
+    return tuple(
+        each.address
+        for each in functions.values()
+        if each.vendor == _NVIDIA
+        and (each.class_code or 0) >> 16 == _DISPLAY
+        and not each.physical
+        and each.driver in _NVIDIA_DRIVERS
+    )
+
+
+def _unlike(gpus: Iterable[Device], problems: list[str]) -> Iterator[Device]:
+    """Without a second one of a minor or UUID, which nobody could tell apart."""
+    seen: set[str | int] = set()
+    for gpu in sorted(gpus, key=lambda each: (each.minor, each.uuid)):
+        if gpu.minor in seen or gpu.uuid in seen:
+            problems.append(f"GPU {gpu.uuid}, minor {gpu.minor}: another one has that name")
         else:
-            reason = ("NotSeenByDriver", f"PCI shows it at {function.address}, its driver does not")
-            cards[device.uuid] = _ill(device, reason)
-    return list(cards.values())
-
-
-def _is_card(function: Function) -> bool:
-    return (
-        function.vendor == _NVIDIA
-        and (function.class_code or 0) >> 16 == _DISPLAY
-        and not function.physical
-        and function.driver in _NVIDIA_DRIVERS
-    )
-
-
-def _card(card: Card, functions: Mapping[str, Function]) -> Device:
-    """One that is divided gives nothing as a whole, and says so in zeros: schedulers take a
-    resource that is not listed for one without limit."""
-    share = 0 if card.divided else 1
-    bus = address(card.address)
-    return Device(
-        type=DeviceType.GPU,
-        uuid=card.uuid,
-        minor=-1,
-        resources={
-            GPU_CORE: 100 * share,
-            GPU_MEMORY: card.memory_bytes * share,
-            GPU_MEMORY_RATIO: 100 * share,
-        },
-        healthy=card.ill is None,
-        module=card.module,
-        topology=_topology(functions.get(bus) or Function(bus)),
-        conditions=(_condition(card.ill),),
-        labels=card.labels | ({DIVIDED: "true"} if card.divided else {}),
-    )
+            seen |= {gpu.minor, gpu.uuid}
+            yield gpu
 
 
 def _rdma(device: RdmaDevice) -> Device:
@@ -255,13 +222,14 @@ def _ill(device: Device, ill: tuple[str, str]) -> Device:
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:
-    """A condition keeps its time while its status stays."""
+    """A condition without a time has the one from which its status stayed."""
     times = {each.type: each for each in before.conditions} if before else {}
     conditions = []
     for each in device.conditions:
         old = times.get(each.type)
-        time = old.last_transition_time if old and old.status == each.status else ""
-        conditions.append(msgspec.structs.replace(each, last_transition_time=time or now))
+        same = old.last_transition_time if old and old.status == each.status else ""
+        time = each.last_transition_time or same or now
+        conditions.append(msgspec.structs.replace(each, last_transition_time=time))
     return msgspec.structs.replace(device, conditions=tuple(conditions))
 
 

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from random import Random
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.discover import fpga, pci, rdma
@@ -71,6 +71,7 @@ strange = st.dictionaries(
 )
 
 
+@settings(max_examples=50)
 @given(strange, st.sampled_from(LINKS))
 def test_a_strange_device_hides_no_sound_one(files: dict[str, str], target: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -92,6 +93,7 @@ def test_a_strange_device_hides_no_sound_one(files: dict[str, str], target: str)
         assert "0000:18:00.0" not in virtual, "it calls no other its physical function"
 
 
+@settings(max_examples=15)
 @given(st.randoms(use_true_random=False))
 def test_the_order_of_listings_changes_nothing(random: Random) -> None:
     """Folders list their entries as these came into being, on some filesystems."""

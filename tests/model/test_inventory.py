@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.cards import Card
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.inventory import Found, Inventory, Published, inventory
+from agent.model.inventory import Found, Inventory, Published, inventory, nvidia_cards, places
 from agent.model.pci import Function
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
 
@@ -23,11 +22,6 @@ def function(bus: str, **others: object) -> Function:
 
 def gpu_function(bus: str, driver: str = "nvidia", **others: object) -> Function:
     return function(bus, vendor=0x10DE, class_code=0x030200, driver=driver, **others)
-
-
-def card(number: int, bus: str, **others: object) -> Card:
-    facts = {"memory_bytes": 80 << 30} | others
-    return Card(f"GPU-{number}", number, f"00000000:{bus.upper()}", **facts)  # type: ignore[arg-type]
 
 
 def nic(bus: str, *states: str, name: str = "mlx5_0", **others: object) -> RdmaDevice:
@@ -49,119 +43,52 @@ def ids(found: Inventory) -> list[tuple[str, str, int, bool]]:
     return [(each.type, each.uuid, each.minor, each.healthy) for each in found.devices]
 
 
-def test_a_card_with_its_place() -> None:
-    found = Found(
-        by_address(gpu_function("3b:00.0")),
-        (card(2, "3b:00.0", module=4, labels={"a": "b"}),),
+def gpu(minor: int, uuid: str = "") -> Device:
+    condition = Condition("Healthy", "True", "NoTrouble", "", "2020-01-01T00:00:00Z")
+    return Device("gpu", uuid or f"GPU-{minor}", minor, {}, conditions=(condition,))
+
+
+def test_gpus_stay_as_they_were_made() -> None:
+    gpus = (gpu(2), gpu(0))
+    assert inventory(Found(gpus=gpus), Published(), NOW) == Inventory((gpu(0), gpu(2)), {})
+
+
+def test_the_number_of_a_gpu_is_its_drivers() -> None:
+    before = inventory(Found(gpus=(gpu(2),)), Published(), NOW)
+    assert again(Found(), before) == Inventory((), {})
+    assert ids(again(Found(gpus=(gpu(0, "GPU-2"),)), before)) == [("gpu", "GPU-2", 0, True)]
+
+
+def test_gpus_that_nobody_could_tell_apart() -> None:
+    found = inventory(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
+    assert ids(found) == [("gpu", "a", 1, True)]
+    assert found.problems == (
+        "GPU b, minor 1: another one has that name",
+        "GPU a, minor 2: another one has that name",
     )
-    assert inventory(found, Published(), NOW) == Inventory(
-        (
-            Device(
-                "gpu",
-                "GPU-2",
-                2,
-                {
-                    "koordinator.sh/gpu-core": 100,
-                    "koordinator.sh/gpu-memory": 80 << 30,
-                    "koordinator.sh/gpu-memory-ratio": 100,
-                },
-                module=4,
-                topology=DeviceTopology(0, 1, "0000:18:00.0", "0000:3b:00.0"),
-                conditions=(
-                    Condition("Healthy", "True", "DeviceHealthy", "device is healthy", NOW),
-                ),
-                labels={"a": "b"},
-            ),
-        ),
-        {},
-    )
-
-
-def test_a_card_and_an_adapter_below_one_switch_say_so() -> None:
-    found = Found(
-        by_address(gpu_function("3b:00.0")), (card(0, "3b:00.0"),), (nic("3c:00.0", "ACTIVE"),)
-    )
-    gpu, rdma = inventory(found, Published(), NOW).devices
-    assert gpu.topology
-    assert rdma.topology
-    assert gpu.topology.pcie == rdma.topology.pcie == "0000:18:00.0"
-
-
-def test_a_card_that_sysfs_does_not_show_has_no_neighbours() -> None:
-    (device,) = inventory(Found(cards=(card(0, "3b:00.0"),)), Published(), NOW).devices
-    assert device.topology == DeviceTopology(-1, -1, "0000:3b:00.0", "0000:3b:00.0")
-
-
-def test_a_divided_card_lists_zeros() -> None:
-    """What is not listed counts as without limit for schedulers."""
-    found = inventory(Found(cards=(card(0, "3b:00.0", divided=True),)), Published(), NOW)
-    (device,) = found.devices
-    assert set(device.resources.values()) == {0}
-    assert len(device.resources) == 3
-    assert device.labels == {"topolet.io/mig": "true"}
-
-
-def test_an_ill_card_says_since_when() -> None:
-    functions = by_address(gpu_function("3b:00.0"))
-    well = inventory(Found(functions, (card(0, "3b:00.0"),)), Published(), NOW)
-    fallen = Found(functions, (card(0, "3b:00.0", ill=("XID79", "fell off the bus")),))
-    ill = again(fallen, well)
-    assert ids(ill) == [("gpu", "GPU-0", 0, False)]
-    condition = Condition("Healthy", "False", "XID79", "fell off the bus", LATER)
-    assert ill.devices[0].conditions == (condition,)
-    still = again(fallen, ill, "2026-01-03T00:00:00Z")
-    assert still == ill
-
-
-def test_a_card_that_only_pci_shows_stays_ill() -> None:
-    functions = by_address(gpu_function("3b:00.0"), gpu_function("5c:00.0"))
-    both = inventory(Found(functions, (card(0, "3b:00.0"), card(1, "5c:00.0"))), Published(), NOW)
-    one = again(Found(functions, (card(1, "5c:00.0"),)), both)
-    assert ids(one) == [("gpu", "GPU-0", 0, False), ("gpu", "GPU-1", 1, True)]
-    assert one.devices[0].conditions[0].reason == "NotSeenByDriver"
-    none = again(Found(functions), one)
-    assert ids(none) == [("gpu", "GPU-0", 0, False), ("gpu", "GPU-1", 1, False)]
-    back = again(Found(functions, (card(0, "3b:00.0"), card(1, "5c:00.0"))), none)
-    assert ids(back) == [("gpu", "GPU-0", 0, True), ("gpu", "GPU-1", 1, True)]
 
 
 @pytest.mark.parametrize(
-    ("bus", "problems"),
+    ("bus", "told"),
     [
-        (gpu_function("3b:00.0"), ("GPU at 0000:3b:00.0: its driver does not tell of it",)),
-        (gpu_function("3b:00.0", ""), ("GPU at 0000:3b:00.0: its driver does not tell of it",)),
-        (gpu_function("3b:00.0", "vfio-pci"), ()),
-        (gpu_function("3b:00.4", physical="0000:3b:00.0"), ()),
-        (function("3b:00.1", vendor=0x10DE, class_code=0x040300), ()),
-        (function("3b:00.0", vendor=0x1002, class_code=0x030000), ()),
-        (function("3b:00.0"), ()),
+        (gpu_function("3b:00.0"), True),
+        (gpu_function("3b:00.0", ""), True),
+        (gpu_function("3b:00.0", "vfio-pci"), False),
+        (gpu_function("3b:00.4", physical="0000:3b:00.0"), False),
+        (function("3b:00.1", vendor=0x10DE, class_code=0x040300), False),
+        (function("3b:00.0", vendor=0x1002, class_code=0x030000), False),
+        (function("3b:00.0"), False),
     ],
 )
-def test_which_functions_the_driver_should_tell_of(
-    bus: Function, problems: tuple[str, ...]
-) -> None:
-    assert inventory(Found(by_address(bus)), Published(), NOW) == Inventory((), {}, problems)
+def test_which_functions_nvidias_driver_should_tell_of(bus: Function, told: bool) -> None:
+    assert nvidia_cards(by_address(bus)) == ((bus.address,) if told else ())
 
 
-def test_a_card_that_a_driver_for_virtual_machines_took_is_gone() -> None:
-    well = inventory(
-        Found(by_address(gpu_function("3b:00.0")), (card(0, "3b:00.0"),)), Published(), NOW
-    )
-    gone = again(Found(by_address(gpu_function("3b:00.0", "vfio-pci"))), well)
-    assert gone == Inventory((), {"gpu": {"GPU-0": 0}})
-
-
-def test_cards_that_say_no_number_or_one_number_twice() -> None:
-    cards = (
-        Card("GPU-a", None, "00000000:01:00.0", 1),
-        Card("GPU-b", 1, "00000000:02:00.0", 1),
-        Card("GPU-c", 1, "00000000:03:00.0", 1),
-        Card("GPU-c", 7, "00000000:04:00.0", 1),
-    )
-    found = inventory(Found(cards=cards), Published(), NOW)
-    assert found.problems == ("GPU GPU-c: two cards have this UUID",)
-    assert {each.uuid for each in found.devices} == {"GPU-a", "GPU-b", "GPU-c"}
-    assert len({each.minor for each in found.devices}) == 3
+def test_the_place_of_a_function() -> None:
+    adapter, card = function("1a:00.0"), gpu_function("3b:00.0")
+    found = places(by_address(adapter, card))
+    assert found[card.address] == DeviceTopology(0, 1, "0000:18:00.0", "0000:3b:00.0")
+    assert found[adapter.address].pcie == found[card.address].pcie, "below one switch"
 
 
 @pytest.mark.parametrize(
@@ -251,12 +178,15 @@ def test_the_order_of_finding_changes_nothing(
     cards: list[int], adapters: list[int], random: object
 ) -> None:
     functions = [gpu_function(f"{bus:02x}:00.0") for bus in cards]
-    gpus = [card(number, f"{bus:02x}:00.0") for number, bus in enumerate(cards)]
+    gpus = [gpu(number) for number in range(len(cards))]
     nics = [nic(f"{bus:02x}:00.1", "ACTIVE") for bus in adapters]
-    straight = inventory(Found(by_address(*functions), tuple(gpus), tuple(nics)), Published(), NOW)
+
+    def found() -> Found:
+        return Found(by_address(*functions), tuple(gpus), tuple(nics))
+
+    straight = inventory(found(), Published(), NOW)
     for each in (functions, gpus, nics):
         random.shuffle(each)  # type: ignore[attr-defined]
-    shuffled = inventory(Found(by_address(*functions), tuple(gpus), tuple(nics)), Published(), NOW)
-    assert shuffled == straight
+    assert inventory(found(), Published(), NOW) == straight
     assert decode(encode("node", straight.devices)) == straight.devices
-    assert again(Found(by_address(*functions), tuple(gpus), tuple(nics)), straight) == straight
+    assert again(found(), straight) == straight

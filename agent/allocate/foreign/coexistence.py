@@ -43,7 +43,8 @@ TABLE: Final[Mapping[frozenset[Form], Rule]] = {
     frozenset({Form.FUNCTION}): Rule.OTHER_PART,
     **{frozenset({Form.OPEN, form}): Rule.KEPT for form in Form if form is not Form.CPUS},
 }
-"""By what two pods hold of one device. A pod may hold one device by two names."""
+"""By what two pods hold of one device. A pod may hold one device by two names, and two pods by one
+claim."""
 
 _ORDER: Final = {source: place for place, source in enumerate(Source)}
 
@@ -59,7 +60,7 @@ class Conflict(msgspec.Struct, frozen=True):
 def may_share(one: Holding, other: Holding, capacity: Mapping[str, int] | None = None) -> bool:
     """Whether both can be had. `capacity` of the device by resource, for shares; one that it does
     not list has no limit."""
-    if (one.type, one.device) != (other.type, other.device) or one.uid == other.uid:
+    if (one.type, one.device) != (other.type, other.device) or _together(one, other):
         return True
     return _allowed(_rule(one, other), one, other, capacity or {})
 
@@ -82,7 +83,7 @@ def conflicts(
             rule = _rule(one, other)
             if (
                 rule is not Rule.FITTING
-                and one.uid != other.uid
+                and not _together(one, other)
                 and not _allowed(rule, one, other, capacity)
             ):
                 found.append(Conflict(one, other, rule))
@@ -93,6 +94,10 @@ def conflicts(
 def cpus(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
     """Those of CPUs: no pool and no owner may have them."""
     return tuple(each for each in holdings if each.form is Form.CPUS)
+
+
+def _together(one: Holding, other: Holding) -> bool:
+    return one.uid == other.uid or one.claim == other.claim != ""
 
 
 def _rule(one: Holding, other: Holding) -> Rule:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.cards import Card
+from agent.model.cards import CardNames
 from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga
@@ -85,12 +85,12 @@ class Meaning(msgspec.Struct, frozen=True):
 
 def keys(
     devices: Iterable[Device],
-    cards: Iterable[Card] = (),
+    cards: Iterable[CardNames] = (),
     rdma: Iterable[RdmaDevice] = (),
     fpgas: Iterable[Fpga] = (),
 ) -> dict[str, Target]:
-    """Of the devices of a Device object alone those by UUID and address; the others need what was
-    found on the node."""
+    """Of the devices of a Device object alone those by UUID, address and minor; the others need
+    what was found on the node."""
     found: dict[str, Target] = {}
     for device in devices:
         whole = Target(device.type, device.uuid)
@@ -101,12 +101,11 @@ def keys(
             for function in group.vfs:
                 target = Target(device.type, device.uuid, Form.FUNCTION, function.bus)
                 found[function.bus] = target
+        if device.type == DeviceType.GPU:
+            found[f"minor:{device.minor}"] = found[f"/dev/nvidia{device.minor}"] = whole
     for card in cards:
-        whole = Target(DeviceType.GPU, card.uuid)
         if card.index is not None:
-            found[f"index:{card.index}"] = whole
-        if card.minor is not None:
-            found[f"minor:{card.minor}"] = found[f"/dev/nvidia{card.minor}"] = whole
+            found[f"index:{card.index}"] = Target(DeviceType.GPU, card.uuid)
         for instance in card.instances:
             part = Target(DeviceType.GPU, card.uuid, Form.INSTANCE, instance.uuid)
             found[instance.uuid] = part
@@ -150,9 +149,10 @@ def meaning(grant: Grant, keys: Keys) -> Meaning:
                 grant.resource,
                 target.type,
                 target.device,
-                row.form or target.form,
-                part,
+                Form.REPLICA if grant.share else row.form or target.form,
+                grant.share or part,
                 source=grant.source,
+                claim=grant.claim,
             )
         )
     return Meaning(tuple(holdings), tuple(left), tuple(unknown))

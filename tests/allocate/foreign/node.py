@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.allocate.foreign.names import Target, keys
-from agent.model.cards import Card, Instance
+from agent.model.cards import CardNames, Instance
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
 from agent.model.pci import CharDevice, Function
@@ -34,17 +34,9 @@ DEVICES = (
     device("fpga", "0000:3b:00.0", 0, "0000:3b:00.0"),
 )
 CARDS = (
-    Card("GPU-a1", 0, "00000000:01:00.0", 1, index=2),
-    Card("GPU-b1", 1, "00000000:02:00.0", 1, index=0),
-    Card(
-        "GPU-b2",
-        2,
-        "00000000:03:00.0",
-        1,
-        index=1,
-        divided=True,
-        instances=(Instance("MIG-x", 0), Instance("MIG-y", 1)),
-    ),
+    CardNames("GPU-a1", 2),
+    CardNames("GPU-b1", 0),
+    CardNames("GPU-b2", 1, (Instance("MIG-x", 0), Instance("MIG-y", 1))),
 )
 """NVML's numbers are not those of the device files."""
 
