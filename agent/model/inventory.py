@@ -11,7 +11,8 @@ from typing import Final
 
 import msgspec
 
-from agent.model import minors
+from agent.model import deviceobject, minors
+from agent.model.annotations import AnnotationError
 from agent.model.devices import (
     Condition,
     Device,
@@ -62,6 +63,18 @@ class Inventory(msgspec.Struct, frozen=True):
     devices: tuple[Device, ...]
     gone: Minors
     problems: tuple[str, ...] = ()
+
+
+def published(body: object) -> tuple[Published, tuple[str, ...]]:
+    """Of a Device object, and problems; numbers that can't be read are those of its devices alone.
+    Raises ObjectError."""
+    devices = deviceobject.decode(body)
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    try:
+        return Published(devices, minors.decode(annotations or {})), ()
+    except AnnotationError as error:
+        return Published(devices), (str(error),)
 
 
 def inventory(

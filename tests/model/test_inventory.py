@@ -4,10 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.model import minors
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.inventory import Found, Inventory, Published, inventory, nvidia_cards, places
+from agent.model.inventory import (
+    Found,
+    Inventory,
+    Published,
+    inventory,
+    nvidia_cards,
+    places,
+    published,
+)
 from agent.model.pci import Function
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
 
@@ -35,8 +44,10 @@ def by_address(*functions: Function) -> dict[str, Function]:
 
 def again(found: Found, before: Inventory, now: str = LATER, **others: object) -> Inventory:
     """What a later look makes of it, by way of the published object."""
-    published = Published(decode(encode("node", before.devices)), before.gone)
-    return inventory(found, published, now, **others)  # type: ignore[arg-type]
+    body = encode("node", before.devices, annotations=minors.encode(before.gone))
+    earlier, problems = published(body)
+    assert problems == ()
+    return inventory(found, earlier, now, **others)  # type: ignore[arg-type]
 
 
 def ids(found: Inventory) -> list[tuple[str, str, int, bool]]:
@@ -46,6 +57,14 @@ def ids(found: Inventory) -> list[tuple[str, str, int, bool]]:
 def gpu(minor: int, uuid: str = "") -> Device:
     condition = Condition("Healthy", "True", "NoTrouble", "", "2020-01-01T00:00:00Z")
     return Device("gpu", uuid or f"GPU-{minor}", minor, {}, conditions=(condition,))
+
+
+def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
+    devices = (gpu(0),)
+    body = encode("node", devices, annotations={minors.GONE_MINORS: "["})
+    earlier, (problem,) = published(body)
+    assert earlier == Published(devices)
+    assert problem.startswith(f"annotation {minors.GONE_MINORS}: ")
 
 
 def test_gpus_stay_as_they_were_made() -> None:
