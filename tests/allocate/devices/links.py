@@ -7,6 +7,7 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from agent.allocate.devices.bandwidth import Matrix
+from agent.allocate.devices.pairs import Way, besteffort_scores
 
 
 def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
@@ -17,21 +18,29 @@ def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
     )
 
 
-def linked(
-    count: int, apart: Callable[[int, int], int], links: dict[tuple[int, int], int]
-) -> Matrix:
-    """PCIe's worth of a pair and a hundred for every NVLink, as besteffort counts."""
-    return symmetric(count, lambda i, j: apart(i, j) + 100 * links.get((i, j), 0))
+def volta_ways(i: int, j: int) -> Way:
+    if i // 4 != j // 4:
+        return Way.SYSTEM
+    return Way.ONE_SWITCH if i // 2 == j // 2 else Way.HOST_BRIDGE
 
 
-def halves(near: int, far: int) -> Callable[[int, int], int]:
-    """Eight GPUs, four to a CPU."""
-    return lambda i, j: near if i // 4 == j // 4 else far
+def bridged_ways(i: int, j: int) -> Way:
+    return Way.NUMA_NODE if i // 2 == j // 2 else Way.SYSTEM
 
 
-VOLTA = linked(
+def counted(count: int, links: dict[tuple[int, int], int]) -> Matrix:
+    return symmetric(count, lambda i, j: links.get((i, j), 0))
+
+
+def ways(count: int, way: Callable[[int, int], Way]) -> tuple[tuple[Way, ...], ...]:
+    return tuple(
+        tuple(Way.SAME_BOARD if i == j else way(min(i, j), max(i, j)) for j in range(count))
+        for i in range(count)
+    )
+
+
+VOLTA_LINKS = counted(
     8,
-    halves(30, 10),
     {
         (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2,
         (1, 2): 2, (1, 3): 1, (1, 5): 2,
@@ -42,9 +51,10 @@ VOLTA = linked(
         (6, 7): 2,
     },
 )  # fmt: skip
+VOLTA = besteffort_scores(ways(8, volta_ways), VOLTA_LINKS)
 """DGX-1 with V100."""
 
-BRIDGED = linked(4, lambda _i, _j: 20, {(0, 3): 2, (1, 2): 2})
+BRIDGED = besteffort_scores(ways(4, bridged_ways), counted(4, {(0, 3): 2, (1, 2): 2}))
 """Four cards in two bridged pairs, not neighbours."""
 
 CROSSED = symmetric(8, lambda i, j: 12 if (i, j) in ((0, 2), (1, 3), (4, 6), (5, 7)) else 1)
