@@ -107,26 +107,22 @@ _RULES: Final = {
 }
 _GPU_NAMES: Final = frozenset().union(*_RULES)
 _OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
-_NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
-_IN_UNITS: Final = frozenset((GPU, RDMA, FPGA))
 
 
 def asks(amounts: Mapping[str, int]) -> dict[str, Ask]:
     """By device type what a pod with these requests asks for; other resources and zeros do not
     count. Of RDMA and FPGA a hint may change the count (see `hinted`). Raises RequestError."""
-    asked = {name: amount for name, amount in amounts.items() if name in _NAMES and amount > 0}
-    for name in _IN_UNITS & asked.keys():
-        if not _is_unit(asked[name]):
-            raise RequestError(Reason.UNIT, {name: asked[name]})
+    gpu = {name: amounts[name] for name in _GPU_NAMES & amounts.keys() if amounts[name] > 0}
+    cards = _translated(gpu) if gpu else {}
     found = {}
-    gpu = {name: amount for name, amount in asked.items() if name in _GPU_NAMES}
-    if gpu:
-        found[DeviceType.GPU.value] = _gpu(gpu)
     for kind, name in _OTHERS.items():
-        if amount := asked.get(name):
+        amount = amounts.get(name, 0)
+        if amount > 0:
+            if not _is_unit(amount):
+                raise RequestError(Reason.UNIT, {name: amount})
             count = amount // FULL if amount > FULL else 1
             found[kind] = Ask({name: amount}, count, {name: amount // count})
-    return found
+    return {DeviceType.GPU.value: _shares(cards), **found} if cards else found
 
 
 def hinted(ask: Ask, hint: Hint | None, matching: int) -> Ask:
@@ -158,25 +154,36 @@ def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int
     return given
 
 
-def _gpu(asked: dict[str, int]) -> Ask:
-    match _RULES.get(frozenset(asked)):
+def _translated(asked: dict[str, int]) -> dict[str, int]:
+    """Raises RequestError."""
+    if not _is_unit(asked.get(GPU, 0)):
+        raise RequestError(Reason.UNIT, asked)
+    if not _allowed(asked):
+        raise RequestError(Reason.COMBINATION, asked)
+    match _RULES[frozenset(asked)]:
         case _Rule.CARDS:
             (cards,) = asked.values()
-            return _shares(dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), cards * FULL))
+            return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), cards * FULL)
         case _Rule.GPU:
-            return _shares(dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), asked[GPU]))
+            return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), asked[GPU])
+        case _:
+            return asked
+
+
+def _allowed(asked: dict[str, int]) -> bool:
+    parts = [asked[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in asked]
+    match _RULES.get(frozenset(asked)):
+        case _Rule.CARDS | _Rule.GPU:
+            return True
         case _Rule.PERCENT:
-            if all(_is_unit(asked.get(name, 0)) for name in (GPU_CORE, GPU_MEMORY_RATIO)):
-                return _shares(asked)
+            return all(map(_is_unit, parts))
         case _Rule.SHARED:
             cards = asked[GPU_SHARED]
-            parts = [asked[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in asked]
-            if all(part % cards == 0 and part // cards <= FULL for part in parts):
-                return _shares(asked)
+            return all(part % cards == 0 and part // cards <= FULL for part in parts)
         case _Rule.NPU_SHARED:
-            if asked[GPU_SHARED] == 1 and asked.get(NPU_DVPP, 0) <= FULL:
-                return _shares(asked)
-    raise RequestError(Reason.COMBINATION, asked)
+            return asked[GPU_SHARED] == 1 and asked.get(NPU_DVPP, 0) <= FULL
+        case None:
+            return False
 
 
 def _shares(total: dict[str, int]) -> Ask:

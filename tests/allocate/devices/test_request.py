@@ -128,9 +128,9 @@ def test_what_can_not(amounts: dict[str, int], reason: Reason) -> None:
     assert all(name in str(raised.value) for name in amounts)
 
 
-def test_a_unit_error_is_told_before_what_is_wrong_with_gpus() -> None:
+def test_what_is_wrong_with_a_unit_is_told_before_unequal_shares() -> None:
     with pytest.raises(RequestError, match="150"):
-        asks({CORE: 100, RDMA: 150})
+        asks({CORE: 100, RATIO: 300, RDMA: 150})
 
 
 def test_zeros_are_not_asked_for() -> None:
