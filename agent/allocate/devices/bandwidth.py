@@ -65,7 +65,7 @@ class BandwidthTable:
         subsets = math.comb(width, count)
         # Were free sets spread evenly over the order, the first would come after all / free ones.
         if subsets * subsets <= len(sized.ordered) or subsets <= _FEW:
-            ties = _tied(_subsets(free, count), sized.ranks)
+            ties: Iterable[int] = _tied(_subsets(free, count), sized.ranks)
         else:
             ties = sized.first_free(free)
         return self._leaving_most(free, count, ties)
