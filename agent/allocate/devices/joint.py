@@ -22,7 +22,7 @@ def partners(joint: Joint, hints: Mapping[str, Hint], needs: Mapping[str, Need])
     all devices there are."""
     return [
         kind
-        for kind in joint.types
+        for kind in dict.fromkeys(joint.types)
         if kind in needs and not (kind in hints and hints[kind].strategy is Strategy.APPLY_FOR_ALL)
     ]
 
