@@ -10,10 +10,10 @@ import msgspec
 from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.joint import partners
 from agent.allocate.devices.need import Need, need
-from agent.allocate.devices.request import FULL
+from agent.allocate.devices.request import FULL, Reason
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import selected
+from agent.allocate.devices.view import selected, view
 from agent.conformance.verdict import Difference
 from agent.model.device_wishes import Exclusion, JointScope, Scope, Strategy
 from agent.model.devices import DeviceType
@@ -24,10 +24,10 @@ GPU: Final = DeviceType.GPU.value
 
 
 class Question(msgspec.Struct, frozen=True):
-    """A case as our values. `request` None: ours refuses it before it looks at the node."""
+    """A case as our values. `request`: or why ours refuses it before it looks at the node."""
 
     node: NodeDevices
-    request: DeviceRequest | None
+    request: DeviceRequest | Reason
     numa: int | None
     strategy: NumaStrategy | None
 
@@ -154,14 +154,6 @@ def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers
     return wanted and same
 
 
-def _ill_in_use(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    gpus = needs.get(GPU)
-    if gpus is None or not gpus.seen.stock.used & gpus.seen.allowed & ~gpus.seen.fleet.healthy:
-        return False
-    selectors = any(hint.selector for hint in request.wishes.hints.values())
-    return selectors or gpus.seen.allowed != gpus.seen.fleet.everyone
-
-
 _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
     (
         Difference(
@@ -251,14 +243,6 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
         ),
         _functions_by_number,
     ),
-    (
-        Difference(
-            "ill-card-in-use",
-            "a card that is ill and in use counts as in use for packing only where neither NUMA "
-            "nodes nor selectors leave devices out; ours always counts it",
-        ),
-        _ill_in_use,
-    ),
 )
 
 UNEVEN_SHARES: Final = Difference(
@@ -280,8 +264,8 @@ def declared(question: Question, theirs: dict[str, Any], ours: dict[str, Any]) -
     """The name of the difference, None where there is none. Where both chose the same devices,
     theirs has to be the score that their rule gives."""
     request = question.request
-    if request is None:
-        return UNEVEN_SHARES.name
+    if isinstance(request, Reason):
+        return UNEVEN_SHARES.name if request is Reason.UNEVEN else None
     needs = _needs(question, request)
     if theirs.get("allocation") == ours.get("allocation"):
         return NODE_SCORE.name if theirs["score"] == _of_one(question, needs) else None
@@ -308,11 +292,15 @@ def _needs(question: Question, request: DeviceRequest) -> dict[str, Need]:
 
 
 def _of_one(question: Question, needs: dict[str, Need]) -> int:
-    """Their score: of one device's request, by what was asked, over all that may be had."""
+    """Their score: of one device's request, by what was asked, over all that hint and NUMA nodes
+    leave."""
     assert question.strategy is not None
     points = 0
     for each in needs.values():
         seen = each.seen
+        if each.hint is not None:
+            shared = msgspec.structs.replace(each.hint, exclusion=Exclusion.NONE)
+            seen = view(seen.fleet, seen.stock, each.ask.per, shared, question.numa, None)
         allowed = [minor for minor in seen.fleet.devices if seen.allowed >> minor & 1]
         points += score(
             each.ask.per,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -10,7 +10,7 @@ from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocat
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Refusal
-from agent.allocate.devices.request import RequestError, asks
+from agent.allocate.devices.request import Reason, RequestError, asks
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.allocate.numa.masks import of_nodes
 from agent.conformance.device_differences import DIFFERENCES, Question, declared
@@ -41,11 +41,12 @@ def judge(case: dict[str, Any]) -> Verdict:
 
 
 def _question(case: dict[str, Any]) -> Question:
+    request: DeviceRequest | Reason
     try:
         asked = asks(amounts(case["pod"]["requests"]))
         request = DeviceRequest(asked, pod_wishes(case["pod"]))
-    except RequestError:
-        request = None
+    except RequestError as error:
+        request = error.reason
     numa, strategy = case["numa"], case["strategy"]
     return Question(
         node(case),
@@ -56,8 +57,8 @@ def _question(case: dict[str, Any]) -> Question:
 
 
 def _answer(question: Question) -> dict[str, Any]:
-    if question.request is None:
-        return {"error": "no such request"}
+    if isinstance(question.request, Reason):
+        return {"error": question.request.value}
     found = allocate(
         question.node, question.request, numa=question.numa, strategy=question.strategy
     )

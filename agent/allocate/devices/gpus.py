@@ -39,7 +39,7 @@ def choose(
     if ask.shared and ask.count == 1:
         return _one_share(groups, seen, scope)
     found = [
-        (group.level, _in_use(group, seen.stock.used), group.mask & seen.fitting)
+        (group.level, _in_use(group, seen.used), group.mask & seen.fitting)
         for group in _within(groups, scope)
         if (group.mask & seen.fitting).bit_count() >= ask.count
     ]
@@ -60,7 +60,7 @@ def _partition(
     sets = feasible(known.table, count, free, spec)
     if not sets:
         return Cause.PARTITION
-    return list(packed(known.table, sets, ~seen.stock.used, count).minors)
+    return list(packed(known.table, sets, ~seen.used, count).minors)
 
 
 def _best_linked(links: Links, seen: View, count: int, scope: Scope) -> list[int] | None:
@@ -95,7 +95,7 @@ def _one_share(groups: tuple[Group, ...], seen: View, scope: Scope) -> list[int]
     """The card that the strategy likes best; of equals one where most is in use around it, then
     the first by its place."""
     switches = [
-        (_in_use(group, seen.stock.used), minor)
+        (_in_use(group, seen.used), minor)
         for group in _within(groups, scope or Scope.PCIE)
         if group.level == LEVELS[Scope.PCIE]
         for minor in members(group.mask & seen.fitting)

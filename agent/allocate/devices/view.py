@@ -16,13 +16,15 @@ from agent.model.policies import NumaStrategy
 
 class View(msgspec.Struct, frozen=True):
     """`allowed`: those that hint, NUMA nodes and exclusion leave; `fitting`: of these the ones that
-    give `per`. `strategy` None: none is liked more than another."""
+    give `per`. `used`: where packing sees something in use; not on a card that is ill, if the pod
+    is allowed to have it. `strategy` None: none is liked more than another."""
 
     fleet: Fleet
     stock: Stock
     per: dict[str, int]
     allowed: int
     fitting: int
+    used: int
     strategy: NumaStrategy | None
 
     def within(self, mask: int) -> View:
@@ -33,6 +35,7 @@ class View(msgspec.Struct, frozen=True):
             self.per,
             self.allowed & mask,
             self.fitting & mask,
+            self.used,
             self.strategy,
         )
 
@@ -72,7 +75,8 @@ def view(
     for minor, free in stock.free.items():
         if healthy >> minor & 1 and _gives(free, items):
             fitting |= 1 << minor
-    return View(fleet, stock, per, allowed, fitting, strategy)
+    used = stock.used & ~(allowed & ~fleet.healthy)
+    return View(fleet, stock, per, allowed, fitting, used, strategy)
 
 
 def selected(fleet: Fleet, hint: Hint | None) -> int:
