@@ -14,6 +14,7 @@ from agent.allocate.devices.request import FULL, Reason
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import selected, view
+from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.verdict import Difference
 from agent.model.device_wishes import Exclusion, JointScope, Scope, Strategy
 from agent.model.devices import DeviceType
@@ -155,24 +156,8 @@ def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers
 
 
 _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
-    (
-        Difference(
-            "core-of-several-cards",
-            "core of more than one card with memory of one or by the byte is asked of a single "
-            "card, which never fits; ours spreads it over as many cards",
-            listed=True,
-        ),
-        _core_of_several,
-    ),
-    (
-        Difference(
-            "for-all-healthy",
-            "ApplyForAll counts devices that are ill, and never fits where one is; ours is for all "
-            "that are healthy",
-            listed=True,
-        ),
-        _for_all_healthy,
-    ),
+    (CORE_OF_SEVERAL, _core_of_several),
+    (HEALTHY_ALONE, _for_all_healthy),
     (
         Difference(
             "pcie-level-exclusion",
@@ -245,12 +230,6 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
     ),
 )
 
-UNEVEN_SHARES: Final = Difference(
-    "uneven-shares",
-    "core that does not part into equal shares for the cards that memory asks for is cut down "
-    "(core 100 on three cards is 33 each); ours refuses it",
-    listed=True,
-)
 NODE_SCORE: Final = Difference(
     "score-of-what-is-held",
     "a node is scored as if the pod took one device, and no memory where it asks by percent; ours "

@@ -16,32 +16,21 @@ from agent.allocate.devices.request import (
     hinted,
 )
 from agent.allocate.pod_total import InitRequests, pod_total
-from agent.conformance.devices import amounts, devices, pod_wishes
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.devices import (
+    CORE_OF_SEVERAL,
+    HEALTHY_ALONE,
+    UNEVEN_SHARES,
+    amounts,
+    devices,
+    pod_wishes,
+)
+from agent.conformance.verdict import Verdict
 from agent.model.device_wishes import Hint, Strategy
 from agent.model.devices import Device, DeviceType
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
 
 GPU_TYPE: Final = DeviceType.GPU.value
 
-UNEVEN_SHARES: Final = Difference(
-    "uneven-shares",
-    "core that does not part into equal shares for the cards that memory asks for is cut down "
-    "(core 100 on three cards is 33 each); ours refuses it",
-    listed=True,
-)
-CORE_OF_SEVERAL: Final = Difference(
-    "core-of-several-cards",
-    "core of more than one card with memory of one or by the byte is asked of a single card, which "
-    "never fits; ours spreads it over as many cards",
-    listed=True,
-)
-HEALTHY_ALONE: Final = Difference(
-    "for-all-healthy",
-    "ApplyForAll counts devices that are ill, and never fits where one is; ours is for all that "
-    "are healthy",
-    listed=True,
-)
 DIFFERENCES: Final = (UNEVEN_SHARES, CORE_OF_SEVERAL, HEALTHY_ALONE)
 
 

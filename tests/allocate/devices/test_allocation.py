@@ -211,6 +211,14 @@ def test_the_switch_that_has_both_is_found() -> None:
     assert minors(found, "rdma") == [0]
 
 
+def test_several_switches_that_have_both_are_found() -> None:
+    cards = [gpu(each, 0, f"p{each}") for each in range(3)]
+    there = node([*cards, nic(0, 0, "p1"), nic(1, 0, "p2")])
+    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
+    assert minors(found) == [1, 2]
+    assert minors(found, "rdma") == [0, 1]
+
+
 def test_the_same_switches_mean_a_nic_under_each() -> None:
     nics = [nic(each, 0, f"p{each}") for each in range(2)]
     there = node([*EIGHT[:4], *nics])
