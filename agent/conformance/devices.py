@@ -1,5 +1,7 @@
-"""Devices and what pods say of them, as both kinds of device vectors write them, and the differences
-that both have."""
+"""Devices, and what pods say of them, as both kinds of device vectors write them.
+
+The differences that both kinds have are here too.
+"""
 
 from __future__ import annotations
 

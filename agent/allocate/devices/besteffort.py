@@ -13,7 +13,7 @@ policy's own enumeration has two million partitions of 16 GPUs into pairs, this 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Final
 
@@ -78,35 +78,38 @@ class _Parted:
         divide: in every part of the whole but those from which it was taken already."""
         known = self._totals.get(mask)
         if known is None:
-            sums, total = self._sums, self.total
-            known = max(sums[part] + total(mask ^ part) for part in self._parts(mask))
-            self._totals[mask] = known
+            sums, totals = self._sums, self._totals
+            known = 0
+            for part in self._parts(mask):
+                rest = totals.get(mask ^ part)
+                worth = sums[part] + (self.total(mask ^ part) if rest is None else rest)
+                if worth > known:
+                    known = worth
+            totals[mask] = known
         return known
 
     def first(self, mask: int) -> Iterator[int]:
         """The sets of the first partition with that sum."""
         while mask:
             wanted = self.total(mask)
-            part = next(
-                each
-                for each in self._parts(mask)
-                if self._sums[each] + self.total(mask ^ each) == wanted
+            sums, total = self._sums, self.total
+            equals = (
+                each for each in self._parts(mask) if sums[each] + total(mask ^ each) == wanted
             )
+            part = min(equals, key=_order)
             yield part
             mask ^= part
 
-    def _parts(self, mask: int) -> Iterator[int]:
-        """The sets that may hold the lowest member, in order: of full size, or the remainder."""
+    def _parts(self, mask: int) -> Iterable[int]:
+        """The sets that may hold the lowest member: of full size, or the remainder."""
         width = mask.bit_count()
-        remainder = width % self._count
         if width < self._count:
-            return iter((mask,))
+            return (mask,)
         lowest, *others = (1 << place for place in members(mask))
-        full = (lowest + sum(each) for each in combinations(others, self._count - 1))
-        if not remainder:
-            return full
-        left = (lowest + sum(each) for each in combinations(others, remainder - 1))
-        return iter(sorted((*full, *left), key=_order))
+        full = [lowest + sum(each) for each in combinations(others, self._count - 1)]
+        if remainder := width % self._count:
+            full += [lowest + sum(each) for each in combinations(others, remainder - 1)]
+        return full
 
 
 def _order(mask: int) -> tuple[int, ...]:
