@@ -42,6 +42,8 @@ class Card:
 
     def lines(self, place: int) -> Iterable[tuple[str, object]]:
         at = f"gpu.{place}"
+        for key, value in self.facts.items():
+            yield f"{at}.{key}", value
         for key in ("uuid", "name", "bus", "minor", "events"):
             if (value := getattr(self, key)) is not None:
                 yield f"{at}.{key}", value
@@ -58,8 +60,6 @@ class Card:
         for number, instance in enumerate(self.instances):
             for key, value in instance.items():
                 yield f"{at}.mig.{number}.{key}", value
-        for key, value in self.facts.items():
-            yield f"{at}.{key}", value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +74,10 @@ class Machine:
     facts: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def text(self) -> str:
+        """Of a key that is told twice the first is what holds."""
         order = range(len(self.cards)) if self.enumerated is None else self.enumerated
         lines: list[tuple[str, object]] = [
+            *self.facts.items(),
             ("driver", self.driver),
             ("cuda", 12040),
             ("enumerated", " ".join(map(str, order))),
@@ -84,7 +86,6 @@ class Machine:
             lines += card.lines(place)
         for (one, two), facts in self.pairs.items():
             lines += [(f"pair.{one}.{two}.{key}", value) for key, value in facts.items()]
-        lines += self.facts.items()
         return "".join(f"{key} {value}\n" for key, value in lines)
 
     def but(self, place: int | None = None, /, **facts: object) -> Machine:
