@@ -78,7 +78,7 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
 
 def _rfc3339(seconds: int) -> str:
     moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _seconds(text: str) -> int:

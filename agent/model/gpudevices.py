@@ -40,7 +40,7 @@ def devices(
 
 def facts(health: GpuHealth) -> GpuFacts:
     """What the cards have in common."""
-    products = {card.gpu.product for card in health.cards}
+    products = {card.gpu.product for card in health.cards} - {""}
     product = products.pop() if len(products) == 1 else ""
     return GpuFacts(VENDOR, product, health.driver) if health.cards else GpuFacts()
 
