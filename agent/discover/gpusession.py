@@ -78,6 +78,10 @@ class GpuSession:
         """Takes in what has come. Raises SessionError."""
         self._answers(0)
 
+    def interrupt(self) -> None:
+        """From another thread: what waits for an answer gets a SessionError."""
+        self._process.kill()
+
     def close(self) -> bool:
         """Whether the child ended; one that hangs in the kernel does so when that lets it go."""
         self._socket.close()
