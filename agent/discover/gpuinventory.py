@@ -122,8 +122,6 @@ class InventoryReader:
         for number in range(_MOST_LINKS):
             try:
                 up = self._nvml.maybe("nvmlDeviceGetNvLinkState", handle, number)
-                if up is None:
-                    break
                 if up:
                     links.append(self._link(handle, number))
             except GpuGoneError:

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, Lines, Look, Over, Seen, Told, line
-from agent.model.gpus import GpuEvent, GpuSight
+from agent.model.gpus import CHILD_ENDED, NO_PROCESS, GpuEvent, GpuSight
 
 _END_SECONDS: Final = 1.0
 
@@ -44,7 +44,7 @@ class GpuSession:
                 )
             except OSError as error:
                 ours.close()
-                raise SessionError("NoProcess", f"can't start {words[0]}: {error}") from None
+                raise SessionError(NO_PROCESS, f"can't start {words[0]}: {error}") from None
         self._socket = ours
         self._socket.setblocking(False)
         self._poll = select.poll()
@@ -104,13 +104,13 @@ class GpuSession:
         except ConnectionError:
             received = b""
         if not received:
-            raise SessionError("ChildEnded", "the process that asks NVML ended unexpectedly")
+            raise SessionError(CHILD_ENDED, "the process that asks NVML ended unexpectedly")
         try:
             answers: list[Answer] = [
                 self._decoder.decode(each) for each in self._lines.feed(received)
             ]
         except ValueError as error:
-            raise SessionError("ChildEnded", f"no message from the child: {error}") from None
+            raise SessionError(CHILD_ENDED, f"no message from the child: {error}") from None
         for answer in answers:
             if isinstance(answer, Told):
                 self.events.append(answer.event)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from agent.discover.gpusession import GpuSession, SessionError
-from agent.model.gpus import GpuEvent, GpuSight
+from agent.model.gpus import LET_GO, GpuEvent, GpuSight
 
 
 class GpuTiming(msgspec.Struct, frozen=True):
@@ -48,7 +48,9 @@ class GpuWatcher:
         self._environment = environment
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
+        self._released = False
         self._session: GpuSession | None = None
+        self._stuck: GpuSession | None = None
         self._lock = threading.Lock()
         self._events: list[GpuEvent] = []
         self._sight: GpuSight | None = None
@@ -67,6 +69,19 @@ class GpuWatcher:
         self._thread.join()
         os.close(self._wake)
 
+    def let_go(self) -> None:
+        """Ends the child, which keeps the driver from being unloaded and cards from being reset; a
+        sight with the fault `LetGo` tells that it did. There is no other until `resume`."""
+        with self._lock:
+            self._released = True
+            if self._session is not None:
+                self._session.interrupt()
+        self.look_now()
+
+    def resume(self) -> None:
+        self._released = False
+        self.look_now()
+
     def look_now(self) -> None:
         """For who learned elsewhere that something changed; also ends the wait for a driver."""
         os.eventfd_write(self._wake, 1)
@@ -79,35 +94,46 @@ class GpuWatcher:
         return news
 
     def _run(self) -> None:
-        pause = self._timing.retry
+        pause, most = 0.0, self._timing.most_retry
         while not self._stopping:
-            session = None
-            try:
-                session = self._started()
-                self._show(session.look(self._timing.first_answer))
-                pause = self._timing.retry
-                self._attend(session)
-            except SessionError as error:
-                if session is not None:
-                    self._hear(session)
-                if not self._stopping:
-                    self._show(GpuSight(error.fault, error.message))
-            if session is not None:
-                with self._lock:
-                    self._session = None
-                session.close()
-            # One that hangs in the kernel is enough.
-            while not self._stopping:
+            if self._stuck is not None and not self._stuck.ended():
+                # One child that hangs in the kernel is enough.
                 self._sleep(pause)
-                pause = min(2 * pause, self._timing.most_retry)
-                if session is None or session.ended():
-                    break
+            elif self._released:
+                self._show(GpuSight(LET_GO, "asked to leave the driver alone"))
+                while self._released and not self._stopping:
+                    self._sleep(None)
+            else:
+                saw = self._serve()
+                pause = self._timing.retry if saw else min(max(2 * pause, self._timing.retry), most)
+                # Who set these may have been heard already, while there was a session.
+                if not self._stopping and not self._released:
+                    self._sleep(pause)
+
+    def _serve(self) -> bool:
+        """One child from its start to its end; whether it has seen anything."""
+        session, saw = None, False
+        try:
+            session = self._started()
+            self._show(session.look(self._timing.first_answer))
+            saw = True
+            self._attend(session)
+        except SessionError as error:
+            if session is not None:
+                self._hear(session)
+            if not self._stopping and not self._released:
+                self._show(GpuSight(error.fault, error.message))
+        if session is not None:
+            with self._lock:
+                self._session = None
+            self._stuck = None if session.close() else session
+        return saw
 
     def _started(self) -> GpuSession:
         session = GpuSession(self._driver_root, self._environment)
         with self._lock:
             self._session = session
-            if self._stopping:
+            if self._stopping or self._released:
                 session.interrupt()
         return session
 
@@ -117,7 +143,7 @@ class GpuWatcher:
         poll = select.poll()
         poll.register(session, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
-        while not self._stopping:
+        while not self._stopping and not self._released:
             woken = False
             # Those that came with an answer are no longer in the socket.
             if not session.events:
@@ -145,8 +171,8 @@ class GpuWatcher:
             self._sight = sight
         self._news()
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep(self, seconds: float | None) -> None:
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        if poll.poll(seconds * 1000):
+        if poll.poll(None if seconds is None else seconds * 1000):
             os.eventfd_read(self._wake)

@@ -19,15 +19,12 @@ from msgspec.structs import replace
 
 from agent.model import gpuactions
 from agent.model.gpuactions import Action, GpuActions
-from agent.model.gpus import Gpu, GpuEvent, GpuReading, GpuSight, SilentGpu
+from agent.model.gpus import OUR_FAULTS, Gpu, GpuEvent, GpuReading, GpuSight, SilentGpu
 from agent.model.gpustates import GpuStates
 
 RESTART_SECONDS: Final = 300
 """How long an XID that asks for another application keeps a card whose processes nobody knows, or
 that strangers hold."""
-
-NO_NEWS: Final = frozenset({"ChildEnded", "NoProcess"})
-"""Faults of ours: they tell nothing of a card."""
 
 
 class Evidence(enum.Enum):
@@ -118,7 +115,7 @@ def looked(
     """After a look. `buses`: where PCI has NVIDIA's GPUs, None if nobody looked; `booted`: when
     the machine started."""
     if sight.inventory is None:
-        return health if sight.fault in NO_NEWS else _without_driver(health, sight, now, actions)
+        return health if sight.fault in OUR_FAULTS else _without_driver(health, sight, now, actions)
     states = GpuStates(sight.inventory, sight.readings, buses)
     driver = sight.inventory.driver
     look = _Look(states, now, actions, booted, restart_seconds, health.driver not in ("", driver))

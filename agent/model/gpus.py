@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
+from typing import Final
 
 import msgspec
 
@@ -153,6 +154,13 @@ class GpuEvent(msgspec.Struct, frozen=True):
     uuid: str
     xid: int | None = None
     gpu_instance: int | None = None
+
+
+NO_PROCESS: Final = "NoProcess"
+CHILD_ENDED: Final = "ChildEnded"
+LET_GO: Final = "LetGo"
+OUR_FAULTS: Final = frozenset({NO_PROCESS, CHILD_ENDED, LET_GO})
+"""Why nobody asked the driver; they tell nothing of a card."""
 
 
 class GpuSight(msgspec.Struct, frozen=True):

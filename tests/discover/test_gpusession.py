@@ -333,6 +333,13 @@ def test_the_xid_of_a_lost_card_has_its_name(start: Start) -> None:
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
 
 
+def test_a_link_that_a_driver_tells_nothing_of_hides_none_behind_it(start: Start) -> None:
+    _, session = start(gpumachines.a100_hgx().but(0, **{"link.3": "3 2 -"}))
+    found = inventory(session)
+    assert [link.number for link in found.gpus[0].links] == [*range(3), *range(4, 12)]
+    assert found.pairs[0].links == 11
+
+
 def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
     start: Start,
 ) -> None:

@@ -137,6 +137,27 @@ def test_a_child_that_was_killed_is_started_again(watch: Callable[..., Watch]) -
     here.until(good)
 
 
+def test_it_lets_the_driver_go_and_takes_it_up_again(watch: Callable[..., Watch]) -> None:
+    machine = gpumachines.mixed()
+    here = watch(machine, ASKED)
+    here.until(good)
+    here.watcher.let_go()
+    here.until(fault("LetGo"))
+    with pytest.raises(AssertionError, match="no child"):
+        _child(here.driver)
+    here.driver.tell(Machine(machine.cards, driver="570.86.15"))
+    here.watcher.resume()
+    sight = here.until(good)
+    assert sight.inventory is not None
+    assert sight.inventory.driver == "570.86.15"
+
+
+def test_a_watcher_that_let_go_can_be_stopped(watch: Callable[..., Watch]) -> None:
+    here = watch(gpumachines.mixed(), ASKED)
+    here.watcher.let_go()
+    here.until(fault("LetGo"))
+
+
 def _child(driver: FakeDriver) -> int:
     """The process that was started with the driver's root."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):

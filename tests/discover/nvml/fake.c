@@ -329,7 +329,8 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t two,
     return pair(one, two, key, (unsigned int *)status);
 }
 
-/* `link.L`: version, type of the far end, its address; a link that is down has none. */
+/* `link.L`: version, type of the far end, its address; a link that is down has no line, one whose
+ * address is `-` can't be asked about. */
 static const char *link_of(nvmlDevice_t device, unsigned int link, unsigned int numbers[2]) {
     char key[32];
     snprintf(key, sizeof key, "link.%u", link);
@@ -346,8 +347,9 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link,
     ENTER(device);
     if (NUMBERS(device, "links", &count)) return NVML_ERROR_NOT_SUPPORTED;
     if (link >= count) return NVML_ERROR_INVALID_ARGUMENT;
-    *active = link_of(device, link, numbers) != NULL;
-    return NVML_SUCCESS;
+    const char *far = link_of(device, link, numbers);
+    *active = far != NULL;
+    return far && *far == '-' ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
 }
 
 nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link,
