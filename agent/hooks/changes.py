@@ -6,23 +6,18 @@ from typing import Final
 
 import msgspec
 
+from agent.hooks.carriers import CarriedNode
 from agent.model.doorbell import Asked
+from agent.model.visible import Mount
 
 _LIMITS: Final = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
 
 
-class Mount(msgspec.Struct, frozen=True):
-    """A folder of the host, read-only. A container that mounts something at the same place keeps
-    its own."""
-
-    host_path: str
-    container_path: str
-
-
 class Changes(msgspec.Struct, frozen=True):
     """None and empty: the request keeps its own. The quota is for 100,000 microseconds; it and the
-    memory limit may be -1, none. Mounts, environment and devices (by their CDI names) come on top
-    of the request's own, and only at a creation; a variable that the request has gets the value.
+    memory limit may be -1, none. All from `mounts` on is for a creation alone, and comes on top of
+    the request's own, less what is `removed` (mounts and nodes by their path in the container); a
+    variable or annotation that the request has gets the value, an annotation without one goes.
     """
 
     cpuset: str | None = None
@@ -33,6 +28,11 @@ class Changes(msgspec.Struct, frozen=True):
     mounts: tuple[Mount, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     cdi_devices: tuple[str, ...] = ()
+    nodes: tuple[CarriedNode, ...] = ()
+    annotations: tuple[tuple[str, str | None], ...] = ()
+    removed_mounts: tuple[str, ...] = ()
+    removed_cdi_devices: tuple[str, ...] = ()
+    removed_nodes: tuple[CarriedNode, ...] = ()
 
     @property
     def kept(self) -> tuple[str, ...]:

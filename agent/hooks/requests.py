@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.hooks import wire
+from agent.hooks import carriers, wire
+from agent.hooks.carriers import Carried, CarriedNode
 from agent.model.annotations import KEYS_READ
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS
@@ -16,9 +17,13 @@ from agent.model.qos import QOS_LABEL, kube_class
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
-_CONFIG, _SANDBOX_CONFIG = 2, 3
-CREATE_RESOURCES = (_CONFIG, 15, 1)
-ENVIRONMENT, MOUNTS, CDI_DEVICES = (_CONFIG, 6), (_CONFIG, 7), (_CONFIG, 17)
+CONFIG, _SANDBOX_CONFIG = 2, 3
+CREATE_RESOURCES = (CONFIG, 15, 1)
+_SECURITY_CONTEXT, _PRIVILEGED = (CONFIG, 15, 2), 2
+# of config
+ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES = 6, 7, 8, 10, 17
+# Device: container_path, host_path, permissions
+NODE_PATH, NODE_HOST_PATH, NODE_PERMISSIONS = 1, 2, 3
 # Mount
 CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
@@ -49,7 +54,7 @@ def run_pod_sandbox(message: bytes) -> PodComes:
 
 def create_container(message: bytes) -> CreateContainer:
     """Raises WireError."""
-    config = wire.merged(message, _CONFIG)
+    config = wire.merged(message, CONFIG)
     resources = wire.merged(message, *CREATE_RESOURCES)
     return CreateContainer(
         _pod(wire.merged(message, _SANDBOX_CONFIG)),
@@ -60,11 +65,38 @@ def create_container(message: bytes) -> CreateContainer:
 
 def mounted(message: bytes) -> frozenset[str]:
     """Where in the container a request to create it mounts something. Raises WireError."""
-    *above, mounts = MOUNTS
-    return frozenset(
-        wire.text(payload, CONTAINER_PATH)
-        for field, kind, payload in wire.fields(wire.merged(message, *above))
-        if (field, kind) == (mounts, wire.BYTES)
+    return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
+
+
+def carried(message: bytes) -> Carried:
+    """What of a request to create a container may name devices. Raises WireError."""
+    found: dict[int, list[bytes]] = {
+        each: [] for each in (ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES)
+    }
+    for field, kind, payload in wire.fields(wire.merged(message, CONFIG)):
+        if kind == wire.BYTES and field in found:
+            found[field].append(payload)
+    variables = [
+        (name, wire.text(each, 2))
+        for each in found[ENVIRONMENT]
+        if (name := wire.text(each, 1)) in (carriers.VISIBLE_DEVICES, carriers.PRELOAD)
+    ]
+    notes = [
+        (key, wire.text(each, 2))
+        for each in found[ANNOTATIONS]
+        if carriers.is_cdi_annotation(key := wire.text(each, 1))
+    ]
+    mounts = [(wire.text(each, HOST_PATH), each) for each in found[MOUNTS]]
+    return Carried(
+        environment=tuple(value for name, value in variables if name == carriers.VISIBLE_DEVICES),
+        preload=dict(variables).get(carriers.PRELOAD, ""),
+        mounts=tuple(
+            wire.text(each, CONTAINER_PATH) for host, each in mounts if host == carriers.DEV_NULL
+        ),
+        annotations=tuple(notes),
+        cdi_devices=tuple(wire.text(each, 1) for each in found[CDI_DEVICES]),
+        nodes=tuple(_node(each) for each in found[NODES]),
+        privileged=bool(wire.number(wire.merged(message, *_SECURITY_CONTEXT), _PRIVILEGED)),
     )
 
 
@@ -113,6 +145,22 @@ def announced(pod: PodComes, created_at: int) -> Pod:
         annotations=pod.annotations,
         kube_class=kube_class(pod.cgroup_parent),
         created_at=created_at,
+    )
+
+
+def _entries(message: bytes, wanted: int) -> list[bytes]:
+    return [
+        payload
+        for field, kind, payload in wire.fields(wire.merged(message, CONFIG))
+        if (field, kind) == (wanted, wire.BYTES)
+    ]
+
+
+def _node(message: bytes) -> CarriedNode:
+    return CarriedNode(
+        wire.text(message, NODE_HOST_PATH),
+        wire.text(message, NODE_PATH),
+        wire.text(message, NODE_PERMISSIONS),
     )
 
 
