@@ -7,7 +7,7 @@ combine, and one that is left alone would let another pod's card in.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -38,6 +38,14 @@ FIELDS: Final = (
 
 _ALL: Final = "all"
 _UNDECIDED: Final = Visible()
+
+
+class Says(msgspec.Struct, frozen=True):
+    """What a door can change of a container's devices: some of FIELDS. `numbers`: device nodes come
+    by the kernel's numbers."""
+
+    fields: frozenset[str] = frozenset(FIELDS)
+    numbers: bool = False
 
 
 class TakenError(ValueError):
@@ -111,9 +119,19 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
     return gpus.rewritten(carried, ()) if denied or not asks else UNCHANGED
 
 
-def beyond(wanted: Changes, expressed: Collection[str]) -> tuple[str, ...]:
-    """What of FIELDS changes and a door can't say; `expressed` are those that it can."""
-    return tuple(name for name in FIELDS if name not in expressed and getattr(wanted, name))
+def beyond(wanted: Changes, says: Says) -> tuple[str, ...]:
+    """What of a container's devices changes and the door can't say."""
+    lacking = tuple(name for name in FIELDS if name not in says.fields and getattr(wanted, name))
+    if says.numbers and any(node.major < 0 for node in wanted.nodes):
+        return (*lacking, "nodes without a number")
+    return lacking
+
+
+def joined(limits: Changes, shown: Changes) -> Changes:
+    """One answer of what was found for CPUs and limits and for devices."""
+    of_devices = {name: getattr(shown, name) for name in FIELDS}
+    of_devices["mounts"] = (*limits.mounts, *shown.mounts)
+    return msgspec.structs.replace(limits, **of_devices)
 
 
 def _others(node: NodeDevices, uid: str) -> Iterator[HeldDevice]:

@@ -17,7 +17,9 @@ from agent.model.visible import DeviceNode, Mount, VisibleGpu
 
 
 class UnhonouredError(ValueError):
-    """A container can't have what was allocated; the text says why."""
+    """A container can't have what was allocated; the text says why, `reason` in one word."""
+
+    reason = "unhonoured"
 
 
 def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") -> Changes:

@@ -9,6 +9,7 @@ import msgspec
 from agent.hooks import carriers, wire
 from agent.hooks.carriers import Carried, CarriedNode
 from agent.model.annotations import KEYS_READ
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS
 from agent.model.pods import Pod, pod_uid
@@ -30,6 +31,9 @@ CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
 CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
+
+_ANNOTATIONS_READ = (*KEYS_READ, DEVICE_ALLOCATED)
+_LABELS_READ = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
@@ -129,8 +133,8 @@ def pod_comes(
         uid=pod_uid(uid, namespace, name),
         namespace=namespace,
         name=name,
-        labels={key: labels[key] for key in (QOS_LABEL,) if key in labels},
-        annotations={key: annotations[key] for key in KEYS_READ if key in annotations},
+        labels={key: labels[key] for key in _LABELS_READ if key in labels},
+        annotations={key: annotations[key] for key in _ANNOTATIONS_READ if key in annotations},
         cgroup_parent=cgroup_parent,
     )
 

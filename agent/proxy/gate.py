@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from agent.hooks import requests, rewrites
+from agent.hooks.devices import Says
 from agent.hooks.wire import WireError
 from agent.model.doorbell import PodComes
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines, FailurePolicies
@@ -40,7 +43,7 @@ class CpusetGate:
         policies: FailurePolicies,
         state_dir: str,
     ) -> None:
-        self._admission = Admission(snapshots, bell, grants, policies, state_dir)
+        self._admission = Admission(snapshots, bell, grants, policies, state_dir, Says())
         self._deadlines = deadlines
 
     @property
@@ -90,7 +93,11 @@ class CpusetGate:
 
     def _create(self, call: Call, message: bytes) -> Verdict:
         if not isinstance(call.state, Creation):
-            call.state = Creation(requests.create_container(message), self._waiting(call))
+            call.state = Creation(
+                requests.create_container(message),
+                self._waiting(call),
+                partial(requests.carried, message),
+            )
         answer = self._admission.create(call.state)
         if isinstance(answer, Held):
             return Hold()

@@ -11,7 +11,7 @@ from agent.hooks import devices, gpus
 from agent.hooks.carriers import MOUNT_ROOT, Carried, CarriedNode
 from agent.hooks.changes import UNCHANGED, Changes
 from agent.hooks.cpuset import Wait
-from agent.hooks.devices import TakenError
+from agent.hooks.devices import Says, TakenError
 from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer
 from agent.model.device_allocation import DEVICE_ALLOCATED
@@ -443,9 +443,23 @@ def test_what_the_agent_refused_is_told() -> None:
 
 def test_what_a_door_cannot_say() -> None:
     changed = Changes(environment=((ENV, "void"),), removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert devices.beyond(changed, {"environment"}) == ("removed_cdi_devices",)
-    assert devices.beyond(changed, devices.FIELDS) == ()
-    assert devices.beyond(Changes(cpuset="1", shares=2), ()) == ()
+    assert devices.beyond(changed, Says(frozenset({"environment"}))) == ("removed_cdi_devices",)
+    assert devices.beyond(changed, Says()) == ()
+    assert devices.beyond(Changes(cpuset="1", shares=2), Says(frozenset())) == ()
+    unnumbered = Changes(nodes=(node_of("/dev/nvidia0"),))
+    assert devices.beyond(unnumbered, Says()) == ()
+    assert devices.beyond(unnumbered, Says(numbers=True)) == ("nodes without a number",)
+
+
+def test_devices_join_what_else_is_changed() -> None:
+    told = Mount("/told", "/cpus")
+    joined = devices.joined(
+        Changes(cpuset="1", mounts=(told,)),
+        Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
+    )
+    assert joined == Changes(
+        cpuset="1", environment=((ENV, "void"),), mounts=(told, Mount("/a", "/b"))
+    )
 
 
 def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> CreateContainer:
