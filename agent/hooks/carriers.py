@@ -16,6 +16,7 @@ from agent.model.visible import VisibleGpu
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD: Final = "LD_PRELOAD"
+CDI_ANNOTATIONS: Final = "cdi.k8s.io"
 DEV_NULL: Final = "/dev/null"
 MOUNT_ROOT: Final = "/var/run/nvidia-container-devices"
 VOID: Final = "void"
@@ -79,7 +80,7 @@ def is_gpu_kind(kind: str) -> bool:
 
 def is_cdi_annotation(key: str) -> bool:
     """Whether the runtime, or the low-level one of NVIDIA, reads CDI names there."""
-    return f".{key.partition('/')[0]}".endswith(".cdi.k8s.io") and "/" in key
+    return f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}") and "/" in key
 
 
 def mounted_name(container_path: str) -> str | None:

@@ -32,6 +32,15 @@ UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
 CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
 
+_SIGNS = {
+    ENVIRONMENT: (carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
+    MOUNTS: (carriers.DEV_NULL.encode(),),
+    NODES: (b"",),
+    ANNOTATIONS: (carriers.CDI_ANNOTATIONS.encode(),),
+    CDI_DEVICES: (b"",),
+}
+"""What has to stand in an entry that may name devices: most requests have many that do not."""
+
 _ANNOTATIONS_READ = (*KEYS_READ, DEVICE_ALLOCATED)
 _LABELS_READ = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
 
@@ -74,12 +83,12 @@ def mounted(message: bytes) -> frozenset[str]:
 
 def carried(message: bytes) -> Carried:
     """What of a request to create a container may name devices. Raises WireError."""
-    found: dict[int, list[bytes]] = {
-        each: [] for each in (ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES)
-    }
+    found: dict[int, list[bytes]] = {field: [] for field in _SIGNS}
     for field, kind, payload in wire.fields(wire.merged(message, CONFIG)):
         if kind == wire.BYTES and field in found:
-            found[field].append(payload)
+            signs = _SIGNS[field]
+            if any(sign in payload for sign in signs):
+                found[field].append(payload)
     variables = [
         (name, wire.text(each, 2))
         for each in found[ENVIRONMENT]

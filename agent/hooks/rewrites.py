@@ -62,7 +62,7 @@ def _without(message: bytes, changes: Changes) -> bytes:
         CDI_DEVICES: (1, changes.removed_cdi_devices),
         NODES: (NODE_PATH, [each.container_path for each in changes.removed_nodes]),
     }
-    if not any(names for _, names in gone.values()):
+    if not any(name.encode() in message for _, names in gone.values() for name in names):
         return message
 
     def keeps(field: int, payload: bytes) -> bool:

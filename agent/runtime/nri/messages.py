@@ -24,7 +24,7 @@ from agent.proto import nri_pb2 as pb
 SAYS: Final = Says(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
 """The CDI devices of a request are part of the container before a plugin is asked."""
 
-_CDI_OF_RUNTIME: Final = "cdi.k8s.io/"
+_CDI_OF_RUNTIME: Final = f"{carriers.CDI_ANNOTATIONS}/"
 _CHARACTER: Final = "c"
 
 
