@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from agent.hooks.changes import CarriedNode
 from agent.model.visible import VisibleGpu
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
@@ -29,16 +30,6 @@ _FAMILIES: Final = {
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
 }
 _NUMBER: Final = re.compile(r"(gpu|mig)?(\d+(?::\d+)?)")
-
-
-class CarriedNode(msgspec.Struct, frozen=True):
-    """A device node that a request asks for; `major` and `minor` are -1 where it does not say."""
-
-    host_path: str
-    container_path: str
-    permissions: str = "rw"
-    major: int = -1
-    minor: int = -1
 
 
 class Carried(msgspec.Struct, frozen=True):

@@ -6,11 +6,32 @@ from typing import Final
 
 import msgspec
 
-from agent.hooks.carriers import CarriedNode
 from agent.model.doorbell import Asked
 from agent.model.visible import Mount
 
+FIELDS: Final = (
+    "mounts",
+    "environment",
+    "cdi_devices",
+    "nodes",
+    "annotations",
+    "removed_mounts",
+    "removed_cdi_devices",
+    "removed_nodes",
+)
+"""Of Changes, those by which devices come and go."""
+
 _LIMITS: Final = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+
+
+class CarriedNode(msgspec.Struct, frozen=True):
+    """A device node that a request asks for; `major` and `minor` are -1 where it does not say."""
+
+    host_path: str
+    container_path: str
+    permissions: str = "rw"
+    major: int = -1
+    minor: int = -1
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -47,3 +68,26 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 UNCHANGED: Final = Changes()
+
+
+class Says(msgspec.Struct, frozen=True):
+    """What a door can change of a container's devices: some of FIELDS. `numbers`: device nodes come
+    by the kernel's numbers."""
+
+    fields: frozenset[str] = frozenset(FIELDS)
+    numbers: bool = False
+
+
+def beyond(wanted: Changes, says: Says) -> tuple[str, ...]:
+    """What of a container's devices changes and the door can't say."""
+    lacking = tuple(name for name in FIELDS if name not in says.fields and getattr(wanted, name))
+    if says.numbers and any(node.major < 0 for node in wanted.nodes):
+        return (*lacking, "nodes without a number")
+    return lacking
+
+
+def joined(limits: Changes, shown: Changes) -> Changes:
+    """One answer of what was found for CPUs and limits and for devices."""
+    of_devices = {name: getattr(shown, name) for name in FIELDS}
+    of_devices["mounts"] = (*limits.mounts, *shown.mounts)
+    return msgspec.structs.replace(limits, **of_devices)

@@ -14,59 +14,16 @@ from typing import Final
 import msgspec
 
 from agent.hooks import carriers, gpus
-from agent.hooks.carriers import PRELOAD, Carried, CarriedNode
-from agent.hooks.changes import UNCHANGED, Changes
-from agent.hooks.cpuset import Wait
+from agent.hooks.carriers import PRELOAD, Carried
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.hooks.gpus import UnhonouredError
-from agent.hooks.requests import CreateContainer
-from agent.model.device_allocation import DEVICE_ALLOCATED
-from agent.model.exclusion import excludes
-from agent.model.snapshot import Snapshot
 from agent.model.visible import HeldDevice, NodeDevices, Visible
 
-FIELDS: Final = (
-    "mounts",
-    "environment",
-    "cdi_devices",
-    "nodes",
-    "annotations",
-    "removed_mounts",
-    "removed_cdi_devices",
-    "removed_nodes",
-)
-"""Of Changes, those by which devices come and go."""
-
 _ALL: Final = "all"
-_UNDECIDED: Final = Visible()
-
-
-class Says(msgspec.Struct, frozen=True):
-    """What a door can change of a container's devices: some of FIELDS. `numbers`: device nodes come
-    by the kernel's numbers."""
-
-    fields: frozenset[str] = frozenset(FIELDS)
-    numbers: bool = False
 
 
 class TakenError(ValueError):
     """A request names what another pod has: it must not go on with that. The text says what."""
-
-
-def seen(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait | None:
-    """What the agent decided for the container; None where nothing is said of its devices."""
-    pod = request.pod
-    if snapshot is None:
-        allocated = DEVICE_ALLOCATED in pod.annotations
-        return Wait("the agent has written no snapshot") if allocated else None
-    if snapshot.devices is None:
-        return None
-    if excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
-        return None
-    known = snapshot.pods.get(pod.uid)
-    visible = known.of(request.container_name).visible if known else None
-    if visible is None and DEVICE_ALLOCATED in pod.annotations:
-        return Wait("the agent has not decided about this pod's devices")
-    return _UNDECIDED if visible is None else visible
 
 
 def changes(uid: str, carried: Carried, visible: Visible, node: NodeDevices) -> Changes:
@@ -117,21 +74,6 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
         carriers.is_card_node(each.host_path) for each in carried.nodes
     )
     return gpus.rewritten(carried, ()) if denied or not asks else UNCHANGED
-
-
-def beyond(wanted: Changes, says: Says) -> tuple[str, ...]:
-    """What of a container's devices changes and the door can't say."""
-    lacking = tuple(name for name in FIELDS if name not in says.fields and getattr(wanted, name))
-    if says.numbers and any(node.major < 0 for node in wanted.nodes):
-        return (*lacking, "nodes without a number")
-    return lacking
-
-
-def joined(limits: Changes, shown: Changes) -> Changes:
-    """One answer of what was found for CPUs and limits and for devices."""
-    of_devices = {name: getattr(shown, name) for name in FIELDS}
-    of_devices["mounts"] = (*limits.mounts, *shown.mounts)
-    return msgspec.structs.replace(limits, **of_devices)
 
 
 def _others(node: NodeDevices, uid: str) -> Iterator[HeldDevice]:

@@ -11,7 +11,7 @@ from itertools import chain
 
 from agent.hooks import carriers
 from agent.hooks.carriers import DEV_NULL, MOUNT_ROOT, NOTHING_NAMED, VISIBLE_DEVICES, VOID, Carried
-from agent.hooks.carriers import CarriedNode as Node
+from agent.hooks.changes import CarriedNode as Node
 from agent.hooks.changes import Changes
 from agent.model.visible import DeviceNode, Mount, VisibleGpu
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.hooks import carriers, wire
-from agent.hooks.carriers import Carried, CarriedNode
+from agent.hooks import wire
 from agent.model.annotations import KEYS_READ
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.doorbell import Asked, PodComes
@@ -20,7 +19,7 @@ _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
 CONFIG, _SANDBOX_CONFIG = 2, 3
 CREATE_RESOURCES = (CONFIG, 15, 1)
-_SECURITY_CONTEXT, _PRIVILEGED = (CONFIG, 15, 2), 2
+SECURITY_CONTEXT, PRIVILEGED = (CONFIG, 15, 2), 2
 # of config
 ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES = 6, 7, 8, 10, 17
 # Device: container_path, host_path, permissions
@@ -31,15 +30,6 @@ CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
 CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
-
-_SIGNS = {
-    ENVIRONMENT: (carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
-    MOUNTS: (carriers.DEV_NULL.encode(),),
-    NODES: (b"",),
-    ANNOTATIONS: (carriers.CDI_ANNOTATIONS.encode(),),
-    CDI_DEVICES: (b"",),
-}
-"""What has to stand in an entry that may name devices: most requests have many that do not."""
 
 _ANNOTATIONS_READ = (*KEYS_READ, DEVICE_ALLOCATED)
 _LABELS_READ = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
@@ -79,38 +69,6 @@ def create_container(message: bytes) -> CreateContainer:
 def mounted(message: bytes) -> frozenset[str]:
     """Where in the container a request to create it mounts something. Raises WireError."""
     return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
-
-
-def carried(message: bytes) -> Carried:
-    """What of a request to create a container may name devices. Raises WireError."""
-    found: dict[int, list[bytes]] = {field: [] for field in _SIGNS}
-    for field, kind, payload in wire.fields(wire.merged(message, CONFIG)):
-        if kind == wire.BYTES and field in found:
-            signs = _SIGNS[field]
-            if any(sign in payload for sign in signs):
-                found[field].append(payload)
-    variables = [
-        (name, wire.text(each, 2))
-        for each in found[ENVIRONMENT]
-        if (name := wire.text(each, 1)) in (carriers.VISIBLE_DEVICES, carriers.PRELOAD)
-    ]
-    notes = [
-        (key, wire.text(each, 2))
-        for each in found[ANNOTATIONS]
-        if carriers.is_cdi_annotation(key := wire.text(each, 1))
-    ]
-    mounts = [(wire.text(each, HOST_PATH), each) for each in found[MOUNTS]]
-    return Carried(
-        environment=tuple(value for name, value in variables if name == carriers.VISIBLE_DEVICES),
-        preload=dict(variables).get(carriers.PRELOAD, ""),
-        mounts=tuple(
-            wire.text(each, CONTAINER_PATH) for host, each in mounts if host == carriers.DEV_NULL
-        ),
-        annotations=tuple(notes),
-        cdi_devices=tuple(wire.text(each, 1) for each in found[CDI_DEVICES]),
-        nodes=tuple(_node(each) for each in found[NODES]),
-        privileged=bool(wire.number(wire.merged(message, *_SECURITY_CONTEXT), _PRIVILEGED)),
-    )
 
 
 def update_container(message: bytes) -> UpdateContainer:
@@ -167,14 +125,6 @@ def _entries(message: bytes, wanted: int) -> list[bytes]:
         for field, kind, payload in wire.fields(wire.merged(message, CONFIG))
         if (field, kind) == (wanted, wire.BYTES)
     ]
-
-
-def _node(message: bytes) -> CarriedNode:
-    return CarriedNode(
-        wire.text(message, NODE_HOST_PATH),
-        wire.text(message, NODE_PATH),
-        wire.text(message, NODE_PERMISSIONS),
-    )
 
 
 def _asked(resources: bytes) -> Asked:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from agent.hooks import wire
-from agent.hooks.carriers import CarriedNode
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.hooks.requests import (
     ANNOTATIONS,
     CDI_DEVICES,

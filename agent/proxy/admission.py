@@ -7,10 +7,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from agent.hooks import cpuset, devices
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks import cpuset, decided
+from agent.hooks.changes import UNCHANGED, Changes, Says, joined
 from agent.hooks.cpuset import Answer, Give, Grant, Keep, Wait
-from agent.hooks.devices import Says
 from agent.model import notice
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import (
@@ -30,7 +29,6 @@ from agent.proxy.bell import Bell
 from agent.proxy.calls import Creation, Unread, Update
 from agent.proxy.grants import Grants
 from agent.proxy.outcomes import Outcomes
-from agent.proxy.shown import DeniedError, Shown
 from agent.proxy.snapshots import SnapshotFile
 
 
@@ -65,7 +63,7 @@ class Admission:
         self._grants = grants
         self._state_dir = state_dir
         self.outcomes = Outcomes(policies)
-        self._shown = Shown(self.outcomes, says)
+        self._says = says
 
     def pod_comes(self, pod: PodComes) -> None:
         """Its sandbox is about to be made, or was just made."""
@@ -81,7 +79,7 @@ class Admission:
         request, snapshot = creation.request, self._seen()
         grants = self._grants.all()
         answer = cpuset.create(request, snapshot, grants)
-        visible = devices.seen(request, snapshot)
+        visible = decided.seen(request, snapshot)
         waits = isinstance(answer, Wait)
         if (waits or isinstance(visible, Wait)) and not creation.waiting.late:
             ring: Ring = request.pod
@@ -96,13 +94,15 @@ class Admission:
             return self._refused(creation, answer.reason)
         shown = UNCHANGED
         if visible is not None:
+            from agent.proxy.shown import DeniedError, shown_to  # not on a node without devices
+
             try:
                 node = snapshot.devices if snapshot is not None else None
-                shown = self._shown.of(creation, visible, node)
+                shown = shown_to(creation, visible, node, self._says, self.outcomes)
             except DeniedError as error:
                 return self._refused(creation, str(error))
         changes = self._granted(creation, answer, snapshot)
-        return changes if shown == UNCHANGED else devices.joined(changes, shown)
+        return changes if shown == UNCHANGED else joined(changes, shown)
 
     def unhooked(
         self, hook: str, creation: Creation | None, reason: str, detail: str

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from agent.hooks.carriers import Carried
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import ContainerFailed, Look, Ring
 from agent.proxy.bell import Bell
+
+if TYPE_CHECKING:
+    from agent.hooks.carriers import Carried
 
 RING_AGAIN_SECONDS: Final = 0.1
 

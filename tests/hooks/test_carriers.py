@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.hooks import carriers, requests
-from agent.hooks.carriers import MOUNT_ROOT, Carried, CarriedNode
+from agent.hooks import carriers
+from agent.hooks.carried import carried
+from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.changes import CarriedNode
 from agent.model.visible import VisibleGpu
 from agent.proto import cri_pb2 as pb
 
@@ -25,8 +27,8 @@ def test_every_carrier_of_a_request_is_read() -> None:
     config.CDI_devices.add(name="nvidia.com/gpu=GPU-5")
     config.linux.security_context.privileged = True
 
-    carried = requests.carried(message.SerializeToString())
-    assert carried == Carried(
+    found = carried(message.SerializeToString())
+    assert found == Carried(
         environment=("GPU-1,GPU-2", "all"),
         preload="/lib/theirs.so",
         mounts=(f"{MOUNT_ROOT}/GPU-3",),
@@ -35,15 +37,15 @@ def test_every_carrier_of_a_request_is_read() -> None:
         nodes=(CarriedNode("/dev/nvidia1", "/dev/n", "rw"),),
         privileged=True,
     )
-    assert sorted(carried.names()) == ["GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "all"]
+    assert sorted(found.names()) == ["GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "all"]
 
 
 def test_a_request_without_devices_carries_nothing() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.envs.add(key="PATH", value=b"/bin")
-    carried = requests.carried(message.SerializeToString())
-    assert carried == Carried()
-    assert not list(carried.names())
+    found = carried(message.SerializeToString())
+    assert found == Carried()
+    assert not list(found.names())
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import devices, gpus
-from agent.hooks.carriers import MOUNT_ROOT, Carried, CarriedNode
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks import decided, devices, gpus
+from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, Says, beyond, joined
 from agent.hooks.cpuset import Wait
-from agent.hooks.devices import Says, TakenError
+from agent.hooks.devices import TakenError
 from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer
 from agent.model.device_allocation import DEVICE_ALLOCATED
@@ -443,21 +443,21 @@ def test_what_the_agent_refused_is_told() -> None:
 
 def test_what_a_door_cannot_say() -> None:
     changed = Changes(environment=((ENV, "void"),), removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert devices.beyond(changed, Says(frozenset({"environment"}))) == ("removed_cdi_devices",)
-    assert devices.beyond(changed, Says()) == ()
-    assert devices.beyond(Changes(cpuset="1", shares=2), Says(frozenset())) == ()
+    assert beyond(changed, Says(frozenset({"environment"}))) == ("removed_cdi_devices",)
+    assert beyond(changed, Says()) == ()
+    assert beyond(Changes(cpuset="1", shares=2), Says(frozenset())) == ()
     unnumbered = Changes(nodes=(node_of("/dev/nvidia0"),))
-    assert devices.beyond(unnumbered, Says()) == ()
-    assert devices.beyond(unnumbered, Says(numbers=True)) == ("nodes without a number",)
+    assert beyond(unnumbered, Says()) == ()
+    assert beyond(unnumbered, Says(numbers=True)) == ("nodes without a number",)
 
 
 def test_devices_join_what_else_is_changed() -> None:
     told = Mount("/told", "/cpus")
-    joined = devices.joined(
+    both = joined(
         Changes(cpuset="1", mounts=(told,)),
         Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
     )
-    assert joined == Changes(
+    assert both == Changes(
         cpuset="1", environment=((ENV, "void"),), mounts=(told, Mount("/a", "/b"))
     )
 
@@ -473,19 +473,19 @@ MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
 
 
 def test_what_was_decided_for_the_container() -> None:
-    assert devices.seen(request(allocated=True), MANAGED) == Visible((A,))
-    assert devices.seen(request(name="sidecar", allocated=True), MANAGED) == Visible(())
+    assert decided.seen(request(allocated=True), MANAGED) == Visible((A,))
+    assert decided.seen(request(name="sidecar", allocated=True), MANAGED) == Visible(())
     assert POD.of("main").cpuset == "0"
-    assert devices.seen(request("new"), MANAGED) == Visible()
+    assert decided.seen(request("new"), MANAGED) == Visible()
 
 
 def test_an_allocated_pod_waits_for_the_agent_where_it_decides_about_devices() -> None:
-    assert isinstance(devices.seen(request("new", allocated=True), MANAGED), Wait)
-    assert isinstance(devices.seen(request(allocated=True), None), Wait)
-    assert devices.seen(request("new", allocated=True), BARE) is None
-    assert devices.seen(request("new"), None) is None
+    assert isinstance(decided.seen(request("new", allocated=True), MANAGED), Wait)
+    assert isinstance(decided.seen(request(allocated=True), None), Wait)
+    assert decided.seen(request("new", allocated=True), BARE) is None
+    assert decided.seen(request("new"), None) is None
 
 
 def test_a_container_that_is_left_alone_is_left_alone() -> None:
     excluding = msgspec.structs.replace(MANAGED, excluded=("ns/*",))
-    assert devices.seen(request(allocated=True), excluding) is None
+    assert decided.seen(request(allocated=True), excluding) is None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agent.hooks import requests, rewrites, wire
-from agent.hooks.carriers import CarriedNode
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.model.doorbell import Asked
 from agent.model.visible import Mount
 from agent.proto import cri_pb2 as pb

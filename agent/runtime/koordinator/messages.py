@@ -15,8 +15,7 @@ import msgspec
 
 from agent.hooks import carriers
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import Changes
-from agent.hooks.devices import Says
+from agent.hooks.changes import Changes, Says
 from agent.hooks.requests import CreateContainer, UpdateContainer, pod_comes, scaled_quota
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED

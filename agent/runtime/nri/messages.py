@@ -12,9 +12,8 @@ from typing import Final
 import msgspec
 
 from agent.hooks import carriers
-from agent.hooks.carriers import Carried, CarriedNode
-from agent.hooks.changes import UNCHANGED, Changes
-from agent.hooks.devices import FIELDS, Says
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import FIELDS, UNCHANGED, CarriedNode, Changes, Says
 from agent.hooks.requests import pod_comes, scaled_quota
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from agent.hooks import devices
-from agent.hooks.carriers import MOUNT_ROOT, Carried, CarriedNode
-from agent.hooks.changes import Changes
+from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.changes import CarriedNode, Changes, beyond
 from agent.model.visible import Mount
 from agent.proto import nri_pb2 as pb
 from agent.runtime.nri import messages
@@ -77,5 +76,5 @@ def test_what_goes_is_marked_and_its_number_is_denied() -> None:
 
 def test_what_cdi_did_already_can_not_be_undone() -> None:
     changed = Changes(removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert devices.beyond(changed, messages.SAYS) == ("removed_cdi_devices",)
-    assert devices.beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SAYS) == ()
+    assert beyond(changed, messages.SAYS) == ("removed_cdi_devices",)
+    assert beyond(Changes(cdi_devices=("nvidia.com/gpu=0",)), messages.SAYS) == ()
