@@ -64,6 +64,15 @@ class Tree:
                 return []
             raise
 
+    def link(self, path: str) -> str | None:
+        """Where a symbolic link points to, as it is written; None where there is none."""
+        try:
+            return os.readlink(self._base + path)
+        except OSError as error:
+            if error.errno in _ABSENT or error.errno == errno.EINVAL:
+                return None
+            raise
+
     def exists(self, path: str) -> bool:
         """Whether the path leads to something (a dangling link does not)."""
         return os.path.exists(self._base + path)

@@ -145,6 +145,12 @@ def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAcce
     )
 
 
+def access(kubeconfig: str, folder: str) -> Access:
+    """As the kubeconfig file says, else (empty) the service account in the folder. Raises
+    AccessError."""
+    return KubeconfigAccess(kubeconfig) if kubeconfig else in_cluster(folder)
+
+
 class KubeconfigAccess:
     """A kubeconfig file, read by the package `kubernetes`, which knows exec plugins; that package
     is imported here and nowhere else, and costs 20 MB."""

@@ -8,9 +8,8 @@ from typing import Final
 
 from agent.host.ending import Ending
 from agent.host.files import Stamp, stamp
-from agent.kube import kinds
+from agent.kube import auth, kinds
 from agent.kube.answers import Limits
-from agent.kube.auth import KubeconfigAccess, in_cluster
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.transport import Transport, segment
 from agent.model import apipods
@@ -104,11 +103,7 @@ def routes(accounts: Accounts, look_up: LookUp, on_failure: FailurePolicy) -> di
 def run(settings: Settings) -> None:
     """Until SIGTERM. Raises AccessError, AccountsError, CertificateError, ServerError and
     SettingsError."""
-    access = (
-        KubeconfigAccess(settings.kubeconfig)
-        if settings.kubeconfig
-        else in_cluster(settings.service_account_dir)
-    )
+    access = auth.access(settings.kubeconfig, settings.service_account_dir)
     limits = server.Limits()
     transport = Transport(
         access,
