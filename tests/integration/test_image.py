@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import ssl
 import subprocess
 import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
 
 from agent.cli.main import COMMANDS
+from demo.stage import free_port
 from tests.deploy.manifests import of_kind
-from tests.integration.image import MACHINE, Image
+from tests.integration.apiserver.certificates import Authority
+from tests.integration.image import MACHINE, Image, Mount
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -38,12 +45,41 @@ def test_it_sees_the_machine_through_the_mounts(image: Image) -> None:
     assert inside == json.loads(outside.stdout)
 
 
-def test_the_webhook_runs_as_nobody(image: Image) -> None:
-    """As far as it can come without a cluster."""
+def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
+    """By its Deployment, with a Secret as the kubelet mounts it, and no API server to be found."""
     pod = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
-    done = image.run("topolet", "webhook", user=pod["securityContext"]["runAsUser"])
-    assert done.returncode == 1
-    assert "not in a cluster" in done.stderr.splitlines()[-1]
+    (container,) = pod["containers"]
+    user, group = pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]
+    folders = {each["name"]: tmp_path / each["name"] for each in pod["volumes"]}
+    for each in folders.values():
+        each.mkdir()
+    authority = Authority(tmp_path)
+    authority.server("server")
+    (folders["policy"] / "binders").write_text("somebody\n")
+    for ending in ("crt", "key"):
+        file = folders["tls"] / f"tls.{ending}"
+        file.write_bytes((tmp_path / f"server.{ending}").read_bytes())
+        file.chmod(0o440)
+        os.chown(file, 0, group)
+    port = free_port()
+    log = tmp_path / "webhook.log"
+    with image.running(
+        log,
+        ["topolet", *container["args"], f"--webhook-https=127.0.0.1:{port}"],
+        user=user,
+        env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"},
+        mounts=[
+            Mount(each["mountPath"], str(folders[each["name"]]))
+            for each in container["volumeMounts"]
+        ],
+        host_network=True,
+    ):
+        eventually("listens", lambda: "webhook listens" in log.read_text(), 30)
+        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+        page = container["livenessProbe"]["httpGet"]["path"]
+        url = f"https://127.0.0.1:{port}{page}"
+        with urllib.request.urlopen(url, context=trust, timeout=10) as reply:
+            assert reply.status == 200
 
 
 def test_what_the_modes_need_is_there(image: Image) -> None:
