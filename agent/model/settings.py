@@ -80,6 +80,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    devices: Annotated[
+        bool,
+        msgspec.Meta(description="the agent looks for GPUs, RDMA devices and FPGAs"),
+    ] = True
+    gpu_driver_root: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the files of NVIDIA's driver are; empty: "
+            "where the system looks for libraries"
+        ),
+    ] = ""
+    gpu_actions: Annotated[
+        str,
+        msgspec.Meta(
+            description="XID=ACTION or STATE=ACTION, separated by commas, where NVIDIA's catalogue "
+            "is not wanted: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
+        ),
+    ] = ""
     gfd_labels: Annotated[
         bool,
         msgspec.Meta(

@@ -26,6 +26,7 @@ from agent.node import local, reload
 from agent.node.beside import Beside
 from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
+from agent.node.devices import device_view
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source, rest
 from agent.node.kubelet import KubeletView
@@ -152,6 +153,7 @@ def run(
     pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
     cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
     pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
+    devices = device_view(settings, doorbell.wake)
     node = Node(
         machine=machine,
         cri=cri,
@@ -171,6 +173,7 @@ def run(
         teller=teller,
         local=local_cpus,
         notices=Notices(settings.state_dir),
+        devices=devices,
         migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude
@@ -216,6 +219,8 @@ def run(
                 sources = {Source.CLOCK}
             for source in sources:
                 metrics.wakes.labels(source.value).inc()
+            if devices is not None and Source.HOTPLUG in sources:
+                devices.look_again()
             if sources & _PODS_CHANGED:
                 pod_resources.ask()
             if asked_to_reload:
@@ -236,6 +241,8 @@ def run(
     events.close()
     cluster.close()
     pod_resources.close()
+    if devices is not None:
+        devices.close()
     doorbell.close()
     if server:
         server.close()

@@ -29,12 +29,14 @@ from agent.model.doorbell import (
 )
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
+from agent.model.report import DeviceReport
 from agent.model.snapshot import LocalOwner, Owner
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
+from agent.node.devices import DeviceView
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
 from agent.node.kubeletword import KubeletSays
@@ -87,11 +89,13 @@ class Node:
         teller: Teller | None = None,
         local: LocalCpus | None = None,
         notices: Notices | None = None,
+        devices: DeviceView | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
         """Without a teller the runtime is not told what changed in cgroups; without `local` there
-        is no node-local policy, and without `notices` no container is told its CPUs."""
+        is no node-local policy, without `notices` no container is told its CPUs, and without
+        `devices` there are none."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
@@ -105,6 +109,7 @@ class Node:
         self._metrics = metrics
         self._local = local or LocalCpus()
         self._notices = notices
+        self._devices = devices
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
@@ -195,7 +200,12 @@ class Node:
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
         word = self._kubelet_says.now(topology, pods)
-        self._reporter.report(topology, decision, pods, kubelet, configured, assigned, word=word)
+        devices = DeviceReport()
+        if self._devices is not None and assigned.devices is not None:
+            devices = self._devices.now(topology, assigned.devices, known.node, pods)
+        self._reporter.report(
+            topology, decision, pods, kubelet, configured, assigned, devices, word
+        )
         if failures:
             raise RoundError("; ".join(failures))
 

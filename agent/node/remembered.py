@@ -17,7 +17,7 @@ from agent.node.assigned import Assigned
 
 log = logging.getLogger(__name__)
 
-_NODE_KEYS = "node.koordinator.sh/"
+_NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
 
 
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):
