@@ -12,6 +12,7 @@ import msgspec
 from agent.kube import auth
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
+from agent.kube.errors import ForbiddenError
 from agent.kube.objects import Objects
 from agent.kube.store import EmbeddedStore
 from agent.kube.transport import Transport
@@ -83,10 +84,10 @@ class ClusterSide:
 
     def _read_devices(self) -> None:
         """What an agent before us said of devices: their numbers stay. Raises StoreError."""
-        body = self._objects.get(deviceobject.KIND, self._name)
         try:
+            body = self._objects.get(deviceobject.KIND, self._name)
             told, problems = published(body) if body is not None else (Published(), ())
-        except ObjectError as error:
+        except (ObjectError, ForbiddenError) as error:
             told, problems = Published(), (str(error),)
         for problem in problems:
             log.error("numbers of devices may change: %s", problem)
