@@ -114,7 +114,7 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
 def command(share: pathlib.Path, paths: list[str]) -> list[str]:
     """What boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
-    words = [start, share, REPOSITORY, sys.executable, *paths]
+    words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
     numa = [f"--numa={_MEMORY_GB}G,cpus={cpus}" for cpus in NODES]
     numa += [
         f"--numa-distance={one},{other}={DISTANCES[one][other]}"
