@@ -16,7 +16,7 @@ from agent.model import apipods
 from agent.model.apipods import ApiPod
 from agent.model.objects import ObjectError
 from agent.model.settings import Settings
-from agent.scheduler import webhook
+from agent.scheduler import server, webhook
 from agent.scheduler.certificates import CertificateFiles
 from agent.scheduler.server import TEXT, BadRequestError, Reply, Route, Server
 from agent.scheduler.webhook import FailurePolicy, LookUp, LookUpError, ReviewError
@@ -104,16 +104,22 @@ def run(settings: Settings) -> None:
     """Until SIGTERM. Raises AccessError, AccountsError, CertificateError, ServerError and
     SettingsError."""
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
-    transport = Transport(access, user_agent="topolet-webhook", limits=LOOK_UP_LIMITS)
+    limits = server.Limits()
+    transport = Transport(
+        access,
+        user_agent="topolet-webhook",
+        limits=LOOK_UP_LIMITS,
+        connections=limits.threads,
+    )
     answers = routes(
         Accounts(settings.binders_file), pods(transport), settings.webhook_failure_policy
     )
     certificate = CertificateFiles(settings.tls_certificate_file, settings.tls_key_file)
-    server = Server(settings.webhook_https, answers, certificate)
+    door = Server(settings.webhook_https, answers, certificate, limits)
     ended = threading.Event()
     with Ending(ended.set):
-        server.start()
-        log.info("webhook listens on port %d", server.port)
+        door.start()
+        log.info("webhook listens on port %d", door.port)
         ended.wait()
-        server.close()
+        door.close()
     transport.close()

@@ -132,36 +132,37 @@ def built(folder: Path) -> Iterator[Image]:
         pytest.skip(f"needs root and {', '.join(lacking)} (apt-get install {' '.join(lacking)})")
     cache = tools.cache() / "image"
     cache.mkdir(parents=True, exist_ok=True)
+    builder = _Builder(cache)
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        builder = _Builder(cache)
         try:
             builder.make_base()
             wheels = _wheels(cache)
         except (OSError, subprocess.SubprocessError) as error:
             pytest.skip(f"no base for the image: {error}")
-        pip = folder / "pip.conf"
-        pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
-        builder.run(
-            "bud",
-            "--isolation=chroot",
-            "--pull-never",
-            "--layers=false",
-            f"--build-arg=BASE=localhost/{BASE}",
-            f"--volume={wheels}:/wheels:ro",
-            f"--volume={pip}:/etc/pip.conf:ro",
-            "--tag=topolet-test",
-            f"--file={DOCKERFILE}",
-            str(ROOT),
-        )
-        container = builder.run("from", "--pull-never", "localhost/topolet-test")
-        try:
-            root = Path(builder.run("mount", container))
-            told = json.loads(builder.run("inspect", "--type=image", "localhost/topolet-test"))
-            yield Image(folder, root, told["OCIv1"]["config"])
-        finally:
-            builder.run("rm", container)
-            builder.run("rmi", "localhost/topolet-test")
+    pip = folder / "pip.conf"
+    pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    name = f"topolet-test-{uuid.uuid4().hex[:8]}"
+    builder.run(
+        "bud",
+        "--isolation=chroot",
+        "--pull-never",
+        "--layers=false",
+        f"--build-arg=BASE=localhost/{BASE}",
+        f"--volume={wheels}:/wheels:ro",
+        f"--volume={pip}:/etc/pip.conf:ro",
+        f"--tag={name}",
+        f"--file={DOCKERFILE}",
+        str(ROOT),
+    )
+    container = builder.run("from", "--pull-never", f"localhost/{name}")
+    try:
+        root = Path(builder.run("mount", container))
+        told = json.loads(builder.run("inspect", "--type=image", f"localhost/{name}"))
+        yield Image(folder, root, told["OCIv1"]["config"])
+    finally:
+        builder.run("rm", container)
+        builder.run("rmi", f"localhost/{name}")
 
 
 class _Builder:
