@@ -32,9 +32,9 @@ from agent.model.qos import QOS_LABEL
 IDLE = "idle_writes_per_hour"
 BURST = "burst_100_pods_writes"
 RECHECK_SECONDS = 1
-REAL_PODS = 5
+REAL_PODS = 3
 PODS = 100
-CPUS = CpuSet(range(128))
+CPUS = CpuSet(range(64))
 POOLS = "node.koordinator.sh/cpu-shared-pools"
 
 
@@ -65,7 +65,7 @@ def idle(folder: Path, cluster: Cluster, runtime: Runtime, seconds: float) -> Ro
 
 def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
     runtime.clear()  # the machine that the agent sees from here on has other CPUs than this one
-    root = trees.write(str(folder / "machine"), trees.machine(2, 2, 1, 16, 2))
+    root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 16, 2))
     (Path(root) / "proc").mkdir(exist_ok=True)
     flags = [f"--root={root}", f"--recheck-seconds={RECHECK_SECONDS}"]
     with agents.running(folder / "agent", cluster, runtime.socket, *flags) as agent:
@@ -114,7 +114,7 @@ def rows(seconds: float) -> list[Row]:
 
 def main() -> None:
     options = arguments(__doc__)
-    report(rows(8.0 if options.quick else 60.0), options.output)
+    report(rows(5.0 if options.quick else 60.0), options.output)
 
 
 if __name__ == "__main__":

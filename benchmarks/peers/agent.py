@@ -13,9 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from demo.stage import free_port
 from peers.cluster import Cluster
 from peers.processes import START, rss_mb
+
+from demo.stage import free_port
 
 PATIENCE_SECONDS = 60.0
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.kube.errors import KubeError
 from peers.packages import NoPackageError, imported
+
+from agent.kube.errors import KubeError
 
 if TYPE_CHECKING:
     from tests.integration.apiserver.server import ApiServer
