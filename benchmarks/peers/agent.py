@@ -33,6 +33,10 @@ class Agent:
     def rss_mb(self) -> float:
         return rss_mb(self.pid)
 
+    def has_mapped(self, part: str) -> bool:
+        """Whether a library (or any file) with that in its path is in its memory."""
+        return part in Path(f"/proc/{self.pid}/maps").read_text()
+
     def metric(self, series: str) -> float:
         """Of one series with its labels; 0 while there is none."""
         for line in self._get("/metrics").splitlines():

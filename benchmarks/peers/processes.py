@@ -72,6 +72,19 @@ def rss_mb(pid: int) -> float:
     return int(line.split()[1]) / 1_000
 
 
+def bare_rss_mb() -> float:
+    """Of an interpreter that has imported nothing."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = rss_mb(process.pid)
+        process.stdin.write(b"\n")
+        return found
+
+
 def accepting_after(path: Path, process: subprocess.Popen[bytes]) -> float:
     while True:
         with socket.socket(socket.AF_UNIX) as probe:

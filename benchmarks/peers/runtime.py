@@ -16,12 +16,22 @@ from agent.runtime.cri import Cri
 from demo import containerd
 from demo.cgroups import remove_cgroups
 from demo.pods import PodSpec, create_request, run_pod, run_sandbox
+from tests import tools
 
 CGROUP_ROOT = "/topolet-benchmark"
 
 
 class NoRuntimeError(Exception):
     """Why none can run here."""
+
+
+def with_events() -> Path:
+    """The programs of a containerd that tells each client of containers: 2 and later. Raises
+    NoRuntimeError."""
+    programs = tools.built("containerd")
+    if isinstance(programs, str):
+        raise NoRuntimeError(programs)
+    return programs
 
 
 class Runtime:
@@ -62,14 +72,9 @@ class Runtime:
         name = f"c{next(self._numbers)}"
         return create_request(self._spec, self._sandbox, name).SerializeToString()
 
-    def run(self, name: str, uid: str, *, only_pause: bool = False) -> None:
-        """A pod that runs, as the kubelet makes one of the API's. `only_pause`: no container but
-        its pause container."""
-        spec = PodSpec(name, "LS", uid=uid, cgroup_root=CGROUP_ROOT)
-        if only_pause:
-            run_sandbox(self._cri, spec)
-        else:
-            run_pod(self._cri, spec)
+    def run(self, name: str, uid: str) -> None:
+        """A pod that runs, as the kubelet makes one of the API's."""
+        run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=CGROUP_ROOT))
 
     def clear(self) -> None:
         """No pod is left."""
