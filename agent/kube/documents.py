@@ -19,4 +19,3 @@ def read(path: str) -> Any:
             return yaml.load(file, loader)
         except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
             raise DocumentError(str(error)) from error
-
