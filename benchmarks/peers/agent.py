@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from peers.cluster import Cluster
-from peers.processes import START, rss_mb
+from peers.processes import START, compiled, rss_mb
 
 from demo.stage import free_port
 
@@ -70,6 +70,7 @@ class Agent:
 @contextmanager
 def running(folder: Path, cluster: Cluster, runtime_socket: str, *flags: str) -> Iterator[Agent]:
     """A ready one, with its files in `folder`."""
+    compiled()
     folder.mkdir()
     log = folder / "agent.log"
     http = f"127.0.0.1:{free_port()}"

@@ -25,15 +25,8 @@ if TYPE_CHECKING:
 
 NODE = "node-19"
 """By its name it is among the first of a fleet to connect."""
-AGENT = "system:serviceaccount:topolet-system:topolet-agent"
 TOPOLOGY = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{NODE}"
 WRITING = frozenset({"create", "update", "patch", "delete", "deletecollection"})
-AUDIT = {
-    "apiVersion": "audit.k8s.io/v1",
-    "kind": "Policy",
-    "omitStages": ["RequestReceived"],
-    "rules": [{"level": "Metadata", "users": [AGENT]}, {"level": "None"}],
-}
 
 
 class NoClusterError(Exception):
@@ -43,15 +36,14 @@ class NoClusterError(Exception):
 class Cluster:
     """`api` is the administrator's hand; it is the server itself that counts."""
 
-    def __init__(self, api: ApiServer, audit: Path, account: Path) -> None:
+    def __init__(
+        self, api: ApiServer, audit: Path, flags: list[str], environment: dict[str, str]
+    ) -> None:
+        """`flags`, `environment`: an agent's."""
         self.api = api
+        self.flags = flags
+        self.environment = environment
         self._audit = audit
-        self.flags = [f"--service-account-dir={account}", f"--node-name={NODE}"]
-        self.environment = {
-            **os.environ,
-            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-            "KUBERNETES_SERVICE_PORT": api.url.rpartition(":")[2],
-        }
 
     def writes(self) -> list[str]:
         """All that the agent asked the server to change so far, whatever came of it."""
@@ -77,6 +69,16 @@ class Cluster:
         return found
 
 
+def audited(user: str) -> dict[str, Any]:
+    """The policy of a server that writes down every request of the user, once answered."""
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "users": [user]}, {"level": "None"}],
+    }
+
+
 @contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
     """Raises NoClusterError."""
@@ -85,6 +87,7 @@ def running(folder: Path) -> Iterator[Cluster]:
     except NoPackageError as error:
         raise NoClusterError(str(error)) from None
     from tests import tools
+    from tests.integration.apiserver import agentside
     from tests.integration.apiserver.server import ApiServer
 
     programs = []
@@ -95,27 +98,14 @@ def running(folder: Path) -> Iterator[Cluster]:
         programs.append(program)
     pki, audit, account = folder / "apiserver", folder / "audit.log", folder / "account"
     pki.mkdir()
-    account.mkdir()
     policy = folder / "audit.json"
-    policy.write_text(json.dumps(AUDIT))
+    policy.write_text(json.dumps(audited(agentside.USER)))
     api = ApiServer(pki, *programs)
     try:
         api.start_etcd()
         api.start_server(f"--audit-policy-file={policy}", f"--audit-log-path={audit}")
-        _furnish(api, account)
-        yield Cluster(api, audit, account)
+        agentside.furnish(api, NODE, account)
+        flags = [f"--service-account-dir={account}", f"--node-name={NODE}"]
+        yield Cluster(api, audit, flags, {**os.environ, **agentside.environment(api)})
     finally:
         api.stop()
-
-
-def _furnish(api: ApiServer, account: Path) -> None:
-    from tests.deploy.manifests import objects
-
-    for each in objects("crds", "base"):
-        if each["kind"] != "DaemonSet":
-            api.apply(each)
-    api.node(NODE)
-    api.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
-    api.pod("topolet-system", "agent", NODE, "topolet-agent")
-    (account / "ca.crt").write_bytes((api.folder / "ca.crt").read_bytes())
-    (account / "token").write_text(api.token("topolet-system", "topolet-agent", pod="agent"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 from peers.h2client import Client
 from peers.packages import NoPackageError, cached
 
+ROOT = Path(__file__).resolve().parents[2]
 # grpcio and mypy bring typing_extensions, which nothing that `topolet` depends on does; where it
 # is found msgspec takes it, and with it a megabyte that an installation has not.
 START = (
@@ -37,6 +39,11 @@ def grpcio_environment() -> dict[str, str] | str:
     except NoPackageError as error:
         return str(error)
     return {**os.environ, **({"PYTHONPATH": str(target)} if target else {})}
+
+
+def compiled() -> None:
+    """As in an installation, no process of ours has to compile its source, which costs memory."""
+    compileall.compile_dir(str(ROOT / "agent"), quiet=2)
 
 
 @contextmanager
@@ -106,6 +113,7 @@ class Stage:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._stack = stack
         self._environment = environment
+        compiled()
 
     def backend(self, path: str) -> None:
         """The trivial one."""
