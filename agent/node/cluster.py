@@ -14,7 +14,6 @@ from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ForbiddenError
 from agent.kube.objects import Objects
-from agent.kube.store import EmbeddedStore
 from agent.kube.transport import Transport
 from agent.model import apinode, deviceobject
 from agent.model.inventory import Published, published
@@ -112,6 +111,8 @@ class ClusterSide:
 def objects_of(settings: Settings, node_name: str, *, standalone: bool) -> Objects:
     """An API server's, or a folder's. Raises AccessError."""
     if standalone:
+        from agent.kube.store import EmbeddedStore  # and with it YAML, a megabyte
+
         return EmbeddedStore(settings.store_dir or os.path.join(settings.state_dir, "objects"))
     try:
         access = auth.access(settings.kubeconfig, settings.service_account_dir)

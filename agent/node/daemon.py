@@ -15,6 +15,7 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.discover.facts import DiscoveryError
+from agent.host import malloc
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.locks import Lock
@@ -128,6 +129,7 @@ def run(
     `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
     ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
     taken away."""
+    malloc.one_arena()
     exclude = reload.excluded(settings)
     node_name = settings.node_name or os.uname().nodename
     objects = objects_of(settings, node_name, standalone=standalone)
