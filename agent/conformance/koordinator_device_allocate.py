@@ -6,7 +6,12 @@ from typing import Any
 
 import msgspec
 
-from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate
+from agent.allocate.devices.allocation import (
+    Allocation,
+    DeviceRequest,
+    allocate,
+    node_score,
+)
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Refusal
@@ -64,7 +69,12 @@ def _answer(question: Question) -> dict[str, Any]:
     )
     if isinstance(found, Refusal):
         return {"error": f"{found.type}: {found.cause}"}
-    return _written(found)
+    written: dict[str, Any] = {"allocation": _written(found)}
+    if question.strategy is not None:
+        written["score"] = node_score(
+            question.node, question.request, found, question.strategy, numa=question.numa
+        )
+    return written
 
 
 def node(case: dict[str, Any]) -> NodeDevices:
@@ -91,7 +101,7 @@ def _annotation(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(found: Allocation) -> dict[str, Any]:
-    allocation = {
+    return {
         kind: [
             {
                 "minor": each.minor,
@@ -102,7 +112,6 @@ def _written(found: Allocation) -> dict[str, Any]:
         ]
         for kind, chosen in found.devices.items()
     }
-    return {"allocation": allocation} | ({} if found.score is None else {"score": found.score})
 
 
 def _json(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from agent.allocate.bits import members
 from agent.allocate.devices.inventory import LEVELS, Group, Inventory, Links
@@ -38,15 +39,27 @@ def choose(
         return _liked(seen, ask.count)
     if ask.shared and ask.count == 1:
         return _one_share(groups, seen, scope)
-    found = [
-        (group.level, _in_use(group, seen.used), group.mask & seen.fitting)
-        for group in _within(groups, scope)
-        if (group.mask & seen.fitting).bit_count() >= ask.count
-    ]
-    if not found:
+    near = _narrowest(groups, seen, scope, ask.count)
+    if not near:
         return Cause.SCOPE if scope else Cause.INSUFFICIENT
-    _, _, mask = max(found, key=lambda each: each[:2])
-    return _liked(seen.within(mask), ask.count) if ask.shared else _lowest(mask, ask.count)
+    return _liked(seen.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
+
+
+def _narrowest(groups: tuple[Group, ...], seen: View, scope: Scope, count: int) -> int:
+    """The fitting cards of the narrowest group that has enough, of equals of the first where most
+    is in use; 0 where none has."""
+    best, rank = 0, -1
+    for group in _within(groups, scope):
+        mask = group.mask & seen.fitting
+        if mask.bit_count() >= count:
+            of_group = group.level * _RANKS + _in_use(group, seen.used)
+            if of_group > rank:
+                best, rank = mask, of_group
+    return best
+
+
+_RANKS: Final = 3
+"""How many answers `_in_use` has."""
 
 
 def _partition(
@@ -106,8 +119,10 @@ def _one_share(groups: tuple[Group, ...], seen: View, scope: Scope) -> list[int]
 
 
 def _within(groups: tuple[Group, ...], scope: Scope) -> Iterable[Group]:
-    narrowest = LEVELS[scope]
-    return (group for group in groups if group.level >= narrowest)
+    if not scope:
+        return groups
+    widest = LEVELS[scope]
+    return [group for group in groups if group.level >= widest]
 
 
 def _in_use(group: Group, used: int) -> int:

@@ -2,7 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.devices.allocation import Allocation, device_request
+from agent.allocate.devices.allocation import (
+    Allocation,
+    allocate,
+    device_request,
+    node_score,
+)
 from agent.allocate.devices.refusal import Cause, Refusal
 from agent.model.policies import NumaStrategy
 from tests.allocate.devices.builders import (
@@ -36,7 +41,6 @@ def test_a_card_gives_what_is_asked_and_what_follows() -> None:
     (card,) = found.devices["gpu"]
     assert (card.minor, card.uuid, card.functions) == (0, "GPU-0", ())
     assert card.resources == {CORE: 50, RATIO: 50, MEMORY: BYTES // 2}
-    assert found.score is None
 
 
 def test_a_pod_that_asks_for_no_device() -> None:
@@ -119,10 +123,22 @@ def test_core_of_several_cards_is_spread_over_them() -> None:
 def test_a_node_is_scored_by_what_it_would_hold(cards: int, least: int, most: int) -> None:
     """Koordinator says 87 and 12 each time."""
     four = node([gpu(each) for each in range(4)])
-    for strategy, points in ((LEAST, least), (MOST, most)):
-        found = asked(four, {CARDS: cards}, strategy=strategy)
-        assert isinstance(found, Allocation)
-        assert found.score == points
+    request = device_request({CARDS: cards}, {})
+    assert request is not None
+    found = allocate(four, request)
+    assert isinstance(found, Allocation)
+    assert node_score(four, request, found, LEAST) == least
+    assert node_score(four, request, found, MOST) == most
+
+
+def test_a_score_is_of_the_devices_that_the_pod_may_have() -> None:
+    two = node([gpu(0, 0), gpu(1, 1)], {1: 100})
+    request = device_request({GPU: 50}, {})
+    assert request is not None
+    found = allocate(two, request, numa=0b01)
+    assert isinstance(found, Allocation)
+    assert node_score(two, request, found, LEAST) == 25
+    assert node_score(two, request, found, LEAST, numa=0b01) == 50
 
 
 def test_ill_devices_are_not_chosen_and_for_all_means_all_that_are_well() -> None:
