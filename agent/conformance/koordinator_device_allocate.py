@@ -24,6 +24,7 @@ from agent.conformance.verdict import Verdict
 from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
     allocated,
+    functions_together,
     together,
     virtual_functions,
 )
@@ -82,11 +83,8 @@ def node(case: dict[str, Any]) -> NodeDevices:
     annotations = {} if table is None else {GPU_PARTITIONS: _json(table)}
     known = partitions(case.get("deviceLabels", {}), annotations, case.get("nodeLabels", {}))
     pods = [{DEVICE_ALLOCATED: _json(_annotation(pod))} for pod in case["allocated"]]
-    taken: dict[tuple[str, int], frozenset[str]] = {}
-    for pod in pods:
-        for device, functions in virtual_functions(pod).items():
-            taken[device] = taken.get(device, frozenset()) | functions
-    held = together(allocated(pod) for pod in pods)
+    taken = functions_together(map(virtual_functions, pods))
+    held = together(map(allocated, pods))
     return node_devices(inventory(devices(case["devices"]), known), held, taken)
 
 
