@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
 from typing import Final
 
 from agent.allocate.bits import members
@@ -60,6 +61,56 @@ def _narrowest(groups: tuple[Group, ...], seen: View, scope: Scope, count: int) 
 
 _RANKS: Final = 3
 """How many answers `_in_use` has."""
+
+
+def touching(minors: Iterable[int], groups: Iterable[int]) -> bool:
+    """Has each group one of these?"""
+    chosen = of_nodes(minors)
+    return all(group & chosen for group in groups)
+
+
+def choose_from_each(
+    inventory: Inventory,
+    seen: View,
+    ask: Ask,
+    scope: Scope,
+    spec: PartitionSpec | None,
+    groups: tuple[int, ...],
+) -> list[int] | Cause:
+    """As `choose`, of sets that have a card of each group: the first of the partition table by
+    score; else the best linked ones; else one card of each group as liked, and the lowest."""
+    count = ask.count
+    if len(groups) > count or not _holds(seen, scope, sum(groups)):
+        return Cause.JOINT
+    known = inventory.partitions
+    if not ask.shared and known.table is not None:
+        idle = seen.allowed & seen.stock.idle
+        sets = feasible(known.table, count, idle, spec, groups)
+        if sets or known.honor or spec is not None:
+            return list(sets[0].minors) if sets else Cause.PARTITION
+    if not ask.shared and inventory.links is not None:
+        links, fitting = inventory.links, list(members(seen.fitting))
+        sets_of_all = (each for each in combinations(fitting, count) if touching(each, groups))
+        everywhere = _places(links, seen.fitting)
+        best = max(
+            sets_of_all,
+            key=lambda each: links.table.worth(_places(links, of_nodes(each)), everywhere),
+            default=None,
+        )
+        return Cause.JOINT if best is None else list(best)
+    first = [next((each for each in seen.liked() if group >> each & 1), -1) for group in groups]
+    if -1 in first:
+        return Cause.JOINT
+    others = [each for each in seen.liked() if each not in first]
+    return sorted([*first, *others[: count - len(first)]])
+
+
+def _holds(seen: View, scope: Scope, mask: int) -> bool:
+    """Is all of the mask within one group of this scope?"""
+    if not scope:
+        return True
+    groups = seen.fleet.groups or ()
+    return any(not mask & ~group.mask for group in groups if group.level >= LEVELS[scope])
 
 
 def _partition(

@@ -8,6 +8,7 @@ from agent.allocate.devices.allocation import (
     device_request,
     node_score,
 )
+from agent.allocate.devices.inventory import linked
 from agent.allocate.devices.refusal import Cause, Refusal
 from agent.model.policies import NumaStrategy
 from tests.allocate.devices.builders import (
@@ -27,6 +28,7 @@ from tests.allocate.devices.builders import (
     nic,
     node,
 )
+from tests.allocate.devices.links import symmetric
 
 LEAST = NumaStrategy.LEAST_ALLOCATED
 MOST = NumaStrategy.MOST_ALLOCATED
@@ -244,6 +246,29 @@ def test_the_same_switches_mean_a_nic_under_each() -> None:
     assert asked(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == Refusal(
         "rdma", Cause.INSUFFICIENT
     )
+
+
+def test_cards_are_parted_over_switches_where_each_has_one_nic() -> None:
+    there = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
+    found = asked(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
+    assert minors(found) == [0, 2]
+    assert minors(found, "rdma") == [0, 1]
+    lead = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
+    assert minors(asked(there, {CARDS: 2, RDMA: 200}, {JOINT: lead})) == [0, 2]
+    close = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
+    known = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), close))
+    assert minors(asked(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
+
+
+def test_one_numa_node_may_be_demanded_instead() -> None:
+    """Two switches of one NUMA node; the first NUMA node has no NIC that is free."""
+    joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
+    there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
+    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
+    assert minors(found) == [4, 5]
+    assert minors(found, "rdma") == [1]
+    assert isinstance(asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), Refusal)
+    assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), Refusal)
 
 
 def test_gpus_beside_a_leading_nic() -> None:
