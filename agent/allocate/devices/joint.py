@@ -8,6 +8,7 @@ few before many.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from agent.allocate.bits import members
 from agent.allocate.devices.need import Chosen, Need
@@ -109,12 +110,12 @@ def _at(need: Need, scope: JointScope, places: set[Place]) -> tuple[int, ...]:
     return tuple(mask for place, mask in _masks(need, scope).items() if place in places)
 
 
-def _masks(need: Need, scope: JointScope) -> dict[Place, int]:
-    """A device that names no NUMA node shares none."""
+def _masks(need: Need, scope: JointScope) -> Mapping[Any, int]:
+    """By place; a device that names no NUMA node shares none."""
     fleet = need.seen.fleet
     if scope is JointScope.SAME_NUMA_NODE:
         return {node: mask for node, mask in fleet.numa.items() if node >= 0}
-    return dict[Place, int](fleet.pcies)
+    return fleet.pcies
 
 
 def _places(need: Need, scope: JointScope, chosen: Sequence[Chosen]) -> set[Place]:
