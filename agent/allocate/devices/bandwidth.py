@@ -22,6 +22,9 @@ from agent.allocate.bits import members
 MOST: Final = 16
 """GPUs: a table has an entry for each of their sets."""
 
+REMEMBERED: Final = 1 << 15
+"""Answers of a table, so that it does not grow without end."""
+
 FASTEST: Final = 1 << 48
 """Of a pair, in whatever unit; sums over all pairs stay within 64 bits."""
 
@@ -49,6 +52,8 @@ class BandwidthTable:
         if answer is None:
             if not 0 < count <= free.bit_count() or free >> self._count:
                 return None
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
             answer = self._answers[asked] = self._best(free, count)
         return answer
 
