@@ -105,6 +105,13 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
         ),
         reasons.functions_by_number,
     ),
+    (
+        Difference(
+            "resource-not-listed",
+            "a device that does not list a resource gives any amount of it; ours gives none",
+        ),
+        reasons.not_listed,
+    ),
 )
 
 NODE_SCORE: Final = Difference(

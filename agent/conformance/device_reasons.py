@@ -135,3 +135,12 @@ def functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers:
     wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
     same = all(theirs == ours for theirs, ours in map(answers.minors, needs))
     return wanted and same
+
+
+def not_listed(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    return any(
+        name not in each.seen.fleet.totals.get(minor, {})
+        for kind, each in needs.items()
+        for minor in answers.minors(kind)[0]
+        for name in each.ask.per
+    )
