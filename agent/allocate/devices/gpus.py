@@ -89,8 +89,9 @@ def choose_from_each(
         if sets or known.honor or spec is not None:
             return list(sets[0].minors) if sets else Cause.PARTITION
     if not ask.shared and inventory.links is not None:
-        links, fitting = inventory.links, list(members(seen.fitting))
-        sets_of_all = (each for each in combinations(fitting, count) if touching(each, groups))
+        links = inventory.links
+        cards = [each for each in members(seen.fitting) if each in links.minors]
+        sets_of_all = (each for each in combinations(cards, count) if touching(each, groups))
         everywhere = _places(links, seen.fitting)
         best = max(
             sets_of_all,

@@ -150,6 +150,8 @@ def _partition(size: int, place: int, raw: _RawPartition) -> Partition:
     where = f"{size}[{place}]"
     if not all(0 <= minor <= MAX_MINOR for minor in raw.minors):
         raise AnnotationError(GPU_PARTITIONS, f"{where}.minors: not within 0 and {MAX_MINOR}")
+    if not len(set(raw.minors)) == len(raw.minors) == size:
+        raise AnnotationError(GPU_PARTITIONS, f"{where}.minors: not {size} different cards")
     try:
         bandwidth = None if raw.ring_bus_bandwidth is None else whole(raw.ring_bus_bandwidth)
     except QuantityError as error:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from agent.allocate.devices.allocation import (
@@ -9,7 +10,9 @@ from agent.allocate.devices.allocation import (
     node_score,
 )
 from agent.allocate.devices.inventory import linked
+from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Cause, Refusal
+from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import NumaStrategy
 from tests.allocate.devices.builders import (
     BYTES,
@@ -258,6 +261,10 @@ def test_cards_are_parted_over_switches_where_each_has_one_nic() -> None:
     close = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
     known = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), close))
     assert minors(asked(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
+    table = msgspec.json.encode({2: [{"minors": [0, 1]}, {"minors": [1, 2]}]}).decode()
+    sets = partitions({}, {GPU_PARTITIONS: table}, {})
+    parted = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], partitions=sets)
+    assert minors(asked(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
 
 
 def test_one_numa_node_may_be_demanded_instead() -> None:
