@@ -100,17 +100,20 @@ class InventoryReader:
 
     def _instances(self, handle: Any) -> tuple[MigInstance, ...]:
         most = self._nvml.maybe("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-        found = (self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
-                 for place in range(most))  # fmt: skip
-        return tuple(self._instance(each) for each in found if each is not None)
+        found = (
+            (place, self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place))
+            for place in range(most)
+        )
+        return tuple(self._instance(place, each) for place, each in found if each is not None)
 
-    def _instance(self, handle: Any) -> MigInstance:
+    def _instance(self, index: int, handle: Any) -> MigInstance:
         attributes = self._nvml.maybe("nvmlDeviceGetAttributes_v2", handle)
         slices = None
         if attributes is not None:
             slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
         return MigInstance(
             self._nvml.must("nvmlDeviceGetUUID", handle),
+            index,
             self._nvml.must("nvmlDeviceGetGpuInstanceId", handle),
             self._nvml.maybe("nvmlDeviceGetComputeInstanceId", handle),
             slices,

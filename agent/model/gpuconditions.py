@@ -38,7 +38,7 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     if graver:
         healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
     else:
-        healthy = Condition(HEALTHY, "True", "NoTrouble", "", turned)
+        healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
     found = [healthy]
     for each in card.ailments:
         reason = each.action.value.title().replace("-", "")

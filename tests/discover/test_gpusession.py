@@ -110,7 +110,8 @@ def test_mig(start: Start) -> None:
     ]
     instance = found.gpus[1].instances[1]
     assert instance.uuid.startswith("MIG-")
-    assert (instance.gpu_instance, instance.compute_instance, instance.slices) == (2, 0, (3, 3))
+    assert (instance.index, instance.gpu_instance, instance.compute_instance) == (1, 2, 0)
+    assert instance.slices == (3, 3)
     assert instance.memory_bytes == 20096 << 20
 
 
@@ -205,6 +206,14 @@ def test_one_that_may_not_be_opened_is_left_out(start: Start) -> None:
     _, session = start(gpumachines.mixed().but(1, **{"return.nvmlDeviceGetHandleByIndex_v2": 4}))
     found = inventory(session)
     assert (len(found.gpus), [each.fault for each in found.silent]) == (1, ["NoPermission"])
+
+
+def test_text_that_is_none_costs_a_card_its_product_or_itself(start: Start) -> None:
+    machine = gpumachines.mixed().but(0, name="NVIDIA \udcff").but(1, uuid="GPU-\udcff")
+    _, session = start(machine)
+    found = inventory(session)
+    assert [(gpu.uuid, gpu.product) for gpu in found.gpus] == [(gpumachines.uuid(0), "")]
+    assert [(each.index, each.fault) for each in found.silent] == [(1, "NoAnswer")]
 
 
 def test_a_card_that_fell_off_the_bus_shifts_the_indices_and_no_uuid(start: Start) -> None:
