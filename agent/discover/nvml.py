@@ -31,7 +31,7 @@ _LIBRARY: Final = "libnvidia-ml.so.1"
 _TRIES: Final = 3
 
 _ENDED: Final = {
-    pynvml.NVML_ERROR_UNINITIALIZED: "DriverNotLoaded",
+    pynvml.NVML_ERROR_UNINITIALIZED: "SessionLost",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "DriverNotLoaded",
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "LibraryNotFound",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "DriverMismatch",

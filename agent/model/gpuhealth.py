@@ -42,7 +42,8 @@ _EVIDENCE: Final = {
     Action.REBOOT: frozenset({Evidence.BOOTED, Evidence.CLEARED}),
     Action.SUPPORT: frozenset({Evidence.BOOTED}),
 }
-_RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED})
+RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED})
+"""States that nothing less than a reset of the card ends."""
 
 
 class Ailment(msgspec.Struct, frozen=True):
@@ -145,7 +146,7 @@ def _without_driver(health: GpuHealth, sight: GpuSight, now: int, actions: GpuAc
     def under(card: GpuCard) -> GpuCard:
         old = {each.reason: each for each in card.ailments}
         kept = [
-            replace(each, cleared=each.cleared or sight.fault in _RESET_ENDS)
+            replace(each, cleared=each.cleared or sight.fault in RESET_ENDS)
             for each in card.ailments
             if gpuactions.is_xid(each.reason) or each.reason in gpuactions.STATES
         ]
@@ -191,7 +192,7 @@ class _Look:
         before = card.energy_millijoules
         fell = energy is not None and before is not None and energy < before
         reloaded = self._other_driver or fell
-        cleared = any(each.reason in _RESET_ENDS for each in states)
+        cleared = any(each.reason in RESET_ENDS for each in states)
         xids = [
             replace(each, reloaded=each.reloaded or reloaded, cleared=each.cleared or cleared)
             for each in card.ailments

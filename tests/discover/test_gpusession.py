@@ -246,7 +246,7 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
         ({"init": 999}, "NoAnswer"),
         ({"alive": 18}, "DriverMismatch"),
         ({"alive": 9}, "DriverNotLoaded"),
-        ({"alive": 1}, "DriverNotLoaded"),
+        ({"alive": 1}, "SessionLost"),
     ],
 )
 def test_without_a_driver_to_talk_to_the_session_is_over(

@@ -285,6 +285,16 @@ def test_a_restart_of_the_agent_is_no_recovery() -> None:
     assert booted.cards[0].healthy
 
 
+def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
+    health = looked(GpuHealth(), PENDING, FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent(A, 95), FIRST + 1, ACTIONS)
+    again = restored(devices(health, {}), ACTIONS)
+    assert not looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
+    health = looked(health, ADVISED, FIRST + 2, ACTIONS, BUSES)
+    again = restored(devices(health, {}), ACTIONS)
+    assert looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
+
+
 def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
     (device, *_) = devices(health, {})
