@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -27,6 +28,9 @@ class GpuTiming(msgspec.Struct, frozen=True):
     most_retry: float = 300.0
 
 
+TIMING: Final = GpuTiming()
+
+
 class GpuNews(msgspec.Struct, frozen=True):
     """Events came before the look, if there was one; None: nobody looked since."""
 
@@ -41,7 +45,7 @@ class GpuWatcher:
         self,
         news: Callable[[], None],
         driver_root: str = "",
-        timing: GpuTiming = GpuTiming(),  # noqa: B008
+        timing: GpuTiming = TIMING,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._news = news

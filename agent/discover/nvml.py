@@ -76,7 +76,7 @@ class GpuGoneError(NvmlError):
 
 class Nvml:
     """An open session. `driver_root`: where the driver's own tree is, as that of a driver in a
-    container; "": the linker finds the library. Raises DriverGoneError."""
+    container; the linker looks where it has no library, or is "". Raises DriverGoneError."""
 
     def __init__(self, driver_root: str = "") -> None:
         # pynvml asks for the library by its SONAME, and gets the one that is loaded already.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -113,6 +114,14 @@ def test_mig(start: Start) -> None:
     assert (instance.index, instance.gpu_instance, instance.compute_instance) == (1, 2, 0)
     assert instance.slices == (3, 3)
     assert instance.memory_bytes == 20096 << 20
+
+
+def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start) -> None:
+    going = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
+    card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(going,))
+    _, session = start(Machine((card,)))
+    found = inventory(session)
+    assert [(gpu.mig, gpu.instances) for gpu in found.gpus] == [(True, ())]
 
 
 def test_gb10_has_no_memory_of_its_own(start: Start) -> None:
