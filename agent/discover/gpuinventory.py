@@ -120,7 +120,7 @@ class InventoryReader:
             slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
         compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
         memory = total_memory(self._nvml, handle)
-        return MigInstance(uuid, index, gpu_instance, compute_instance, slices, memory)
+        return MigInstance(uuid, gpu_instance, compute_instance, slices, memory, index)
 
     def _links_of(self, handle: Any) -> tuple[NvLink, ...]:
         links = []

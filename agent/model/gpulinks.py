@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agent.model.gpus import Ancestor, Gpu, GpuPair, LinkEnd, NvLink
@@ -50,15 +50,6 @@ def _switched(gpu: Gpu) -> list[NvLink]:
 def _speed(links: list[NvLink]) -> int:
     versions = (min(link.version or _UNTOLD, _NEWEST) for link in links)
     return sum(MB_PER_SECOND[version] for version in versions)
-
-
-def matrix(pairs: Iterable[GpuPair], order: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Bytes a second, one way, between the cards with these UUIDs; 0 where only PCIe is, and at
-    cards that no pair tells of."""
-    speeds: dict[frozenset[str], int] = {
-        frozenset((pair.one, pair.two)): pair.mb_per_second * 1_000_000 for pair in pairs
-    }
-    return tuple(tuple(speeds.get(frozenset((one, two)), 0) for two in order) for one in order)
 
 
 def peers(pairs: Iterable[GpuPair]) -> dict[str, tuple[str, ...]]:

@@ -48,11 +48,11 @@ class MigInstance(msgspec.Struct, frozen=True):
     instance in it."""
 
     uuid: str
-    index: int
     gpu_instance: int
     compute_instance: int | None = None
     slices: tuple[int, int] | None = None
     memory_bytes: int | None = None
+    index: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ def test_a_card_that_pci_does_not_know_has_its_address_at_least() -> None:
     assert device.topology == DeviceTopology(bus="0000:07:00.0")
 
 
-@pytest.mark.parametrize("instances", [(), (MigInstance("MIG-1", 0, 1),)])
+@pytest.mark.parametrize("instances", [(), (MigInstance("MIG-1", 1),)])
 def test_a_card_in_mig_mode_is_no_whole_card(instances: tuple[MigInstance, ...]) -> None:
     health = seen(gpu(0, mig=False, mig_pending=True), gpu(1, mig=True, instances=instances))
     whole, split = devices(health, {})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.gpulinks import matrix, pairs, peers
+from agent.model.gpulinks import pairs, peers
 from agent.model.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
 
 
@@ -63,17 +63,6 @@ def test_what_a_pair_shares_is_found_in_either_order() -> None:
     (pair,) = pairs([gpu(1), gpu(0)], sharing)
     assert (pair.one, pair.two) == ("GPU-0", "GPU-1")
     assert (pair.ancestor, pair.peer) == (Ancestor.SWITCH, True)
-
-
-def test_the_matrix_is_in_the_order_asked_for() -> None:
-    found = pairs([gpu(0, to(1)), gpu(1, to(0), to(2)), gpu(2, to(1))], {})
-    fast = 25_000_000_000
-    assert matrix(found, ["GPU-1", "GPU-0", "GPU-2"]) == (
-        (0, fast, fast),
-        (fast, 0, 0),
-        (fast, 0, 0),
-    )
-    assert matrix(found, ["GPU-9", "GPU-1"]) == ((0, 0), (0, 0))
 
 
 @given(
