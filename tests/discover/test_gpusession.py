@@ -295,6 +295,22 @@ def test_no_library(tmp_path: Path) -> None:
         assert session.close()
 
 
+def test_links_to_the_library_are_those_of_the_drivers_root(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path, gpumachines.mixed())
+    folder = driver.root / "usr" / "lib64"
+    (folder / "current").mkdir()
+    (folder / fakenvml.SONAME).rename(folder / "current" / "library")
+    alternatives = driver.root / "etc" / "alternatives"
+    alternatives.mkdir(parents=True)
+    (folder / fakenvml.SONAME).symlink_to("/etc/alternatives/nvml")
+    (alternatives / "nvml").symlink_to("../../usr/lib64/current/library")
+    session = GpuSession(str(driver.root), driver.environment)
+    try:
+        assert len(inventory(session).gpus) == 2
+    finally:
+        assert session.close()
+
+
 def test_a_hung_driver_costs_the_deadline_and_its_child_is_gone(start: Start) -> None:
     machine = gpumachines.mixed()
     driver, session = start(machine)
