@@ -285,6 +285,23 @@ def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
         assert again.close()
 
 
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_child_that_cant_be_started_is_a_fault_of_ours(more: int) -> None:
+    """For want of descriptors: for the socket, for the child's streams, for what tells of exec."""
+    program = (
+        "import os, resource\n"
+        "from agent.discover.gpusession import GpuSession, SessionError\n"
+        f"most = len(os.listdir('/proc/self/fd')) + {more}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "before = os.listdir('/proc/self/fd')\n"
+        "try:\n    GpuSession()\n"
+        "except SessionError as error:\n"
+        "    print(error.fault, before == os.listdir('/proc/self/fd'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.stdout == b"NoProcess True\n", done.stderr
+
+
 def test_no_library(tmp_path: Path) -> None:
     session = GpuSession(str(tmp_path))
     try:
