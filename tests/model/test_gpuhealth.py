@@ -202,7 +202,9 @@ def test_trouble_that_lasts_has_the_time_of_its_beginning() -> None:
 
 
 def test_without_a_driver_from_the_start_there_are_no_gpus() -> None:
-    assert looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES).cards == ()
+    health = looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES)
+    assert (health.cards, health.unclaimed) == ((), BUSES)
+    assert looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS) == GpuHealth()
 
 
 def test_a_card_in_the_place_of_another_is_another_card() -> None:
@@ -353,7 +355,7 @@ _sights = st.one_of(
             st.none(), st.lists(st.integers(1, 3), max_size=2).map(lambda n: pids(*n))
         ),
     ),
-    st.sampled_from(["DriverMismatch", "DriverNotLoaded", "DriverHung", "ChildEnded"]).map(
+    st.sampled_from(["DriverMismatch", "DriverNotLoaded", "GpuLost", "ChildEnded"]).map(
         without_driver
     ),
 )
