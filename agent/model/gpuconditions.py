@@ -9,7 +9,7 @@ from typing import Final
 from agent.model import gpuactions
 from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
-from agent.model.gpuhealth import Ailment, GpuCard, GpuHealth
+from agent.model.gpuhealth import RESET_ENDS, Ailment, GpuCard, GpuHealth
 from agent.model.gpus import Gpu
 from agent.model.nodestatus import GPU_MEMORY
 
@@ -38,7 +38,7 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     if graver:
         healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
     else:
-        healthy = Condition(HEALTHY, "True", "NoTrouble", "", turned)
+        healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
     found = [healthy]
     for each in card.ailments:
         reason = each.action.value.title().replace("-", "")
@@ -58,12 +58,17 @@ def restored(devices: Iterable[Device], actions: GpuActions) -> GpuHealth:
 
 
 def _card(device: Device, actions: GpuActions) -> GpuCard:
-    times = {each.type: _seconds(each.last_transition_time) for each in device.conditions}
+    times = {
+        each.type: _seconds(each.last_transition_time)
+        for each in device.conditions
+        if each.status == "True" or each.type == HEALTHY
+    }
+    states = [time for name, time in times.items() if name in RESET_ENDS]
+    messages = {each.type: each.message for each in device.conditions}
     ailments = tuple(
-        Ailment(each.type, action, times[each.type], each.message)
-        for each in sorted(device.conditions, key=lambda each: each.type)
-        if gpuactions.is_xid(each.type) and each.status == "True"
-        if (action := actions[each.type]) is not Action.IGNORE
+        Ailment(name, action, time, messages[name], cleared=any(each >= time for each in states))
+        for name, time in sorted(times.items())
+        if gpuactions.is_xid(name) and (action := actions[name]) is not Action.IGNORE
     )
     gpu = Gpu(
         device.uuid,

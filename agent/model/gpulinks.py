@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -64,13 +63,3 @@ def links(pairs: Iterable[GpuPair], minors: Mapping[str, int]) -> Links:
             speeds[one, two] = speeds[two, one] = pair.mb_per_second * 1_000_000
     ordered = tuple(sorted(known))
     return Links(ordered, tuple(tuple(speeds.get((i, j), 0) for j in ordered) for i in ordered))
-
-
-def peers(pairs: Iterable[GpuPair]) -> dict[str, tuple[str, ...]]:
-    """By UUID the cards that NVLinks lead to, sorted."""
-    found: dict[str, set[str]] = collections.defaultdict(set)
-    for pair in pairs:
-        if pair.links:
-            found[pair.one].add(pair.two)
-            found[pair.two].add(pair.one)
-    return {uuid: tuple(sorted(others)) for uuid, others in sorted(found.items())}
