@@ -11,11 +11,11 @@ import msgspec
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 
-class CharDevice(msgspec.Struct, frozen=True, order=True):
-    """A file below /dev; `number` as `major:minor`, "" where the kernel does not tell it."""
+class CharDevice(msgspec.Struct, frozen=True):
+    """A file below /dev; `number`: major and minor, None where the kernel does not tell them."""
 
     path: str
-    number: str = ""
+    number: tuple[int, int] | None = None
 
 
 class Function(msgspec.Struct, frozen=True):

@@ -57,6 +57,7 @@ _NOT_OURS: Final = "is no device that is accounted for here"
 ROWS: Final = (
     Row(r".*", r"(GPU-[^:]+)::(.+)", r"\1", Form.REPLICA, r"\2"),
     Row(r".*", r"(MIG-[^:]+)::(.+)", r"\1", Form.INSTANCE, r"\1::\2"),
+    Row(r".*", r"(MIG-(GPU-[^/:]+)/\d+/\d+)", r"\2", Form.INSTANCE, r"\1"),
     Row(r".*", r"((GPU|MIG)-[^:]+)", r"\1"),
     Row(_NVIDIA, r"(?:gpu|mig)?(\d+(:\d+)?)", r"index:\1"),
     Row(_NVIDIA, r"(\d+)::(.+)", r"index:\1", Form.REPLICA, r"\2"),
