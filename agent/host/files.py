@@ -78,6 +78,25 @@ class Tree:
         return os.path.exists(self._base + path)
 
 
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp(*paths: str) -> Stamp:
+    """Differs when one of the files was replaced or written, also where a link above them was
+    swapped, as the kubelet does; an empty path stands for no file."""
+    return tuple(_stamp_of(path) for path in paths)
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    if not path:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None:
     """Replaces a file so that a reader sees the old content or the new, never a part.
 

@@ -30,6 +30,11 @@ class FieldError(ValueError):
     """The message names pod, container and field."""
 
 
+def pods(message: pb.ListPodResourcesResponse) -> tuple[PodResources, ...]:
+    """By name: the kubelet has them in another order each time. Raises FieldError."""
+    return tuple(sorted(map(pod, message.pod_resources), key=lambda each: each.key))
+
+
 def pod(message: pb.PodResources) -> PodResources:
     """Raises FieldError."""
     if not message.name or not message.namespace:
@@ -106,7 +111,8 @@ def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[GivenDev
 
 def _claim(message: pb.DynamicResource, of: str) -> Claim:
     """Up to 1.36 at least the kubelet gives each device of a driver the CDI names of those before
-    it, too (cm/container_manager_linux.go, GetDynamicResources): they are taken off again."""
+    it, too (cm/container_manager_linux.go, GetDynamicResources): they are taken off again. The
+    drivers have another order each time."""
     if not message.claim_name:
         raise FieldError(f"{of}: dynamic_resources: a claim has no claim_name")
     devices: list[ClaimedDevice] = []
@@ -128,6 +134,7 @@ def _claim(message: pb.DynamicResource, of: str) -> Claim:
                 each.share_id if each.HasField("share_id") else None,
             )
         )
+    devices.sort(key=lambda each: (each.driver, each.pool, each.device, each.share or ""))
     return Claim(message.claim_namespace, message.claim_name, tuple(devices))
 
 

@@ -3,6 +3,7 @@ socket of its node."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -18,6 +19,7 @@ MAX_REPLY_BYTES: Final = 16 << 20
 """More than any node's pods need, and what other clients take (peers.md §1.5)."""
 
 Reply = TypeVar("Reply", bound=Message)
+Value = TypeVar("Value")
 
 
 class PodResourcesError(Exception):
@@ -55,55 +57,49 @@ class PodResourcesClient:
         self._channel = Channel(socket_path, MAX_REPLY_BYTES)
 
     def pods(self) -> tuple[PodResources, ...]:
-        """The kubelet's pods, also those that hold nothing. Before 1.34 ended ones as well."""
-        method = "List"
-        reply = self._call(method, pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse)
-        try:
-            return tuple(map(podmessages.pod, reply.pod_resources))
-        except FieldError as error:
-            raise MalformedError(self._path, method, str(error)) from None
+        """The kubelet's pods by name, also those that hold nothing; before 1.34 ended ones too."""
+        request, kind = pb.ListPodResourcesRequest(), pb.ListPodResourcesResponse
+        return self._ask("List", request, kind, podmessages.pods)
 
     def allocatable(self) -> Allocatable:
         """What the kubelet could give."""
-        method = "GetAllocatableResources"
         request, kind = pb.AllocatableResourcesRequest(), pb.AllocatableResourcesResponse
-        try:
-            return podmessages.allocatable(self._call(method, request, kind))
-        except FieldError as error:
-            raise MalformedError(self._path, method, str(error)) from None
+        return self._ask("GetAllocatableResources", request, kind, podmessages.allocatable)
 
     def pod(self, namespace: str, name: str) -> PodResources | None:
         """One pod; None where the kubelet has none of that name."""
-        method = "Get"
         request = pb.GetPodResourcesRequest(pod_namespace=namespace, pod_name=name)
+
+        def read(reply: pb.GetPodResourcesResponse) -> PodResources:
+            told = podmessages.pod(reply.pod_resources)
+            if told.key != (namespace, name):
+                text = f"the answer is of {told.namespace}/{told.name}"
+                raise FieldError(f"pod {namespace}/{name}: {text}")
+            return told
+
         try:
-            reply = self._call(method, request, pb.GetPodResourcesResponse)
+            return self._ask("Get", request, pb.GetPodResourcesResponse, read)
         except _NotFoundError:
             return None
-        try:
-            told = podmessages.pod(reply.pod_resources)
-        except FieldError as error:
-            raise MalformedError(self._path, method, str(error)) from None
-        if told.key != (namespace, name):
-            text = f"pod {namespace}/{name}: the answer is of {told.namespace}/{told.name}"
-            raise MalformedError(self._path, method, text)
-        return told
 
     def close(self) -> None:
         """Closes the connection; a later call opens it again."""
         self._channel.close()
 
-    def _call(self, method: str, request: Message, kind: type[Reply]) -> Reply:
+    def _ask(
+        self, method: str, request: Message, kind: type[Reply], read: Callable[[Reply], Value]
+    ) -> Value:
         path = f"/v1.PodResourcesLister/{method}"
         try:
             raw = self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
+            return read(kind.FromString(raw))
         except RpcError as error:
             raise _told(error)(self._path, method, str(error)) from None
-        try:
-            return kind.FromString(raw)
         except DecodeError as error:
             text = f"the reply is no {kind.__name__}: {error}"
             raise MalformedError(self._path, method, text) from None
+        except FieldError as error:
+            raise MalformedError(self._path, method, str(error)) from None
 
 
 class _NotFoundError(PodResourcesError):

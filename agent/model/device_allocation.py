@@ -21,15 +21,8 @@ Holdings = dict[tuple[str, int], dict[str, int]]
 def allocated(annotations: Mapping[str, str]) -> Holdings:
     """What one pod holds, nothing where it was given none; negative amounts are none. Raises
     AnnotationError."""
-    text = annotations.get(DEVICE_ALLOCATED)
-    if not text:
-        return {}
-    try:
-        by_type = jsontext.decode(_decoder, text) or {}
-    except JsonError as error:
-        raise AnnotationError(DEVICE_ALLOCATED, str(error)) from None
     found: Holdings = {}
-    for kind, devices in by_type.items():
+    for kind, devices in _by_type(annotations).items():
         for place, device in enumerate(devices or ()):
             of_device = found.setdefault((kind, device.minor), {})
             for name, quantity in (device.resources or {}).items():
@@ -39,6 +32,22 @@ def allocated(annotations: Mapping[str, str]) -> Holdings:
                     where = f"{kind[:40]}[{place}].resources[{name[:60]!r}]"
                     raise AnnotationError(DEVICE_ALLOCATED, f"{where}: {error}") from None
                 of_device[name] = of_device.get(name, 0) + max(0, amount)
+    return found
+
+
+VirtualFunctions = dict[tuple[str, int], frozenset[str]]
+"""By type and minor of a device, the bus ids of those of its functions that are held."""
+
+
+def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:
+    """What one pod holds. Raises AnnotationError."""
+    found: VirtualFunctions = {}
+    for kind, devices in _by_type(annotations).items():
+        for device in devices or ():
+            if device.extension and device.extension.vfs:
+                key = kind, device.minor
+                buses = frozenset(each.bus for each in device.extension.vfs)
+                found[key] = found.get(key, frozenset()) | buses
     return found
 
 
@@ -53,9 +62,29 @@ def together(holdings: Iterable[Holdings]) -> Holdings:
     return sums
 
 
+class _Function(msgspec.Struct, frozen=True):
+    bus: str = msgspec.field(default="", name="busID")
+
+
+class _Extension(msgspec.Struct, frozen=True):
+    vfs: tuple[_Function, ...] | None = None
+
+
 class _Allocation(msgspec.Struct, frozen=True):
     minor: int
     resources: dict[str, Quantity] | None = None
+    extension: _Extension | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(dict[str, tuple[_Allocation, ...] | None] | None)
+_ByType = dict[str, tuple[_Allocation, ...] | None]
+_decoder: Final = msgspec.json.Decoder(_ByType | None)
+
+
+def _by_type(annotations: Mapping[str, str]) -> _ByType:
+    text = annotations.get(DEVICE_ALLOCATED)
+    if not text:
+        return {}
+    try:
+        return jsontext.decode(_decoder, text) or {}
+    except JsonError as error:
+        raise AnnotationError(DEVICE_ALLOCATED, str(error)) from None

@@ -45,29 +45,25 @@ def holdings(
     """
     alive = [pod for pod in pods if pod.key not in over]
     problems: list[str] = []
-    shared = _shared(alive, allocatable)
-    room = _room(topology, allocatable)
-    known = topology.online | topology.offline
     cpus: dict[PodName, CpuSet] = {}
     amounts: dict[PodName, Amounts] = {}
-    for pod in alive:
-        own = union(each for each in _cpu_sets(pod) if not each & shared)
+    known = topology.online | topology.offline
+    for key, own in _own_cpus(alive, allocatable):
         if strange := own - known:
-            problems.append(f"pod {pod.namespace}/{pod.name}: this machine has no CPUs {strange}")
+            problems.append(f"{_title(key)}: this machine has no CPUs {strange}")
         if own & known:
-            cpus[pod.key] = cpus.get(pod.key, EMPTY) | own & known
-        for device in (each for container in pod.containers for each in container.devices):
-            for node in device.nodes:
-                _add(amounts, pod.key, node, device.resource, 1)
+            cpus[key] = cpus.get(key, EMPTY) | own & known
+    room = _room(topology, allocatable)
+    for key, device in _held_devices(alive):
+        for node in _here(device.nodes, room, f"{_title(key)}: {device.resource}", problems):
+            _add(amounts, key, node, device.resource, 1)
     # Blocks of one NUMA node first: what several nodes give is then where there is room.
     blocks = [(pod.key, block) for pod in alive for block in _blocks(pod)]
     for key, block in sorted(blocks, key=lambda each: (len(each[1].nodes), each[0])):
-        nodes = [node for node in block.nodes if node in room]
-        if len(nodes) < len(block.nodes) or not nodes:
-            named = CpuSet(set(block.nodes) - room.keys())
-            where = f"this machine has no NUMA node {named}" if named else "of no NUMA node"
-            problems.append(f"pod {key[0]}/{key[1]}: {block.kind}: {where}")
-        for node, size_bytes in _drained(block, nodes, room):
+        field = f"{_title(key)}: {block.kind}"
+        if not block.nodes:
+            problems.append(f"{field}: of no NUMA node")
+        for node, size_bytes in _drained(block, _here(block.nodes, room, field, problems), room):
             _add(amounts, key, node, block.kind, size_bytes)
     return Holdings(
         {key: Held(cpus.get(key, EMPTY), amounts.get(key, {})) for key in cpus | amounts},
@@ -122,8 +118,7 @@ def device_portions(
         (device.resource, device.id): device
         for pod in pods
         if pod.key not in over
-        for container in pod.containers
-        for device in container.devices
+        for device in _devices(pod)
     }
     return tuple(
         Portion(device.resource, node, 1, int(key in healthy), int(key in held))
@@ -132,27 +127,35 @@ def device_portions(
     )
 
 
-def _shared(pods: Iterable[PodResources], allocatable: Allocatable | None) -> CpuSet:
-    """CPUs that are nobody's own though kubelets of 1.20 list them (kubernetes#100211).
-
-    The shared pool has the reserved CPUs, which nobody is given as its own. Where these are not
-    known, sets of containers that overlap are the pool; one container alone in it can't be told.
+def _own_cpus(
+    pods: Iterable[PodResources], allocatable: Allocatable | None
+) -> Iterator[tuple[PodName, CpuSet]]:
+    """Kubelets of 1.20 list the shared pool with containers that have no CPUs of their own
+    (kubernetes#100211). It has the reserved CPUs, which nobody is given as his own; while these are
+    not known, sets of containers that overlap are the pool, and one alone in it can't be told.
     """
-    if allocatable is not None:
-        every = (cpus for pod in pods for cpus in _cpu_sets(pod))
-        return union(cpus for cpus in every if not cpus <= allocatable.cpus)
+    pods = tuple(pods)
     # Containers of a pod with CPUs as a whole share what of them is no container's own.
-    sets = [each.cpus for pod in pods if not pod.cpus for each in pod.containers]
-    seen = again = EMPTY
-    for cpus in sets:
-        seen, again = seen | cpus, again | cpus & seen
-    return union(cpus for cpus in sets if cpus & again)
+    seen = pool = EMPTY
+    for cpus in (each.cpus for pod in pods if not pod.cpus for each in pod.containers):
+        seen, pool = seen | cpus, pool | cpus & seen
+    for pod in pods:
+        sets = (pod.cpus, *(container.cpus for container in pod.containers))
+        if allocatable is not None:
+            yield pod.key, union(cpus for cpus in sets if cpus <= allocatable.cpus)
+        else:
+            yield pod.key, union(cpus for cpus in sets if pod.cpus or not cpus & pool)
 
 
-def _cpu_sets(pod: PodResources) -> Iterator[CpuSet]:
-    yield pod.cpus
+def _held_devices(pods: Iterable[PodResources]) -> list[tuple[PodName, GivenDevice]]:
+    """Once for each name of pods, as containers may share a device."""
+    held = {(pod.key, each.resource, each.id): each for pod in pods for each in _devices(pod)}
+    return [(key, device) for (key, _, _), device in sorted(held.items(), key=lambda each: each[0])]
+
+
+def _devices(pod: PodResources) -> Iterator[GivenDevice]:
     for container in pod.containers:
-        yield container.cpus
+        yield from container.devices
 
 
 def _blocks(pod: PodResources) -> Iterator[MemoryBlock]:
@@ -183,6 +186,13 @@ def _told_room(allocatable: Allocatable) -> Amounts:
     return room
 
 
+def _here(nodes: tuple[int, ...], room: Amounts, field: str, problems: list[str]) -> list[int]:
+    """Those that this machine has; the others are a problem."""
+    if strange := CpuSet(set(nodes) - room.keys()):
+        problems.append(f"{field}: this machine has no NUMA node {strange}")
+    return [node for node in nodes if node in room]
+
+
 def _drained(block: MemoryBlock, nodes: list[int], room: Amounts) -> Iterator[tuple[int, int]]:
     """Where the bytes of a block are: the kubelet fills its NUMA nodes in ascending order
     (peers.md §1.6). What fits nowhere is on the last one."""
@@ -194,6 +204,10 @@ def _drained(block: MemoryBlock, nodes: list[int], room: Amounts) -> Iterator[tu
         left -= part
         if part:
             yield node, part
+
+
+def _title(key: PodName) -> str:
+    return f"pod {key[0]}/{key[1]}"
 
 
 def _add(amounts: dict[PodName, Amounts], key: PodName, node: int, name: str, amount: int) -> None:

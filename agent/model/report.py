@@ -9,7 +9,7 @@ import msgspec
 from agent.model import nodestatus
 from agent.model.availability import Held, Reserved, core_kinds, zones
 from agent.model.device_allocation import Holdings
-from agent.model.devices import Device, portions
+from agent.model.devices import Device, Portion, portions
 from agent.model.nodestatus import GpuFacts
 from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology, Owner
 from agent.model.resources import (
@@ -36,8 +36,8 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a report is made of. `owner` and `fingerprint` None: there is no cluster that could read
-    them."""
+    """What a report is made of. `plugged`: devices of the kubelet's plugins. `owner` and
+    `fingerprint` None: there is no cluster that could read them."""
 
     name: str
     topology: Topology
@@ -48,6 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
     reserved: Reserved
     configured: NodeConfiguration
     inventory: Inventory = Inventory()
+    plugged: tuple[Portion, ...] = ()
     owner: Owner | None = None
     fingerprint: str | None = None
 
@@ -74,7 +75,7 @@ def built(facts: Facts) -> Report:
             facts.topology,
             facts.held,
             facts.reserved,
-            portions(devices, facts.inventory.held),
+            portions(devices, facts.inventory.held) + facts.plugged,
         ),
         configured.topology_policy,
         configured.topology_scope,

@@ -236,6 +236,31 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "narrowest rule speaks"
         ),
     ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail"
+    webhook_https: Annotated[
+        str,
+        msgspec.Meta(description="webhook: ADDRESS:PORT of its pages, /healthz among them, by TLS"),
+    ] = "0.0.0.0:9443"
+    tls_certificate_file: Annotated[
+        str,
+        msgspec.Meta(description="the certificate shown to clients; read again when it changes"),
+    ] = "/etc/topolet/tls/tls.crt"
+    tls_key_file: Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")] = (
+        "/etc/topolet/tls/tls.key"
+    )
+    binders_file: Annotated[
+        str,
+        msgspec.Meta(
+            description="webhook: the accounts that bind pods with GPUs, user names, one a line; "
+            "read again when it changes"
+        ),
+    ] = "/etc/topolet/policy/binders"
+    webhook_failure_policy: Annotated[
+        Literal["Fail", "Ignore"],
+        msgspec.Meta(
+            description="webhook: whether the Binding of a pod that can't be looked up is refused "
+            "or goes on"
+        ),
+    ] = "Fail"
     drain_seconds: Annotated[
         float,
         msgspec.Meta(

@@ -6,7 +6,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from agent.kube.auth import Access, AccessError, KubeconfigAccess, in_cluster
+from agent.kube import auth
+from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.objects import Objects
 from agent.kube.store import EmbeddedStore
@@ -88,11 +89,7 @@ def objects_of(settings: Settings, node_name: str, *, standalone: bool) -> Objec
     if standalone:
         return EmbeddedStore(settings.store_dir or os.path.join(settings.state_dir, "objects"))
     try:
-        access: Access = (
-            KubeconfigAccess(settings.kubeconfig)
-            if settings.kubeconfig
-            else in_cluster(settings.service_account_dir)
-        )
+        access = auth.access(settings.kubeconfig, settings.service_account_dir)
     except AccessError as error:
         ways = "--kubeconfig says where one is, --standalone does without"
         raise AccessError(f"{error} ({ways})") from None

@@ -28,15 +28,17 @@ from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source, rest
-from agent.node.joined import Memory
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.outbox import Pace
 from agent.node.placement import Locator
+from agent.node.podresources import PodResourcesView
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.telling import Teller
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -47,6 +49,8 @@ log = logging.getLogger(__name__)
 
 STALE_SECONDS = 5.0
 OPEN_FILES = 16_384
+_PODS_CHANGED = frozenset({Source.TREE, Source.RUNTIME, Source.KUBELET})
+"""What may come with something that the kubelet gave or took."""
 
 
 class Health:
@@ -147,6 +151,7 @@ def run(
     doorbell = Doorbell(str(state / "doorbell.sock"))
     pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
     cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
+    pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
     node = Node(
         machine=machine,
         cri=cri,
@@ -161,6 +166,7 @@ def run(
         beside=beside,
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),
         reporter=cluster.reporter,
+        kubelet_says=KubeletSays(pod_resources),
         metrics=metrics,
         teller=teller,
         local=local_cpus,
@@ -210,6 +216,8 @@ def run(
                 sources = {Source.CLOCK}
             for source in sources:
                 metrics.wakes.labels(source.value).inc()
+            if sources & _PODS_CHANGED:
+                pod_resources.ask()
             if asked_to_reload:
                 asked_to_reload = False
                 settings = reload.reloaded(settings, read_again, node)
@@ -227,6 +235,7 @@ def run(
         door.close()
     events.close()
     cluster.close()
+    pod_resources.close()
     doorbell.close()
     if server:
         server.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from agent.kube.errors import NotFoundError, StoreError
+from agent.kube.errors import KubeError, NotFoundError, StoreError
 from agent.kube.objects import Objects
 from agent.model import deviceobject, nodestatus, nodetopology, resources
 from agent.model.nodetopology import Version
@@ -15,7 +15,7 @@ from agent.model.resources import MANAGED_BY
 
 def deliver(objects: Objects, report: Report) -> bool:
     """Whether anything was written. What can't be written does not keep the rest from being; then
-    raises the first StoreError."""
+    raises a KubeError that names all of it."""
     name = report.topology.name
     failures: list[StoreError] = []
 
@@ -41,7 +41,10 @@ def deliver(objects: Objects, report: Report) -> bool:
     with part():
         written.append(_deliver_devices(objects, report))
     if failures:
-        raise failures[0]
+        patience = [
+            each.retry_after_seconds or 0 for each in failures if isinstance(each, KubeError)
+        ]
+        raise KubeError("; ".join(map(str, failures)), max(patience, default=0) or None)
     return any(written)
 
 

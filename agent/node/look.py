@@ -11,6 +11,7 @@ import msgspec
 
 from agent.allocate import pools
 from agent.allocate.pools import Decision
+from agent.allocate.present import present
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
@@ -35,13 +36,14 @@ from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
 from agent.node.enforcement import Enforcement
-from agent.node.joined import Memory, coming, with_words
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.node.telling import Teller
 from agent.node.witness import Witness
@@ -80,6 +82,7 @@ class Node:
         beside: Beside,
         publisher: Publisher,
         reporter: Reporter,
+        kubelet_says: KubeletSays,
         metrics: AgentMetrics,
         teller: Teller | None = None,
         local: LocalCpus | None = None,
@@ -98,6 +101,7 @@ class Node:
         self._beside = beside
         self._publisher = publisher
         self._reporter = reporter
+        self._kubelet_says = kubelet_says
         self._metrics = metrics
         self._local = local or LocalCpus()
         self._notices = notices
@@ -190,7 +194,8 @@ class Node:
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._reporter.report(topology, decision, pods, kubelet, configured, assigned)
+        word = self._kubelet_says.now(topology, pods)
+        self._reporter.report(topology, decision, pods, kubelet, configured, assigned, word=word)
         if failures:
             raise RoundError("; ".join(failures))
 
@@ -198,10 +203,9 @@ class Node:
         """Those that the runtime has, those that it is about to get, and those that the cluster
         gave this node."""
         listed = {pod.uid for pod in observed}
-        pods = observed + self._announced.missing_from(listed, time.monotonic())
-        uids = {pod.uid for pod in pods}
-        known = self._memory.update(assigned, uids)
-        pods = with_words(pods, known.pods) + coming(assigned.pods.values(), uids)
+        there = observed + self._announced.missing_from(listed, time.monotonic())
+        known = self._memory.update(assigned, [pod.uid for pod in there])
+        pods = present(assigned.pods.values(), there, known.pods)
         return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
 
 

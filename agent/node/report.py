@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 
 import msgspec
 
@@ -21,10 +20,11 @@ from agent.model.resources import NodeConfiguration, PodCpuAlloc
 from agent.model.topology import Topology
 from agent.node.assigned import Assigned
 from agent.node.configured import rules
+from agent.node.kubeletword import KubeletWord
 
 _NOBODY = Assigned()
 _NO_DEVICES = Inventory()
-_NOTHING_HELD: Mapping[tuple[str, str], Held] = MappingProxyType({})
+_NO_WORD = KubeletWord()
 
 
 class Reporter:
@@ -49,11 +49,10 @@ class Reporter:
         configured: NodeConfiguration,
         assigned: Assigned = _NOBODY,
         inventory: Inventory = _NO_DEVICES,
-        kubelet_held: Mapping[tuple[str, str], Held] = _NOTHING_HELD,
+        word: KubeletWord = _NO_WORD,
     ) -> bool:
         """Whether anything was written; raises what `tell` raises. The kubelet's state tells which
-        policy is at work. `kubelet_held`: by namespace and name of a pod, what the kubelet says
-        that it gave it."""
+        policy is at work, its `word` what else it gave to pods."""
         if self._waits and not (assigned.pods_told and assigned.node):
             return False
         now = facts(
@@ -65,7 +64,7 @@ class Reporter:
             configured,
             assigned,
             inventory,
-            kubelet_held,
+            word,
         )
         if now == self._reported:
             return False
@@ -83,7 +82,7 @@ def facts(
     configured: NodeConfiguration,
     assigned: Assigned = _NOBODY,
     inventory: Inventory = _NO_DEVICES,
-    kubelet_held: Mapping[tuple[str, str], Held] = _NOTHING_HELD,
+    word: KubeletWord = _NO_WORD,
 ) -> Facts:
     """What is reported at this moment."""
     uid = assigned.node.uid if assigned.node else ""
@@ -93,10 +92,11 @@ def facts(
         decision.ls_pools,
         decision.be_pools,
         _allocs(pods, kubelet),
-        held(decision, pods, kubelet, kubelet_held),
-        _reserved(configured),
+        held(decision, pods, kubelet, word.held),
+        _reserved(configured, word),
         msgspec.structs.replace(configured, kubelet_policy="static" if kubelet.static else "none"),
         inventory,
+        word.portions,
         Owner(name, uid) if uid else None,
         _fingerprint(assigned.pods.values()) if uid else None,
     )
@@ -106,16 +106,16 @@ def held(
     decision: Decision,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    kubelet_held: Mapping[tuple[str, str], Held],
+    said: Mapping[str, Held],
 ) -> tuple[Held, ...]:
-    """What each pod holds: CPUs of its own, and of NUMA nodes what the kubelet gave it, else what
-    its scheduler did."""
+    """What each pod holds: CPUs of its own, and of NUMA nodes what the kubelet says (by uid) that
+    it gave it, else what its scheduler did."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
     for uid, given in kubelet_owned(pods, kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
     for pod in pods:
-        told = kubelet_held.get((pod.namespace, pod.name), Held())
+        told = said.get(pod.uid, Held())
         if told.cpus:
             cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | told.cpus
         if found := told.amounts or _amounts(pod):
@@ -138,10 +138,11 @@ def _amounts(pod: Pod) -> dict[int, dict[str, int]]:
     return {node: of_node for node, of_node in left.items() if of_node}
 
 
-def _reserved(configured: NodeConfiguration) -> Reserved:
+def _reserved(configured: NodeConfiguration, word: KubeletWord) -> Reserved:
     made = rules(configured)
     shared = EMPTY if made.owners_on_reserved else made.reserved
-    return Reserved(made.kept | shared, configured.reserved_memory_bytes)
+    memory_bytes = configured.reserved_memory_bytes or word.reserved_memory_bytes
+    return Reserved(made.kept | shared, memory_bytes)
 
 
 def _fingerprint(pods: Iterable[ApiPod]) -> str:

@@ -38,7 +38,7 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def kubelet() -> Iterator[Kubelet]:
     """A real one with static policies; a test ends the pods that it gave it."""
-    with standalone.running() as it:
+    with private_containerd() as runtime, standalone.running(runtime) as it:
         yield it
 
 

@@ -23,6 +23,7 @@ from tests.deploy.manifests import objects
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode
+from tests.integration.incluster import Account
 from tests.waiting import eventually
 
 NODE = "node-a"
@@ -74,30 +75,19 @@ class Day:
             str(node.folder / "machine"), trees.machine(SOCKETS, NODES, 1, CORES, 2)
         )
         (Path(self._root) / "proc").mkdir(exist_ok=True)
-        self._account = node.folder / "account"
-        self._account.mkdir()
-        (self._account / "ca.crt").write_bytes((api.folder / "ca.crt").read_bytes())
+        self._account = Account(api, node)
         self._agents_pod = ""
         self.rotate()
 
     def start(self) -> None:
-        port = self.api.url.rpartition(":")[2]
-        self.node.start_agent(
-            f"--root={self._root}",
-            f"--service-account-dir={self._account}",
-            "--recheck-seconds=2",
-            environ={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
-        )
+        self._account.start_agent(self.node, f"--root={self._root}", "--recheck-seconds=2")
 
     def rotate(self) -> None:
         """Another token; the last one is not good any more."""
         last, self._agents_pod = self._agents_pod, f"agent-{next(self._names)}"
         space = "topolet-system"
         self.api.pod(space, self._agents_pod, NODE, "topolet-agent")
-        token = self.api.token(space, "topolet-agent", pod=self._agents_pod)
-        fresh = self._account / "fresh"
-        fresh.write_text(token)
-        fresh.replace(self._account / "token")
+        self._account.put(self.api.token(space, "topolet-agent", pod=self._agents_pod))
         if last:
             self._remove(space, last)
 

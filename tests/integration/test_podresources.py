@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import pytest
+
 from agent.kubelet import cpu_manager_state, memory_manager_state
 from agent.kubelet.podresources import RateLimitError
 from agent.model.availability import Held, Reserved
@@ -76,6 +78,27 @@ def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
         expected = Held(main.cpus, {node: {"memory": 32 * MIB}})
         assert held.pods == {("default", own): expected}, "who shares CPUs holds none"
     assert kubelet.client.pods() == ()
+
+
+def test_memory_of_more_than_one_numa_node_is_where_the_kubelet_says(kubelet: Kubelet) -> None:
+    sizes = [
+        each.size_bytes for each in kubelet.client.allocatable().memory if "huge" not in each.kind
+    ]
+    if len(sizes) < 2:
+        pytest.skip("needs two NUMA nodes with memory")
+    large = container("main", "1", f"{max(sizes) // MIB + 64}Mi")
+    with pod(kubelet, "large", large) as name:
+        held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()).pods[
+            ("default", name)
+        ]
+        state = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
+        given = {
+            node: {"memory": of_node.memory["memory"].reserved_bytes}
+            for node, of_node in state.machine.items()
+            if of_node.memory["memory"].reserved_bytes
+        }
+        assert len(given) > 1
+        assert held.amounts == given
 
 
 def test_what_is_reserved_is_what_the_kubelet_was_told_to_keep(kubelet: Kubelet) -> None:

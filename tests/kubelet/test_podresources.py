@@ -82,7 +82,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
     message.cpu_ids.extend([2, 3, 5])
     message.memory.append(memory("memory", 4 * GI, 0, 1))
     kubelet.has(message, pb.PodResources(namespace="ns", name="idle"))
-    pod, idle = client.pods()
+    idle, pod = client.pods()
     container = ContainerResources(
         "c",
         CpuSet([2, 5]),
@@ -103,6 +103,23 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
     whole = (MemoryBlock("memory", 4 * GI, (0, 1)),)
     assert pod == PodResources("ns", "p", (container,), CpuSet([2, 3, 5]), whole)
     assert idle == PodResources("ns", "idle")
+
+
+def test_order_of_pods_and_drivers_is_not_the_kubelets(
+    client: PodResourcesClient, kubelet: Kubelet
+) -> None:
+    """Both come out of Go's maps, another way each time."""
+    one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
+
+    def told(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:
+        claim = pb.DynamicResource(claim_name="k", claim_resources=drivers)
+        container = pb.ContainerResources(name="c", dynamic_resources=[claim])
+        kubelet.has(
+            *(pb.PodResources(namespace="ns", name=name, containers=[container]) for name in names)
+        )
+        return client.pods()
+
+    assert told([one, two], "ab") == told([two, one], "ba")
 
 
 def test_allocatable(client: PodResourcesClient, kubelet: Kubelet) -> None:

@@ -83,6 +83,11 @@ def test_kubelet_that_lists_shared_cpus_gives_nobody_away() -> None:
     assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
 
 
+def test_one_wrong_set_takes_nothing_from_others() -> None:
+    pods = [pod("own", container("c", 2, 3)), pod("wrong", container("c", 0, 2))]
+    assert holdings(pods, node(), STATIC).pods == {("ns", "own"): Held(CpuSet([2, 3]))}
+
+
 def test_policy_none_owns_no_cpu_whatever_is_listed() -> None:
     """cpumanager/policy_none.go: none is allocatable, as none can be a container's own."""
     pods = [pod("a", container("c", *range(8)))]
@@ -250,6 +255,13 @@ def test_devices_near_two_numa_nodes_or_none() -> None:
         Portion(NIC, 1, 1, 1, 1),
         Portion(NIC, 1, 1, 1, 0),
     )
+
+
+def test_device_that_containers_of_a_pod_share_is_one() -> None:
+    shared = pod("p", container("a", devices="n0@0"), container("b", devices="n0@0,n1@5"))
+    told = holdings([shared], node())
+    assert told.pods == {("ns", "p"): Held(amounts={0: {NIC: 1}})}
+    assert told.problems == (f"pod ns/p: {NIC}: this machine has no NUMA node 5",)
 
 
 def test_ill_device_that_a_pod_holds_takes_nothing_from_the_healthy_ones() -> None:

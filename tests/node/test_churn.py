@@ -36,19 +36,20 @@ from agent.model.wanted import Wanted
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.delivery import deliver
-from agent.node.joined import Memory
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
 from agent.telemetry.metrics import AgentMetrics
 from benchmarks import trees
 from tests.cgroup.kernel import Kernel, ModelHierarchy
-from tests.node.world import ListedRuntime, Told
+from tests.node.world import Kubelet, ListedRuntime, Told
 
 CPUS = CpuSet(range(6))
 PARENTS = {
@@ -150,6 +151,7 @@ class Host:
             node_object=NodeObject("n"),
             beside=Beside(Settings(root=self.root)),
             reporter=Reporter("n", lambda report: deliver(store, report)),
+            kubelet_says=KubeletSays(Kubelet()),
             metrics=AgentMetrics(),
         )
 

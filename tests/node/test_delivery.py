@@ -6,7 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.kube.errors import ForbiddenError, NotFoundError, StoreError
+from agent.kube.errors import (
+    ForbiddenError,
+    KubeError,
+    StoreError,
+    TooManyRequestsError,
+)
 from agent.kube.store import EmbeddedStore
 from agent.model.devices import Device
 from agent.model.nodetopology import NodeTopology
@@ -91,8 +96,19 @@ def test_what_is_refused_keeps_nothing_else_back(tmp_path: Path, refused: str) -
     assert written == {"NodeResourceTopology", "Node", "Device"} - {refused}
 
 
-def test_a_missing_definition_is_named(tmp_path: Path) -> None:
-    store = Limited(tmp_path, served=False)
-    with pytest.raises(NotFoundError, match="NodeResourceTopology is not served"):
+def test_all_that_is_missing_is_named(tmp_path: Path) -> None:
+    store = Limited(tmp_path, "Device", served=False)
+    with pytest.raises(KubeError, match=r"NodeResourceTopology is not served.*; no role") as raised:
         deliver(store, REPORT)
+    assert raised.value.retry_after_seconds is None
     assert store.get("Node", "n") is not None
+
+
+def test_the_longest_patience_that_is_asked_for_counts(tmp_path: Path) -> None:
+    class Busy(EmbeddedStore):
+        def apply(self, wanted: dict[str, Any]) -> bool:
+            raise TooManyRequestsError("later", 3.0 if wanted["kind"] == "Node" else 1.0)
+
+    with pytest.raises(KubeError) as raised:
+        deliver(Busy(str(tmp_path)), REPORT)
+    assert raised.value.retry_after_seconds == 3

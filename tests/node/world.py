@@ -26,15 +26,17 @@ from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
 from agent.node.delivery import deliver
-from agent.node.joined import Memory
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.look import Node
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.placement import Locator
+from agent.node.podresources import Told as PodResourcesTold
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
@@ -95,6 +97,16 @@ class Told:
         return Assigned(node and apinode.from_object(node), dict(self.pods), True)
 
 
+class Kubelet:
+    """What it says of its pods, None where there is none."""
+
+    def __init__(self) -> None:
+        self.answer: PodResourcesTold | None = None
+
+    def told(self) -> PodResourcesTold | None:
+        return self.answer
+
+
 class World:
     """Four CPUs, or more cores, cgroup v1."""
 
@@ -105,6 +117,7 @@ class World:
         self.state.mkdir()
         self.store = EmbeddedStore(str(self.state / "objects"))
         self.told = Told(self.store)
+        self.kubelet_told = Kubelet()
         self.kubelet = folder / "kubelet"
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
@@ -128,6 +141,7 @@ class World:
             node_object=NodeObject("n"),
             beside=Beside(Settings(root=self.root)),
             reporter=Reporter("n", lambda report: deliver(store, report)),
+            kubelet_says=KubeletSays(self.kubelet_told),
             metrics=AgentMetrics(),
             local=local,
             notices=Notices(str(self.state)),

@@ -1,7 +1,7 @@
 """A kubelet as a process of the test, which runs the static pods that it is given as files.
 
 It has a mount namespace of its own, where /var/lib/kubelet is a folder of the test: device plugins
-register there whatever its root is, and another kubelet of this machine is not to notice.
+register there whatever its root is, and this machine's own kubelet is not to notice.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from agent.model.topology import Topology
 from agent.runtime.cri import Cri
 from demo import image
 from demo.cgroups import MOUNTS, remove_cgroups
-from demo.containerd import Containerd
+from demo.containerd import Containerd, remove_all_pods
 from demo.stage import free_port
 from tests import tools
-from tests.integration.harness import private_containerd
 from tests.waiting import eventually
 
 START_SECONDS = 60.0
@@ -42,7 +41,10 @@ MIB = 1 << 20
 RESERVED_BYTES = 150 * MIB
 """Of NUMA node 0; the kubelet wants it to be what all its reservations are together."""
 
-_KUBELETS_FOLDER = Path("/var/lib/kubelet")
+_SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
+mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
+"""
+_CONTROLLERS = frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids"})
 _TUNABLES = tuple(
     Path("/proc/sys", name)
     for name in (
@@ -82,12 +84,12 @@ class Kubelet:
             each.mkdir(exist_ok=True)
         _make_cgroups(self._cgroup)
         (self.folder / "config.json").write_text(json.dumps(self._configuration()))
-        script = 'mount --bind "$1" "$2" && shift 2 && exec "$@"'
         with (self.folder / "kubelet.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *("unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh"),
-                    *(str(self.shared), str(_KUBELETS_FOLDER), str(self._program)),
+                    *("unshare", "--mount", "--propagation=private", "sh", "-c", _SCRIPT, "sh"),
+                    str(self.shared),
+                    str(self._program),
                     f"--config={self.folder / 'config.json'}",
                     f"--root-dir={self.root}",
                     f"--cert-dir={self.folder / 'pki'}",
@@ -120,7 +122,7 @@ class Kubelet:
 
         def gone() -> bool:
             remove_cgroups(self._cgroup)
-            return not (MOUNTS / "cpuset" / self._cgroup).exists()
+            return not any((each / self._cgroup).exists() for each in (MOUNTS, *MOUNTS.iterdir()))
 
         eventually("the pods' cgroups are gone", gone)
 
@@ -227,39 +229,39 @@ def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[st
 
 
 @contextlib.contextmanager
-def running() -> Iterator[Kubelet]:
-    """The test is skipped where programs or rights are missing."""
+def running(containerd: Containerd) -> Iterator[Kubelet]:
+    """It has the containerd for itself: a kubelet removes containers that it does not know. The
+    test is skipped where there is no kubelet."""
     program = tools.kubernetes("kubelet")
     if isinstance(program, str):
         pytest.skip(program)
-    if (MOUNTS / "cgroup.controllers").exists():
-        pytest.skip("needs cgroup v1: on v2 the kubelet would have this machine's own kubepods")
-    with private_containerd() as runtime:
-        made = not _KUBELETS_FOLDER.exists()
-        _KUBELETS_FOLDER.mkdir(exist_ok=True)
-        before = {file: file.read_text() for file in _TUNABLES if file.exists()}
-        kubelet = Kubelet(Path(tempfile.mkdtemp(prefix="topolet-")), program, runtime)
+    before = {file: file.read_text() for file in _TUNABLES if file.exists()}
+    kubelet = Kubelet(Path(tempfile.mkdtemp(prefix="topolet-")), program, containerd)
+    try:
+        kubelet.start()
         try:
-            kubelet.start()
-            try:
-                yield kubelet
-            finally:
-                kubelet.close()
+            yield kubelet
         finally:
-            kubelet.kill()
-            runtime.stop()
-            kubelet.remove_cgroups()
-            shutil.rmtree(kubelet.folder, ignore_errors=True)
-            for file, text in before.items():
-                file.write_text(text)
-            if made:
-                with contextlib.suppress(OSError):
-                    _KUBELETS_FOLDER.rmdir()
+            kubelet.close()
+    finally:
+        kubelet.kill()
+        remove_all_pods(containerd.socket)
+        kubelet.remove_cgroups()
+        shutil.rmtree(kubelet.folder, ignore_errors=True)
+        for file, text in before.items():
+            file.write_text(text)
 
 
 def _make_cgroups(name: str) -> None:
-    """The kubelet wants its root in every hierarchy; a new cpuset has no CPUs."""
-    for mount in map(Path, sorted(map(str, MOUNTS.iterdir()))):
+    """The kubelet wants its root with every controller; a new cpuset of v1 has no CPUs."""
+    if (MOUNTS / "cgroup.controllers").exists():
+        (MOUNTS / name).mkdir(exist_ok=True)
+        for group in (MOUNTS, MOUNTS / name):
+            there = (group / "cgroup.controllers").read_text().split()
+            wanted = " ".join(f"+{each}" for each in there if each in _CONTROLLERS)
+            (group / "cgroup.subtree_control").write_text(wanted)
+        return
+    for mount in MOUNTS.iterdir():
         if os.path.ismount(mount):
             (mount / name).mkdir(exist_ok=True)
     for file in ("cpuset.cpus", "cpuset.mems"):

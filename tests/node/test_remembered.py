@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.allocate.present import Words
 from agent.model import apipods
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apinode import ApiNode
@@ -15,8 +16,7 @@ from agent.model.apipods import ApiPod
 from agent.model.node_annotations import SYSTEM_QOS
 from agent.model.qos import QOS_LABEL
 from agent.node.assigned import Assigned
-from agent.node.joined import Known, Memory, Words, coming, known, with_words
-from tests.builders import pod
+from agent.node.remembered import Known, Memory, known
 from tests.node.world import World
 
 
@@ -47,7 +47,6 @@ def assigned(*pods: ApiPod, node: ApiNode | None = None) -> Assigned:
 
 
 ENDS = "2026-01-01T00:00:00Z"
-STATIC = {"kubernetes.io/config.mirror": "hash", "kubernetes.io/config.hash": "hash"}
 
 
 @pytest.mark.parametrize(
@@ -111,25 +110,6 @@ def test_two_pods_of_one_name_keep_apart(tmp_path: Path) -> None:
     world.told.pods = {"new": new}
     world.agent().look()
     assert {each.uid: each.cpuset for each in world.snapshot().owners} == {"old": "1", "new": "2"}
-
-
-def test_a_static_pod_is_known_by_its_source_and_its_mirror_does_not_speak() -> None:
-    mirror = api_pod("mirrors-uid", "LSE", "3", annotations=STATIC)
-    found = known(Known(), assigned(mirror), ["hash"])
-    assert found.pods == {}
-    assert coming([mirror], ["hash"]) == ()
-    (waiting,) = coming([mirror], [])
-    assert waiting.uid == "hash"
-
-
-def test_only_what_decisions_read_is_taken_over() -> None:
-    it = pod("a", "LS", "1")
-    it = msgspec.structs.replace(it, labels={**it.labels, "app": "x"})
-    (joined,) = with_words([it], {"a": Words({QOS_LABEL: "LSR"}, {})})
-    assert joined.labels == {QOS_LABEL: "LSR", "app": "x"}
-    assert joined.annotations == {}
-    (same,) = with_words([it], {})
-    assert same is it
 
 
 def test_the_nodes_words_are_kept_while_nobody_tells(tmp_path: Path) -> None:
