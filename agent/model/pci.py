@@ -83,15 +83,6 @@ def is_address(text: str) -> bool:
     return _ADDRESS.fullmatch(text) is not None
 
 
-def address(text: str) -> str:
-    """The kernel's way of writing an address that others write with capitals and eight digits of
-    domain (NVML's `00000000:3B:00.0`); a text that is no address stays as it is."""
-    match = _ADDRESS.fullmatch(text.lower())
-    if match is None:
-        return text
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"
-
-
 def address_key(text: str) -> tuple[int, ...]:
     """Sorts addresses as numbers; what is no address comes last, all alike."""
     match = _ADDRESS.fullmatch(text)
