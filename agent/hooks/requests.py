@@ -8,6 +8,7 @@ import msgspec
 
 from agent.hooks import wire
 from agent.model.annotations import KEYS_READ
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS
 from agent.model.pods import Pod, pod_uid
@@ -16,15 +17,22 @@ from agent.model.qos import QOS_LABEL, kube_class
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
-_CONFIG, _SANDBOX_CONFIG = 2, 3
-CREATE_RESOURCES = (_CONFIG, 15, 1)
-ENVIRONMENT, MOUNTS, CDI_DEVICES = (_CONFIG, 6), (_CONFIG, 7), (_CONFIG, 17)
+CONFIG, _SANDBOX_CONFIG = 2, 3
+CREATE_RESOURCES = (CONFIG, 15, 1)
+SECURITY_CONTEXT, PRIVILEGED = (CONFIG, 15, 2), 2
+# of config
+ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES = 6, 7, 8, 10, 17
+# Device: container_path, host_path, permissions
+NODE_PATH, NODE_HOST_PATH, NODE_PERMISSIONS = 1, 2, 3
 # Mount
 CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
 CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
+
+_ANNOTATIONS_READ = (*KEYS_READ, DEVICE_ALLOCATED)
+_LABELS_READ = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
@@ -49,7 +57,7 @@ def run_pod_sandbox(message: bytes) -> PodComes:
 
 def create_container(message: bytes) -> CreateContainer:
     """Raises WireError."""
-    config = wire.merged(message, _CONFIG)
+    config = wire.merged(message, CONFIG)
     resources = wire.merged(message, *CREATE_RESOURCES)
     return CreateContainer(
         _pod(wire.merged(message, _SANDBOX_CONFIG)),
@@ -60,12 +68,7 @@ def create_container(message: bytes) -> CreateContainer:
 
 def mounted(message: bytes) -> frozenset[str]:
     """Where in the container a request to create it mounts something. Raises WireError."""
-    *above, mounts = MOUNTS
-    return frozenset(
-        wire.text(payload, CONTAINER_PATH)
-        for field, kind, payload in wire.fields(wire.merged(message, *above))
-        if (field, kind) == (mounts, wire.BYTES)
-    )
+    return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
 
 
 def update_container(message: bytes) -> UpdateContainer:
@@ -97,8 +100,8 @@ def pod_comes(
         uid=pod_uid(uid, namespace, name),
         namespace=namespace,
         name=name,
-        labels={key: labels[key] for key in (QOS_LABEL,) if key in labels},
-        annotations={key: annotations[key] for key in KEYS_READ if key in annotations},
+        labels={key: labels[key] for key in _LABELS_READ if key in labels},
+        annotations={key: annotations[key] for key in _ANNOTATIONS_READ if key in annotations},
         cgroup_parent=cgroup_parent,
     )
 
@@ -114,6 +117,14 @@ def announced(pod: PodComes, created_at: int) -> Pod:
         kube_class=kube_class(pod.cgroup_parent),
         created_at=created_at,
     )
+
+
+def _entries(message: bytes, wanted: int) -> list[bytes]:
+    return [
+        payload
+        for field, kind, payload in wire.fields(wire.merged(message, CONFIG))
+        if (field, kind) == (wanted, wire.BYTES)
+    ]
 
 
 def _asked(resources: bytes) -> Asked:

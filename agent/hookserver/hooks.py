@@ -54,7 +54,8 @@ class Hooks:
     def create(self, call: Call, request: CreateContainer) -> Changes | Hold | Refuse:
         self._settle()
         if not isinstance(call.state, Creation):
-            call.state = Creation(request, self._waiting(call, failurepolicy.CREATE))
+            waiting = self._waiting(call, failurepolicy.CREATE)
+            call.state = Creation(request, waiting, call.carried)
             self._over(request.pod.uid, request.container_name)
         answer = self._admission.create(call.state)
         if isinstance(answer, Held):

@@ -233,9 +233,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         msgspec.Meta(
             description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
             "call goes on or fails when its hook waited in vain, can't read it or went wrong; the "
-            "narrowest rule speaks"
+            "narrowest rule speaks. Class `devices`: whether a container that can't have the "
+            "devices allocated to it keeps those of its device plugin"
         ),
-    ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail"
+    ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail,CreateContainer/devices=fail"
     webhook_https: Annotated[
         str,
         msgspec.Meta(description="webhook: ADDRESS:PORT of its pages, /healthz among them, by TLS"),

@@ -75,7 +75,8 @@ class Hooks:
     def create(self, call: Call) -> Changes | Hold | Refuse:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)
-            call.state = Creation(call.request, self._waiting(call, failurepolicy.CREATE))
+            waiting = self._waiting(call, failurepolicy.CREATE)
+            call.state = Creation(call.request, waiting, call.carried)
         answer = self._admission.create(call.state)
         if isinstance(answer, Held):
             return HOLD

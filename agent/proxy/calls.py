@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
+from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import ContainerFailed, Look, Ring
 from agent.proxy.bell import Bell
+
+if TYPE_CHECKING:
+    from agent.hooks.carriers import Carried
 
 RING_AGAIN_SECONDS: Final = 0.1
 
@@ -33,11 +38,15 @@ class Waiting:
 
 
 class Creation:
-    """One container from the request to make it to what came of that."""
+    """One container from the request to make it to what came of that. `carried` reads what its
+    request names of devices."""
 
-    def __init__(self, request: CreateContainer, waiting: Waiting) -> None:
+    def __init__(
+        self, request: CreateContainer, waiting: Waiting, carried: Callable[[], Carried]
+    ) -> None:
         self.request = request
         self.waiting = waiting
+        self.carried = carried
         self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
         self.qos = announced(request.pod, 0).qos
         """For the failure policy: LSR also where a node-local policy gives the container CPUs."""
@@ -45,6 +54,11 @@ class Creation:
         self.kept: tuple[str, ...] = ()
         self.announced = False
         """Whether the agent holds CPUs for the container alone."""
+
+    @property
+    def allocated(self) -> bool:
+        """Whether a scheduler gave its pod devices."""
+        return DEVICE_ALLOCATED in self.request.pod.annotations
 
     def failed(self) -> Ring:
         """What the agent hears when it does not come to be."""
