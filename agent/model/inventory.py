@@ -34,6 +34,7 @@ DRIVER: Final = "topolet.io/driver"
 FUNCTION_ID: Final = "topolet.io/function-id"
 INTERFACE_ID: Final = "topolet.io/interface-id"
 
+_NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 _WELL: Final = ("DeviceHealthy", "device is healthy")
 _NVIDIA: Final = 0x10DE
 _DISPLAY: Final = 0x03
@@ -85,7 +86,7 @@ def inventory(
 ) -> Inventory:
     """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
     hold."""
-    numbered_here = (each for each in before.devices if each.type != DeviceType.GPU)
+    numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
     known = minors.known(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
     problems: list[str] = []
@@ -141,17 +142,25 @@ def _rdma(device: RdmaDevice) -> Device:
         LINKS: label_value(".".join(link.name for link in physical.links)),
         LINK_LAYER: label_value(layers.pop() if len(layers) == 1 else ""),
     }
+    virtual = ((each.number or 0, each.address, each.function.driver) for each in device.virtual)
+    return _rdma_device(physical.function, ill, _groups(virtual), labels)
+
+
+def _rdma_device(
+    function: Function,
+    ill: tuple[str, str] | None,
+    groups: tuple[VfGroup, ...],
+    labels: Mapping[str, str],
+) -> Device:
     return Device(
         type=DeviceType.RDMA,
-        uuid=physical.address,
+        uuid=function.address,
         minor=-1,
         resources={RDMA: 100},
         healthy=ill is None,
-        topology=_topology(physical.function),
+        topology=_topology(function),
         conditions=(_condition(ill),),
-        vf_groups=_groups(
-            (each.number or 0, each.address, each.function.driver) for each in device.virtual
-        ),
+        vf_groups=groups,
         labels={key: value for key, value in labels.items() if value},
     )
 
@@ -162,14 +171,22 @@ def _hidden(
     seen: Collection[str],
     held: Collection[tuple[str, str]],
 ) -> list[Device]:
-    reason = ("NotVisible", "its PCI function is there, its RDMA interface is not")
-    return [
-        device if (device.type, device.uuid) in held else _ill(device, reason)
-        for device in before
-        if device.type == DeviceType.RDMA
-        and device.uuid not in seen
-        and device.uuid in found.functions
-    ]
+    """Known by their address and labels alone: what else was published may have been withheld."""
+    devices = []
+    for device in before:
+        function = found.functions.get(device.uuid)
+        if device.type != DeviceType.RDMA or device.uuid in seen or function is None:
+            continue
+        ill = None
+        if (device.type, device.uuid) not in held:
+            ill = ("NotVisible", "its PCI function is there, its RDMA interface is not")
+        virtual = (
+            (number, address, found.functions[address].driver)
+            for number, address in function.virtual
+            if address in found.functions
+        )
+        devices.append(_rdma_device(function, ill, _groups(virtual), device.labels))
+    return devices
 
 
 def _fpgas(fpgas: Iterable[Fpga]) -> list[Device]:
@@ -227,11 +244,6 @@ def _topology(function: Function) -> DeviceTopology:
 def _condition(ill: tuple[str, str] | None) -> Condition:
     reason, message = ill or _WELL
     return Condition(HEALTHY, "False" if ill else "True", reason, message, "")
-
-
-def _ill(device: Device, ill: tuple[str, str]) -> Device:
-    others = tuple(each for each in device.conditions if each.type != HEALTHY)
-    return msgspec.structs.replace(device, healthy=False, conditions=(*others, _condition(ill)))
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:

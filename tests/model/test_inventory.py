@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.model import minors
 from agent.model.deviceobject import decode, encode
@@ -70,6 +71,11 @@ def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
 def test_gpus_stay_as_they_were_made() -> None:
     gpus = (gpu(2), gpu(0))
     assert inventory(Found(gpus=gpus), Published(), NOW) == Inventory((gpu(0), gpu(2)), {})
+
+
+def test_devices_of_a_type_that_others_write_are_not_remembered() -> None:
+    others = Published((Device("npu", "NPU-0", 0, {}),))
+    assert inventory(Found(), others, NOW) == Inventory((), {})
 
 
 def test_the_number_of_a_gpu_is_its_drivers() -> None:
@@ -161,10 +167,21 @@ def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: bool) -> None:
+    """Also where what it has was withheld from the object, since it is in use."""
     before = inventory(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
-    found = Found(by_address(function("1a:00.0")))
+    (device,) = before.devices
+    before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
+    virtual = {"virtual": ((0, "0000:1a:00.1"), (1, "0000:1a:00.2"))}
+    found = Found(
+        by_address(function("1a:00.0", **virtual), function("1a:00.1", driver="mlx5_core"))
+    )
     after = again(found, before, held={("rdma", "0000:1a:00.0")} if held else ())
     assert ids(after) == [("rdma", "0000:1a:00.0", 0, held)]
+    assert after.devices[0].resources == device.resources
+    assert after.devices[0].labels == device.labels
+    assert after.devices[0].vf_groups == (
+        VfGroup({"topolet.io/driver": "mlx5_core"}, (VirtualFunction(0, "0000:1a:00.1"),)),
+    )
     if not held:
         assert after.devices[0].conditions[0].reason == "NotVisible"
     assert ids(again(Found(), after)) == [], "without a function it is gone"
