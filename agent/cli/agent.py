@@ -24,6 +24,7 @@ OPTIONS = (
     "kubeconfig",
     "service_account_dir",
     "recheck_seconds",
+    "gfd_labels",
     "root",
     "cgroup_root",
     "kubelet_dir",

@@ -26,13 +26,14 @@ MANAGER: Final = {MANAGED_BY: "topolet"}
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """The devices of a node, and what its pods hold of them. `annotations`: of its Device
-    object."""
+    """The devices of a node, and what its pods hold of them. `annotations`: of its Device object;
+    `gfd_labels`: the Node has those of NVIDIA's feature discovery too."""
 
     devices: tuple[Device, ...] = ()
     gpus: GpuFacts = GpuFacts()
     annotations: dict[str, str] = {}
     held: Holdings = {}
+    gfd_labels: bool = False
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -68,7 +69,9 @@ def built(facts: Facts) -> Report:
     attributes = core_kinds(facts.topology)
     if facts.fingerprint is not None:
         attributes[FINGERPRINT_METHOD] = "all"
-    gpu_labels = nodestatus.gpu_labels(facts.inventory.gpus, devices)
+    gpu_labels = nodestatus.gpu_labels(
+        facts.inventory.gpus, devices, gfd=facts.inventory.gfd_labels
+    )
     topology = NodeTopology(
         facts.name,
         zones(

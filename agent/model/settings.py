@@ -80,6 +80,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    gfd_labels: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the Node gets the labels of NVIDIA's GPU feature discovery too, as far as "
+            "we know them: where that does not run"
+        ),
+    ] = False
     pod_resources_socket: Annotated[
         str,
         msgspec.Meta(

@@ -89,6 +89,9 @@ def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
         "koordinator.sh/gpu-memory": 80 << 30,
     }
     assert report.labels["node.koordinator.sh/gpu-model"] == "H200"
+    assert "nvidia.com/gpu.count" not in report.labels
+    both = told(machine(2, 2), inventory=msgspec.structs.replace(INVENTORY, gfd_labels=True))
+    assert both.labels["nvidia.com/gpu.count"] == "2"
 
 
 def test_only_a_cluster_is_told_an_owner_and_a_fingerprint() -> None:

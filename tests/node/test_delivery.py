@@ -11,6 +11,7 @@ from agent.kube.errors import (
     KubeError,
     StoreError,
     TooManyRequestsError,
+    UnreachableError,
 )
 from agent.kube.store import EmbeddedStore
 from agent.model.devices import Device
@@ -98,17 +99,23 @@ def test_what_is_refused_keeps_nothing_else_back(tmp_path: Path, refused: str) -
 
 def test_all_that_is_missing_is_named(tmp_path: Path) -> None:
     store = Limited(tmp_path, "Device", served=False)
-    with pytest.raises(KubeError, match=r"NodeResourceTopology is not served.*; no role") as raised:
+    with pytest.raises(KubeError, match=r"NodeResourceTopology is not served.*; no role"):
         deliver(store, REPORT)
-    assert raised.value.retry_after_seconds is None
     assert store.get("Node", "n") is not None
 
 
-def test_the_longest_patience_that_is_asked_for_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "failure", [TooManyRequestsError("later", 3.0), UnreachableError("no route")]
+)
+def test_a_server_that_does_not_serve_is_asked_once(tmp_path: Path, failure: KubeError) -> None:
+    asked = []
+
     class Busy(EmbeddedStore):
         def apply(self, wanted: dict[str, Any]) -> bool:
-            raise TooManyRequestsError("later", 3.0 if wanted["kind"] == "Node" else 1.0)
+            asked.append(wanted["kind"])
+            raise failure
 
-    with pytest.raises(KubeError) as raised:
+    with pytest.raises(type(failure)) as raised:
         deliver(Busy(str(tmp_path)), REPORT)
-    assert raised.value.retry_after_seconds == 3
+    assert raised.value is failure
+    assert asked == ["NodeResourceTopology"]
