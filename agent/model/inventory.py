@@ -1,7 +1,6 @@
 """All devices of a node as the Device object has them, from what each source found.
 
-An RDMA device whose files are gone while its PCI function is there stays: it is well while a pod
-holds it, as it went into the pod's own network namespace, and ill otherwise.
+Numbers and times go on from what was published: it is all the memory that there is.
 """
 
 from __future__ import annotations
@@ -13,37 +12,19 @@ import msgspec
 
 from agent.model import deviceobject, minors
 from agent.model.annotations import AnnotationError
-from agent.model.devices import (
-    Condition,
-    Device,
-    DeviceTopology,
-    DeviceType,
-    VfGroup,
-    VirtualFunction,
-)
+from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga
+from agent.model.functiondevices import fpga_devices, rdma_devices
 from agent.model.minors import Minors
-from agent.model.nodestatus import FPGA, RDMA, label_value
 from agent.model.pci import Function, address_key
 from agent.model.rdma import RdmaDevice
 
-HEALTHY: Final = "Healthy"
-LINKS: Final = "topolet.io/links"
-LINK_LAYER: Final = "topolet.io/link-layer"
-DRIVER: Final = "topolet.io/driver"
-FUNCTION_ID: Final = "topolet.io/function-id"
-INTERFACE_ID: Final = "topolet.io/interface-id"
-
 _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
-_WELL: Final = ("DeviceHealthy", "device is healthy")
-_NVIDIA: Final = 0x10DE
-_DISPLAY: Final = 0x03
-_NVIDIA_DRIVERS: Final = frozenset({"", "nvidia"})
 
 
 class Found(msgspec.Struct, frozen=True):
     """What there is. `functions`: all of PCI, by address; `gpus` as their driver's reader made
-    them, with their places from `places`."""
+    them, with their places from `functiondevices.places`."""
 
     functions: Mapping[str, Function] = {}
     gpus: tuple[Device, ...] = ()
@@ -90,9 +71,8 @@ def inventory(
     known = minors.known(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
     problems: list[str] = []
-    rdma = [_rdma(each) for each in found.rdma]
-    rdma += _hidden(found, before.devices, {each.uuid for each in rdma}, held)
-    fpgas = _fpgas(found.fpgas)
+    rdma = rdma_devices(found.rdma, found.functions, before.devices, held)
+    fpgas = fpga_devices(found.fpgas)
     devices = [
         *_unlike(found.gpus, problems),
         *_with_minors(_by_address(rdma), known.get(DeviceType.RDMA, {})),
@@ -101,24 +81,6 @@ def inventory(
     ordered = sorted(devices, key=lambda each: (each.type, each.minor))
     told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
     return Inventory(told, minors.gone(known, told), tuple(problems))
-
-
-def places(functions: Mapping[str, Function]) -> dict[str, DeviceTopology]:
-    """Where each function sits, by address."""
-    return {each.address: _topology(each) for each in functions.values()}
-
-
-def nvidia_cards(functions: Mapping[str, Function]) -> tuple[str, ...]:
-    """Addresses of the GPUs that NVIDIA's driver should tell of; one that another driver has
-    (`vfio-pci`) was taken on purpose."""
-    return tuple(
-        each.address
-        for each in functions.values()
-        if each.vendor == _NVIDIA
-        and (each.class_code or 0) >> 16 == _DISPLAY
-        and not each.physical
-        and each.driver in _NVIDIA_DRIVERS
-    )
 
 
 def _unlike(gpus: Iterable[Device], problems: list[str]) -> Iterator[Device]:
@@ -130,120 +92,6 @@ def _unlike(gpus: Iterable[Device], problems: list[str]) -> Iterator[Device]:
         else:
             seen |= {gpu.minor, gpu.uuid}
             yield gpu
-
-
-def _rdma(device: RdmaDevice) -> Device:
-    physical = device.physical
-    ill = None
-    if not physical.active:
-        ill = ("LinkDown", f"no port is active: {', '.join(physical.down)}")
-    layers = {port.link_layer for link in physical.links for port in link.ports} - {""}
-    labels = {
-        LINKS: label_value(".".join(link.name for link in physical.links)),
-        LINK_LAYER: label_value(layers.pop() if len(layers) == 1 else ""),
-    }
-    virtual = ((each.number or 0, each.address, each.function.driver) for each in device.virtual)
-    return _rdma_device(physical.function, ill, _groups(virtual), labels)
-
-
-def _rdma_device(
-    function: Function,
-    ill: tuple[str, str] | None,
-    groups: tuple[VfGroup, ...],
-    labels: Mapping[str, str],
-) -> Device:
-    return Device(
-        type=DeviceType.RDMA,
-        uuid=function.address,
-        minor=-1,
-        resources={RDMA: 100},
-        healthy=ill is None,
-        topology=_topology(function),
-        conditions=(_condition(ill),),
-        vf_groups=groups,
-        labels={key: value for key, value in labels.items() if value},
-    )
-
-
-def _hidden(
-    found: Found,
-    before: Iterable[Device],
-    seen: Collection[str],
-    held: Collection[tuple[str, str]],
-) -> list[Device]:
-    """Known by their address and labels alone: what else was published may have been withheld."""
-    devices = []
-    for device in before:
-        function = found.functions.get(device.uuid)
-        if device.type != DeviceType.RDMA or device.uuid in seen or function is None:
-            continue
-        ill = None
-        if (device.type, device.uuid) not in held:
-            ill = ("NotVisible", "its PCI function is there, its RDMA interface is not")
-        virtual = (
-            (number, address, found.functions[address].driver)
-            for number, address in function.virtual
-            if address in found.functions
-        )
-        devices.append(_rdma_device(function, ill, _groups(virtual), device.labels))
-    return devices
-
-
-def _fpgas(fpgas: Iterable[Fpga]) -> list[Device]:
-    """A virtual function is a device of its own only where its physical one is not here."""
-    by_address = {each.address: each for each in fpgas}
-    devices = []
-    for each in by_address.values():
-        if each.function.physical in by_address:
-            continue
-        virtual = [
-            (number, by_address[place])
-            for number, place in each.function.virtual
-            if place in by_address and by_address[place].function.physical == each.address
-        ]
-        ports = [*each.ports, *(port for _, other in virtual for port in other.ports)]
-        loaded = {port.function_id for port in ports} - {""}
-        ill = None if ports else ("NoAcceleratorPort", "it has no port to reach it by")
-        labels = {
-            FUNCTION_ID: loaded.pop() if len(loaded) == 1 else "",
-            INTERFACE_ID: each.interface_id,
-        }
-        devices.append(
-            Device(
-                type=DeviceType.FPGA,
-                uuid=each.address,
-                minor=-1,
-                resources={FPGA: 100},
-                healthy=ill is None,
-                topology=_topology(each.function),
-                conditions=(_condition(ill),),
-                vf_groups=_groups(
-                    (number, other.address, other.function.driver) for number, other in virtual
-                ),
-                labels={key: value for key, value in labels.items() if value},
-            )
-        )
-    return devices
-
-
-def _groups(virtual: Iterable[tuple[int, str, str]]) -> tuple[VfGroup, ...]:
-    """Those of one driver are alike."""
-    groups: dict[str, list[VirtualFunction]] = {}
-    for number, bus, driver in sorted(virtual):
-        groups.setdefault(driver, []).append(VirtualFunction(number, bus))
-    return tuple(
-        VfGroup({DRIVER: label_value(driver)} if driver else {}, tuple(functions))
-        for driver, functions in sorted(groups.items())
-    )
-
-
-def _topology(function: Function) -> DeviceTopology:
-    return DeviceTopology(function.socket, function.node, function.pcie, function.address)
-
-
-def _condition(ill: tuple[str, str] | None) -> Condition:
-    reason, message = ill or _WELL
-    return Condition(HEALTHY, "False" if ill else "True", reason, message, "")
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:

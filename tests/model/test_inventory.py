@@ -7,40 +7,13 @@ from msgspec.structs import replace
 
 from agent.model import minors
 from agent.model.deviceobject import decode, encode
-from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.inventory import (
-    Found,
-    Inventory,
-    Published,
-    inventory,
-    nvidia_cards,
-    places,
-    published,
-)
-from agent.model.pci import Function
+from agent.model.inventory import Found, Inventory, Published, inventory, published
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
+from tests.model.found import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-SWITCH = ("0000:17:00.0", "0000:18:00.0", "0000:19:04.0")
-
-
-def function(bus: str, **others: object) -> Function:
-    facts = {"root": "pci0000:17", "bridges": SWITCH, "node": 1, "socket": 0} | others
-    return Function(f"0000:{bus}", **facts)  # type: ignore[arg-type]
-
-
-def gpu_function(bus: str, driver: str = "nvidia", **others: object) -> Function:
-    return function(bus, vendor=0x10DE, class_code=0x030200, driver=driver, **others)
-
-
-def nic(bus: str, *states: str, name: str = "mlx5_0", **others: object) -> RdmaDevice:
-    ports = tuple(Port(n, state, link_layer="InfiniBand") for n, state in enumerate(states, 1))
-    return RdmaDevice(RdmaFunction(function(bus, **others), (Link(name, ports=ports),)))
-
-
-def by_address(*functions: Function) -> dict[str, Function]:
-    return {each.address: each for each in functions}
 
 
 def again(found: Found, before: Inventory, now: str = LATER, **others: object) -> Inventory:
@@ -91,29 +64,6 @@ def test_gpus_that_nobody_could_tell_apart() -> None:
         "GPU b, minor 1: another one has that name",
         "GPU a, minor 2: another one has that name",
     )
-
-
-@pytest.mark.parametrize(
-    ("bus", "told"),
-    [
-        (gpu_function("3b:00.0"), True),
-        (gpu_function("3b:00.0", ""), True),
-        (gpu_function("3b:00.0", "vfio-pci"), False),
-        (gpu_function("3b:00.4", physical="0000:3b:00.0"), False),
-        (function("3b:00.1", vendor=0x10DE, class_code=0x040300), False),
-        (function("3b:00.0", vendor=0x1002, class_code=0x030000), False),
-        (function("3b:00.0"), False),
-    ],
-)
-def test_which_functions_nvidias_driver_should_tell_of(bus: Function, told: bool) -> None:
-    assert nvidia_cards(by_address(bus)) == ((bus.address,) if told else ())
-
-
-def test_the_place_of_a_function() -> None:
-    adapter, card = function("1a:00.0"), gpu_function("3b:00.0")
-    found = places(by_address(adapter, card))
-    assert found[card.address] == DeviceTopology(0, 1, "0000:18:00.0", "0000:3b:00.0")
-    assert found[adapter.address].pcie == found[card.address].pcie, "below one switch"
 
 
 @pytest.mark.parametrize(
