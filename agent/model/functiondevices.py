@@ -1,6 +1,6 @@
 """What PCI functions are for the Device object: RDMA devices, FPGAs, and where all of them sit.
 
-They have no numbers yet (`minor` is -1) and no times: those are the inventory's.
+They have no numbers yet (`minor` is -1) and no times: those are the list's.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Published(msgspec.Struct, frozen=True):
     gone: Minors = {}
 
 
-class Inventory(msgspec.Struct, frozen=True):
+class DeviceList(msgspec.Struct, frozen=True):
     """By type and minor. `gone`: numbers to be remembered."""
 
     devices: tuple[Device, ...]
@@ -59,12 +59,12 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
         return Published(devices), (str(error),)
 
 
-def inventory(
+def device_list(
     found: Found,
     before: Published,
     now: str,
     held: Collection[tuple[str, str]] = (),
-) -> Inventory:
+) -> DeviceList:
     """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
     hold."""
     numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
@@ -80,7 +80,7 @@ def inventory(
     ]
     ordered = sorted(devices, key=lambda each: (each.type, each.minor))
     told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
-    return Inventory(told, minors.gone(known, told), tuple(problems))
+    return DeviceList(told, minors.gone(known, told), tuple(problems))
 
 
 def _unlike(gpus: Iterable[Device], problems: list[str]) -> Iterator[Device]:

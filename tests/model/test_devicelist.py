@@ -6,25 +6,25 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.model import minors
+from agent.model.devicelist import DeviceList, Found, Published, device_list, published
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.inventory import Found, Inventory, Published, inventory, published
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
 from tests.model.found import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
 
-def again(found: Found, before: Inventory, now: str = LATER, **others: object) -> Inventory:
+def again(found: Found, before: DeviceList, now: str = LATER, **others: object) -> DeviceList:
     """What a later look makes of it, by way of the published object."""
     body = encode("node", before.devices, annotations=minors.encode(before.gone))
     earlier, problems = published(body)
     assert problems == ()
-    return inventory(found, earlier, now, **others)  # type: ignore[arg-type]
+    return device_list(found, earlier, now, **others)  # type: ignore[arg-type]
 
 
-def ids(found: Inventory) -> list[tuple[str, str, int, bool]]:
+def ids(found: DeviceList) -> list[tuple[str, str, int, bool]]:
     return [(each.type, each.uuid, each.minor, each.healthy) for each in found.devices]
 
 
@@ -43,22 +43,22 @@ def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
 
 def test_gpus_stay_as_they_were_made() -> None:
     gpus = (gpu(2), gpu(0))
-    assert inventory(Found(gpus=gpus), Published(), NOW) == Inventory((gpu(0), gpu(2)), {})
+    assert device_list(Found(gpus=gpus), Published(), NOW) == DeviceList((gpu(0), gpu(2)), {})
 
 
 def test_devices_of_a_type_that_others_write_are_not_remembered() -> None:
     others = Published((Device("npu", "NPU-0", 0, {}),))
-    assert inventory(Found(), others, NOW) == Inventory((), {})
+    assert device_list(Found(), others, NOW) == DeviceList((), {})
 
 
 def test_the_number_of_a_gpu_is_its_drivers() -> None:
-    before = inventory(Found(gpus=(gpu(2),)), Published(), NOW)
-    assert again(Found(), before) == Inventory((), {})
+    before = device_list(Found(gpus=(gpu(2),)), Published(), NOW)
+    assert again(Found(), before) == DeviceList((), {})
     assert ids(again(Found(gpus=(gpu(0, "GPU-2"),)), before)) == [("gpu", "GPU-2", 0, True)]
 
 
 def test_gpus_that_nobody_could_tell_apart() -> None:
-    found = inventory(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
+    found = device_list(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
     assert ids(found) == [("gpu", "a", 1, True)]
     assert found.problems == (
         "GPU b, minor 1: another one has that name",
@@ -77,7 +77,7 @@ def test_gpus_that_nobody_could_tell_apart() -> None:
     ],
 )
 def test_health_of_an_adapter(states: tuple[str, ...], healthy: bool, message: str) -> None:
-    (device,) = inventory(Found(rdma=(nic("1a:00.0", *states),)), Published(), NOW).devices
+    (device,) = device_list(Found(rdma=(nic("1a:00.0", *states),)), Published(), NOW).devices
     assert device.healthy is healthy
     assert device.conditions[0].message == message
     assert device.resources == {"koordinator.sh/rdma": 100}
@@ -92,7 +92,7 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
     )
     port = Port(1, "ACTIVE", link_layer="InfiniBand")
     rdma = RdmaDevice(RdmaFunction(physical, (Link("ibp26s0", ports=(port,)),)), virtual)
-    (device,) = inventory(Found(rdma=(rdma,)), Published(), NOW).devices
+    (device,) = device_list(Found(rdma=(rdma,)), Published(), NOW).devices
     assert device.labels == {"topolet.io/links": "ibp26s0", "topolet.io/link-layer": "InfiniBand"}
     assert device.vf_groups == (
         VfGroup(
@@ -104,7 +104,7 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
 
 
 def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
-    two = inventory(
+    two = device_list(
         Found(rdma=(nic("3e:00.0", "ACTIVE"), nic("1a:00.0", "ACTIVE"))), Published(), NOW
     )
     assert ids(two) == [("rdma", "0000:1a:00.0", 0, True), ("rdma", "0000:3e:00.0", 1, True)]
@@ -118,7 +118,7 @@ def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
 @pytest.mark.parametrize("held", [True, False])
 def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: bool) -> None:
     """Also where what it has was withheld from the object, since it is in use."""
-    before = inventory(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
+    before = device_list(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
     (device,) = before.devices
     before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
     virtual = {"virtual": ((0, "0000:1a:00.1"), (1, "0000:1a:00.2"))}
@@ -144,7 +144,7 @@ def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
         Fpga(port, FpgaDriver.DFL, (AcceleratorPort("dfl-port.0", "ab" * 16),)),
         Fpga(card, FpgaDriver.DFL, interface_id="cd" * 16),
     )
-    (device,) = inventory(Found(fpgas=fpgas), Published(), NOW).devices
+    (device,) = device_list(Found(fpgas=fpgas), Published(), NOW).devices
     assert (device.uuid, device.minor, device.healthy) == ("0000:3b:00.0", 0, True)
     assert device.resources == {"koordinator.sh/fpga": 100}
     assert device.labels == {
@@ -152,7 +152,7 @@ def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
         "topolet.io/interface-id": "cd" * 16,
     }
     assert device.vf_groups[0].vfs == (VirtualFunction(0, "0000:3b:00.1"),)
-    (alone,) = inventory(Found(fpgas=fpgas[1:]), Published(), NOW).devices
+    (alone,) = device_list(Found(fpgas=fpgas[1:]), Published(), NOW).devices
     assert alone.conditions[0].reason == "NoAcceleratorPort"
 
 
@@ -170,9 +170,9 @@ def test_the_order_of_finding_changes_nothing(
     def found() -> Found:
         return Found(by_address(*functions), tuple(gpus), tuple(nics))
 
-    straight = inventory(found(), Published(), NOW)
+    straight = device_list(found(), Published(), NOW)
     for each in (functions, gpus, nics):
         random.shuffle(each)  # type: ignore[attr-defined]
-    assert inventory(found(), Published(), NOW) == straight
+    assert device_list(found(), Published(), NOW) == straight
     assert decode(encode("node", straight.devices)) == straight.devices
     assert again(found(), straight) == straight
