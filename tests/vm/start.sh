@@ -9,6 +9,8 @@ shift 4
 exec >"$share/output.txt" 2>&1
 echo "guest started, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
 
+modprobe nvme || echo "no driver for the disk with virtual functions"
+
 root=/run/root
 mkdir "$root"
 mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose whole "$root"
