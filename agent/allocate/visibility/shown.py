@@ -76,7 +76,7 @@ def shown(
     for pod in pods:
         try:
             found = {
-                kind: [_find(kind, each, files) for each in devices]
+                kind: [_find(kind, each, files) for each in sorted(devices, key=_place)]
                 for kind, devices in given(pod.annotations).items()
                 if devices and _is_ours(kind, devices)
             }
@@ -120,6 +120,10 @@ def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, 
         devices.append(one(other.uuid, other.nodes))
         devices += [one(bus, nodes) for bus, nodes in sorted(other.functions.items())]
     return tuple(devices)
+
+
+def _place(device: Given) -> tuple[int, str]:
+    return device.minor, device.id
 
 
 def _is_ours(kind: str, devices: Sequence[Given]) -> bool:

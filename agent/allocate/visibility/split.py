@@ -42,20 +42,21 @@ class ContainerWish(msgspec.Struct, frozen=True):
 def split(
     given: Sequence[Given], kind: str, containers: Sequence[ContainerWish]
 ) -> dict[str, tuple[int, ...]]:
-    """By name what the containers that ask for devices of the type have: places in `given`, by
-    minor. `containers` in the order in which they start. Raises SplitError."""
-    ordered = sorted(range(len(given)), key=lambda place: (given[place].minor, given[place].id))
+    """By name what the containers that ask for devices of the type have: places in `given`, which
+    is shared out from its front. `containers` in the order in which they start. Raises SplitError.
+    """
+    ordered = tuple(range(len(given)))
     asking = [each for each in containers if kind in each.wishes]
     if len(given) == 1 or len(asking) == 1:
-        return {each.name: tuple(ordered) for each in asking}
+        return {each.name: ordered for each in asking}
     staying = [each for each in asking if not each.init or each.sidecar]
-    room = _Room(kind, given, ordered)
+    room = _Room(kind, given)
     taken = {}
     for each in sorted(staying, key=lambda each: (not each.sidecar, each.wishes[kind].shared)):
         taken[each.name] = room.take(each)
     for before, each in enumerate(asking):
         if each.name not in taken:
-            room = _Room(kind, given, ordered)
+            room = _Room(kind, given)
             for earlier in asking[:before]:
                 if earlier.sidecar:
                     room.take(earlier)
@@ -66,11 +67,11 @@ def split(
 class _Room:
     """What is left of each device; None of one that is taken whole."""
 
-    def __init__(self, kind: str, given: Sequence[Given], ordered: Sequence[int]) -> None:
+    def __init__(self, kind: str, given: Sequence[Given]) -> None:
         self._kind = kind
         self._given = given
         self._left: dict[int, dict[str, int] | None] = {
-            place: dict(given[place].resources) for place in ordered
+            place: dict(each.resources) for place, each in enumerate(given)
         }
 
     def take(self, container: ContainerWish) -> tuple[int, ...]:

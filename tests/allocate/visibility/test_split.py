@@ -44,12 +44,6 @@ NONE = ContainerWish("none")
             id="in the order of the specification",
         ),
         pytest.param(
-            list(reversed(cards(100, 100))),
-            [whole("a", 1), whole("b", 1)],
-            {"a": (1,), "b": (0,)},
-            id="by minor, whatever the annotation's order",
-        ),
-        pytest.param(
             cards(80), [part("a", 50), part("b", 30), NONE], {"a": (0,), "b": (0,)}, id="shared"
         ),
         pytest.param(
