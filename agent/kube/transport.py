@@ -23,6 +23,7 @@ Query = Mapping[str, str | int]
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
+EDIT: Final = "application/json-patch+json"
 
 
 class Transport:
@@ -55,6 +56,10 @@ class Transport:
     def merge(self, path: str, patch: Any) -> bytes:
         """JSON merge patch: None removes."""
         return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE).body
+
+    def edit(self, path: str, changes: Any) -> bytes:
+        """JSON patch: the list of changes, all or none."""
+        return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, changes, EDIT).body
 
     def delete(self, path: str) -> bytes:
         return self.request("DELETE", path).body

@@ -82,12 +82,35 @@ class ApiPod(msgspec.Struct, frozen=True):
 
 def decode(text: bytes) -> ApiPod:
     """From an object's JSON. Raises ObjectError, which names the pod and the field."""
-    return _value(decoded(text, KIND, _decoder))
+    return value(decoded(text, KIND, _decoder))
 
 
 def from_object(body: object) -> ApiPod:
     """From an object that is decoded already. Raises ObjectError."""
-    return _value(converted(body, KIND, _Raw))
+    return value(converted(body, KIND, PodObject))
+
+
+def value(raw: PodObject) -> ApiPod:
+    """Raises ObjectError."""
+    metadata = raw.metadata
+    title = f"{metadata.namespace}/{metadata.name}"
+    if not metadata.uid:
+        raise ObjectError(KIND, title, "metadata.uid: is empty")
+    return ApiPod(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        raw.spec.node_name,
+        _PHASES.get(raw.status.phase, Phase.UNKNOWN),
+        metadata.labels or {},
+        metadata.annotations or {},
+        _CLASSES.get(raw.status.qos_class),
+        _nanoseconds(title, metadata.creation_timestamp),
+        metadata.resource_version,
+        metadata.deletion_timestamp is not None,
+        _containers(title, "containers", raw.spec.containers),
+        _containers(title, "initContainers", raw.spec.init_containers),
+    )
 
 
 class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -122,13 +145,15 @@ class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
     qos_class: str = ""
 
 
-class _Raw(msgspec.Struct, frozen=True):
+class PodObject(msgspec.Struct, frozen=True):
+    """A pod as it stands in JSON."""
+
     metadata: _RawMetadata
     spec: _RawSpec = _RawSpec()
     status: _RawStatus = _RawStatus()
 
 
-_decoder: Final = msgspec.json.Decoder(_Raw)
+_decoder: Final = msgspec.json.Decoder(PodObject)
 _PHASES: Final = {each.value: each for each in Phase}
 _CLASSES: Final[dict[str, KubeClass]] = {
     "Guaranteed": "guaranteed",
@@ -136,28 +161,6 @@ _CLASSES: Final[dict[str, KubeClass]] = {
     "BestEffort": "besteffort",
 }
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z", re.ASCII)
-
-
-def _value(raw: _Raw) -> ApiPod:
-    metadata = raw.metadata
-    title = f"{metadata.namespace}/{metadata.name}"
-    if not metadata.uid:
-        raise ObjectError(KIND, title, "metadata.uid: is empty")
-    return ApiPod(
-        metadata.uid,
-        metadata.namespace,
-        metadata.name,
-        raw.spec.node_name,
-        _PHASES.get(raw.status.phase, Phase.UNKNOWN),
-        metadata.labels or {},
-        metadata.annotations or {},
-        _CLASSES.get(raw.status.qos_class),
-        _nanoseconds(title, metadata.creation_timestamp),
-        metadata.resource_version,
-        metadata.deletion_timestamp is not None,
-        _containers(title, "containers", raw.spec.containers),
-        _containers(title, "initContainers", raw.spec.init_containers),
-    )
 
 
 def _containers(

@@ -33,6 +33,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     store_dir: Annotated[
         str, msgspec.Meta(description="standalone: folder of the objects; empty: below state-dir")
     ] = ""
+    kubeconfig: Annotated[
+        str,
+        msgspec.Meta(
+            description="file that says where the API server is and who we are; empty: the service "
+            "account of our pod"
+        ),
+    ] = ""
+    service_account_dir: Annotated[
+        str, msgspec.Meta(description="folder of our pod's token and of the API server's ca.crt")
+    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
+    recheck_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=86_400,
+            description="how often what was reported to the cluster is compared with what is "
+            "stored there, seconds",
+        ),
+    ] = 300.0
     root: Annotated[str, msgspec.Meta(description="where the host's /sys and /proc are")] = "/"
     cgroup_root: Annotated[str, msgspec.Meta(description="where cgroups are mounted")] = (
         "/sys/fs/cgroup"
@@ -61,6 +80,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    pod_resources_socket: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the kubelet tells what its pods hold (PodResources); empty: it is "
+            "not asked"
+        ),
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(
@@ -211,6 +237,31 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "devices allocated to it keeps those of its device plugin"
         ),
     ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail,CreateContainer/devices=fail"
+    webhook_https: Annotated[
+        str,
+        msgspec.Meta(description="webhook: ADDRESS:PORT of its pages, /healthz among them, by TLS"),
+    ] = "0.0.0.0:9443"
+    tls_certificate_file: Annotated[
+        str,
+        msgspec.Meta(description="the certificate shown to clients; read again when it changes"),
+    ] = "/etc/topolet/tls/tls.crt"
+    tls_key_file: Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")] = (
+        "/etc/topolet/tls/tls.key"
+    )
+    binders_file: Annotated[
+        str,
+        msgspec.Meta(
+            description="webhook: the accounts that bind pods with GPUs, user names, one a line; "
+            "read again when it changes"
+        ),
+    ] = "/etc/topolet/policy/binders"
+    webhook_failure_policy: Annotated[
+        Literal["Fail", "Ignore"],
+        msgspec.Meta(
+            description="webhook: whether the Binding of a pod that can't be looked up is refused "
+            "or goes on"
+        ),
+    ] = "Fail"
     drain_seconds: Annotated[
         float,
         msgspec.Meta(

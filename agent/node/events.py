@@ -37,6 +37,7 @@ class Source(enum.Enum):
     TREE = "tree"
     RUNTIME = "runtime"
     KUBELET = "kubelet"
+    CLUSTER = "cluster"
     HOTPLUG = "hotplug"
     CLOCK = "clock"
 
@@ -81,8 +82,14 @@ class Events:
     """
 
     def __init__(
-        self, doorbell: Doorbell, hierarchy_root: str, kubelet_dir: str, runtime_socket: str
+        self,
+        doorbell: Doorbell,
+        hierarchy_root: str,
+        kubelet_dir: str,
+        runtime_socket: str,
+        cluster_news: threading.Event | None = None,
     ) -> None:
+        """`cluster_news` is set, and the doorbell woken, by who hears from the cluster."""
         self._tree: TreeWatch | None = None
         self._kubelet: KubeletWatch | None = None
         self._uevents: Uevents | None = None
@@ -96,6 +103,7 @@ class Events:
         with _told_if_missing("CPU hotplug is not told"):
             self._uevents = Uevents()
             doorbell.also_wake_on(self._uevents.fileno())
+        self._cluster_news = cluster_news
         self._runtime_told = threading.Event()
 
         def happened() -> None:
@@ -116,6 +124,9 @@ class Events:
         if self._runtime_told.is_set():
             self._runtime_told.clear()
             sources.add(Source.RUNTIME)
+        if self._cluster_news is not None and self._cluster_news.is_set():
+            self._cluster_news.clear()
+            sources.add(Source.CLUSTER)
         return sources
 
     def pause(self, settings: Settings, healthy: bool, sources: Set[Source], began: float) -> float:

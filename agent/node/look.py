@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
 from agent.allocate import pools
 from agent.allocate.pools import Decision
+from agent.allocate.present import present
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
@@ -30,15 +32,18 @@ from agent.model.pods import ContainerState, Pod
 from agent.model.snapshot import LocalOwner, Owner
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
+from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.node.telling import Teller
 from agent.node.witness import Witness
@@ -50,6 +55,12 @@ log = logging.getLogger(__name__)
 
 class RoundError(RuntimeError):
     """Something could not be set right; the message names it. Everything else was done."""
+
+
+class Told(Protocol):
+    """Who knows what the cluster says."""
+
+    def now(self) -> Assigned: ...
 
 
 class Node:
@@ -65,10 +76,13 @@ class Node:
         controllers: Controllers,
         journal: Journal,
         kubelet: KubeletView,
+        assignments: Told,
+        memory: Memory,
         node_object: NodeObject,
         beside: Beside,
         publisher: Publisher,
         reporter: Reporter,
+        kubelet_says: KubeletSays,
         metrics: AgentMetrics,
         teller: Teller | None = None,
         local: LocalCpus | None = None,
@@ -81,10 +95,13 @@ class Node:
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
+        self._assignments = assignments
+        self._memory = memory
         self._node_object = node_object
         self._beside = beside
         self._publisher = publisher
         self._reporter = reporter
+        self._kubelet_says = kubelet_says
         self._metrics = metrics
         self._local = local or LocalCpus()
         self._notices = notices
@@ -133,13 +150,11 @@ class Node:
         observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
-        configured = self._beside.applied(self._node_object.configured(topology), topology)
-        listed = {pod.uid for pod in observed.pods}
-        pods = observed.pods + tuple(
-            pod
-            for pod in self._announced.missing_from(listed, time.monotonic())
-            if not excludes(self.exclude, pod.namespace, pod.name)
-        )
+        assigned = self._assignments.now()
+        pods = self._pods(observed.pods, assigned)
+        known = self._memory.known
+        configured = self._node_object.configured(known.node, topology)
+        configured = self._beside.applied(configured, topology)
         holds = self._enforcement.holds(observed, topology)
         running_on = _running_on(pods, holds)
         cpu_policy = self._local.policy(kubelet.static)
@@ -179,9 +194,19 @@ class Node:
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._reporter.report(topology, decision, pods, kubelet, configured)
+        word = self._kubelet_says.now(topology, pods)
+        self._reporter.report(topology, decision, pods, kubelet, configured, assigned, word=word)
         if failures:
             raise RoundError("; ".join(failures))
+
+    def _pods(self, observed: tuple[Pod, ...], assigned: Assigned) -> tuple[Pod, ...]:
+        """Those that the runtime has, those that it is about to get, and those that the cluster
+        gave this node."""
+        listed = {pod.uid for pod in observed}
+        there = observed + self._announced.missing_from(listed, time.monotonic())
+        known = self._memory.update(assigned, [pod.uid for pod in there])
+        pods = present(assigned.pods.values(), there, known.pods)
+        return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
 
 
 def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:

@@ -27,6 +27,7 @@ OURS = [
     *("proxy", "--listen", "{listen}", "--runtime-endpoint", "{upstream}"),
     *("--state-dir", "{listen}.state"),
 ]
+GIVEN_SECONDS = 60
 PEER = str(Path(__file__).resolve().parent / "grpc_peer.py")
 
 
@@ -74,17 +75,25 @@ class Process:
 
 
 def accepting_after(path: Path, process: subprocess.Popen[bytes]) -> float:
-    while True:
-        with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(path))
-            except OSError:
-                pass
-            else:
-                return time.monotonic()
+    while not accepts(path):
         if process.poll() is not None:
             raise SystemExit(f"{process.args!r} ended with {process.returncode}")
         time.sleep(0.001)
+    return time.monotonic()
+
+
+def accepts(path: Path | str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def wait_for_given(name: str, path: str) -> None:
+    """Returns when a proxy that somebody else starts accepts at `path`."""
+    end = time.monotonic() + GIVEN_SECONDS
+    while not accepts(path):
+        if time.monotonic() > end:
+            raise SystemExit(f"--proxy {name}: nobody accepts at {path} after {GIVEN_SECONDS} s")
+        time.sleep(0.05)
 
 
 class Stage:

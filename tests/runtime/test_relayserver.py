@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import pytest
 
 from agent.host.listener import ListenError
 from agent.rpc import frames
+from agent.rpc.channel import Channel
 from agent.rpc.grpc import Code, RpcError
-from agent.runtime.channel import Channel
 from agent.runtime.downward import Downward
 from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Verdict
 from agent.runtime.held import Limits
@@ -437,6 +438,36 @@ def test_what_the_upstream_said_last_arrives_though_it_hung_up(bare: Bare) -> No
     while part := bare.client.recv(1_000):
         received += part
     assert received == answer
+
+
+def test_only_in_a_stream_is_its_writer_let_go_first(
+    bare: Bare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yields: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(None))
+    ping = frames.frame(frames.PING, 0, 0, b"12345678")
+
+    def passes(source: socket.socket, target: socket.socket) -> None:
+        source.sendall(ping)
+        assert target.recv(100) == ping
+
+    bare.client.sendall(frames.PREFACE)
+    assert bare.upstream.recv(100) == frames.PREFACE
+    for _ in range(50):
+        passes(bare.client, bare.upstream)
+        for _ in range(3):
+            passes(bare.upstream, bare.client)
+    assert not yields
+
+    def stream() -> bool:
+        passes(bare.upstream, bare.client)
+        return bool(yields)
+
+    assert any(stream() for _ in range(10_000))
+    passes(bare.client, bare.upstream)
+    yields.clear()
+    passes(bare.upstream, bare.client)
+    assert not yields
 
 
 def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(

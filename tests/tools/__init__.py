@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -27,6 +28,9 @@ _MODULES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kubernetes": "k8s.io/kubernetes",
 }
+_SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
+"""Only read, for what they bring beside their Go."""
+
 # Drivers of storage that no test uses.
 _TAGS = "-tags=no_btrfs,no_devmapper,no_zfs,no_aufs,urfave_cli_no_docs"
 # cri.descriptor beside crictl and critest: the CRI that both speak, as a FileDescriptorProto.
@@ -97,6 +101,28 @@ def kubernetes(program: str) -> Path | str:
         return given if given.exists() else f"{program}: not in KUBEBUILDER_ASSETS, {assets}"
     where = built("etcd" if program == "etcd" else "kubernetes")
     return where if isinstance(where, str) else where / program
+
+
+@functools.cache
+def source(name: str) -> Path | str:
+    """The published source of the module that a folder here pins, as Go unpacks it; or the reason
+    why it can't be had."""
+    module = _SOURCES[name]
+    try:
+        done = subprocess.run(
+            ["go", "mod", "download", "-json", module],
+            cwd=_HERE / name,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_BUILD_SECONDS,
+        )
+    except OSError as error:
+        return f"{name}: no go here to download it: {error}"
+    except subprocess.TimeoutExpired:
+        return f"{name}: go mod download takes more than {_BUILD_SECONDS} s"
+    answer = json.loads(done.stdout) if done.stdout else {"Error": done.stderr.strip()}
+    return f"{name}: {answer['Error']}" if "Error" in answer else Path(answer["Dir"])
 
 
 def registry() -> str | None:

@@ -1,0 +1,290 @@
+"""Where ours chooses other devices than Koordinator on purpose, each told by a look at the case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.devices.allocation import DeviceRequest
+from agent.allocate.devices.joint import partners
+from agent.allocate.devices.need import Need, need
+from agent.allocate.devices.request import FULL, Reason
+from agent.allocate.devices.scores import score, summed
+from agent.allocate.devices.state import NodeDevices
+from agent.allocate.devices.view import selected, view
+from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
+from agent.conformance.verdict import Difference
+from agent.model.device_wishes import Exclusion, JointScope, Scope, Strategy
+from agent.model.devices import DeviceType
+from agent.model.nodestatus import GPU_CORE
+from agent.model.policies import NumaStrategy
+
+GPU: Final = DeviceType.GPU.value
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A case as our values. `request`: or why ours refuses it before it looks at the node."""
+
+    node: NodeDevices
+    request: DeviceRequest | Reason
+    numa: int | None
+    strategy: NumaStrategy | None
+
+
+class Answers(msgspec.Struct, frozen=True):
+    """Both sides' allocation by device type; None for an error."""
+
+    theirs: dict[str, Any] | None
+    ours: dict[str, Any] | None
+
+    def minors(self, kind: str) -> tuple[list[int], list[int]]:
+        """Theirs and ours."""
+        both = [(each or {}).get(kind, ()) for each in (self.theirs, self.ours)]
+        theirs, ours = ([one["minor"] for one in each] for each in both)
+        return theirs, ours
+
+
+Test = Callable[[DeviceRequest, dict[str, Need], Answers], bool]
+
+
+def _core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    ask = request.asks.get(GPU)
+    return (
+        ask is not None
+        and ask.count > 1
+        and ask.shared
+        and ask.total.get(GPU_CORE, 0) > FULL
+        and answers.theirs is None
+    )
+
+
+def _for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    return answers.theirs is None and any(
+        each.hint is not None
+        and each.hint.strategy is Strategy.APPLY_FOR_ALL
+        and selected(each.seen.fleet, each.hint) & ~each.seen.fleet.healthy
+        for each in needs.values()
+    )
+
+
+def _pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    """They would share a switch that has a device in use."""
+    return any(
+        each.hint is not None
+        and each.hint.exclusion is Exclusion.PCIE_LEVEL
+        and any(not each.seen.allowed >> minor & 1 for minor in answers.minors(each.kind)[0])
+        for each in needs.values()
+    )
+
+
+def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    gpus = needs.get(GPU)
+    if gpus is None or gpus.ask.shared:
+        return False
+    table = gpus.node.inventory.partitions.table or {}
+    theirs, ours = answers.minors(GPU)
+    sets = {each.minors: each for each in table.get(gpus.ask.count, ())}
+    named = [sets.get(tuple(minors)) for minors in (theirs, ours) if minors]
+    several = any(
+        len({each.score for each in group}) > 1
+        for size, group in table.items()
+        if size >= gpus.ask.count
+    )
+    return several and all(each is not None for each in named) and theirs != ours
+
+
+def _shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    gpus = needs.get(GPU)
+    theirs, ours = answers.minors(GPU)
+    if gpus is None or not gpus.ask.shared or len(theirs) != 1 or len(ours) != 1:
+        return False
+    return gpus.seen.liking(ours[0]) > gpus.seen.liking(theirs[0])
+
+
+def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    gpus = needs.get(GPU)
+    return (
+        gpus is not None
+        and answers.theirs is None
+        and gpus.ask.shared
+        and gpus.ask.count > 1
+        and gpus.hint is not None
+        and gpus.hint.scope is not Scope.ANYWHERE
+    )
+
+
+def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    joint = request.wishes.joint
+    if joint is None or joint.scope is not JointScope.SAME_PCIE or answers.theirs is not None:
+        return False
+    kinds = partners(joint, request.wishes.hints, needs)
+    switches = []
+    for kind in kinds:
+        places = (needs[kind].seen.fleet.devices[each].topology for each in answers.minors(kind)[1])
+        switches.append({place.pcie for place in places if place is not None})
+    return len(kinds) > 1 and all(each == switches[0] for each in switches)
+
+
+def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    """Ours are the first of theirs."""
+    joint = request.wishes.joint
+    if joint is None or joint.scope is not JointScope.PREFERRED:
+        return False
+    for kind, each in needs.items():
+        theirs, ours = answers.minors(kind)
+        if theirs != ours and not (
+            len(theirs) > each.ask.count == len(ours) and theirs[: len(ours)] == ours
+        ):
+            return False
+    return True
+
+
+def _gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    joint = request.wishes.joint
+    if joint is None:
+        return False
+    lead, *others = partners(joint, request.wishes.hints, needs) or [""]
+    return GPU in others and answers.minors(lead)[0] == answers.minors(lead)[1]
+
+
+def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
+    same = all(theirs == ours for theirs, ours in map(answers.minors, needs))
+    return wanted and same
+
+
+_TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
+    (CORE_OF_SEVERAL, _core_of_several),
+    (HEALTHY_ALONE, _for_all_healthy),
+    (
+        Difference(
+            "pcie-level-exclusion",
+            "the exclusive policy PCIeLevel has no effect; ours gives no device whose neighbours "
+            "under the switch are in use",
+            listed=True,
+        ),
+        _pcie_exclusive,
+    ),
+    (
+        Difference(
+            "partition-order",
+            "sets of the partition table are tried from the worst score up, and Restricted looks "
+            "at the worst alone; ours goes from the best down",
+            listed=True,
+        ),
+        _partition_order,
+    ),
+    (
+        Difference(
+            "shares-as-asked",
+            "shares of cards go to the wrong one of two (free and total are mixed up), or to the "
+            "fuller switch whatever the strategy; ours goes by the strategy",
+            listed=True,
+        ),
+        _shares_as_asked,
+    ),
+    (
+        Difference(
+            "several-shares-in-scope",
+            "shares of several cards within a scope are refused; ours chooses them",
+            listed=True,
+        ),
+        _shares_in_scope,
+    ),
+    (
+        Difference(
+            "switch-that-works",
+            "GPUs are chosen first, and the pod fails where their switches have no NIC; ours "
+            "finds switches that have both",
+            listed=True,
+        ),
+        _switch_found,
+    ),
+    (
+        Difference(
+            "as-many-as-asked",
+            "a pod that prefers NICs near its GPUs gets one for each switch, more than it asked "
+            "for; ours gives as many as asked",
+            listed=True,
+        ),
+        _as_many_as_asked,
+    ),
+    (
+        Difference(
+            "gpu-beside-nic",
+            "GPUs that follow a NIC are chosen as if they were alone; ours looks under the NIC's "
+            "switch first",
+            listed=True,
+        ),
+        _gpu_beside,
+    ),
+    (
+        Difference(
+            "functions-by-number",
+            "virtual functions are taken in the order of texts, 10 before 2; ours by number",
+            listed=True,
+        ),
+        _functions_by_number,
+    ),
+)
+
+NODE_SCORE: Final = Difference(
+    "score-of-what-is-held",
+    "a node is scored as if the pod took one device, and no memory where it asks by percent; ours "
+    "scores it with all that the pod gets",
+    listed=True,
+)
+DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, NODE_SCORE)
+
+
+def declared(question: Question, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+    """The name of the difference, None where there is none. Where both chose the same devices,
+    theirs has to be the score that their rule gives."""
+    request = question.request
+    if isinstance(request, Reason):
+        return UNEVEN_SHARES.name if request is Reason.UNEVEN else None
+    needs = _needs(question, request)
+    if theirs.get("allocation") == ours.get("allocation"):
+        return NODE_SCORE.name if theirs["score"] == _of_one(question, needs) else None
+    answers = Answers(theirs.get("allocation"), ours.get("allocation"))
+    return next((each.name for each, test in _TESTS if test(request, needs, answers)), None)
+
+
+def _needs(question: Question, request: DeviceRequest) -> dict[str, Need]:
+    found = {}
+    for kind, ask in request.asks.items():
+        hint = request.wishes.hints.get(kind)
+        each = need(
+            question.node,
+            kind,
+            ask,
+            hint,
+            request.wishes.partition,
+            question.numa,
+            question.strategy,
+        )
+        if isinstance(each, Need):
+            found[kind] = each
+    return found
+
+
+def _of_one(question: Question, needs: dict[str, Need]) -> int:
+    """Their score: of one device's request, by what was asked, over all that hint and NUMA nodes
+    leave."""
+    assert question.strategy is not None
+    points = 0
+    for each in needs.values():
+        seen = each.seen
+        if each.hint is not None:
+            shared = msgspec.structs.replace(each.hint, exclusion=Exclusion.NONE)
+            seen = view(seen.fleet, seen.stock, each.ask.per, shared, question.numa, None)
+        allowed = [minor for minor in seen.fleet.devices if seen.allowed >> minor & 1]
+        points += score(
+            each.ask.per,
+            summed(seen.fleet.totals[minor] for minor in allowed),
+            summed(seen.stock.free[minor] for minor in allowed),
+            question.strategy,
+        )
+    return points

@@ -1,0 +1,160 @@
+"""The inventory of a machine's GPUs, asked of NVML."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Final
+
+from msgspec import structs
+
+from agent.discover.nvml import DriverGoneError, GpuGoneError, Nvml, NvmlError
+from agent.model.gpulinks import Sharing, pairs
+from agent.model.gpus import (
+    Ancestor,
+    Gpu,
+    GpuInventory,
+    GpuPair,
+    LinkEnd,
+    MigInstance,
+    NvLink,
+    SilentGpu,
+    pci_address,
+)
+
+_MOST_LINKS: Final = 36
+_ENDS: Final = {0: LinkEnd.GPU, 1: LinkEnd.NPU, 2: LinkEnd.SWITCH}
+_MAY_READ: Final = 0
+"""As a number, because pynvml's constant for it is a tuple."""
+
+
+class InventoryReader:
+    """Reads again and again; links and pairs, which are many calls, once for the same cards."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._links: dict[str, tuple[NvLink, ...]] = {}
+        self._pairs: tuple[GpuPair, ...] = ()
+        self._known: tuple[str, ...] | None = None
+
+    def read(self) -> tuple[GpuInventory, dict[str, Any]]:
+        """With it the cards' handles by UUID, good for this session. Raises DriverGoneError."""
+        gpus: list[Gpu] = []
+        silent: list[SilentGpu] = []
+        handles: dict[str, Any] = {}
+        for index, handle in self._nvml.cards():
+            if isinstance(handle, NvmlError):
+                silent.append(SilentGpu(index, handle.fault))
+                continue
+            uuid = bus = ""
+            try:
+                uuid = self._nvml.must("nvmlDeviceGetUUID", handle)
+                bus = pci_address(self._nvml.must("nvmlDeviceGetPciInfo_v3", handle).busId)
+                gpus.append(self._gpu(index, handle, uuid, bus))
+                handles[uuid] = handle
+            except DriverGoneError:
+                raise
+            except NvmlError as error:
+                silent.append(SilentGpu(index, error.fault, uuid, bus))
+        return self._inventory(gpus, silent, handles), handles
+
+    def look_at_links_again(self) -> None:
+        self._known = None
+
+    def _inventory(
+        self, gpus: list[Gpu], silent: list[SilentGpu], handles: dict[str, Any]
+    ) -> GpuInventory:
+        known = tuple(gpu.uuid for gpu in gpus)
+        if known != self._known:
+            self._links = {uuid: self._links_of(handle) for uuid, handle in handles.items()}
+        linked = tuple(structs.replace(gpu, links=self._links[gpu.uuid]) for gpu in gpus)
+        if known != self._known:
+            self._pairs = pairs(linked, self._sharing(handles))
+            self._known = known
+        return GpuInventory(
+            self._nvml.must("nvmlSystemGetDriverVersion"),
+            self._nvml.maybe("nvmlSystemGetCudaDriverVersion_v2"),
+            linked,
+            self._pairs,
+            tuple(silent),
+        )
+
+    def _gpu(self, index: int, handle: Any, uuid: str, bus: str) -> Gpu:
+        ask = self._nvml.maybe
+        mig = ask("nvmlDeviceGetMigMode", handle)
+        current, pending = (None, None) if mig is None else (mig[0] == 1, mig[1] == 1)
+        capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
+        return Gpu(
+            uuid,
+            index,
+            bus,
+            ask("nvmlDeviceGetName", handle) or "",
+            ask("nvmlDeviceGetMinorNumber", handle),
+            total_memory(self._nvml, handle),
+            ask("nvmlDeviceGetSerial", handle),
+            ask("nvmlDeviceGetModuleId", handle),
+            None if capability is None else (capability[0], capability[1]),
+            current,
+            pending,
+            self._instances(handle) if current else (),
+        )
+
+    def _instances(self, handle: Any) -> tuple[MigInstance, ...]:
+        most = self._nvml.maybe("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        found = (self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+                 for place in range(most))  # fmt: skip
+        return tuple(self._instance(each) for each in found if each is not None)
+
+    def _instance(self, handle: Any) -> MigInstance:
+        attributes = self._nvml.maybe("nvmlDeviceGetAttributes_v2", handle)
+        slices = None
+        if attributes is not None:
+            slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
+        return MigInstance(
+            self._nvml.must("nvmlDeviceGetUUID", handle),
+            self._nvml.must("nvmlDeviceGetGpuInstanceId", handle),
+            self._nvml.maybe("nvmlDeviceGetComputeInstanceId", handle),
+            slices,
+            total_memory(self._nvml, handle),
+        )
+
+    def _links_of(self, handle: Any) -> tuple[NvLink, ...]:
+        links = []
+        for number in range(_MOST_LINKS):
+            try:
+                up = self._nvml.maybe("nvmlDeviceGetNvLinkState", handle, number)
+                if up:
+                    links.append(self._link(handle, number))
+            except GpuGoneError:
+                # The next look tells of the card itself.
+                break
+        return tuple(links)
+
+    def _link(self, handle: Any, number: int) -> NvLink:
+        end = self._nvml.maybe("nvmlDeviceGetNvLinkRemoteDeviceType", handle, number)
+        far = self._nvml.maybe("nvmlDeviceGetNvLinkRemotePciInfo", handle, number)
+        bus = "" if far is None else pci_address(far.busId)
+        # Drivers that can't tell what is there know GPUs only.
+        kind = _ENDS.get(end, LinkEnd.UNKNOWN) if end is not None or not bus else LinkEnd.GPU
+        version = self._nvml.maybe("nvmlDeviceGetNvLinkVersion", handle, number)
+        return NvLink(number, version, kind, bus)
+
+    def _sharing(self, handles: dict[str, Any]) -> dict[frozenset[str], Sharing]:
+        return {
+            frozenset((one, two)): self._shared(handles[one], handles[two])
+            for one, two in itertools.combinations(handles, 2)
+        }
+
+    def _shared(self, one: Any, two: Any) -> Sharing:
+        try:
+            level = self._nvml.maybe("nvmlDeviceGetTopologyCommonAncestor", one, two)
+            status = self._nvml.maybe("nvmlDeviceGetP2PStatus", one, two, _MAY_READ)
+        except GpuGoneError:
+            return None, None
+        known = level is not None and level in Ancestor.__members__.values()
+        return Ancestor(level) if known else None, None if status is None else status == 0
+
+
+def total_memory(nvml: Nvml, handle: Any) -> int | None:
+    """Bytes; old drivers know the first layout only."""
+    info = nvml.maybe("nvmlDeviceGetMemoryInfo", handle)
+    return None if info is None else int(info.total)

@@ -1,0 +1,60 @@
+"""What the agent and its child that has NVML say to each other: lines of JSON."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from agent.model.gpus import GpuEvent, GpuSight
+
+BUFFER_BYTES: Final = 1 << 16
+MOST_BYTES: Final = 16 << 20
+"""Of one line; more is no message."""
+
+
+class Look(msgspec.Struct, frozen=True, tag="look"):
+    """The agent asks for a Seen with the same number."""
+
+    number: int
+
+
+class Seen(msgspec.Struct, frozen=True, tag="seen"):
+    number: int
+    sight: GpuSight
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    event: GpuEvent
+
+
+class Over(msgspec.Struct, frozen=True, tag="over"):
+    """The child's last word: there is no driver to talk to, for this reason."""
+
+    fault: str
+    message: str
+
+
+Answer = Seen | Told | Over
+
+_encoder = msgspec.json.Encoder()
+
+
+def line(message: Look | Answer) -> bytes:
+    """JSON has no line end of its own."""
+    return _encoder.encode(message) + b"\n"
+
+
+class Lines:
+    """Bytes as they come, cut into lines. Raises ValueError when one has no end."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, received: bytes) -> list[bytes]:
+        self._rest += received
+        *whole, rest = self._rest.split(b"\n")
+        if len(rest) > MOST_BYTES:
+            raise ValueError(f"a line of more than {MOST_BYTES} bytes")
+        self._rest = rest
+        return [bytes(each) for each in whole]

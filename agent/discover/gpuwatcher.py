@@ -1,0 +1,178 @@
+"""A thread that keeps a child with NVML going, and what it has seen."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from agent.discover.gpusession import GpuSession, SessionError
+from agent.model.gpus import LET_GO, GpuEvent, GpuSight
+
+
+class GpuTiming(msgspec.Struct, frozen=True):
+    """Seconds: between two looks; until an answer must be there, and the first, for which the
+    driver may have to wake every card; until another try, doubled each time up to the most."""
+
+    period: float = 10.0
+    answer: float = 30.0
+    first_answer: float = 120.0
+    retry: float = 1.0
+    most_retry: float = 300.0
+
+
+class GpuNews(msgspec.Struct, frozen=True):
+    """Events came before the look, if there was one; None: nobody looked since."""
+
+    events: tuple[GpuEvent, ...]
+    sight: GpuSight | None
+
+
+class GpuWatcher:
+    """`news` is called from the thread whenever there is something to take; it must not block."""
+
+    def __init__(
+        self,
+        news: Callable[[], None],
+        driver_root: str = "",
+        timing: GpuTiming = GpuTiming(),  # noqa: B008
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._news = news
+        self._driver_root = driver_root
+        self._timing = timing
+        self._environment = environment
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._released = False
+        self._session: GpuSession | None = None
+        self._stuck: GpuSession | None = None
+        self._lock = threading.Lock()
+        self._events: list[GpuEvent] = []
+        self._sight: GpuSight | None = None
+        self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The thread has ended when this returns, and the child unless the kernel holds it."""
+        with self._lock:
+            self._stopping = True
+            if self._session is not None:
+                self._session.interrupt()
+        self.look_now()
+        self._thread.join()
+        os.close(self._wake)
+
+    def let_go(self) -> None:
+        """Ends the child, which keeps the driver from being unloaded and cards from being reset; a
+        sight with the fault `LetGo` tells that it did. There is no other until `resume`."""
+        with self._lock:
+            self._released = True
+            if self._session is not None:
+                self._session.interrupt()
+        self.look_now()
+
+    def resume(self) -> None:
+        self._released = False
+        self.look_now()
+
+    def look_now(self) -> None:
+        """For who learned elsewhere that something changed; also ends the wait for a driver."""
+        os.eventfd_write(self._wake, 1)
+
+    def take(self) -> GpuNews:
+        """What came since it was taken last."""
+        with self._lock:
+            news = GpuNews(tuple(self._events), self._sight)
+            self._events, self._sight = [], None
+        return news
+
+    def _run(self) -> None:
+        pause, most = 0.0, self._timing.most_retry
+        while not self._stopping:
+            if self._stuck is not None and not self._stuck.ended():
+                # One child that hangs in the kernel is enough.
+                self._sleep(pause)
+            elif self._released:
+                self._show(GpuSight(LET_GO, "asked to leave the driver alone"))
+                while self._released and not self._stopping:
+                    self._sleep(None)
+            else:
+                saw = self._serve()
+                pause = self._timing.retry if saw else min(max(2 * pause, self._timing.retry), most)
+                # Who set these may have been heard already, while there was a session.
+                if not self._stopping and not self._released:
+                    self._sleep(pause)
+
+    def _serve(self) -> bool:
+        """One child from its start to its end; whether it has seen anything."""
+        session, saw = None, False
+        try:
+            session = self._started()
+            self._show(session.look(self._timing.first_answer))
+            saw = True
+            self._attend(session)
+        except SessionError as error:
+            if session is not None:
+                self._hear(session)
+            if not self._stopping and not self._released:
+                self._show(GpuSight(error.fault, error.message))
+        if session is not None:
+            with self._lock:
+                self._session = None
+            self._stuck = None if session.close() else session
+        return saw
+
+    def _started(self) -> GpuSession:
+        session = GpuSession(self._driver_root, self._environment)
+        with self._lock:
+            self._session = session
+            if self._stopping or self._released:
+                session.interrupt()
+        return session
+
+    def _attend(self, session: GpuSession) -> None:
+        """Until it is over. Raises SessionError."""
+        due = time.monotonic() + self._timing.period
+        poll = select.poll()
+        poll.register(session, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while not self._stopping and not self._released:
+            woken = False
+            # Those that came with an answer are no longer in the socket.
+            if not session.events:
+                left = max(0.0, due - time.monotonic())
+                ready = {fd for fd, _ in poll.poll(left * 1000)}
+                if session.fileno() in ready:
+                    session.listen()
+                woken = self._wake in ready
+            if woken:
+                os.eventfd_read(self._wake)
+            if self._hear(session) or woken or time.monotonic() >= due:
+                self._show(session.look(self._timing.answer))
+                due = time.monotonic() + self._timing.period
+
+    def _hear(self, session: GpuSession) -> bool:
+        heard, session.events = session.events, []
+        with self._lock:
+            self._events += heard
+        if heard:
+            self._news()
+        return bool(heard)
+
+    def _show(self, sight: GpuSight) -> None:
+        with self._lock:
+            self._sight = sight
+        self._news()
+
+    def _sleep(self, seconds: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if poll.poll(None if seconds is None else seconds * 1000):
+            os.eventfd_read(self._wake)

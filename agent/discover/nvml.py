@@ -1,0 +1,150 @@
+"""NVML through pynvml, the one place that knows it: its library, its errors, its traps.
+
+One error policy for all: what can't be told has no value; a card that is gone is that card's
+trouble; a driver that is gone or was replaced ends the session, as the old library stays mapped as
+long as the process lives. What may pass is asked again. Calls come from one thread, as pynvml
+shares buffers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from typing import Any, Final
+
+import pynvml
+
+_FOLDERS: Final = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib",
+)
+MEMORY_V2: Final = pynvml.nvmlMemory_v2
+"""The layout that tells what the driver keeps for itself from what processes use."""
+
+_LIBRARY: Final = "libnvidia-ml.so.1"
+_TRIES: Final = 3
+
+_ENDED: Final = {
+    pynvml.NVML_ERROR_UNINITIALIZED: "DriverNotLoaded",
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "DriverNotLoaded",
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "LibraryNotFound",
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "DriverMismatch",
+}
+_GONE: Final = {
+    pynvml.NVML_ERROR_GPU_IS_LOST: "GpuLost",
+    pynvml.NVML_ERROR_RESET_REQUIRED: "ResetRequired",
+    pynvml.NVML_ERROR_GPU_NOT_FOUND: "GpuLost",
+}
+_FAULTS: Final = {
+    pynvml.NVML_ERROR_NO_PERMISSION: "NoPermission",
+    pynvml.NVML_ERROR_IRQ_ISSUE: "InterruptIssue",
+    pynvml.NVML_ERROR_TIMEOUT: "NoAnswer",
+    pynvml.NVML_ERROR_NOT_READY: "NoAnswer",
+    pynvml.NVML_ERROR_UNKNOWN: "NoAnswer",
+}
+_PASSING: Final = (
+    pynvml.NVML_ERROR_TIMEOUT,
+    pynvml.NVML_ERROR_IN_USE,
+    pynvml.NVML_ERROR_NOT_READY,
+    pynvml.NVML_ERROR_UNKNOWN,
+)
+
+
+class NvmlError(Exception):
+    """No answer. `fault` as a Condition's reason, `code` as NVML numbers it; the text names the
+    call."""
+
+    def __init__(self, call: str, code: int, fault: str) -> None:
+        super().__init__(f"{call}: {pynvml.NVMLError(code)}")
+        self.code = code
+        self.fault = fault
+
+
+class DriverGoneError(NvmlError):
+    """There is no driver, or not the one any more whose library this process has."""
+
+
+class GpuGoneError(NvmlError):
+    """This card answers nothing any more; others may."""
+
+
+class Nvml:
+    """An open session. `driver_root`: where the driver's own tree is, as that of a driver in a
+    container; "": the linker finds the library. Raises DriverGoneError."""
+
+    def __init__(self, driver_root: str = "") -> None:
+        # pynvml asks for the library by its SONAME, and gets the one that is loaded already.
+        for path in _candidates(driver_root):
+            try:
+                ctypes.CDLL(path)
+            except OSError:
+                continue
+            break
+        try:
+            self.must("nvmlInit")
+        except NvmlError as error:
+            raise DriverGoneError("nvmlInit", error.code, error.fault) from None
+
+    def must(self, call: str, *arguments: object) -> Any:
+        """Raises NvmlError."""
+        function = getattr(pynvml, call, None)
+        if function is None:
+            raise _error(call, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        for _ in range(_TRIES):
+            try:
+                return function(*arguments)
+            except pynvml.NVMLError as error:
+                code = error.value
+            except UnicodeDecodeError:
+                code = pynvml.NVML_ERROR_UNKNOWN
+            if code not in _PASSING:
+                break
+        raise _error(call, code)
+
+    def maybe(self, call: str, *arguments: object) -> Any:
+        """None where there is no answer. Raises DriverGoneError, GpuGoneError."""
+        try:
+            return self.must(call, *arguments)
+        except (DriverGoneError, GpuGoneError):
+            raise
+        except NvmlError:
+            return None
+
+    def cards(self) -> Iterable[tuple[int, Any]]:
+        """Index and handle of every card, or in its place why there is none."""
+        for index in range(self.must("nvmlDeviceGetCount")):
+            try:
+                yield index, self.must("nvmlDeviceGetHandleByIndex", index)
+            except DriverGoneError:
+                raise
+            except NvmlError as error:
+                yield index, error
+
+    def event_within(self, events: Any, milliseconds: int) -> Any:
+        """The next event of the set, None when the time was over. Raises as `must`."""
+        try:
+            return pynvml.nvmlEventSetWait(events, milliseconds)
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise _error("nvmlEventSetWait", error.value) from None
+
+
+def _error(call: str, code: int) -> NvmlError:
+    if code in _ENDED:
+        return DriverGoneError(call, code, _ENDED[code])
+    if code in _GONE:
+        return GpuGoneError(call, code, _GONE[code])
+    return NvmlError(call, code, _FAULTS.get(code, f"NvmlError{code}"))
+
+
+def _candidates(driver_root: str) -> list[str]:
+    if not driver_root:
+        return []
+    return [os.path.join(driver_root, folder, _LIBRARY) for folder in _FOLDERS]

@@ -1,0 +1,90 @@
+"""A GPU's health as conditions of its Device, and back after a restart of the agent."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+from typing import Final
+
+from agent.model import gpuactions
+from agent.model.devices import Condition, Device, DeviceType
+from agent.model.gpuactions import Action, GpuActions
+from agent.model.gpuhealth import Ailment, GpuCard, GpuHealth
+from agent.model.gpus import Gpu
+from agent.model.nodestatus import GPU_MEMORY
+
+HEALTHY: Final = "Healthy"
+"""As Koordinator's condition is called. Beside it each ailment has one of its own name."""
+
+CORDONED: Final = "Cordoned"
+CORDONED_GPUS: Final = "topolet.io/cordoned-gpus"
+"""Annotation of a Node: UUIDs or PCI addresses, separated by commas, of cards that get no new
+pods."""
+
+_GRAVITY: Final = list(Action)
+
+
+def cordoned(annotations: dict[str, str], cards: Iterable[Gpu]) -> frozenset[str]:
+    """UUIDs of the cards that the annotation names."""
+    named = {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")}
+    return frozenset(gpu.uuid for gpu in cards if {gpu.uuid.lower(), gpu.bus} & (named - {""}))
+
+
+def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...]:
+    """The gravest ailment gives Healthy its reason; its message has them all."""
+    graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
+    message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
+    turned = _rfc3339(card.turned)
+    if graver:
+        healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
+    else:
+        healthy = Condition(HEALTHY, "True", "NoTrouble", "", turned)
+    found = [healthy]
+    for each in card.ailments:
+        reason = each.action.value.title().replace("-", "")
+        found.append(Condition(each.reason, "True", reason, each.message, _rfc3339(each.since)))
+    if cordoned:
+        # The annotation has no time of its own.
+        said = f"annotation {CORDONED_GPUS}"
+        found.append(Condition(CORDONED, "True", "Annotation", said, turned))
+    return tuple(sorted(found, key=lambda each: each.type))
+
+
+def restored(devices: Iterable[Device], actions: GpuActions) -> GpuHealth:
+    """What the Devices of an earlier run tell. States are left to the next look; XIDs stay, as the
+    actions have them now."""
+    cards = (_card(each, actions) for each in devices if each.type == DeviceType.GPU and each.uuid)
+    return GpuHealth(tuple(sorted(cards, key=lambda card: card.gpu.uuid)))
+
+
+def _card(device: Device, actions: GpuActions) -> GpuCard:
+    times = {each.type: _seconds(each.last_transition_time) for each in device.conditions}
+    ailments = tuple(
+        Ailment(each.type, action, times[each.type], each.message)
+        for each in sorted(device.conditions, key=lambda each: each.type)
+        if gpuactions.is_xid(each.type) and each.status == "True"
+        if (action := actions[each.type]) is not Action.IGNORE
+    )
+    gpu = Gpu(
+        device.uuid,
+        -1,
+        device.topology.bus if device.topology else "",
+        minor=device.minor,
+        memory_bytes=device.resources.get(GPU_MEMORY),
+        module=device.module,
+    )
+    return GpuCard(gpu, max(times.values(), default=0), times.get(HEALTHY, 0), ailments)
+
+
+def _rfc3339(seconds: int) -> str:
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
+def _seconds(text: str) -> int:
+    """0 for what is no time: long ago."""
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return 0
+    return int(moment.replace(tzinfo=moment.tzinfo or datetime.UTC).timestamp())

@@ -1,0 +1,228 @@
+"""Whether a GPU may be given out: what struck it, and what proves that it is well again.
+
+Two kinds of trouble. A *state* is what a look shows (`agent.model.gpustates`). An *XID* happens
+once and stays until there is evidence after it that what the XID asked for was done (`_EVIDENCE`):
+that a card answers questions proves nothing. An XID that only asks for another application is over
+when no process of then holds the card any more, or after a while.
+
+Nothing here reads a clock: times are seconds since 1970, given with every step.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from agent.model import gpuactions
+from agent.model.gpuactions import Action, GpuActions
+from agent.model.gpus import OUR_FAULTS, Gpu, GpuEvent, GpuReading, GpuSight, SilentGpu
+from agent.model.gpustates import GpuStates
+
+RESTART_SECONDS: Final = 300
+"""How long an XID that asks for another application keeps a card whose processes nobody knows, or
+that strangers hold."""
+
+
+class Evidence(enum.Enum):
+    BOOTED = enum.auto()
+    """The machine has started since."""
+    RELOADED = enum.auto()
+    """The driver is another one, or counts from the beginning again."""
+    CLEARED = enum.auto()
+    """A state that only a reset ends was there since, and is not any more."""
+
+
+_EVIDENCE: Final = {
+    Action.RESTART_APP: frozenset(Evidence),
+    Action.RESET: frozenset(Evidence),
+    Action.REBOOT: frozenset({Evidence.BOOTED, Evidence.CLEARED}),
+    Action.SUPPORT: frozenset({Evidence.BOOTED}),
+}
+_RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED})
+
+
+class Ailment(msgspec.Struct, frozen=True):
+    """`since`: when it was last seen to strike; `holders`: the processes that had the card at the
+    first look after it, as far as they still have it. `reloaded`, `cleared`: such evidence came
+    after it (of `cleared` the state, not yet its end)."""
+
+    reason: str
+    action: Action
+    since: int
+    message: str
+    holders: tuple[int, ...] | None = None
+    reloaded: bool = False
+    cleared: bool = False
+
+
+class GpuCard(msgspec.Struct, frozen=True):
+    """A card that was seen once. `seen`: when last; `turned`: when it became well or ill;
+    `energy_millijoules`: the last reading, which falls only when the driver starts anew."""
+
+    gpu: Gpu
+    seen: int
+    turned: int
+    ailments: tuple[Ailment, ...] = ()
+    energy_millijoules: int | None = None
+
+    @property
+    def healthy(self) -> bool:
+        return not self.ailments
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """By UUID, sorted. `unclaimed`: PCI addresses where there is a GPU that NVML never told of."""
+
+    cards: tuple[GpuCard, ...] = ()
+    driver: str = ""
+    unclaimed: tuple[str, ...] = ()
+
+
+def struck(health: GpuHealth, event: GpuEvent, now: int, actions: GpuActions) -> GpuHealth:
+    """After an event. One of no card in particular strikes all."""
+    if event.xid is None:
+        return health
+    reason = gpuactions.xid_reason(event.xid)
+    action = actions[reason]
+    if action is Action.IGNORE:
+        return health
+    where = "" if event.gpu_instance is None else f" in GPU instance {event.gpu_instance}"
+    ailment = Ailment(reason, action, now, f"XID {event.xid}{where}: {action.value}")
+    return replace(
+        health,
+        cards=tuple(
+            _with(card, [*(each for each in card.ailments if each.reason != reason), ailment], now)
+            if event.uuid in ("", card.gpu.uuid)
+            else card
+            for card in health.cards
+        ),
+    )
+
+
+def looked(
+    health: GpuHealth,
+    sight: GpuSight,
+    now: int,
+    actions: GpuActions,
+    buses: Collection[str] | None = None,
+    booted: int | None = None,
+    restart_seconds: int = RESTART_SECONDS,
+) -> GpuHealth:
+    """After a look. `buses`: where PCI has NVIDIA's GPUs, None if nobody looked; `booted`: when
+    the machine started."""
+    if sight.inventory is None:
+        return health if sight.fault in OUR_FAULTS else _without_driver(health, sight, now, actions)
+    states = GpuStates(sight.inventory, sight.readings, buses)
+    driver = sight.inventory.driver
+    look = _Look(states, now, actions, booted, restart_seconds, health.driver not in ("", driver))
+    known = {card.gpu.uuid: card for card in health.cards}
+    for gpu in sight.inventory.gpus:
+        known[gpu.uuid] = replace(known.get(gpu.uuid, GpuCard(gpu, now, now)), gpu=gpu, seen=now)
+    for gpu in _named(sight.inventory.silent):
+        known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
+    cards = [look.at(card) for card in known.values() if not look.forgets(card)]
+    claimed = {card.gpu.bus for card in cards}
+    return GpuHealth(
+        tuple(sorted(cards, key=lambda card: card.gpu.uuid)),
+        driver,
+        tuple(sorted(set(buses or ()) - claimed)),
+    )
+
+
+def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
+    """Cards that tell who they are and nothing else."""
+    return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
+
+
+def _without_driver(health: GpuHealth, sight: GpuSight, now: int, actions: GpuActions) -> GpuHealth:
+    """What is known of the cards stays as it was, under the one trouble of them all."""
+    action = actions[sight.fault]
+
+    def under(card: GpuCard) -> GpuCard:
+        old = {each.reason: each for each in card.ailments}
+        kept = [
+            replace(each, cleared=each.cleared or sight.fault in _RESET_ENDS)
+            for each in card.ailments
+            if gpuactions.is_xid(each.reason) or each.reason in gpuactions.STATES
+        ]
+        fault = old.get(sight.fault) or Ailment(sight.fault, action, now, sight.message)
+        return _with(card, [*kept, fault], now)
+
+    return replace(health, cards=tuple(map(under, health.cards)))
+
+
+class _Look:
+    """One good look at all cards."""
+
+    def __init__(
+        self,
+        states: GpuStates,
+        now: int,
+        actions: GpuActions,
+        booted: int | None,
+        restart_seconds: int,
+        other_driver: bool,
+    ) -> None:
+        self._states = states
+        self._now = now
+        self._actions = actions
+        self._booted = booted
+        self._restart_seconds = restart_seconds
+        self._other_driver = other_driver
+
+    def forgets(self, card: GpuCard) -> bool:
+        """A card in whose place there is another, or that was taken out before the last boot."""
+        rebooted = self._booted is not None and self._booted > card.seen
+        return self._states.replaced(card.gpu) or (rebooted and self._states.taken_out(card.gpu))
+
+    def at(self, card: GpuCard) -> GpuCard:
+        old = {each.reason: each.since for each in card.ailments}
+        states = [
+            Ailment(reason, action, old.get(reason, self._now), message)
+            for reason, message in self._states.of(card.gpu)
+            if (action := self._actions[reason]) is not Action.IGNORE
+        ]
+        reading = self._states.reading(card.gpu)
+        energy = None if reading is None else reading.energy_millijoules
+        before = card.energy_millijoules
+        fell = energy is not None and before is not None and energy < before
+        reloaded = self._other_driver or fell
+        cleared = any(each.reason in _RESET_ENDS for each in states)
+        xids = [
+            replace(each, reloaded=each.reloaded or reloaded, cleared=each.cleared or cleared)
+            for each in card.ailments
+            if gpuactions.is_xid(each.reason)
+        ]
+        if not states and reading is not None:
+            xids = [left for each in xids if (left := self._after(each, reading))]
+        known = replace(card, energy_millijoules=before if energy is None else energy)
+        return _with(known, [*xids, *states], self._now)
+
+    def _after(self, ailment: Ailment, reading: GpuReading) -> Ailment | None:
+        """What is left of an XID at a card that shows no trouble now."""
+        found = {
+            Evidence.BOOTED: self._booted is not None and self._booted > ailment.since,
+            Evidence.RELOADED: ailment.reloaded,
+            Evidence.CLEARED: ailment.cleared,
+        }
+        if any(found[each] for each in _EVIDENCE[ailment.action]):
+            return None
+        if ailment.action is not Action.RESTART_APP:
+            return ailment
+        if self._now - ailment.since >= self._restart_seconds:
+            return None
+        if reading.processes is None:
+            return ailment
+        now = {process.pid for process in reading.processes}
+        holders = now if ailment.holders is None else now & set(ailment.holders)
+        return replace(ailment, holders=tuple(sorted(holders))) if holders else None
+
+
+def _with(card: GpuCard, ailments: Iterable[Ailment], now: int) -> GpuCard:
+    """Its ailments sorted; the time of the change where it turned."""
+    new = replace(card, ailments=tuple(sorted(ailments, key=lambda each: each.reason)))
+    return new if new.healthy == card.healthy else replace(new, turned=now)

@@ -1,0 +1,186 @@
+"""GPUs as their driver tells of them: what they are, what links them, what they read now.
+
+Every value that a driver may not know is None there, never 0.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Final
+
+import msgspec
+
+_ADDRESS = re.compile(r"([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\.([0-7])")
+
+
+class LinkEnd(enum.StrEnum):
+    """What an NVLink ends in. Where that is a switch, no GPU has the other end's address."""
+
+    GPU = "gpu"
+    NPU = "npu"
+    SWITCH = "switch"
+    UNKNOWN = "unknown"
+
+
+class Ancestor(enum.IntEnum):
+    """The nearest thing that two cards share, as NVML numbers it."""
+
+    BOARD = 0
+    SWITCH = 10
+    SWITCHES = 20
+    HOST_BRIDGE = 30
+    NODE = 40
+    SYSTEM = 50
+
+
+class NvLink(msgspec.Struct, frozen=True):
+    """A link that is up; `bus`: the PCI address of its end, "" where nobody knows."""
+
+    number: int
+    version: int | None
+    end: LinkEnd
+    bus: str = ""
+
+
+class MigInstance(msgspec.Struct, frozen=True):
+    """`slices`: of the GPU instance and of the compute instance in it."""
+
+    uuid: str
+    gpu_instance: int
+    compute_instance: int | None = None
+    slices: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One card. `index`: its place in NVML's enumeration, which another boot may change; `minor`:
+    of /dev/nvidiaN, another number; `bus`: as sysfs writes it; `mig`: None where there is no such
+    mode; `memory_bytes` None: it has the host's (GB10)."""
+
+    uuid: str
+    index: int
+    bus: str
+    product: str = ""
+    minor: int | None = None
+    memory_bytes: int | None = None
+    serial: str | None = None
+    module: int | None = None
+    capability: tuple[int, int] | None = None
+    mig: bool | None = None
+    mig_pending: bool | None = None
+    instances: tuple[MigInstance, ...] = ()
+    links: tuple[NvLink, ...] = ()
+
+
+class GpuPair(msgspec.Struct, frozen=True):
+    """Two cards, the lower index first, by UUID; `peer`: whether each may read the other's memory.
+    `links`: NVLinks between them or, both at switches, that each has there; `mb_per_second`:
+    of all of them, one way."""
+
+    one: str
+    two: str
+    ancestor: Ancestor | None = None
+    peer: bool | None = None
+    links: int = 0
+    mb_per_second: int = 0
+
+
+class SilentGpu(msgspec.Struct, frozen=True):
+    """A card that is enumerated and does not tell all of itself; `fault` as in a Condition."""
+
+    index: int
+    fault: str
+    uuid: str = ""
+    bus: str = ""
+
+
+class GpuInventory(msgspec.Struct, frozen=True):
+    """`cuda`: the newest version that the driver runs, 12040 for 12.4."""
+
+    driver: str
+    cuda: int | None = None
+    gpus: tuple[Gpu, ...] = ()
+    pairs: tuple[GpuPair, ...] = ()
+    silent: tuple[SilentGpu, ...] = ()
+
+
+class RemappedRows(msgspec.Struct, frozen=True):
+    """`pending`: a reset will remap more; `failed`: nothing was left to remap to."""
+
+    correctable: int
+    uncorrectable: int
+    pending: bool
+    failed: bool
+
+
+class GpuProcess(msgspec.Struct, frozen=True):
+    """`pid` of the host. A process without a sample of its use in the last second has None."""
+
+    pid: int
+    memory_bytes: int | None = None
+    gpu_instance: int | None = None
+    graphics: bool = False
+    sm_percent: int | None = None
+    memory_percent: int | None = None
+
+
+class GpuReading(msgspec.Struct, frozen=True):
+    """One card now. ECC counts are those since the driver was loaded, and so is the energy;
+    `recovery_action`: what the driver wants done, 0 nothing; `processes` None: it can't tell."""
+
+    uuid: str
+    memory_used_bytes: int | None = None
+    gpu_percent: int | None = None
+    memory_percent: int | None = None
+    sm_mhz: int | None = None
+    sm_most_mhz: int | None = None
+    memory_mhz: int | None = None
+    memory_most_mhz: int | None = None
+    temperature_celsius: int | None = None
+    power_milliwatts: int | None = None
+    energy_millijoules: int | None = None
+    ecc_corrected: int | None = None
+    ecc_uncorrected: int | None = None
+    remapped: RemappedRows | None = None
+    recovery_action: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
+
+
+class GpuEvent(msgspec.Struct, frozen=True):
+    """What the driver told unasked. `xid` None: something else that is worth a look; `uuid` "":
+    it did not say which card; `gpu_instance`: where only a part of the card is struck."""
+
+    uuid: str
+    xid: int | None = None
+    gpu_instance: int | None = None
+
+
+NO_PROCESS: Final = "NoProcess"
+CHILD_ENDED: Final = "ChildEnded"
+LET_GO: Final = "LetGo"
+OUR_FAULTS: Final = frozenset({NO_PROCESS, CHILD_ENDED, LET_GO})
+"""Why nobody asked the driver; they tell nothing of a card."""
+
+
+class GpuSight(msgspec.Struct, frozen=True):
+    """All that is known at one moment. `fault` other than "": there is no driver to ask, for that
+    reason, and `inventory` is None."""
+
+    fault: str = ""
+    message: str = ""
+    inventory: GpuInventory | None = None
+    readings: tuple[GpuReading, ...] = ()
+
+
+def pci_address(text: str) -> str:
+    """NVML's `00000000:3B:00.0` as sysfs writes it, `0000:3b:00.0`: a domain has as many digits as
+    it needs and at least four. "" for what is no address, or the one that NVML has for an end
+    that nobody knows (all ones)."""
+    match = _ADDRESS.fullmatch(text.strip("\0 "))
+    if match is None:
+        return ""
+    domain, bus, device = (int(part, 16) for part in match.groups()[:3])
+    if domain == 0xFFFFFFFF or device > 0x1F:
+        return ""
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{match[4]}"

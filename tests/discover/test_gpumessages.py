@@ -1,0 +1,43 @@
+"""Lines of JSON between the agent and its child."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.discover import gpumessages
+from agent.discover.gpumessages import Answer, Lines, Look, Over, Seen, Told, line
+from agent.model.gpus import GpuEvent, GpuInventory, GpuSight, SilentGpu
+
+MESSAGES: list[Answer] = [
+    Told(GpuEvent("GPU-1", 79, 3)),
+    Over("DriverMismatch", 'a "text"\nof two lines\0'),
+    Seen(7, GpuSight(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
+]
+
+
+@given(st.lists(st.sampled_from(MESSAGES), max_size=5), st.data())
+def test_messages_come_whole_however_they_are_cut(
+    messages: list[Answer], data: st.DataObject
+) -> None:
+    sent = b"".join(map(line, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=6)))
+    lines, found = Lines(), []
+    for begin, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+        found += lines.feed(sent[begin:end])
+    assert [msgspec.json.decode(each, type=Answer) for each in found] == messages
+
+
+def test_a_line_without_an_end_is_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpumessages, "MOST_BYTES", 100)
+    lines = Lines()
+    assert lines.feed(b"x" * 100) == []
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        lines.feed(b"x")
+
+
+def test_a_look_is_no_answer() -> None:
+    with pytest.raises(ValueError, match="look"):
+        msgspec.json.decode(line(Look(1)), type=Answer)

@@ -1,0 +1,418 @@
+"""The real child with the real binding, over a driver of the tests' own making."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.discover.gpusession import GpuSession, SessionError
+from agent.model.gpus import Ancestor, GpuEvent, GpuInventory, GpuSight, LinkEnd
+from tests.discover import fakenvml, gpumachines
+from tests.discover.fakenvml import FakeDriver, Machine
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
+
+GIB = 1 << 30
+Start = Callable[..., tuple[FakeDriver, GpuSession]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    sessions: list[GpuSession] = []
+
+    def started(machine: Machine, *without: str) -> tuple[FakeDriver, GpuSession]:
+        driver = FakeDriver(tmp_path, machine, without)
+        sessions.append(GpuSession(str(driver.root), driver.environment))
+        return driver, sessions[-1]
+
+    yield started
+    for session in sessions:
+        assert session.close()
+
+
+def look(session: GpuSession) -> GpuSight:
+    return session.look(DEADLINE_SECONDS)
+
+
+def inventory(session: GpuSession) -> GpuInventory:
+    found = look(session).inventory
+    assert found is not None
+    return found
+
+
+def test_a100_hgx(start: Start) -> None:
+    _, session = start(gpumachines.a100_hgx())
+    sight = look(session)
+    found = sight.inventory
+    assert found is not None
+    assert (found.driver, found.cuda, found.silent) == ("550.163.01", 12040, ())
+    assert [gpu.index for gpu in found.gpus] == list(range(8))
+    assert [gpu.minor for gpu in found.gpus] == [2, 3, 0, 1, 6, 7, 4, 5]
+    first = found.gpus[0]
+    assert first.uuid == gpumachines.uuid(0)
+    assert (first.bus, first.product) == ("0000:07:00.0", "NVIDIA A100-SXM4-80GB")
+    assert (first.memory_bytes, first.module, first.capability) == (80 * GIB, 1, (8, 0))
+    assert (first.serial, first.mig, first.instances) == ("1321021000000", False, ())
+    assert {(link.end, link.version) for link in first.links} == {(LinkEnd.SWITCH, 3)}
+    assert len(found.pairs) == 28
+    assert {(pair.links, pair.mb_per_second, pair.peer) for pair in found.pairs} == {
+        (12, 300_000, True)
+    }
+    assert [pair.ancestor for pair in found.pairs[:4]] == [
+        Ancestor.SWITCHES,
+        Ancestor.NODE,
+        Ancestor.NODE,
+        Ancestor.SYSTEM,
+    ]
+    reading = sight.readings[0]
+    assert (reading.sm_mhz, reading.sm_most_mhz, reading.memory_mhz) == (1410, 1410, 1593)
+    assert (reading.gpu_percent, reading.memory_percent) == (30, 10)
+    assert (reading.power_milliwatts, reading.energy_millijoules) == (70123, 1000)
+    assert (reading.ecc_uncorrected, reading.recovery_action, reading.processes) == (0, 0, ())
+
+
+def test_dgx1_has_the_links_of_its_cube_mesh(start: Start) -> None:
+    _, session = start(gpumachines.dgx1())
+    found = inventory(session)
+    place = {gpu.uuid: gpu.index for gpu in found.gpus}
+    links = {(place[pair.one], place[pair.two]): pair.links for pair in found.pairs}
+    assert {pair: count for pair, count in links.items() if count} == gpumachines.DGX1_LINKS
+    speeds = {(place[pair.one], place[pair.two]): pair.mb_per_second for pair in found.pairs}
+    assert (speeds[0, 3], speeds[0, 1], speeds[0, 7]) == (50_000, 25_000, 0)
+    assert {gpu.mig for gpu in found.gpus} == {None}
+
+
+def test_mixed_models_and_a_pci_domain_of_five_digits(start: Start) -> None:
+    _, session = start(gpumachines.mixed())
+    found = inventory(session)
+    assert [(gpu.product, gpu.minor, gpu.bus) for gpu in found.gpus] == [
+        ("NVIDIA A100-PCIE-40GB", 1, "0000:3b:00.0"),
+        ("Tesla T4", 0, "10000:01:00.0"),
+    ]
+    assert [(pair.peer, pair.links) for pair in found.pairs] == [(False, 0)]
+
+
+def test_mig(start: Start) -> None:
+    _, session = start(gpumachines.with_mig())
+    found = inventory(session)
+    assert [(gpu.mig, gpu.mig_pending, len(gpu.instances)) for gpu in found.gpus] == [
+        (False, False, 0),
+        (True, True, 2),
+        (True, True, 0),
+        (False, True, 0),
+    ]
+    instance = found.gpus[1].instances[1]
+    assert instance.uuid.startswith("MIG-")
+    assert (instance.gpu_instance, instance.compute_instance, instance.slices) == (2, 0, (3, 3))
+    assert instance.memory_bytes == 20096 << 20
+
+
+def test_gb10_has_no_memory_of_its_own(start: Start) -> None:
+    _, session = start(gpumachines.gb10())
+    sight = look(session)
+    assert sight.inventory is not None
+    assert [(gpu.product, gpu.memory_bytes) for gpu in sight.inventory.gpus] == [
+        ("NVIDIA GB10", None)
+    ]
+    assert sight.readings[0].memory_used_bytes is None
+
+
+def test_a_driver_without_gpus(start: Start) -> None:
+    _, session = start(Machine())
+    assert inventory(session).gpus == ()
+
+
+def test_processes_with_and_without_samples_and_memory(start: Start) -> None:
+    whole = 0xFFFFFFFF
+    machine = gpumachines.mixed().but(
+        0,
+        compute=f"100 512 {whole} {whole} 101 -1 3 0",
+        graphics=f"100 512 {whole} {whole} 102 1 {whole} {whole}",
+        samples="100 40 20 0 0",
+    )
+    _, session = start(machine)
+    processes = look(session).readings[0].processes
+    assert processes is not None
+    assert [
+        (each.pid, each.memory_bytes, each.gpu_instance, each.graphics, each.sm_percent)
+        for each in processes
+    ] == [
+        (100, 512 << 20, None, False, 40),
+        (101, None, 3, False, None),
+        (102, 1 << 20, None, True, None),
+    ]
+
+
+def test_the_symbols_that_an_old_driver_lacks_are_facts_that_nobody_knows(start: Start) -> None:
+    _, session = start(
+        gpumachines.a100_hgx(),
+        "nvmlDeviceGetModuleId",
+        "nvmlDeviceGetMemoryInfo_v2",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+        "nvmlDeviceGetMigMode",
+        "nvmlDeviceGetRemappedRows",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+        "nvmlEventSetCreate",
+    )
+    sight = look(session)
+    assert sight.inventory is not None
+    gpu, reading = sight.inventory.gpus[0], sight.readings[0]
+    assert (gpu.module, gpu.mig, gpu.memory_bytes) == (None, None, 80 * GIB)
+    # The first layout counts what the driver keeps for itself as used.
+    assert (reading.memory_used_bytes, reading.remapped, reading.processes) == (
+        600 << 20,
+        None,
+        None,
+    )
+    assert {pair.links for pair in sight.inventory.pairs} == {0}
+    assert look(session) == sight
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"), [(15, "GpuLost"), (16, "ResetRequired"), (28, "GpuLost"), (999, "NoAnswer")]
+)
+def test_a_card_that_answers_no_more_is_its_own_trouble_only(
+    start: Start, code: int, fault: str
+) -> None:
+    machine = gpumachines.a100_hgx()
+    driver, session = start(machine)
+    assert len(inventory(session).gpus) == 8
+    driver.tell(machine.but(3, **{"return": code}))
+    found = inventory(session)
+    assert [gpu.index for gpu in found.gpus] == [0, 1, 2, 4, 5, 6, 7]
+    assert [(each.index, each.fault) for each in found.silent] == [(3, fault)]
+
+
+def test_a_card_lost_between_its_name_and_its_readings_is_told_with_its_name(start: Start) -> None:
+    _, session = start(gpumachines.a100_hgx().but(3, **{"return.nvmlDeviceGetClockInfo": 15}))
+    sight = look(session)
+    assert sight.inventory is not None
+    assert [(each.uuid, each.fault) for each in sight.inventory.silent] == [
+        (gpumachines.uuid(3), "GpuLost")
+    ]
+    assert gpumachines.uuid(3) not in {each.uuid for each in sight.readings}
+
+
+def test_one_that_may_not_be_opened_is_left_out(start: Start) -> None:
+    _, session = start(gpumachines.mixed().but(1, **{"return.nvmlDeviceGetHandleByIndex_v2": 4}))
+    found = inventory(session)
+    assert (len(found.gpus), [each.fault for each in found.silent]) == (1, ["NoPermission"])
+
+
+def test_a_card_that_fell_off_the_bus_shifts_the_indices_and_no_uuid(start: Start) -> None:
+    machine = gpumachines.a100_hgx()
+    driver, session = start(machine)
+    before = {gpu.uuid: gpu for gpu in inventory(session).gpus}
+    driver.tell(Machine(machine.cards, machine.driver, (0, 1, 3, 4, 5, 6, 7), machine.pairs))
+    after = inventory(session)
+    assert [gpu.uuid for gpu in after.gpus] == [gpumachines.uuid(n) for n in (0, 1, 3, 4, 5, 6, 7)]
+    assert {gpu.minor == before[gpu.uuid].minor for gpu in after.gpus} == {True}
+    assert len(after.pairs) == 21
+
+
+def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) -> None:
+    machine = gpumachines.a100_hgx().but(5, ecc="7 2", remapped="1 2 1 0", field__230=1)
+    _, session = start(machine)
+    reading = look(session).readings[5]
+    assert (reading.ecc_corrected, reading.ecc_uncorrected) == (7, 2)
+    assert reading.remapped is not None
+    assert (reading.remapped.uncorrectable, reading.remapped.pending) == (2, True)
+    assert (reading.remapped.failed, reading.recovery_action) == (False, 1)
+
+
+@pytest.mark.parametrize(
+    ("facts", "fault"),
+    [
+        ({"init": 18}, "DriverMismatch"),
+        ({"init": 9}, "DriverNotLoaded"),
+        ({"init": 4}, "NoPermission"),
+        ({"init": 999}, "NoAnswer"),
+        ({"alive": 18}, "DriverMismatch"),
+        ({"alive": 9}, "DriverNotLoaded"),
+        ({"alive": 1}, "DriverNotLoaded"),
+    ],
+)
+def test_without_a_driver_to_talk_to_the_session_is_over(
+    start: Start, facts: dict[str, object], fault: str
+) -> None:
+    _, session = start(gpumachines.mixed().but(**facts))
+    with pytest.raises(SessionError) as raised:
+        look(session)
+    assert raised.value.fault == fault
+
+
+def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
+    start: Start, tmp_path: Path
+) -> None:
+    machine = gpumachines.mixed()
+    driver, session = start(machine)
+    assert inventory(session).driver == "550.163.01"
+    driver.tell(machine.but(alive=18))
+    with pytest.raises(SessionError) as raised:
+        look(session)
+    assert raised.value.fault == "DriverMismatch"
+    driver.tell(Machine(machine.cards, driver="570.86.15"))
+    again = GpuSession(str(driver.root), driver.environment)
+    try:
+        assert inventory(again).driver == "570.86.15"
+    finally:
+        assert again.close()
+
+
+def test_no_library(tmp_path: Path) -> None:
+    session = GpuSession(str(tmp_path))
+    try:
+        with pytest.raises(SessionError) as raised:
+            look(session)
+        assert raised.value.fault == "LibraryNotFound"
+    finally:
+        assert session.close()
+
+
+def test_a_hung_driver_costs_the_deadline_and_its_child_is_gone(start: Start) -> None:
+    machine = gpumachines.mixed()
+    driver, session = start(machine)
+    look(session)
+    driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
+    with pytest.raises(SessionError) as raised:
+        session.look(0.3)
+    assert raised.value.fault == "DriverHung"
+    assert session.close()
+    assert session.ended()
+
+
+def test_slow_calls_within_the_deadline_are_answers(start: Start) -> None:
+    _, session = start(gpumachines.mixed().but(**{"sleep.nvmlDeviceGetCount_v2": 300}))
+    assert len(inventory(session).gpus) == 2
+
+
+def test_a_late_answer_is_not_taken_for_the_next(start: Start) -> None:
+    machine = gpumachines.mixed()
+    driver, session = start(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 500}))
+    with pytest.raises(SessionError):
+        session.look(0.01)
+    driver.tell(Machine(machine.cards, enumerated=(1,)))
+    # The first look may have seen two cards or one; the second is asked after the change.
+    assert len(inventory(session).gpus) == 1
+
+
+def heard(session: GpuSession) -> list[GpuEvent]:
+    session.listen()
+    return session.events
+
+
+def test_xids_come_unasked_with_card_and_instance(start: Start) -> None:
+    driver, session = start(gpumachines.a100_hgx())
+    look(session)
+    driver.event(2, 79)
+    driver.event(4, 94, gi=3, ci=0)
+    driver.event(5, 1, type=0x2)
+    eventually("three events", lambda: len(heard(session)) == 3)
+    assert session.events == [
+        GpuEvent(gpumachines.uuid(2), 79),
+        GpuEvent(gpumachines.uuid(4), 94, 3),
+        GpuEvent(gpumachines.uuid(5)),
+    ]
+
+
+def test_the_xid_of_a_lost_card_has_its_name(start: Start) -> None:
+    machine = gpumachines.a100_hgx()
+    driver, session = start(machine)
+    look(session)
+    driver.tell(machine.but(2, **{"return": 15}))
+    driver.event(2, 79)
+    eventually("the event", lambda: len(heard(session)) == 1)
+    assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
+
+
+def test_a_link_that_a_driver_tells_nothing_of_hides_none_behind_it(start: Start) -> None:
+    _, session = start(gpumachines.a100_hgx().but(0, **{"link.3": "3 2 -"}))
+    found = inventory(session)
+    assert [link.number for link in found.gpus[0].links] == [*range(3), *range(4, 12)]
+    assert found.pairs[0].links == 11
+
+
+def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
+    start: Start,
+) -> None:
+    machine = gpumachines.a100_hgx()
+    driver, session = start(machine)
+    assert inventory(session).pairs[0].links == 12
+    driver.tell(machine.but(0, links=6))
+    assert inventory(session).pairs[0].links == 12
+    driver.event(0, 74)
+    eventually("the event", lambda: len(heard(session)) == 1)
+    assert inventory(session).pairs[0].links == 6
+
+
+def test_waiting_for_events_that_goes_wrong_again_and_again_ends_the_session(start: Start) -> None:
+    machine = gpumachines.mixed()
+    driver, session = start(machine)
+    look(session)
+    driver.tell(machine.but(**{"return.nvmlEventSetWait_v2": 999}))
+
+    def over() -> bool:
+        try:
+            session.listen()
+        except SessionError as error:
+            return error.fault == "NoAnswer"
+        return False
+
+    eventually("the session is over", over)
+
+
+def test_a_child_that_was_killed_is_told(start: Start) -> None:
+    _, session = start(gpumachines.mixed())
+    look(session)
+    os.kill(session.pid, signal.SIGKILL)
+    with pytest.raises(SessionError) as raised:
+        look(session)
+    assert raised.value.fault == "ChildEnded"
+
+
+@pytest.mark.parametrize("hung", [False, True])
+def test_the_child_ends_with_its_parent(tmp_path: Path, hung: bool) -> None:
+    machine = gpumachines.mixed()
+    if hung:
+        machine = machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000})
+    driver = FakeDriver(tmp_path, machine)
+    program = (
+        "import os, signal\n"
+        "from agent.discover.gpusession import GpuSession, SessionError\n"
+        f"session = GpuSession({str(driver.root)!r})\n"
+        "try:\n    session.look(1 if %s else 30)\n"
+        "except SessionError: pass\n"
+        "print(session.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    ) % hung
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=driver.environment, capture_output=True, check=False
+    )
+    pid = int(done.stdout)
+    eventually("the child has ended", lambda: not _running(pid))
+
+
+def _running(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+def test_the_agent_itself_does_not_load_the_binding() -> None:
+    program = (
+        "import sys, agent.discover.gpusession\n"
+        "print([each for each in ('pynvml', 'ctypes') if each in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"

@@ -1,0 +1,196 @@
+"""The thread that keeps a child with NVML going: through upgrades, hangs and its child's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
+from agent.model.gpuactions import GpuActions
+from agent.model.gpuhealth import GpuHealth, looked, struck
+from agent.model.gpus import GpuEvent, GpuSight, pci_address
+from tests.discover import fakenvml, gpumachines
+from tests.discover.fakenvml import FakeDriver, Machine
+from tests.waiting import DEADLINE_SECONDS
+
+pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(fakenvml.missing()))
+
+NEVER = 3600.0
+QUICK = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
+ASKED = GpuTiming(period=NEVER, answer=DEADLINE_SECONDS, retry=NEVER)
+"""Looks only when it must."""
+
+
+class Watch:
+    """A watcher, and the last that it told."""
+
+    def __init__(self, driver: FakeDriver, timing: GpuTiming) -> None:
+        self.driver = driver
+        self.events: list[GpuEvent] = []
+        self.sight = GpuSight("nothing yet")
+        self._told = threading.Event()
+        self.watcher = GpuWatcher(self._told.set, str(driver.root), timing, driver.environment)
+        self.watcher.start()
+
+    def until(self, check: Callable[[GpuSight], object]) -> GpuSight:
+        while True:
+            news = self.watcher.take()
+            self.events += news.events
+            if news.sight is not None:
+                self.sight = news.sight
+                if check(news.sight):
+                    return news.sight
+            assert self._told.wait(DEADLINE_SECONDS), f"nothing came after {self.sight}"
+            self._told.clear()
+
+
+def good(sight: GpuSight) -> bool:
+    return sight.inventory is not None
+
+
+def fault(name: str) -> Callable[[GpuSight], bool]:
+    return lambda sight: sight.fault == name
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Callable[..., Watch]]:
+    watches: list[Watch] = []
+
+    def started(machine: Machine, timing: GpuTiming = QUICK) -> Watch:
+        watches.append(Watch(FakeDriver(tmp_path, machine), timing))
+        return watches[-1]
+
+    yield started
+    for each in watches:
+        each.watcher.stop()
+
+
+def test_a_driver_that_comes_later_and_is_replaced_needs_no_new_agent(
+    watch: Callable[..., Watch],
+) -> None:
+    machine = gpumachines.mixed()
+    here = watch(machine.but(init=9))
+    here.until(fault("DriverNotLoaded"))
+    here.driver.tell(machine)
+    sight = here.until(good)
+    assert sight.inventory is not None
+    assert sight.inventory.driver == "550.163.01"
+    here.driver.tell(machine.but(init=18, alive=18))
+    here.until(fault("DriverMismatch"))
+    here.driver.tell(Machine(machine.cards, driver="570.86.15"))
+    sight = here.until(good)
+    assert sight.inventory is not None
+    assert (sight.inventory.driver, len(sight.inventory.gpus)) == ("570.86.15", 2)
+
+
+def test_an_event_is_told_at_once_and_causes_a_look(watch: Callable[..., Watch]) -> None:
+    machine = gpumachines.mixed()
+    here = watch(machine, ASKED)
+    here.until(good)
+    here.driver.tell(machine.but(0, **{"return": 15}))
+    here.driver.event(0, 79)
+    sight = here.until(good)
+    assert here.events == [GpuEvent(gpumachines.uuid(0), 79)]
+    assert sight.inventory is not None
+    assert [each.fault for each in sight.inventory.silent] == ["GpuLost"]
+
+
+def test_who_asks_gets_a_look_before_its_time(watch: Callable[..., Watch]) -> None:
+    here = watch(gpumachines.mixed(), ASKED)
+    here.until(good)
+    here.watcher.look_now()
+    here.until(good)
+
+
+def test_who_asks_ends_the_wait_for_a_driver(watch: Callable[..., Watch]) -> None:
+    machine = gpumachines.mixed()
+    here = watch(machine.but(init=9), ASKED)
+    here.until(fault("DriverNotLoaded"))
+    here.driver.tell(machine)
+    here.watcher.look_now()
+    here.until(good)
+
+
+def test_a_driver_that_hangs_is_told_and_asked_again_by_another_child(
+    watch: Callable[..., Watch],
+) -> None:
+    machine = gpumachines.mixed()
+    timing = GpuTiming(period=0.05, answer=0.5, retry=0.02, most_retry=0.1)
+    here = watch(machine, timing)
+    here.until(good)
+    here.driver.tell(machine.but(**{"sleep.nvmlDeviceGetCount_v2": 3_600_000}))
+    here.until(fault("DriverHung"))
+    here.driver.tell(machine)
+    here.until(good)
+
+
+def test_a_child_that_was_killed_is_started_again(watch: Callable[..., Watch]) -> None:
+    here = watch(gpumachines.mixed())
+    here.until(good)
+    os.kill(_child(here.driver), signal.SIGKILL)
+    here.until(fault("ChildEnded"))
+    here.until(good)
+
+
+def test_it_lets_the_driver_go_and_takes_it_up_again(watch: Callable[..., Watch]) -> None:
+    machine = gpumachines.mixed()
+    here = watch(machine, ASKED)
+    here.until(good)
+    here.watcher.let_go()
+    here.until(fault("LetGo"))
+    with pytest.raises(AssertionError, match="no child"):
+        _child(here.driver)
+    here.driver.tell(Machine(machine.cards, driver="570.86.15"))
+    here.watcher.resume()
+    sight = here.until(good)
+    assert sight.inventory is not None
+    assert sight.inventory.driver == "570.86.15"
+
+
+def test_a_watcher_that_let_go_can_be_stopped(watch: Callable[..., Watch]) -> None:
+    here = watch(gpumachines.mixed(), ASKED)
+    here.watcher.let_go()
+    here.until(fault("LetGo"))
+
+
+def _child(driver: FakeDriver) -> int:
+    """The process that was started with the driver's root."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(driver.root).encode() in words:
+            return int(path.parent.name)
+    raise AssertionError("no child")
+
+
+def test_stopping_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
+    machine = gpumachines.mixed().but(**{"sleep.nvmlInitWithFlags": 3_600_000})
+    timing = GpuTiming(first_answer=NEVER)
+    here = Watch(FakeDriver(tmp_path, machine), timing)
+    here.watcher.stop()
+    assert here.watcher.take().sight is None
+
+
+def test_seven_of_eight_from_driver_to_health(watch: Callable[..., Watch]) -> None:
+    machine = gpumachines.a100_hgx()
+    actions = GpuActions({})
+    buses = [pci_address(card.bus) for card in machine.cards]
+    here = watch(machine, ASKED)
+    health = looked(GpuHealth(), here.until(good), 0, actions, buses)
+    assert (len(health.cards), {card.healthy for card in health.cards}) == (8, {True})
+    here.driver.tell(Machine(machine.cards, enumerated=(0, 1, 2, 3, 4, 6, 7), pairs=machine.pairs))
+    here.driver.event(5, 79)
+    sight = here.until(good)
+    for event in here.events:
+        health = struck(health, event, 1, actions)
+    health = looked(health, sight, 1, actions, buses)
+    ill = {card.gpu.uuid: [each.reason for each in card.ailments] for card in health.cards
+           if not card.healthy}  # fmt: skip
+    assert ill == {gpumachines.uuid(5): ["NotEnumerated", "XID79"]}

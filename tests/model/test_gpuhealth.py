@@ -1,0 +1,397 @@
+"""What strikes a GPU, and what proves that it is well again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.model.gpuactions import Action, GpuActions, parse
+from agent.model.gpuconditions import conditions, cordoned, restored
+from agent.model.gpudevices import devices
+from agent.model.gpuhealth import GpuHealth, looked, struck
+from agent.model.gpus import (
+    Gpu,
+    GpuEvent,
+    GpuInventory,
+    GpuProcess,
+    GpuReading,
+    GpuSight,
+    RemappedRows,
+    SilentGpu,
+)
+
+ACTIONS = GpuActions({})
+HOUR = 3600
+FIRST = 1_700_000_000
+
+A, B = "GPU-a", "GPU-b"
+GPUS = {
+    A: Gpu(A, 0, "0000:07:00.0", "NVIDIA A100-SXM4-80GB", 1, 80 << 30),
+    B: Gpu(B, 1, "0000:0f:00.0", "NVIDIA A100-SXM4-80GB", 0, 80 << 30),
+}
+BUSES = tuple(gpu.bus for gpu in GPUS.values())
+GOOD = RemappedRows(0, 0, False, False)
+
+
+def pids(*numbers: int) -> tuple[GpuProcess, ...]:
+    return tuple(GpuProcess(number) for number in numbers)
+
+
+def sight(
+    driver: str = "550", without: Sequence[str] = (), silent: Any = (), **of_a: Any
+) -> GpuSight:
+    """A good look at two cards; `of_a`: what the first reads."""
+    gpus = tuple(gpu for uuid, gpu in GPUS.items() if uuid not in without)
+    readings = tuple(
+        GpuReading(gpu.uuid, remapped=GOOD, energy_millijoules=100, recovery_action=0, processes=())
+        for gpu in gpus
+    )
+    readings = tuple(replace(each, **of_a) if each.uuid == A else each for each in readings)
+    return GpuSight(
+        inventory=GpuInventory(driver, gpus=gpus, silent=tuple(silent)), readings=readings
+    )
+
+
+def without_driver(fault: str) -> GpuSight:
+    return GpuSight(fault, "it says so")
+
+
+LOST = sight(without=[A], silent=[SilentGpu(0, "GpuLost")])
+MISSING = sight(without=[A])
+PENDING = sight(remapped=RemappedRows(0, 1, True, False))
+ADVISED = sight(recovery_action=1)
+REPEATED = sight()
+BUSY = sight(processes=pids(1, 2))
+XID = {number: GpuEvent(A, number) for number in (13, 43, 48, 63, 79, 94, 95, 154, 9999)}
+
+
+def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[list[str]]:
+    """The reasons of the first card after a first good look and after each step, an hour between
+    two. A step: an event, a look, or a look with its options."""
+    health, now = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST
+    found = []
+    for step in steps:
+        now += HOUR
+        if isinstance(step, GpuEvent):
+            health = struck(health, step, now, actions)
+        else:
+            look, extra = step if isinstance(step, tuple) else (step, {})
+            settings = {"buses": BUSES, "restart_seconds": 100 * HOUR, **options, **extra}
+            health = looked(health, look, now, actions, **settings)
+        found.append([each.reason for each in health.cards[0].ailments])
+        assert health.cards[1].healthy or isinstance(step, GpuSight)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("steps", "reasons"),
+    [
+        # What an application did, or only tells of another error.
+        ([XID[43]], [[]]),
+        ([XID[63], XID[154]], [[], []]),
+        # A good look is no evidence (HAMi's issue 2200).
+        ([XID[95], REPEATED, REPEATED], [["XID95"]] * 3),
+        ([XID[9999], REPEATED], [["XID9999"]] * 2),
+        # A reset: the card was gone, and is back.
+        ([XID[95], LOST, REPEATED], [["XID95"], ["GpuLost", "XID95"], []]),
+        ([XID[79], LOST, REPEATED], [["XID79"], ["GpuLost", "XID79"], []]),
+        ([XID[95], MISSING, REPEATED], [["XID95"], ["NotEnumerated", "XID95"], []]),
+        # Rows were remapped; the driver no longer advises anything.
+        ([XID[48], PENDING, REPEATED], [["XID48"], ["RowRemapPending", "XID48"], []]),
+        ([XID[95], ADVISED, REPEATED], [["XID95"], ["RecoveryAction", "XID95"], []]),
+        # Trouble before the XID says nothing of what came after it.
+        ([PENDING, XID[95], REPEATED],
+         [["RowRemapPending"], ["RowRemapPending", "XID95"], ["XID95"]]),
+        ([XID[95], LOST, XID[95], REPEATED], [["XID95"], *[["GpuLost", "XID95"]] * 2, ["XID95"]]),
+        # The driver was loaded anew: its counters tell, or its version.
+        ([XID[95], sight(energy_millijoules=5)], [["XID95"], []]),
+        ([XID[95], sight(driver="570")], [["XID95"], []]),
+        ([XID[95], without_driver("DriverNotLoaded"), REPEATED],
+         [["XID95"], ["DriverNotLoaded", "XID95"], []]),
+        # Also where the look that shows it shows other trouble too.
+        ([XID[95], sight(energy_millijoules=5, remapped=RemappedRows(0, 0, False, True)), REPEATED],
+         [["XID95"], ["RowRemapFailure", "XID95"], []]),
+        # That is not enough where a reboot was asked for, nor a reset where a human being was.
+        ([XID[79], sight(driver="570")], [["XID79"]] * 2),
+        ([XID[9999], LOST, REPEATED], [["XID9999"], ["GpuLost", "XID9999"], ["XID9999"]]),
+        ([XID[79], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID79"], []]),
+        ([XID[9999], (REPEATED, {"booted": FIRST + HOUR + 1})], [["XID9999"], []]),
+        ([XID[79], (REPEATED, {"booted": FIRST})], [["XID79"]] * 2),
+        # Another application: over when none of those who had the card then has it.
+        ([XID[94], BUSY, sight(processes=pids(2, 3)), sight(processes=pids(3))],
+         [["XID94"], ["XID94"], ["XID94"], []]),
+        ([XID[94], REPEATED], [["XID94"], []]),
+        ([XID[94], BUSY, XID[94], sight(processes=pids(3)), sight(processes=pids(3))],
+         [["XID94"]] * 5),
+        # Nobody knows the processes, or strangers hold the card: after a while.
+        ([XID[94], sight(processes=None)], [["XID94"]] * 2),
+        ([XID[94], (sight(processes=None), {"restart_seconds": HOUR})], [["XID94"], []]),
+        ([XID[94], BUSY, (BUSY, {"restart_seconds": 2 * HOUR})], [["XID94"], ["XID94"], []]),
+        # States come and go with what is seen.
+        ([PENDING, REPEATED], [["RowRemapPending"], []]),
+        ([sight(remapped=RemappedRows(0, 9, False, True)), REPEATED], [["RowRemapFailure"], []]),
+        ([sight(remapped=None, ecc_uncorrected=2), sight(remapped=None, ecc_uncorrected=0)],
+         [["UncorrectableEcc"], []]),
+        ([sight(ecc_uncorrected=2)], [[]]),
+        ([sight(ecc_corrected=99)], [[]]),
+        ([ADVISED, REPEATED], [["RecoveryAction"], []]),
+        ([LOST, LOST, REPEATED], [["GpuLost"], ["GpuLost"], []]),
+        ([sight(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
+        ([sight(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
+        # Without a driver the cards are what they were, and have that trouble too.
+        ([PENDING, without_driver("DriverMismatch"), without_driver("DriverHung"), REPEATED],
+         [["RowRemapPending"], ["DriverMismatch", "RowRemapPending"],
+          ["DriverHung", "RowRemapPending"], []]),
+        # Our own child's end tells nothing.
+        ([without_driver("ChildEnded"), XID[95], without_driver("ChildEnded")],
+         [[], ["XID95"], ["XID95"]]),
+    ],
+)  # fmt: skip
+def test_a_card(steps: list[Any], reasons: list[list[str]]) -> None:
+    assert after(*steps) == reasons
+
+
+def test_a_site_that_ignores_a_reason() -> None:
+    actions = parse("95=ignore,RowRemapPending=ignore")
+    assert after(XID[95], PENDING, actions=actions) == [[], []]
+
+
+def test_pci_has_a_card_that_nvml_does_not_list() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = looked(health, MISSING, FIRST + 1, ACTIONS, BUSES)
+    (ailment,) = health.cards[0].ailments
+    assert ailment.message.endswith("while PCI has a card at 0000:07:00.0")
+    health = looked(health, MISSING, FIRST + 2, ACTIONS, BUSES[1:])
+    (ailment,) = health.cards[0].ailments
+    assert ailment.message == "the driver does not list the card"
+    assert ailment.since == FIRST + 1
+
+
+def test_pci_says_eight_nvml_says_seven_from_the_start() -> None:
+    health = looked(GpuHealth(), MISSING, FIRST, ACTIONS, BUSES)
+    assert [card.gpu.uuid for card in health.cards] == [B]
+    assert health.unclaimed == ("0000:07:00.0",)
+    assert looked(health, sight(), FIRST, ACTIONS, BUSES).unclaimed == ()
+    assert looked(health, without_driver("DriverHung"), FIRST, ACTIONS, BUSES).unclaimed == (
+        "0000:07:00.0",
+    )
+
+
+def test_a_card_that_is_lost_from_the_start_is_known_by_what_it_tells() -> None:
+    lost = sight(without=[A], silent=[SilentGpu(0, "GpuLost", A, BUSES[0])])
+    health = looked(GpuHealth(), lost, FIRST, ACTIONS, BUSES)
+    assert [(card.gpu.uuid, card.healthy) for card in health.cards] == [(A, False), (B, True)]
+    back = looked(health, sight(), FIRST + 1, ACTIONS, BUSES)
+    assert (back.cards[0].healthy, back.cards[0].gpu) == (True, GPUS[A])
+
+
+def test_without_a_driver_from_the_start_there_are_no_gpus() -> None:
+    assert looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES).cards == ()
+
+
+def test_a_card_in_the_place_of_another_is_another_card() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
+    new = replace(GPUS[A], uuid="GPU-new")
+    inventory = GpuInventory("550", gpus=(new, GPUS[B]))
+    health = looked(health, GpuSight(inventory=inventory), FIRST + 2, ACTIONS, BUSES)
+    assert [(card.gpu.uuid, card.healthy) for card in health.cards] == [
+        (B, True),
+        ("GPU-new", True),
+    ]
+
+
+def test_a_card_that_was_taken_out_is_forgotten_after_a_boot() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    kept = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST - 1)
+    assert [card.gpu.uuid for card in kept.cards] == [A, B]
+    # PCI still has it.
+    kept = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
+    assert [card.gpu.uuid for card in kept.cards] == [A, B]
+    left = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
+    assert [card.gpu.uuid for card in left.cards] == [B]
+
+
+def test_an_xid_of_no_card_strikes_all() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent("", 79), FIRST + 1, ACTIONS)
+    assert [card.healthy for card in health.cards] == [False, False]
+
+
+def test_conditions_tell_reason_action_and_time() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent(A, 94, 3), FIRST + 60, ACTIONS)
+    health = struck(health, GpuEvent(A, 79), FIRST + 120, ACTIONS)
+    found = {each.type: each for each in conditions(health.cards[0])}
+    assert list(found) == ["Healthy", "XID79", "XID94"]
+    healthy = found["Healthy"]
+    assert (healthy.status, healthy.reason) == ("False", "XID79")
+    assert healthy.message == "XID79: XID 79: reboot; XID94: XID 94 in GPU instance 3: restart-app"
+    assert healthy.last_transition_time == "2023-11-14T22:14:20Z"
+    assert (found["XID94"].reason, found["XID79"].reason) == ("RestartApp", "Reboot")
+    assert found["XID79"].last_transition_time == "2023-11-14T22:15:20Z"
+    (well,) = conditions(health.cards[1])
+    assert (well.type, well.status, well.last_transition_time) == (
+        "Healthy",
+        "True",
+        "2023-11-14T22:13:20Z",
+    )
+
+
+def test_a_card_is_cordoned_by_uuid_or_address() -> None:
+    gpus = GPUS.values()
+    key = "topolet.io/cordoned-gpus"
+    assert (
+        cordoned({}, gpus)
+        == cordoned({key: ""}, gpus)
+        == cordoned({key: "GPU-x, 1"}, gpus)
+        == set()
+    )
+    assert cordoned({key: " gpu-A,"}, gpus) == {A}
+    assert cordoned({key: "0000:0F:00.0,GPU-a"}, gpus) == {A, B}
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    found = devices(health, {}, cordoned={A})
+    assert [(each.uuid, each.healthy) for each in found] == [(B, True), (A, False)]
+    assert [each.type for each in found[1].conditions] == ["Cordoned", "Healthy"]
+    assert [each.status for each in found[1].conditions] == ["True", "True"]
+
+
+def test_a_restart_of_the_agent_is_no_recovery() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
+    again = restored(devices(health, {}), ACTIONS)
+    again = looked(again, sight(), FIRST + 2, ACTIONS, BUSES, booted=FIRST - 5)
+    assert [each.reason for each in again.cards[0].ailments] == ["XID79"]
+    booted = looked(again, sight(), FIRST + 100, ACTIONS, BUSES, booted=FIRST + 50)
+    assert booted.cards[0].healthy
+
+
+def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    (device, *_) = devices(health, {})
+    condition = conditions(health.cards[0])[0]
+    strange = tuple(
+        replace(condition, type=type, status=status, last_transition_time=time)
+        for type, status, time in [
+            ("XID79", "False", ""),
+            ("XIDs", "True", "soon"),
+            ("Ready", "True", "0001-01-01T00:00:00"),
+            ("XID43", "True", "2023-11-14T22:14:20Z"),
+        ]
+    )
+    (card,) = restored([replace(device, conditions=strange)], ACTIONS).cards
+    assert card.healthy
+    (card,) = restored(
+        [
+            replace(
+                device,
+                conditions=(
+                    replace(condition, type="XID79", status="True", last_transition_time="soon"),
+                ),
+            )
+        ],
+        ACTIONS,
+    ).cards
+    assert [(each.reason, each.since) for each in card.ailments] == [("XID79", 0)]
+
+
+_sights = st.one_of(
+    st.builds(
+        sight,
+        driver=st.sampled_from(["550", "570"]),
+        without=st.sampled_from([[], [A], [A, B]]),
+        silent=st.lists(
+            st.builds(
+                SilentGpu,
+                st.integers(0, 2),
+                st.sampled_from(["GpuLost", "ResetRequired", "NoAnswer"]),
+                st.sampled_from(["", A, "GPU-x"]),
+            ),
+            max_size=2,
+        ),
+        energy_millijoules=st.one_of(st.none(), st.integers(0, 9)),
+        remapped=st.one_of(
+            st.none(), st.builds(RemappedRows, *[st.integers(0, 2)] * 2, *[st.booleans()] * 2)
+        ),
+        ecc_uncorrected=st.one_of(st.none(), st.integers(0, 2)),
+        recovery_action=st.one_of(st.none(), st.integers(0, 2)),
+        processes=st.one_of(
+            st.none(), st.lists(st.integers(1, 3), max_size=2).map(lambda n: pids(*n))
+        ),
+    ),
+    st.sampled_from(["DriverMismatch", "DriverNotLoaded", "DriverHung", "ChildEnded"]).map(
+        without_driver
+    ),
+)
+_steps = st.lists(
+    st.one_of(
+        _sights, st.builds(GpuEvent, st.sampled_from([A, B, ""]), st.sampled_from([None, *XID]))
+    ),
+    max_size=12,
+)
+
+
+def played(steps: list[Any], health: GpuHealth, now: int) -> GpuHealth:
+    """The time of a turn is that of the step that made it."""
+    for step in steps:
+        now += 1
+        before = {card.gpu.uuid: card for card in health.cards}
+        if isinstance(step, GpuEvent):
+            health = struck(health, step, now, ACTIONS)
+        else:
+            health = looked(health, step, now, ACTIONS, BUSES, booted=FIRST - 1)
+        for card in health.cards:
+            old = before.get(card.gpu.uuid)
+            if old is not None:
+                assert card.turned == (old.turned if old.healthy == card.healthy else now)
+    return health
+
+
+@given(_steps)
+def test_a_card_is_never_forgotten_nor_told_twice_and_every_trouble_has_its_time(
+    steps: list[Any],
+) -> None:
+    health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
+    uuids = [card.gpu.uuid for card in health.cards]
+    assert uuids == sorted(set(uuids))
+    assert {A, B} <= set(uuids)
+    for card in health.cards:
+        assert all(FIRST < each.since <= FIRST + len(steps) for each in card.ailments)
+        assert len({each.reason for each in card.ailments}) == len(card.ailments)
+        assert Action.IGNORE not in {each.action for each in card.ailments}
+
+
+@given(_steps)
+def test_an_xid_that_asks_for_support_outlives_everything_but_a_boot(steps: list[Any]) -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent(A, 9999), FIRST, ACTIONS)
+    health = played(steps, health, FIRST)
+    assert "XID9999" in {each.reason for each in health.cards[0].ailments}
+    booted = looked(health, sight(energy_millijoules=1), FIRST + 99, ACTIONS, BUSES, FIRST + 98)
+    assert booted.cards[0].healthy
+
+
+@given(_steps)
+def test_two_same_looks_are_as_one(steps: list[Any]) -> None:
+    """But that the first ends what the second no longer shows."""
+    health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
+    once = looked(health, sight(), FIRST + 50, ACTIONS, BUSES)
+    twice = looked(once, sight(), FIRST + 50, ACTIONS, BUSES)
+    assert [card.ailments for card in twice.cards] == [card.ailments for card in once.cards]
+
+
+@given(_steps)
+def test_xids_survive_a_restart_of_the_agent_as_they_were(steps: list[Any]) -> None:
+    health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
+    again = restored(devices(health, {}), ACTIONS)
+    assert [
+        [(each.reason, each.action, each.since) for each in card.ailments if "XID" in each.reason]
+        for card in health.cards
+    ] == [
+        [(each.reason, each.action, each.since) for each in card.ailments] for card in again.cards
+    ]
