@@ -19,7 +19,7 @@ import pytest
 
 from agent.allocate.visibility.isolation import Isolation
 from agent.allocate.visibility.shown import DevicePod, held, shown
-from agent.allocate.visibility.split import ContainerWish, Wish
+from agent.allocate.visibility.split import ContainerWish
 from agent.hooks.carriers import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.host import files
 from agent.model import snapshot as snapshots
@@ -34,6 +34,7 @@ from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 from demo.containerd import Containerd
 from demo.pods import PodSpec, create_container, create_request, run_sandbox, start_container
+from tests.allocate.visibility.asks import ask
 from tests.integration.harness import TestNode, fresh_node, kernel_group
 from tests.integration.plugged import EMPTY, PluggedNode, plugged_node
 from tests.waiting import eventually
@@ -209,7 +210,7 @@ def entry(minor: int, percent: int = 100) -> dict[str, object]:
 
 
 def asks(name: str, count: int = 1) -> ContainerWish:
-    return ContainerWish(name, {"gpu": Wish(count, {GPU_CORE: 100})})
+    return ContainerWish(name, {"gpu": ask(count, {GPU_CORE: 100})})
 
 
 def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
@@ -291,7 +292,7 @@ def test_without_a_device_plugin_the_variable_comes(door: DeviceTest) -> None:
 
 def test_rdma_devices_come_with_what_all_need(door: DeviceTest) -> None:
     spec = door.pod(
-        "p", {"rdma": [{"minor": 0}]}, ContainerWish("main", {"rdma": Wish(1)}), asks("other")
+        "p", {"rdma": [{"minor": 0}]}, ContainerWish("main", {"rdma": ask(1)}), asks("other")
     )
     seen = door.run(spec, nothing)
     assert seen.nodes == {"/dev/infiniband/uverbs244": 244, "/dev/infiniband/rdma_cm245": 245}

@@ -12,8 +12,9 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.devices.request import Ask
 from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation, isolated
-from agent.allocate.visibility.split import ContainerWish, SplitError, Wish, split
+from agent.allocate.visibility.split import ContainerWish, SplitError, split
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import Given, given
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
@@ -190,7 +191,7 @@ def _pod_shown(
 ) -> PodShown:
     keys = frozenset(key for device in chain.from_iterable(found.values()) for key in device.keys)
 
-    def visible(own: Mapping[str, Sequence[_Found]], wish: Wish | None) -> Visible:
+    def visible(own: Mapping[str, Sequence[_Found]], wish: Ask | None) -> Visible:
         cards = own.get(DeviceType.GPU, ())
         gpus = tuple(dict.fromkeys(each.gpu for each in cards if each.gpu is not None))
         nodes = {

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from agent.allocate.devices.request import Ask
 from agent.model.device_allocation import Given
 
 
@@ -20,21 +21,12 @@ class SplitError(ValueError):
     """Containers ask for more than their pod was given; the text names the first that lacks."""
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What a container asks of one type: `count` devices, `per` of each by resource; `shared`: it
-    leaves a part of them to others."""
-
-    count: int
-    per: Mapping[str, int] = {}
-    shared: bool = False
-
-
 class ContainerWish(msgspec.Struct, frozen=True):
     """What one container asks for, by type. `init`: it runs before the others; `sidecar`: and goes
     on beside all after it."""
 
     name: str
-    wishes: Mapping[str, Wish] = {}
+    wishes: Mapping[str, Ask] = {}
     init: bool = False
     sidecar: bool = False
 
@@ -92,7 +84,7 @@ class _Room:
             )
         return tuple(fitting[: wish.count])
 
-    def _fits(self, place: int, wish: Wish) -> bool:
+    def _fits(self, place: int, wish: Ask) -> bool:
         left = self._left[place]
         if left is None or (not wish.shared and left != self._given[place].resources):
             return False
