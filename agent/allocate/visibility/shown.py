@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -67,8 +68,15 @@ _Taken = dict[str, list[tuple[str, _Found]]]
 """By key, pods (their titles) and what they have."""
 
 
+Elsewhere = Mapping[str, Mapping[str, str]]
+"""By uuid or PCI address, what pods hold that no scheduler gave it to: their titles by uid."""
+
+
 def shown(
-    pods: Iterable[DevicePod], files: DeviceFiles, isolation: Isolation = NO_ISOLATION
+    pods: Iterable[DevicePod],
+    files: DeviceFiles,
+    isolation: Isolation = NO_ISOLATION,
+    elsewhere: Elsewhere = MappingProxyType({}),
 ) -> dict[str, PodShown]:
     """By uid, for pods that were given devices of types that are known here. `pods`: whoever has
     its devices already comes before whoever only claims them."""
@@ -83,7 +91,7 @@ def shown(
             }
             if not found:
                 continue
-            _check(found, taken)
+            _check(pod.uid, found, taken, elsewhere)
             answers[pod.uid] = _pod_shown(pod, found, files, isolation)
         except (AnnotationError, SplitError, _RefusedError) as error:
             answers[pod.uid] = PodShown(Visible(refused=str(error)))
@@ -172,10 +180,15 @@ def _other(kind: str, title: str, device: Given, others: Iterable[OtherFiles]) -
     raise _RefusedError(f"{title} is not on this node")
 
 
-def _check(found: Mapping[str, Iterable[_Found]], taken: _Taken) -> None:
+def _check(
+    uid: str, found: Mapping[str, Iterable[_Found]], taken: _Taken, elsewhere: Elsewhere
+) -> None:
     """Raises _RefusedError for a device that others leave too little of."""
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
+            for other, title in sorted(elsewhere.get(key, {}).items()):
+                if other != uid:
+                    raise _RefusedError(f"{key} belongs to pod {title}")
             others = taken.get(key, [])
             for name in _PERCENTS:
                 used = sum(other.percent(name) for _, other in others)

@@ -174,6 +174,15 @@ def test_nobody_is_given_what_another_pod_has() -> None:
     }
 
 
+def test_nor_what_one_has_by_another_way() -> None:
+    elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
+    given = {"gpu": [entry(0)]}
+    found = shown([pod("own", given)], FILES, elsewhere=elsewhere)
+    assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
+    found = shown([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
+    assert not found["own"].each.refused
+
+
 def test_rdma_devices_come_with_what_all_need() -> None:
     asks = ContainerWish("a", {"rdma": ask(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerWish("b")))
