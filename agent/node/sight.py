@@ -13,6 +13,7 @@ from agent.model.apipods import ApiPod
 from agent.model.devicefiles import DeviceFiles
 from agent.model.holding import Form, Holding, Source
 from agent.model.pods import Pod
+from agent.model.settings import Settings
 from agent.model.visible import NodeDevices, Unasked
 
 _PARTS = frozenset({Form.INSTANCE, Form.FUNCTION})
@@ -27,6 +28,12 @@ class SightPolicy(msgspec.Struct, frozen=True):
     isolation: Isolation = NO_ISOLATION
 
 
+def policy(settings: Settings) -> SightPolicy:
+    """What the settings say."""
+    isolation = Isolation(settings.hami_core_library)
+    return SightPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
+
+
 class Sight(msgspec.Struct, frozen=True):
     """`pods` by uid, those alone that schedulers gave devices to."""
 
@@ -39,7 +46,7 @@ def sight(
     asked: Iterable[ApiPod],
     files: DeviceFiles,
     existing: Iterable[Holding] = (),
-    policy: SightPolicy = SightPolicy(),  # noqa: B008  a frozen value
+    by: SightPolicy = SightPolicy(),  # noqa: B008  a frozen value
 ) -> Sight:
     """`asked`: the pods whose requests are known; `existing`: what pods hold that no scheduler gave
     it to. Of two pods with one device it is the one whose containers exist that has it, then the
@@ -58,11 +65,11 @@ def sight(
             for pod in ordered
         ],
         files,
-        policy.isolation,
+        by.isolation,
         _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
     )
-    unasked = policy.unasked if files.cards else "leave"
-    return Sight(decided, NodeDevices(held(files, decided), unasked, policy.cdi_kind))
+    unasked = by.unasked if files.cards else "leave"
+    return Sight(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))
 
 
 def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from agent.allocate.visibility.isolation import Isolation
 from agent.model.apipods import ApiContainer, ApiPod, Phase
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicefiles import CardFiles, DeviceFiles
 from agent.model.holding import Form, Holding, Source
 from agent.model.pods import Pod
+from agent.model.settings import Settings
 from agent.model.visible import VisibleGpu
-from agent.node.sight import sight
+from agent.node.sight import SightPolicy, policy, sight
 from tests.builders import pod, running
 
 FILES = DeviceFiles(
@@ -74,3 +76,14 @@ def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
 def test_gpus_are_hidden_where_there_are_some() -> None:
     assert sight([], [], FILES).node.unasked == "hide"
     assert sight([], [], DeviceFiles()).node.unasked == "leave"
+
+
+def test_what_people_set() -> None:
+    assert policy(Settings()) == SightPolicy()
+    settings = Settings(
+        unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
+    )
+    by = policy(settings)
+    assert by.isolation == Isolation("/opt/vgpu.so")
+    node = sight([], [], FILES, by=by).node
+    assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")

@@ -51,6 +51,7 @@ FILES = DeviceFiles(
             },
         ),
         OtherFiles("rdma", "0000:ca:00.0", 1, (DeviceNode("/dev/infiniband/uverbs3"),)),
+        OtherFiles("fpga", "0000:b1:00.0", 0, (DeviceNode("/dev/dfl-port.0"),)),
     ),
     {"rdma": (CM,)},
 )
@@ -275,8 +276,7 @@ def test_what_hooks_hear_of_every_device() -> None:
         HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
         HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
         HeldDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
-        HeldDevice("0000:17:00.0", nodes=("/dev/infiniband/uverbs0",)),
         HeldDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
         HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
-        HeldDevice("0000:ca:00.0", nodes=("/dev/infiniband/uverbs3",)),
+        HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
     )
