@@ -9,11 +9,12 @@ import pytest
 
 from agent.allocate.visibility.isolation import Isolation
 from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
-from agent.allocate.visibility.split import ContainerWish, Wish
+from agent.allocate.visibility.split import ContainerWish
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu
+from tests.allocate.visibility.asks import ask
 
 GIB = 1 << 30
 CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
@@ -50,6 +51,7 @@ FILES = DeviceFiles(
             },
         ),
         OtherFiles("rdma", "0000:ca:00.0", 1, (DeviceNode("/dev/infiniband/uverbs3"),)),
+        OtherFiles("fpga", "0000:b1:00.0", 0, (DeviceNode("/dev/dfl-port.0"),)),
     ),
     {"rdma": (CM,)},
 )
@@ -80,7 +82,7 @@ def pod(
 
 def cards(name: str, count: int = 1, percent: int = 100) -> ContainerWish:
     per = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
-    return ContainerWish(name, {"gpu": Wish(count, per, shared=percent < 100)})
+    return ContainerWish(name, {"gpu": ask(count, per, shared=percent < 100)})
 
 
 def uuids(visible: Visible) -> list[str] | None:
@@ -173,8 +175,17 @@ def test_nobody_is_given_what_another_pod_has() -> None:
     }
 
 
+def test_nor_what_one_has_by_another_way() -> None:
+    elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
+    given = {"gpu": [entry(0)]}
+    found = shown([pod("own", given)], FILES, elsewhere=elsewhere)
+    assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
+    found = shown([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
+    assert not found["own"].each.refused
+
+
 def test_rdma_devices_come_with_what_all_need() -> None:
-    asks = ContainerWish("a", {"rdma": Wish(1, {RDMA: 100})})
+    asks = ContainerWish("a", {"rdma": ask(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerWish("b")))
     assert it.containers["a"] == Visible(
         nodes={"rdma": (CM, DeviceNode("/dev/infiniband/uverbs3"))}
@@ -205,7 +216,7 @@ def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> Non
 
 
 def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who_asked() -> None:
-    wish = {"rdma": Wish(2, {RDMA: 100})}
+    wish = {"rdma": ask(2, {RDMA: 100})}
     it = one(
         pod("p", {"rdma": [nic(0), nic(1)]}, ContainerWish("a", wish), ContainerWish("b", wish))
     )
@@ -265,8 +276,7 @@ def test_what_hooks_hear_of_every_device() -> None:
         HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
         HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
         HeldDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
-        HeldDevice("0000:17:00.0", nodes=("/dev/infiniband/uverbs0",)),
         HeldDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
         HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
-        HeldDevice("0000:ca:00.0", nodes=("/dev/infiniband/uverbs3",)),
+        HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
     )
