@@ -119,7 +119,4 @@ def _ports(fpga: Fpga) -> tuple[DeviceNode, ...]:
 
 
 def _node(device: CharDevice) -> DeviceNode:
-    major, colon, minor = device.number.partition(":")
-    if not colon:
-        return DeviceNode(device.path)
-    return DeviceNode(device.path, int(major), int(minor))
+    return DeviceNode(device.path, *(device.number or ()))
