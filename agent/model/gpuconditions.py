@@ -24,6 +24,12 @@ pods."""
 _GRAVITY: Final = list(Action)
 
 
+def rfc3339(seconds: int) -> str:
+    """Of seconds since 1970."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
 def cordoned(annotations: dict[str, str], cards: Iterable[Gpu]) -> frozenset[str]:
     """UUIDs of the cards that the annotation names."""
     named = {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")}
@@ -34,7 +40,7 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     """The gravest ailment gives Healthy its reason; its message has them all."""
     graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
-    turned = _rfc3339(card.turned)
+    turned = rfc3339(card.turned)
     if graver:
         healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
     else:
@@ -42,7 +48,7 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     found = [healthy]
     for each in card.ailments:
         reason = each.action.value.title().replace("-", "")
-        found.append(Condition(each.reason, "True", reason, each.message, _rfc3339(each.since)))
+        found.append(Condition(each.reason, "True", reason, each.message, rfc3339(each.since)))
     if cordoned:
         # The annotation has no time of its own.
         said = f"annotation {CORDONED_GPUS}"
@@ -79,11 +85,6 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
         module=device.module,
     )
     return GpuCard(gpu, max(times.values(), default=0), times.get(HEALTHY, 0), ailments)
-
-
-def _rfc3339(seconds: int) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _seconds(text: str) -> int:
