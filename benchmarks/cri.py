@@ -1,5 +1,6 @@
 """The CRI proxy beside the direct call, socat (two socket hops, nothing else), a grpcio proxy, and
-any proxy in front of `--backend` that `--proxy` gives.
+any proxy in front of `--backend` that `--proxy` gives: it is started by somebody else, once the
+backend listens, and waited for.
 
 The backend is a trivial grpcio server, for `create_container` and the rows that end in
 `_containerd` a private containerd; the client speaks raw HTTP/2. A call is its p50 in microseconds,
@@ -23,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from common import Row, alone, arguments, compared, percentile, report, skipped
 from peers.h2client import Client
-from peers.processes import Process, Stage, grpcio_environment
+from peers.processes import Process, Stage, grpcio_environment, wait_for_given
 from peers.runtime import NoRuntimeError, Runtime
 
 SERVICE = "/runtime.v1.RuntimeService/"
@@ -48,25 +49,34 @@ Calls = Callable[[Client], list[float]]
 
 
 class Measured:
-    """`turns`: microseconds by path, the median of every batch; `ours`: of all our calls."""
+    """`turns`: microseconds by path, the median of every batch; `ours`: of all our calls.
+
+    A path whose replies carry other bytes than the direct ones does not do the work: it is left
+    out, in `unlike`.
+    """
 
     def __init__(
         self, clients: dict[str, Client], ours: Process, batches: int, make: Calls
     ) -> None:
-        self.turns: dict[str, list[float]] = {path: [] for path in clients}
+        carried = {path: _carried_bytes(client, make) for path, client in clients.items()}
+        self.unlike = [path for path in clients if carried[path] != carried["direct"]]
+        if "ours" in self.unlike:
+            raise SystemExit(f"replies are not the same through ours: bytes by path: {carried}")
+        self.turns: dict[str, list[float]] = {
+            path: [] for path in clients if path not in self.unlike
+        }
         self.ours: list[float] = []
         spent = 0.0
-        order = list(clients)
-        for turn in range(batches + 1):
+        order = list(self.turns)
+        for _ in range(batches):
             random.shuffle(order)
             for path in order:
                 before = ours.cpu_seconds()
                 took = [each * 1e6 for each in make(clients[path])]
-                if turn:
-                    self.turns[path].append(statistics.median(took))
-                    if path == "ours":
-                        self.ours += took
-                        spent += ours.cpu_seconds() - before
+                self.turns[path].append(statistics.median(took))
+                if path == "ours":
+                    self.ours += took
+                    spent += ours.cpu_seconds() - before
         self.cpu_us = spent * 1e6 / len(self.ours)
 
     def rows(self, case: str, suffix: str = "") -> list[Row]:
@@ -78,9 +88,11 @@ class Measured:
             for path in sorted(self.turns)
             if path not in ("direct", "ours")
         ]
-        if "socat" not in self.turns:
-            row = f"{case}_socat{suffix}"
-            table.append(skipped(row, table[0]["ours"], "us", "socat is not installed"))
+        absent = dict.fromkeys(self.unlike, "its replies carry other bytes")
+        if "socat" not in {*self.turns, *absent}:
+            absent["socat"] = "socat is not installed"
+        for path, reason in absent.items():
+            table.append(skipped(f"{case}_{path}{suffix}", table[0]["ours"], "us", reason))
         return table
 
     def added(self, path: str) -> float:
@@ -93,6 +105,13 @@ class Measured:
         p50 = [statistics.median(side) for side in zip(*pairs, strict=True)]
         ratio = statistics.median(ours / other for ours, other in pairs)
         return compared(row, *p50, base, "us", ratio=ratio, **more)
+
+
+def _carried_bytes(client: Client, make: Calls) -> int:
+    """Of the messages in the replies to one batch, which warms the path up."""
+    before = client.received_bytes
+    make(client)
+    return client.received_bytes - before
 
 
 def create_request() -> bytes:
@@ -127,7 +146,9 @@ def trivial_rows(stage: Stage, part: float, backend: str, given: dict[str, str])
     backend = backend or str(stage.folder / "direct")
     stage.backend(backend)
     ours, clients = stage.proxies(backend)
-    clients |= {name: stage.client(path) for name, path in given.items()}
+    for name, path in given.items():
+        wait_for_given(name, path)
+        clients[name] = stage.client(path)
     table: list[Row] = []
     for case, (method, batch, batches, together) in CASES.items():
         run = Measured(clients, ours, max(3, int(batches * part)), passing(method, batch, together))
@@ -135,8 +156,7 @@ def trivial_rows(stage: Stage, part: float, backend: str, given: dict[str, str])
         if case == "small_call":
             added = run.added("ours"), run.added("grpcio")
             table.append(compared("added_vs_grpcio", *added, "grpcio", "us"))
-    creates(clients["ours"])
-    table.append(alone("rss_mb", ours.rss_mb(), "MB"))
+    table.append(alone("rss_mb", hooked_rss(clients["ours"], ours), "MB"))
     table.append(alone("accept_seconds", ours.accept_seconds, "s"))
     return table
 
@@ -177,10 +197,11 @@ def rows(part: float, backend: str, given: dict[str, str]) -> list[Row]:
         return table + containerd_rows(Stage(stack, environment), part)
 
 
-def creates(client: Client) -> None:
-    request = create_request()
+def hooked_rss(client: Client, proxy: Process) -> float:
+    """Megabytes of the proxy when the client has made it look at 1,000 creations."""
     client.prepare(CREATE, CREATES)
-    client.calls(CREATE, request, CREATES, 1)
+    client.calls(CREATE, create_request(), CREATES, 1)
+    return proxy.rss_mb()
 
 
 def named_socket(text: str) -> tuple[str, str]:

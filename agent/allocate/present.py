@@ -1,26 +1,42 @@
-"""Which pods are on the node: what the API server says and what the runtime has, put together.
+"""Which pods are on the node, by both who tell of them: the runtime says what is there, the cluster
+what it shall be.
 
-The runtime has the last word on what runs. A pod whose end the API knows of, or that it does not
-know any more, keeps what it holds until the runtime has let go of it; one that was sent here counts
-before the runtime has it. Pods are told apart by uid alone: two of one name are two pods.
+A pod's labels and annotations change in the API after its sandbox was made, so there they count,
+but for static pods: their source is the kubelet's, and the mirror in the API only shows it.
+Whatever the API says of a pod's end, it has what it holds until the runtime lists it no more; and
+one that was given to this node counts before the runtime has it. Pods are told apart by uid alone:
+two of one name are two pods.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from agent.model import podwords
 from agent.model.apipods import ApiPod
 from agent.model.pods import Pod
+from agent.model.podwords import Words
 
 
-def present(told: Iterable[ApiPod], running: Iterable[Pod]) -> tuple[Pod, ...]:
-    """Sorted by uid, which is the runtime's. What the API says of labels, annotations and class is
-    newer than what the runtime was given when the pod began; the rest is the runtime's."""
-    by_uid = {pod.runtime_uid: pod for pod in told}
-    pods = {pod.uid: _merged(pod, by_uid.get(pod.uid)) for pod in running}
-    for uid, pod in by_uid.items():
+def words(told: Iterable[ApiPod]) -> dict[str, Words]:
+    """By the runtime's uid, what counts of what the API says."""
+    return {
+        pod.runtime_uid: podwords.words(pod.labels, pod.annotations)
+        for pod in told
+        if not pod.mirror
+    }
+
+
+def present(
+    told: Iterable[ApiPod], running: Iterable[Pod], said: Mapping[str, Words]
+) -> tuple[Pod, ...]:
+    """Sorted by uid, which is the runtime's. `said`: the words that count, also of pods that the
+    API has no more."""
+    pods = {pod.uid: _with(pod, said[pod.uid]) if pod.uid in said else pod for pod in running}
+    for pod in told:
+        uid = pod.runtime_uid
         if uid not in pods and coming(pod):
             pods[uid] = Pod(
                 uid,
@@ -40,18 +56,13 @@ def coming(pod: ApiPod) -> bool:
     return bool(pod.node) and not pod.terminal and not pod.deleted
 
 
-def named(pods: Iterable[Pod]) -> list[tuple[str, str]]:
-    """Namespace and name of each, as the fingerprint wants them. Once where two share a name: the
-    kubelet's list, that a scheduler compares it with, has the living one only."""
-    return sorted({(pod.namespace, pod.name) for pod in pods})
-
-
-def _merged(pod: Pod, told: ApiPod | None) -> Pod:
-    if told is None:
+def _with(pod: Pod, said: Words) -> Pod:
+    labels = _without(podwords.LABELS, pod.labels) | said.labels
+    annotations = _without(podwords.ANNOTATIONS, pod.annotations) | said.annotations
+    if (labels, annotations) == (pod.labels, pod.annotations):
         return pod
-    return msgspec.structs.replace(
-        pod,
-        labels=told.labels,
-        annotations=told.annotations,
-        kube_class=told.kube_class or pod.kube_class,
-    )
+    return msgspec.structs.replace(pod, labels=labels, annotations=annotations)
+
+
+def _without(keys: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, str]:
+    return {key: text for key, text in texts.items() if key not in keys}

@@ -8,6 +8,7 @@ import importlib.util
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.host.locks import LockedError
+from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings import Settings, SettingsError
 from agent.node import daemon
@@ -20,6 +21,13 @@ OPTIONS = (
     "runtime_endpoint",
     "node_name",
     "store_dir",
+    "kubeconfig",
+    "service_account_dir",
+    "recheck_seconds",
+    "devices",
+    "gpu_driver_root",
+    "gpu_actions",
+    "gfd_labels",
     "root",
     "cgroup_root",
     "kubelet_dir",
@@ -27,6 +35,7 @@ OPTIONS = (
     "kubelet_token_file",
     "kubelet_ca_file",
     "kubelet_cpu_manager",
+    "pod_resources_socket",
     "owners_on_reserved",
     "cpu_policy",
     "cpu_policy_options",
@@ -34,6 +43,9 @@ OPTIONS = (
     "be_on_reserved",
     "bind_memory",
     "migrate_memory",
+    "unasked_gpus",
+    "gpu_cdi_kind",
+    "hami_core_library",
     "http",
     "exclude",
     "hook_server_socket",
@@ -53,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standalone",
         action="store_true",
-        required=True,
         help="no cluster: pods come from the runtime, objects go to files",
     )
     options.add_arguments(parser, OPTIONS)
@@ -66,13 +77,19 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     logs.start(settings.log_level)
     try:
-        daemon.run(settings, lambda: options.load(arguments), _door(settings))
+        daemon.run(
+            settings,
+            lambda: options.load(arguments),
+            _door(settings),
+            standalone=arguments.standalone,
+        )
     except (
         LockedError,
         HttpError,
         CgroupError,
         ConfigurationError,
         SettingsError,
+        StoreError,
         OSError,
     ) as error:
         return options.fail(error)

@@ -59,6 +59,11 @@ KINDS: Final = (
     _kind("kubelet-merge-hints", "policy options numaNodes hints expect"),
     _kind("koordinator-cpuset-decisions", "op expect"),
     _kind("kubelet-state-files", "file"),
+    _kind("koordinator-device-requests", "pod devices expect"),
+    _kind(
+        "koordinator-device-allocate",
+        "pod devices allocated strategy numa expect",
+    ),
 )
 
 

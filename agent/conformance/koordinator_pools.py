@@ -17,6 +17,7 @@ from agent.allocate.pools import Decision, decide
 from agent.conformance import machines
 from agent.conformance.verdict import Difference, Verdict
 from agent.kubelet.configuration import ConfigurationError, of_object
+from agent.model import report
 from agent.model.annotations import RESOURCE_STATUS, resource_status
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.node_annotations import (
@@ -27,7 +28,9 @@ from agent.model.node_annotations import (
     node_reservation,
     system_qos,
 )
+from agent.model.nodetopology import NodeTopology
 from agent.model.pods import Pod
+from agent.model.policies import reported_numa_policy
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.resources import (
     BE_CPU_SHARED_POOLS,
@@ -35,12 +38,11 @@ from agent.model.resources import (
     CPU_SHARED_POOLS,
     POD_CPU_ALLOCS,
     NodeConfiguration,
-    Object,
     shared_pools,
 )
 from agent.model.topology import NumaNode, Topology
 from agent.node.configured import annotated, beside, rules
-from agent.node.report import Reporter
+from agent.node.report import facts
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",
@@ -56,26 +58,14 @@ def judge(case: dict[str, Any]) -> Verdict:
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
     owned_before = {pod.uid: _wish(pod) for pod in pods}
     decision = decide(topology, pods, kubelet, owned_before, {}, rules(configured))
-    applied = _Applied()
-    Reporter(applied, "node").report(topology, decision, pods, kubelet, configured)
-    ours = _reported(applied.objects["NodeResourceTopology"])
+    told = report.built(facts("node", topology, decision, pods, kubelet, configured))
+    ours = _reported(told.topology)
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
     if not differing:
         return Verdict(True, ours)
     twice = differing <= {"ls", "be"} and _claimed_twice(pods, decision, ours, expect)
     return Verdict(False, ours, CLAIMED_TWICE.name if twice else None)
-
-
-class _Applied:
-    """Takes what is reported."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, Object] = {}
-
-    def apply(self, wanted: Object) -> bool:
-        self.objects[wanted["kind"]] = wanted
-        return True
 
 
 def _topology(case: dict[str, Any]) -> Topology:
@@ -147,9 +137,9 @@ def _cpus(text: str) -> CpuSet:
         return EMPTY
 
 
-def _reported(body: Object) -> dict[str, Any]:
+def _reported(topology: NodeTopology) -> dict[str, Any]:
     """In the form of a case's `expect`."""
-    notes = body["metadata"]["annotations"]
+    notes = topology.annotations
     pools = {"ls": CPU_SHARED_POOLS, "be": BE_CPU_SHARED_POOLS}
     read = msgspec.json.decode
     return {
@@ -161,7 +151,7 @@ def _reported(body: Object) -> dict[str, Any]:
         "kubeletReserved": read(notes[CPU_MANAGER_POLICY]).get("reservedCPUs", ""),
         "nodeReservation": read(notes.get(RESERVATION, "{}")),
         "systemQOS": read(notes.get(SYSTEM_QOS, "{}")),
-        "topologyPolicy": body["topologyPolicies"][0],
+        "topologyPolicy": reported_numa_policy(topology.policy, topology.scope),
     }
 
 

@@ -18,7 +18,7 @@ import msgspec
 from agent.allocate.batch import batch_limits
 from agent.allocate.local.request import may_own, whole_cpus
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
-from agent.hooks.changes import UNCHANGED, Changes, Mount
+from agent.hooks.changes import UNCHANGED, Changes
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
@@ -30,6 +30,7 @@ from agent.model.notice import MOUNTED_AT
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
+from agent.model.visible import Mount
 from agent.model.wanted import NO_LIMITS, NOTHING, Wanted
 
 Value = TypeVar("Value", str, int)

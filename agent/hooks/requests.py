@@ -7,18 +7,22 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.hooks import wire
-from agent.model.annotations import KEYS_READ
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS
 from agent.model.pods import Pod, pod_uid
-from agent.model.qos import QOS_LABEL, kube_class
+from agent.model.podwords import words
+from agent.model.qos import kube_class
 
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
 # CreateContainerRequest: config, sandbox_config; config.linux.resources
-_CONFIG, _SANDBOX_CONFIG = 2, 3
-CREATE_RESOURCES = (_CONFIG, 15, 1)
-ENVIRONMENT, MOUNTS, CDI_DEVICES = (_CONFIG, 6), (_CONFIG, 7), (_CONFIG, 17)
+CONFIG, _SANDBOX_CONFIG = 2, 3
+CREATE_RESOURCES = (CONFIG, 15, 1)
+SECURITY_CONTEXT, PRIVILEGED = (CONFIG, 15, 2), 2
+# of config
+ENVIRONMENT, MOUNTS, NODES, ANNOTATIONS, CDI_DEVICES = 6, 7, 8, 10, 17
+# Device: container_path, host_path, permissions
+NODE_PATH, NODE_HOST_PATH, NODE_PERMISSIONS = 1, 2, 3
 # Mount
 CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 # UpdateContainerResourcesRequest: linux
@@ -49,7 +53,7 @@ def run_pod_sandbox(message: bytes) -> PodComes:
 
 def create_container(message: bytes) -> CreateContainer:
     """Raises WireError."""
-    config = wire.merged(message, _CONFIG)
+    config = wire.merged(message, CONFIG)
     resources = wire.merged(message, *CREATE_RESOURCES)
     return CreateContainer(
         _pod(wire.merged(message, _SANDBOX_CONFIG)),
@@ -60,12 +64,7 @@ def create_container(message: bytes) -> CreateContainer:
 
 def mounted(message: bytes) -> frozenset[str]:
     """Where in the container a request to create it mounts something. Raises WireError."""
-    *above, mounts = MOUNTS
-    return frozenset(
-        wire.text(payload, CONTAINER_PATH)
-        for field, kind, payload in wire.fields(wire.merged(message, *above))
-        if (field, kind) == (mounts, wire.BYTES)
-    )
+    return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
 
 
 def update_container(message: bytes) -> UpdateContainer:
@@ -93,12 +92,13 @@ def pod_comes(
     cgroup_parent: str,
 ) -> PodComes:
     """With those labels and annotations alone that decisions read."""
+    read = words(labels, annotations)
     return PodComes(
         uid=pod_uid(uid, namespace, name),
         namespace=namespace,
         name=name,
-        labels={key: labels[key] for key in (QOS_LABEL,) if key in labels},
-        annotations={key: annotations[key] for key in KEYS_READ if key in annotations},
+        labels=read.labels,
+        annotations=read.annotations,
         cgroup_parent=cgroup_parent,
     )
 
@@ -114,6 +114,14 @@ def announced(pod: PodComes, created_at: int) -> Pod:
         kube_class=kube_class(pod.cgroup_parent),
         created_at=created_at,
     )
+
+
+def _entries(message: bytes, wanted: int) -> list[bytes]:
+    return [
+        payload
+        for field, kind, payload in wire.fields(wire.merged(message, CONFIG))
+        if (field, kind) == (wanted, wire.BYTES)
+    ]
 
 
 def _asked(resources: bytes) -> Asked:

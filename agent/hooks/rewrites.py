@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from agent.hooks import wire
-from agent.hooks.changes import UNCHANGED, Changes, Mount
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.hooks.requests import (
+    ANNOTATIONS,
     CDI_DEVICES,
+    CONFIG,
     CONTAINER_PATH,
     CPU_PERIOD,
     CPU_QUOTA,
@@ -19,11 +21,16 @@ from agent.hooks.requests import (
     MEMORY_LIMIT,
     MEMS,
     MOUNTS,
+    NODE_HOST_PATH,
+    NODE_PATH,
+    NODE_PERMISSIONS,
+    NODES,
     READ_ONLY,
     UPDATE_RESOURCES,
     mounted,
 )
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
+from agent.model.visible import Mount
 
 
 def create_container(message: bytes, changes: Changes) -> bytes | None:
@@ -34,12 +41,34 @@ def create_container(message: bytes, changes: Changes) -> bytes | None:
     if changes.mounts:
         taken = mounted(message)
         patches += [_mount(each) for each in changes.mounts if each.container_path not in taken]
+    patches += [_pair(ENVIRONMENT, *each) for each in changes.environment]
+    patches += [_pair(ANNOTATIONS, key, value) for key, value in changes.annotations if value]
     patches += [
-        wire.patch(ENVIRONMENT, wire.patch((1,), name) + wire.patch((2,), value))
-        for name, value in changes.environment
+        wire.patch((CONFIG, CDI_DEVICES), wire.patch((1,), name)) for name in changes.cdi_devices
     ]
-    patches += [wire.patch(CDI_DEVICES, wire.patch((1,), name)) for name in changes.cdi_devices]
-    return message + b"".join(patches) if patches else None
+    patches += [_node(each) for each in changes.nodes]
+    left = _without(message, changes)
+    return left + b"".join(patches) if patches or left != message else None
+
+
+def _without(message: bytes, changes: Changes) -> bytes:
+    """Less what is removed, and what comes anew with the same name."""
+    variables = {name for name, _ in changes.environment}
+    gone: dict[int, tuple[int, Collection[str]]] = {
+        ENVIRONMENT: (1, variables),
+        ANNOTATIONS: (1, {key for key, _ in changes.annotations}),
+        MOUNTS: (CONTAINER_PATH, changes.removed_mounts),
+        CDI_DEVICES: (1, changes.removed_cdi_devices),
+        NODES: (NODE_PATH, [each.container_path for each in changes.removed_nodes]),
+    }
+    if not any(name.encode() in message for _, names in gone.values() for name in names):
+        return message
+
+    def keeps(field: int, payload: bytes) -> bool:
+        named_by, names = gone.get(field, (1, ()))
+        return not names or wire.text(payload, named_by) not in names
+
+    return wire.filtered(message, keeps, CONFIG)
 
 
 def update_container(message: bytes, changes: Changes) -> bytes | None:
@@ -62,9 +91,22 @@ def _resources(path: tuple[int, ...], changes: Changes) -> Iterator[bytes]:
 
 
 def _mount(mount: Mount) -> bytes:
-    one = (
-        wire.patch((CONTAINER_PATH,), mount.container_path)
-        + wire.patch((HOST_PATH,), mount.host_path)
-        + wire.patch((READ_ONLY,), 1)
+    one = wire.patch((CONTAINER_PATH,), mount.container_path) + wire.patch(
+        (HOST_PATH,), mount.host_path
     )
-    return wire.patch(MOUNTS, one)
+    if not mount.writable:
+        one += wire.patch((READ_ONLY,), 1)
+    return wire.patch((CONFIG, MOUNTS), one)
+
+
+def _node(node: CarriedNode) -> bytes:
+    one = (
+        wire.patch((NODE_PATH,), node.container_path)
+        + wire.patch((NODE_HOST_PATH,), node.host_path)
+        + wire.patch((NODE_PERMISSIONS,), node.permissions)
+    )
+    return wire.patch((CONFIG, NODES), one)
+
+
+def _pair(field: int, key: str, value: str) -> bytes:
+    return wire.patch((CONFIG, field), wire.patch((1,), key) + wire.patch((2,), value))

@@ -1,4 +1,5 @@
-"""Protobuf on the wire, as far as a hook needs it: read fields, add a patch, touch nothing else.
+"""Protobuf on the wire, as far as a hook needs it: read fields, add a patch, leave fields
+out, touch nothing else.
 
 Two properties of the encoding carry this module: occurrences of an embedded message merge, and of
 a scalar the last one wins. So the concatenated payloads of all occurrences are the merged message,
@@ -7,7 +8,7 @@ and a patch appended to a request overrides a nested field while every byte that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
@@ -72,6 +73,22 @@ def string_map(message: bytes, wanted: int) -> dict[str, str]:
         for each, kind, entry in fields(message)
         if (each, kind) == (wanted, BYTES)
     }
+
+
+def filtered(message: bytes, keeps: Callable[[int, bytes], bool], *path: int) -> bytes:
+    """The message with those fields alone of the embedded one at the path that `keeps`, by number
+    and payload, says yes to; those of other types than BYTES stay. Raises WireError."""
+    kept = []
+    for field, kind, payload in fields(message):
+        if kind == BYTES:
+            if path and field == path[0]:
+                payload = filtered(payload, keeps, *path[1:])
+            elif not path and not keeps(field, payload):
+                continue
+            kept.append(_embedded(field, payload))
+        else:
+            kept.append(_encode_varint(field << 3 | kind) + payload)
+    return b"".join(kept)
 
 
 def patch(path: tuple[int, ...], value: str | int | bytes) -> bytes:

@@ -16,7 +16,7 @@ from agent.proxy.admission import Admission
 from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
-from agent.runtime.koordinator import registration
+from agent.runtime.koordinator import messages, registration
 from agent.runtime.koordinator.hookserver import HookServer
 from agent.runtime.koordinator.registration import Registration
 from agent.runtime.koordinator.service import HookService
@@ -48,7 +48,9 @@ class HookDoor:
         self._lock = door.for_hook_server(settings.state_dir, _DOOR_SECONDS)
         snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
         self._bell = Bell(f"{settings.state_dir}/doorbell.sock")
-        admission = Admission(snapshots, self._bell, Grants(), policies, settings.state_dir)
+        admission = Admission(
+            snapshots, self._bell, Grants(), policies, settings.state_dir, messages.SAYS
+        )
         self._outcomes = admission.outcomes
         self._service = HookService(Hooks(admission, deadlines, snapshots))
         self._path = path

@@ -56,7 +56,7 @@ class Hooks:
         if not isinstance(call.state, Creation):
             call.state = Creation(request, self._waiting(call, failurepolicy.CREATE))
             self._over(request.pod.uid, request.container_name)
-        answer = self._admission.create(call.state)
+        answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Held):
             return HOLD
         if isinstance(answer, Refused):

@@ -64,9 +64,37 @@ class Tree:
                 return []
             raise
 
+    def link(self, path: str) -> str | None:
+        """Where a symbolic link points to, as it is written; None where there is none."""
+        try:
+            return os.readlink(self._base + path)
+        except OSError as error:
+            if error.errno in _ABSENT or error.errno == errno.EINVAL:
+                return None
+            raise
+
     def exists(self, path: str) -> bool:
         """Whether the path leads to something (a dangling link does not)."""
         return os.path.exists(self._base + path)
+
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
+
+
+def stamp(*paths: str) -> Stamp:
+    """Differs when one of the files was replaced or written, also where a link above them was
+    swapped, as the kubelet does; an empty path stands for no file."""
+    return tuple(_stamp_of(path) for path in paths)
+
+
+def _stamp_of(path: str) -> tuple[int, int, int] | None:
+    if not path:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None:

@@ -8,11 +8,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import yaml
-
+from agent.host.files import Stamp, stamp
 from agent.kube.errors import StoreError
-
-SERVICE_ACCOUNT = "var/run/secrets/kubernetes.io/serviceaccount"
 
 
 class AccessError(StoreError):
@@ -73,31 +70,31 @@ class FileAccess:
         self._key = key
         self._verify = verify
         self._token = ""
-        self._token_stamp: _Stamp = ()
+        self._token_stamp: Stamp = ()
         self._context: ssl.SSLContext | None = None
-        self._context_stamp: _Stamp = ()
+        self._context_stamp: Stamp = ()
 
     def headers(self) -> dict[str, str]:
         if not self._token_path:
             return {}
-        stamp = _stamp(self._token_path)
-        if stamp != self._token_stamp or not self._token:
+        now = stamp(self._token_path)
+        if now != self._token_stamp or not self._token:
             self._read_token()
-            self._token_stamp = stamp
+            self._token_stamp = now
         return {"Authorization": f"Bearer {self._token}"}
 
     def tls(self) -> ssl.SSLContext | None:
         if not self.server.startswith("https:"):
             return None
-        stamp = _stamp(self._ca, self._certificate, self._key)
-        if self._context is None or stamp != self._context_stamp:
+        now = stamp(self._ca, self._certificate, self._key)
+        if self._context is None or now != self._context_stamp:
             try:
                 self._context = self._built()
             except AccessError:
                 if self._context is None:
                     raise
             else:
-                self._context_stamp = stamp
+                self._context_stamp = now
         return self._context
 
     def renew(self) -> bool:
@@ -133,17 +130,23 @@ class FileAccess:
         return context
 
 
-def in_cluster(environ: Mapping[str, str] = os.environ, root: str = "/") -> FileAccess:
-    """The pod's service account. Raises AccessError outside of a pod."""
+def in_cluster(folder: str, environ: Mapping[str, str] = os.environ) -> FileAccess:
+    """The pod's service account, whose token is in the folder. Raises AccessError outside of a
+    pod."""
     host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT")
     if not host or not port:
         raise AccessError("KUBERNETES_SERVICE_HOST and _PORT are not set: not in a cluster")
-    folder = os.path.join(root, SERVICE_ACCOUNT)
     return FileAccess(
         f"https://{f'[{host}]' if ':' in host else host}:{port}",
         ca=os.path.join(folder, "ca.crt"),
         token=os.path.join(folder, "token"),
     )
+
+
+def access(kubeconfig: str, folder: str) -> Access:
+    """As the kubeconfig file says, else (empty) the service account in the folder. Raises
+    AccessError."""
+    return KubeconfigAccess(kubeconfig) if kubeconfig else in_cluster(folder)
 
 
 class KubeconfigAccess:
@@ -184,12 +187,14 @@ class KubeconfigAccess:
                 f"kubeconfig {self._path}: needs the package kubernetes, "
                 "pip install 'topolet[kubeconfig]'"
             ) from error
+        from yaml import YAMLError
+
         configuration: Any = client.Configuration()
         try:
             config.load_kube_config(
                 self._path, self._context, client_configuration=configuration, persist_config=False
             )
-        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
+        except (config.ConfigException, YAMLError, OSError, ValueError, TypeError) as error:
             raise AccessError(f"kubeconfig {self._path}: {error}") from error
         self._configuration = configuration
         self._files = FileAccess(
@@ -200,21 +205,3 @@ class KubeconfigAccess:
             server_name=configuration.tls_server_name or None,
             verify=configuration.verify_ssl,
         )
-
-
-_Stamp = tuple[tuple[int, int, int] | None, ...]
-
-
-def _stamp(*paths: str) -> _Stamp:
-    """Differs when a file was replaced or written; the kubelet swaps a link above its files."""
-    return tuple(_stamp_of(path) for path in paths)
-
-
-def _stamp_of(path: str) -> tuple[int, int, int] | None:
-    if not path:
-        return None
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

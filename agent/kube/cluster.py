@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from agent.kube import kinds
 from agent.kube.backoff import spread
 from agent.kube.discovery import Discovery
-from agent.kube.errors import MalformedError, NotFoundError
+from agent.kube.errors import ConflictError, MalformedError, NotFoundError
 from agent.kube.kinds import Kind, kind_named
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Changed, Object
-from agent.kube.transport import Transport
-from agent.model import jsontext
+from agent.kube.transport import FIELD_MANAGER, Transport
+from agent.model import difference, jsontext, nodestatus, nodetopology
+from agent.model.difference import Ours
 from agent.model.jsontext import JsonError
 
 T = TypeVar("T")
@@ -25,6 +26,11 @@ T = TypeVar("T")
 SPREAD_SECONDS: Final = 10.0
 # After so long what was applied is looked at again: another writer may have taken it.
 RECHECK_SECONDS: Final = 300.0
+# Who loses a race with another writer looks again.
+TRIES: Final = 4
+
+# Whose entries are whose in lists that have one owner as a whole.
+_OURS: Final[dict[str, Ours]] = {kinds.TOPOLOGY.name: nodetopology.ours}
 
 
 class Cluster:
@@ -37,13 +43,20 @@ class Cluster:
         node_name: str,
         *,
         spread_seconds: float = SPREAD_SECONDS,
+        recheck_seconds: float = RECHECK_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.discovery = Discovery(transport, clock)
+        self.discovery = Discovery(transport, clock, recheck_seconds)
         self._transport = transport
         self._first_seconds = spread(node_name, spread_seconds)
+        self._recheck_seconds = recheck_seconds
         self._clock = clock
         self._applied: dict[tuple[str, str, str], tuple[bytes, float]] = {}
+
+    def version(self, kind: str) -> str | None:
+        """Of the API, the best that the server and we speak, None where it does not have the
+        kind."""
+        return self.discovery.version(kind_named(kind))
 
     def get(self, kind: str, name: str) -> Object | None:
         """None too where the server does not have the kind."""
@@ -62,12 +75,6 @@ class Cluster:
         """The same for the status, of an object that is there."""
         return self._apply(wanted, "/status")
 
-    def merge(self, kind: str, name: str, patch: Any, *, status: bool = False) -> None:
-        """JSON merge patch, for what server-side apply can't say."""
-        which = kind_named(kind)
-        path = kinds.path(which.group, self._version(which), which.plural, name)
-        self._transport.merge(path + ("/status" if status else ""), patch)
-
     def delete(self, kind: str, name: str) -> bool:
         which = kind_named(kind)
         version = self.discovery.version(which)
@@ -85,7 +92,7 @@ class Cluster:
         """Somebody changed the object: the next apply looks at it."""
         for key, (sent, _) in list(self._applied.items()):
             if key[:2] == (kind, name):
-                self._applied[key] = sent, -RECHECK_SECONDS
+                self._applied[key] = sent, -self._recheck_seconds
 
     def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
         """Only those of the node come over the wire."""
@@ -109,24 +116,46 @@ class Cluster:
         key = kind.name, name, subresource
         sent = msgspec.json.encode(wanted, order="deterministic")
         last, checked = self._applied.get(key, (b"", 0.0))
-        now = self._clock()
-        if sent == last and now - checked < RECHECK_SECONDS:
+        if sent == last and self._clock() - checked < self._recheck_seconds:
             return False
+        for last_try in (*[False] * (TRIES - 1), True):
+            try:
+                changed = self._applied_now(kind, wanted, subresource)
+            except ConflictError:
+                if last_try:
+                    raise
+            else:
+                break
+        self._applied[key] = sent, self._clock()
+        return changed
+
+    def _applied_now(self, kind: Kind, wanted: Object, subresource: str) -> bool:
+        """Raises ConflictError where somebody wrote at the same time."""
         version = wanted["apiVersion"].rpartition("/")[2]
-        path = kinds.path(kind.group, version, kind.plural, name)
-        before = self._found(kind, path)
-        if before is None and (kind.must_exist or subresource):
-            raise NotFoundError(f"{kind.name} {name} is not there")
-        if sent == last and before is not None and holds(before, wanted):
-            self._applied[key] = sent, now
+        path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
+        seen = self._found(kind, path)
+        if seen is None and (kind.must_exist or subresource):
+            raise NotFoundError(f"{kind.name} {wanted['metadata']['name']} is not there")
+        if subresource:
+            wanted = nodestatus.with_seen_amounts(wanted, seen)
+        patch = self._patch(wanted, seen, subresource)
+        if patch is None:
             return False
+        if seen is not None and (moved := difference.same_version(seen, wanted["apiVersion"])):
+            seen = _decoded(path, self._transport.edit(path, moved))
+            patch = self._patch(wanted, seen, subresource)
+            if patch is None:
+                return True
         try:
-            answer = self._transport.apply(path + subresource, wanted)
+            answer = self._transport.apply(path + subresource, patch)
         except NotFoundError:
             self.discovery.forget(kind)
             raise
-        self._applied[key] = sent, now
-        return before is None or _version_of(before) != _version_of(_decoded(path, answer.body))
+        return seen is None or _version_of(seen) != _version_of(_decoded(path, answer.body))
+
+    def _patch(self, wanted: Object, seen: Object | None, subresource: str) -> Object | None:
+        ours = _OURS.get(wanted["kind"])
+        return difference.patch(wanted, seen, FIELD_MANAGER, ours, subresource.lstrip("/"))
 
     def _found(self, kind: Kind, path: str) -> Object | None:
         try:
@@ -134,31 +163,6 @@ class Cluster:
         except NotFoundError:
             self.discovery.forget(kind)
             return None
-
-    def _version(self, kind: Kind) -> str:
-        version = self.discovery.version(kind)
-        if version is None:
-            raise NotFoundError(f"{kind.plural} of {kind.group} are not served")
-        return version
-
-
-def holds(stored: Any, wanted: Any) -> bool:
-    """Whether all of `wanted` is in `stored`, which may have more of its own. Entries of lists
-    that have names are found by them."""
-    if isinstance(wanted, dict):
-        return isinstance(stored, dict) and all(
-            key in stored and holds(stored[key], value) for key, value in wanted.items()
-        )
-    if isinstance(wanted, list) and isinstance(stored, list) and _named(wanted) and _named(stored):
-        by_name = {each["name"]: each for each in stored}
-        return all(
-            each["name"] in by_name and holds(by_name[each["name"]], each) for each in wanted
-        )
-    return bool(stored == wanted)
-
-
-def _named(entries: list[Any]) -> bool:
-    return all(isinstance(each, dict) and "name" in each for each in entries)
 
 
 def _version_of(found: Object) -> str:

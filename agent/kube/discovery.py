@@ -19,11 +19,17 @@ RECHECK_SECONDS: Final = 300.0
 
 
 class Discovery:
-    """Remembers an answer for five minutes."""
+    """Remembers an answer for a while."""
 
-    def __init__(self, transport: Transport, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+        recheck_seconds: float = RECHECK_SECONDS,
+    ) -> None:
         self._transport = transport
         self._clock = clock
+        self._recheck_seconds = recheck_seconds
         self._known: dict[str, tuple[float, str | None]] = {}
 
     def version(self, kind: Kind) -> str | None:
@@ -31,7 +37,7 @@ class Discovery:
         if not kind.group:
             return kind.versions[0]
         known = self._known.get(kind.name)
-        if known is None or self._clock() - known[0] >= RECHECK_SECONDS:
+        if known is None or self._clock() - known[0] >= self._recheck_seconds:
             known = self._clock(), self._asked(kind)
             self._known[kind.name] = known
         return known[1]

@@ -43,6 +43,8 @@ class FolderWatch(Generic[T]):
         return self._mirror.values()
 
     def start(self) -> None:
+        """Reads for the first time at once."""
+        self._look()
         self._thread.start()
 
     def stop(self) -> None:
@@ -51,9 +53,8 @@ class FolderWatch(Generic[T]):
             self._thread.join()
 
     def _run(self) -> None:
-        while not self._stopped.is_set():
+        while not self._stopped.wait(self._period):
             self._look()
-            self._stopped.wait(self._period)
 
     def _look(self) -> None:
         try:
@@ -64,6 +65,6 @@ class FolderWatch(Generic[T]):
             self.trouble = str(error)
             return
         self.trouble = None
-        if changes and not self._stopped.is_set():
+        if (changes or not self.synced) and not self._stopped.is_set():
             self._changed(changes)
         self.synced = True

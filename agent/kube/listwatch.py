@@ -279,14 +279,14 @@ class ListWatch(Generic[T]):
         self._progressed()
 
     def _sync(self, found: list[tuple[Metadata, bytes]], version: str) -> None:
-        self._tell(self._mirror.replace(found))
+        self._tell(self._mirror.replace(found), first=not self.syncs)
         self._version = version
         self.syncs += 1
         self.synced = True
         self._served()
 
-    def _tell(self, changes: list[Change[T]]) -> None:
-        if changes and not self._stopped.is_set():
+    def _tell(self, changes: list[Change[T]], *, first: bool = False) -> None:
+        if (changes or first) and not self._stopped.is_set():
             self._changed(changes)
 
 

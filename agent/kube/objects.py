@@ -36,7 +36,8 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
 
 
 Changed = Callable[[Sequence[Change[T]]], None]
-"""Called on the watch's thread: what belongs together, in its order; every change once."""
+"""Called on the watch's thread: what belongs together, in its order; every change once. The first
+call is for all that is there, be it nothing."""
 
 
 class Watch(Protocol[T]):
@@ -66,12 +67,24 @@ class Watch(Protocol[T]):
 class Objects(Protocol):
     """All methods raise StoreError; those without a namespace are for kinds that have none."""
 
+    def version(self, kind: str) -> str | None:
+        """Of the API, in which objects of that kind are applied; None where there are none."""
+        ...
+
     def get(self, kind: str, name: str) -> Object | None:
         """The object, None when there is none."""
         ...
 
     def apply(self, wanted: Object) -> bool:
         """Makes our fields those of `wanted`; False when they were like this already."""
+        ...
+
+    def apply_status(self, wanted: Object) -> bool:
+        """The same for the status, of an object that is there."""
+        ...
+
+    def forget(self, kind: str, name: str) -> None:
+        """Somebody else changed the object: the next apply looks at it."""
         ...
 
     def delete(self, kind: str, name: str) -> bool:

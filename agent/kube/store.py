@@ -19,10 +19,12 @@ from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kube.errors import StoreError
 from agent.kube.folderwatch import PERIOD_SECONDS, FolderWatch
+from agent.kube.kinds import kind_named
 from agent.kube.mirror import Metadata
 from agent.kube.objects import Changed, Object
 from agent.model import jsontext
 from agent.model.jsontext import JsonError
+from agent.model.nodestatus import DOMAIN
 from agent.model.resources import LABEL_PREFIX
 
 T = TypeVar("T")
@@ -55,6 +57,34 @@ class EmbeddedStore:
                 raise
         if stored is not None and kind in _SHARED:
             wanted = _beside_others(stored, wanted)
+        return self._put(wanted, stored)
+
+    def apply_status(self, wanted: Object) -> bool:
+        """Of what the status counts, ours (`koordinator.sh/`) is all that is wanted; the rest
+        stays. Raises StoreError, also where the object is not there."""
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
+        stored = self.get(kind, name)
+        if stored is None:
+            raise StoreError(f"{kind} {name} is not there")
+        before = stored.get("status")
+        status = dict(before) if isinstance(before, dict) else {}
+        for field, amounts in wanted["status"].items():
+            theirs = status.pop(field, None)
+            kept = {key: value for key, value in (theirs or {}).items() if not _ours(key)}
+            if kept or amounts:
+                status[field] = {**kept, **amounts}
+        body = {key: value for key, value in stored.items() if key != "status"}
+        return self._put({**body, "status": status} if status else body, stored)
+
+    def version(self, kind: str) -> str | None:
+        """The best that we speak."""
+        return kind_named(kind).versions[0]
+
+    def forget(self, kind: str, name: str) -> None:
+        """Every apply looks at what is stored."""
+
+    def _put(self, wanted: Object, stored: Object | None) -> bool:
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
         if stored == wanted:
             return False
         text = yaml.dump(wanted, Dumper=_Dumper, sort_keys=False, width=100_000)
@@ -158,6 +188,10 @@ def _beside_others(stored: Object, wanted: Object) -> Object:
             if key not in ours:
                 del labels[key]
     return merged
+
+
+def _ours(resource: object) -> bool:
+    return str(resource).startswith(DOMAIN)
 
 
 def _merged(stored: Object, wanted: Object) -> Object:

@@ -23,6 +23,7 @@ Query = Mapping[str, str | int]
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
+EDIT: Final = "application/json-patch+json"
 
 
 class Transport:
@@ -30,11 +31,18 @@ class Transport:
     AccessError."""
 
     def __init__(
-        self, access: Access, *, user_agent: str = "topolet", limits: Limits | None = None
+        self,
+        access: Access,
+        *,
+        user_agent: str = "topolet",
+        limits: Limits | None = None,
+        connections: int = 2,
     ) -> None:
+        """`connections` are kept; more requests at once open others, each for itself."""
         self.limits = limits or Limits()
         self.access = access
         self._user_agent = user_agent
+        self._kept = connections
         self._lock = threading.Lock()
         self._pool: urllib3.HTTPConnectionPool | None = None
         self._context: ssl.SSLContext | None = None
@@ -55,6 +63,10 @@ class Transport:
     def merge(self, path: str, patch: Any) -> bytes:
         """JSON merge patch: None removes."""
         return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, patch, MERGE).body
+
+    def edit(self, path: str, changes: Any) -> bytes:
+        """JSON patch: the list of changes, all or none."""
+        return self.request("PATCH", path, {"fieldManager": FIELD_MANAGER}, changes, EDIT).body
 
     def delete(self, path: str) -> bytes:
         return self.request("DELETE", path).body
@@ -144,7 +156,7 @@ class Transport:
     def _new_pool(self, context: ssl.SSLContext | None) -> urllib3.HTTPConnectionPool:
         url = urllib3.util.parse_url(self.access.server)
         kind = urllib3.HTTPConnectionPool if context is None else urllib3.HTTPSConnectionPool
-        return kind(url.host or "", url.port, maxsize=2, **self._options(context))
+        return kind(url.host or "", url.port, maxsize=self._kept, **self._options(context))
 
     def _options(self, context: ssl.SSLContext | None) -> dict[str, Any]:
         if context is None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.quantities import Quantity, QuantityError, milli
+from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 
 class ConfigurationError(ValueError):
@@ -22,14 +22,16 @@ class ConfigurationError(ValueError):
 class KubeletConfiguration(msgspec.Struct, frozen=True):
     """`reserved_cpus`: named one by one; `reserved_milli`: kubeReserved and systemReserved
     together, which count where none are named. Policies in the kubelet's own words. `source`: for
-    people."""
+    people. `reserved_memory_bytes`: what the static memory manager keeps of each NUMA node."""
 
     source: str
     cpu_manager_policy: str = "none"
     cpu_manager_options: dict[str, str] = {}
     topology_manager_policy: str = "none"
     topology_manager_scope: str = "container"
+    max_numa_nodes: int | None = None
     memory_manager_policy: str = "None"
+    reserved_memory_bytes: dict[int, int] = {}
     reserved_cpus: CpuSet = EMPTY
     reserved_milli: int = 0
     cgroup_driver: str = "cgroupfs"
@@ -41,6 +43,11 @@ class KubeletConfiguration(msgspec.Struct, frozen=True):
         return self.cpu_manager_policy == "static"
 
 
+class _ReservedMemory(msgspec.Struct, frozen=True, rename="camel"):
+    numa_node: int
+    limits: dict[str, Quantity] = {}
+
+
 class _Object(msgspec.Struct, frozen=True, rename="camel"):
     """As the kubelet spells it; null and empty are "not said" throughout."""
 
@@ -48,7 +55,9 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
     cpu_manager_policy_options: dict[str, str] | None = None
     topology_manager_policy: str | None = None
     topology_manager_scope: str | None = None
+    topology_manager_policy_options: dict[str, str] | None = None
     memory_manager_policy: str | None = None
+    reserved_memory: list[_ReservedMemory] | None = None
     reserved_system_cpus: str | None = msgspec.field(default=None, name="reservedSystemCPUs")
     kube_reserved: dict[str, Quantity] | None = None
     system_reserved: dict[str, Quantity] | None = None
@@ -56,13 +65,21 @@ class _Object(msgspec.Struct, frozen=True, rename="camel"):
     cgroup_root: str | None = None
 
 
-_MAPS: Final = ("cpu_manager_policy_options", "kube_reserved", "system_reserved")
+_MAX_NUMA_NODES: Final = "max-allowable-numa-nodes"
+_MAPS: Final = (
+    "cpu_manager_policy_options",
+    "topology_manager_policy_options",
+    "kube_reserved",
+    "system_reserved",
+)
 _FLAGS: Final = {
     "cpu-manager-policy": "cpu_manager_policy",
     "cpu-manager-policy-options": "cpu_manager_policy_options",
     "topology-manager-policy": "topology_manager_policy",
     "topology-manager-scope": "topology_manager_scope",
+    "topology-manager-policy-options": "topology_manager_policy_options",
     "memory-manager-policy": "memory_manager_policy",
+    "reserved-memory": "reserved_memory",
     "reserved-cpus": "reserved_system_cpus",
     "kube-reserved": "kube_reserved",
     "system-reserved": "system_reserved",
@@ -90,6 +107,8 @@ def of_command_line(
         name: _pairs(name, value, source) if name in _MAPS else value
         for name, value in said.items()
     }
+    if "reserved_memory" in changed:
+        changed["reserved_memory"] = _reserved_memory(changed["reserved_memory"], source)
     return _values(msgspec.structs.replace(written, **changed), source)
 
 
@@ -125,6 +144,18 @@ def _pairs(name: str, text: str, source: str) -> dict[str, str]:
     return pairs
 
 
+def _reserved_memory(text: str, source: str) -> list[_ReservedMemory]:
+    """`0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=2Gi`."""
+    found = []
+    for part in filter(None, text.split(";")):
+        node, colon, limits = part.partition(":")
+        if not colon or not node.strip().isdecimal():
+            raise ConfigurationError(f"{source}: reserved-memory: {part[:60]!r} is no NODE:LIMITS")
+        pairs = _pairs("reserved-memory", limits, source)
+        found.append(_ReservedMemory(int(node), dict(pairs)))
+    return found
+
+
 def _values(written: _Object, source: str) -> KubeletConfiguration:
     try:
         reserved = CpuSet.parse(written.reserved_system_cpus or "")
@@ -137,7 +168,9 @@ def _values(written: _Object, source: str) -> KubeletConfiguration:
         cpu_manager_options=written.cpu_manager_policy_options or {},
         topology_manager_policy=written.topology_manager_policy or default.topology_manager_policy,
         topology_manager_scope=written.topology_manager_scope or default.topology_manager_scope,
+        max_numa_nodes=_max_numa_nodes(written.topology_manager_policy_options or {}, source),
         memory_manager_policy=written.memory_manager_policy or default.memory_manager_policy,
+        reserved_memory_bytes=_memory_bytes(written.reserved_memory or [], source),
         reserved_cpus=reserved,
         reserved_milli=_cpu(written.kube_reserved, "kubeReserved", source)
         + _cpu(written.system_reserved, "systemReserved", source),
@@ -151,3 +184,25 @@ def _cpu(reserved: Mapping[str, Quantity] | None, field: str, source: str) -> in
         return milli((reserved or {}).get("cpu", 0))
     except QuantityError as error:
         raise ConfigurationError(f"{source}: {field}.cpu: {error}") from None
+
+
+def _max_numa_nodes(options: Mapping[str, str], source: str) -> int | None:
+    text = options.get(_MAX_NUMA_NODES)
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 4:
+        where = f"topologyManagerPolicyOptions.{_MAX_NUMA_NODES}"
+        raise ConfigurationError(f"{source}: {where}: {text[:40]!r} is no count")
+    return int(text)
+
+
+def _memory_bytes(reserved: list[_ReservedMemory], source: str) -> dict[int, int]:
+    bytes_: dict[int, int] = {}
+    for place, each in enumerate(reserved):
+        try:
+            amount = whole(each.limits.get("memory", 0))
+        except QuantityError as error:
+            where = f"reservedMemory[{place}].limits.memory"
+            raise ConfigurationError(f"{source}: {where}: {error}") from None
+        bytes_[each.numa_node] = bytes_.get(each.numa_node, 0) + amount
+    return bytes_

@@ -31,11 +31,13 @@ class Phase(enum.StrEnum):
 
 
 class ApiContainer(msgspec.Struct, frozen=True):
-    """What a container requests and is limited to; `cpu` in milli-CPU, the rest in units."""
+    """What a container requests and is limited to; `cpu` in milli-CPU, the rest in units.
+    `sidecar`: an init container that goes on beside all after it."""
 
     name: str
     requests: dict[str, int] = {}
     limits: dict[str, int] = {}
+    sidecar: bool = False
 
 
 class ApiPod(msgspec.Struct, frozen=True):
@@ -82,63 +84,16 @@ class ApiPod(msgspec.Struct, frozen=True):
 
 def decode(text: bytes) -> ApiPod:
     """From an object's JSON. Raises ObjectError, which names the pod and the field."""
-    return _value(decoded(text, KIND, _decoder))
+    return value(decoded(text, KIND, _decoder))
 
 
 def from_object(body: object) -> ApiPod:
     """From an object that is decoded already. Raises ObjectError."""
-    return _value(converted(body, KIND, _Raw))
+    return value(converted(body, KIND, PodObject))
 
 
-class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    uid: str
-    namespace: str = "default"
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    creation_timestamp: str | None = None
-    deletion_timestamp: str | None = None
-    resource_version: str = ""
-
-
-class _RawResources(msgspec.Struct, frozen=True):
-    requests: dict[str, Quantity] | None = None
-    limits: dict[str, Quantity] | None = None
-
-
-class _RawContainer(msgspec.Struct, frozen=True):
-    name: str
-    resources: _RawResources = _RawResources()
-
-
-class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-    containers: tuple[_RawContainer, ...] | None = None
-    init_containers: tuple[_RawContainer, ...] | None = None
-
-
-class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
-    phase: str = "Pending"
-    qos_class: str = ""
-
-
-class _Raw(msgspec.Struct, frozen=True):
-    metadata: _RawMetadata
-    spec: _RawSpec = _RawSpec()
-    status: _RawStatus = _RawStatus()
-
-
-_decoder: Final = msgspec.json.Decoder(_Raw)
-_PHASES: Final = {each.value: each for each in Phase}
-_CLASSES: Final[dict[str, KubeClass]] = {
-    "Guaranteed": "guaranteed",
-    "Burstable": "burstable",
-    "BestEffort": "besteffort",
-}
-_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z", re.ASCII)
-
-
-def _value(raw: _Raw) -> ApiPod:
+def value(raw: PodObject) -> ApiPod:
+    """Raises ObjectError."""
     metadata = raw.metadata
     title = f"{metadata.namespace}/{metadata.name}"
     if not metadata.uid:
@@ -160,6 +115,57 @@ def _value(raw: _Raw) -> ApiPod:
     )
 
 
+class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    uid: str
+    namespace: str = "default"
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    resource_version: str = ""
+
+
+class _RawResources(msgspec.Struct, frozen=True):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    resources: _RawResources = _RawResources()
+    restart_policy: str = ""
+
+
+class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    containers: tuple[_RawContainer, ...] | None = None
+    init_containers: tuple[_RawContainer, ...] | None = None
+
+
+class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = "Pending"
+    qos_class: str = ""
+
+
+class PodObject(msgspec.Struct, frozen=True):
+    """A pod as it stands in JSON."""
+
+    metadata: _RawMetadata
+    spec: _RawSpec = _RawSpec()
+    status: _RawStatus = _RawStatus()
+
+
+_decoder: Final = msgspec.json.Decoder(PodObject)
+_PHASES: Final = {each.value: each for each in Phase}
+_CLASSES: Final[dict[str, KubeClass]] = {
+    "Guaranteed": "guaranteed",
+    "Burstable": "burstable",
+    "BestEffort": "besteffort",
+}
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z", re.ASCII)
+
+
 def _containers(
     title: str, field: str, raw: tuple[_RawContainer, ...] | None
 ) -> tuple[ApiContainer, ...]:
@@ -168,6 +174,7 @@ def _containers(
             each.name,
             _amounts(title, f"spec.{field}[{place}].resources.requests", each.resources.requests),
             _amounts(title, f"spec.{field}[{place}].resources.limits", each.resources.limits),
+            field == "initContainers" and each.restart_policy == "Always",
         )
         for place, each in enumerate(raw or ())
     )

@@ -17,8 +17,9 @@ from agent.model.topology import NumaNode, Topology
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What one pod holds: CPUs of its own, and amounts by NUMA node and resource (bytes; `cpu` is a
-    share of a pool and is not counted). A pod counts until the runtime has let go of it."""
+    """What one pod holds: CPUs of its own, and amounts by NUMA node and resource (bytes, or how
+    many devices; `cpu` is a share of a pool and is not counted). A pod counts until the runtime has
+    let go of it."""
 
     cpus: CpuSet = EMPTY
     amounts: Mapping[int, Mapping[str, int]] = {}

@@ -13,6 +13,8 @@ from agent.model.jsontext import JsonError
 from agent.model.quantities import Quantity, QuantityError, whole
 
 DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
+GPU_ISOLATION_PROVIDER: Final = "koordinator.sh/gpu-isolation-provider"
+"""A label of pods that want a part of a GPU enforced, by the library that it names."""
 
 Holdings = dict[tuple[str, int], dict[str, int]]
 """By type and minor of a device, and by resource, what is held of it, in units."""
@@ -21,24 +23,55 @@ Holdings = dict[tuple[str, int], dict[str, int]]
 def allocated(annotations: Mapping[str, str]) -> Holdings:
     """What one pod holds, nothing where it was given none; negative amounts are none. Raises
     AnnotationError."""
-    text = annotations.get(DEVICE_ALLOCATED)
-    if not text:
-        return {}
-    try:
-        by_type = jsontext.decode(_decoder, text) or {}
-    except JsonError as error:
-        raise AnnotationError(DEVICE_ALLOCATED, str(error)) from None
     found: Holdings = {}
-    for kind, devices in by_type.items():
-        for place, device in enumerate(devices or ()):
+    for kind, devices in given(annotations).items():
+        for device in devices:
             of_device = found.setdefault((kind, device.minor), {})
-            for name, quantity in (device.resources or {}).items():
-                try:
-                    amount = whole(quantity)
-                except QuantityError as error:
-                    where = f"{kind[:40]}[{place}].resources[{name[:60]!r}]"
-                    raise AnnotationError(DEVICE_ALLOCATED, f"{where}: {error}") from None
-                of_device[name] = of_device.get(name, 0) + max(0, amount)
+            for name, amount in device.resources.items():
+                of_device[name] = of_device.get(name, 0) + amount
+    return found
+
+
+class Given(msgspec.Struct, frozen=True):
+    """One device of a pod, or a part of it. `id`: its name for life, "" where whoever wrote it said
+    but its minor. `functions`: the bus ids of its virtual functions that are given in its place."""
+
+    minor: int
+    id: str = ""
+    resources: dict[str, int] = {}
+    functions: tuple[str, ...] = ()
+
+
+def given(annotations: Mapping[str, str]) -> dict[str, tuple[Given, ...]]:
+    """What one pod holds by type, in the annotation's order; negative amounts are none. Raises
+    AnnotationError."""
+    found = {}
+    for kind, devices in _by_type(annotations).items():
+        found[kind] = tuple(
+            Given(
+                device.minor,
+                device.id,
+                _amounts(f"{kind[:40]}[{place}]", device),
+                tuple(each.bus for each in (device.extension or _NO_EXTENSION).vfs or ()),
+            )
+            for place, device in enumerate(devices or ())
+        )
+    return found
+
+
+VirtualFunctions = dict[tuple[str, int], frozenset[str]]
+"""By type and minor of a device, the bus ids of those of its functions that are held."""
+
+
+def virtual_functions(annotations: Mapping[str, str]) -> VirtualFunctions:
+    """What one pod holds. Raises AnnotationError."""
+    found: VirtualFunctions = {}
+    for kind, devices in _by_type(annotations).items():
+        for device in devices or ():
+            if device.extension and device.extension.vfs:
+                key = kind, device.minor
+                buses = frozenset(each.bus for each in device.extension.vfs)
+                found[key] = found.get(key, frozenset()) | buses
     return found
 
 
@@ -53,9 +86,53 @@ def together(holdings: Iterable[Holdings]) -> Holdings:
     return sums
 
 
+def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
+    """What several pods hold."""
+    sets: VirtualFunctions = {}
+    for each in held:
+        for device, buses in each.items():
+            sets[device] = sets.get(device, frozenset()) | buses
+    return sets
+
+
+class _Function(msgspec.Struct, frozen=True):
+    bus: str = msgspec.field(default="", name="busID")
+
+
+class _Extension(msgspec.Struct, frozen=True):
+    vfs: tuple[_Function, ...] | None = None
+
+
+_NO_EXTENSION: Final = _Extension()
+
+
 class _Allocation(msgspec.Struct, frozen=True):
     minor: int
+    id: str = ""
     resources: dict[str, Quantity] | None = None
+    extension: _Extension | None = None
 
 
-_decoder: Final = msgspec.json.Decoder(dict[str, tuple[_Allocation, ...] | None] | None)
+_ByType = dict[str, tuple[_Allocation, ...] | None]
+_decoder: Final = msgspec.json.Decoder(_ByType | None)
+
+
+def _by_type(annotations: Mapping[str, str]) -> _ByType:
+    text = annotations.get(DEVICE_ALLOCATED)
+    if not text:
+        return {}
+    try:
+        return jsontext.decode(_decoder, text) or {}
+    except JsonError as error:
+        raise AnnotationError(DEVICE_ALLOCATED, str(error)) from None
+
+
+def _amounts(where: str, device: _Allocation) -> dict[str, int]:
+    amounts = {}
+    for name, quantity in (device.resources or {}).items():
+        try:
+            amounts[name] = max(0, whole(quantity))
+        except QuantityError as error:
+            field = f"{where}.resources[{name[:60]!r}]"
+            raise AnnotationError(DEVICE_ALLOCATED, f"{field}: {error}") from None
+    return amounts

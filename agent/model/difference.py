@@ -36,12 +36,13 @@ def patch(
     wanted: Object,
     seen: Object | None,
     manager: str,
-    ours: Ours = lambda _path, _name: False,
+    ours: Ours | None = None,
     subresource: str = "",
 ) -> Object | None:
     """The object to apply as `manager` with force, None where nothing has to be written.
 
-    `seen`: the last state known of it, with its managedFields, None where there is none.
+    `seen`: the last state known of it, with its managedFields, None where there is none; without
+    `ours` no entry of a list without keys is.
     """
     if seen is None:
         return wanted
@@ -54,7 +55,7 @@ def patch(
         and each.get("operation") == "Apply"
         and (each.get("subresource") or "") == subresource
     ]
-    merge = _Merge(ours)
+    merge = _Merge(ours or _nothing_ours)
     merged = merge.object(wanted, seen, written, ())
     stale = merge.dropped or any(_stale(each, wanted) for each in own)
     says = {name: value for name, value in merged.items() if name not in _TYPE}
@@ -66,12 +67,13 @@ def patch(
     return merged
 
 
-def same_version(seen: Object, manager: str, api_version: str) -> list[Object] | None:
-    """The JSON patch to send before one applies in `api_version` what one applied in another
+def same_version(seen: Object, api_version: str) -> list[Object] | None:
+    """The JSON patch to send before one applies in `api_version` what somebody wrote in another
     version of the API before, None where there is no need.
 
-    An API server removes what is applied no longer in the version of the last apply, and fails
-    (500) where that one lacks a field: so it is told that ours was the new one all the time.
+    An API server that merges an apply looks at the object in every version that somebody wrote it
+    in, and fails (500) where one of them lacks a field: so it is told that all of it was written in
+    the new one. Whose field is whose stays.
     """
     changes: list[Object] = [
         {
@@ -80,14 +82,16 @@ def same_version(seen: Object, manager: str, api_version: str) -> list[Object] |
             "value": api_version,
         }
         for place, entry in enumerate(_managed(seen))
-        if entry.get("manager") == manager
-        and entry.get("operation") == "Apply"
-        and entry.get("apiVersion", api_version) != api_version
+        if entry.get("apiVersion", api_version) != api_version
     ]
     if not changes:
         return None
     version = seen["metadata"].get("resourceVersion")
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
+
+
+def _nothing_ours(_path: Path, _name: str) -> bool:
+    return False
 
 
 class _Merge:

@@ -1,7 +1,8 @@
 """What becomes of a call whose hook can't do its work, and how long a hook may wait.
 
 Settings as text, so that a flag and a TOML file say them the same way: `HOOK/CLASS=ignore|fail` and
-`HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a class a QoS class.
+`HOOK=SECONDS`, separated by commas. A hook is a method of the CRI, a class a QoS class or
+`devices`: what can't be done about a container's devices.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ RUN, CREATE = "RunPodSandbox", "CreateContainer"
 UPDATE, UPDATE_SANDBOX = "UpdateContainerResources", "UpdatePodSandboxResources"
 HOOKS: Final = (RUN, CREATE, UPDATE, UPDATE_SANDBOX)
 
+DEVICES: Final = "devices"
 ANY: Final = "*"
+_CLASSES: Final = (*QoS, DEVICES)
 _FAILS: Final = {"ignore": False, "fail": True}
 _MOST_SECONDS: Final = 60.0
 
@@ -32,10 +35,10 @@ class FailurePolicies(msgspec.Struct, frozen=True):
 
     rules: Mapping[tuple[str, str], bool]
 
-    def fails(self, hook: str, qos: QoS | None) -> bool:
-        """Whether the caller gets an error; else the call goes on, counted and logged. `qos` is
+    def fails(self, hook: str, class_: str | None) -> bool:
+        """Whether the caller gets an error; else the call goes on, counted and logged. `class_` is
         None where the pod is not known. The narrowest rule speaks, a hook before a class."""
-        class_ = ANY if qos is None else qos.value
+        class_ = class_ or ANY
         for key in ((hook, class_), (hook, ANY), (ANY, class_), (ANY, ANY)):
             if key in self.rules:
                 return self.rules[key]
@@ -70,8 +73,10 @@ def parse(text: str) -> FailurePolicies:
         hook, _, class_ = name.partition("/")
         if hook not in (*HOOKS, ANY):
             raise FailurePolicyError(f"{rule!r}: no hook {hook!r}, only {', '.join(HOOKS)} and *")
-        if "/" in name and class_ not in (*QoS, ANY):
-            raise FailurePolicyError(f"{rule!r}: no class {class_!r}, only {', '.join(QoS)} and *")
+        if "/" in name and class_ not in (*_CLASSES, ANY):
+            raise FailurePolicyError(
+                f"{rule!r}: no class {class_!r}, only {', '.join(_CLASSES)} and *"
+            )
         if value not in _FAILS:
             raise FailurePolicyError(f"{rule!r}: neither ignore nor fail")
         rules[hook, class_ or ANY] = _FAILS[value]

@@ -107,8 +107,8 @@ def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False)
         model = re.sub(r"(?i)^nvidia\s+", "", model)
     labels = {
         GPU_VENDOR: facts.vendor,
-        GPU_MODEL: _label(model),
-        GPU_DRIVER: _label(facts.driver_version),
+        GPU_MODEL: label_value(model),
+        GPU_DRIVER: label_value(facts.driver_version),
     }
     if gfd and facts.vendor == _NVIDIA:
         labels |= _discovered(facts, cards)
@@ -123,14 +123,17 @@ def _discovered(facts: GpuFacts, cards: list[Device]) -> dict[str, str]:
     return {
         "nvidia.com/gpu.present": "true",
         "nvidia.com/gpu.count": str(len(cards)),
-        "nvidia.com/gpu.product": _label(facts.product),
+        "nvidia.com/gpu.product": label_value(facts.product),
         "nvidia.com/gpu.memory": str(memory.pop() >> 20) if len(memory) == 1 else "",
-        "nvidia.com/cuda.driver-version.full": _label(facts.driver_version),
-        **{f"nvidia.com/cuda.driver-version.{part}": _label(parts.get(part, "")) for part in parts},
+        "nvidia.com/cuda.driver-version.full": label_value(facts.driver_version),
+        **{
+            f"nvidia.com/cuda.driver-version.{part}": label_value(parts.get(part, ""))
+            for part in parts
+        },
     }
 
 
-def _label(text: str) -> str:
+def label_value(text: str) -> str:
     """A text as the value of a label may be."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text)[:63].strip("._-")
 

@@ -1,7 +1,5 @@
-"""The Kubernetes objects that describe a node, as plain JSON values: NodeResourceTopology, Node.
-
-Shapes: peers.md §1.2 (v1alpha2) and Koordinator's annotations (koordinator.md §1.3, §1.5).
-"""
+"""Annotations and labels that describe a node's CPUs: Koordinator's (koordinator.md §1.3, §1.5) and
+ours."""
 
 from __future__ import annotations
 
@@ -12,12 +10,10 @@ import msgspec
 
 from agent.model import jsontext
 from agent.model.annotations import AnnotationError
-from agent.model.availability import Held, core_kinds, zones
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.jsontext import JsonError
 from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
-from agent.model.nodetopology import NodeTopology, Version, encode
-from agent.model.snapshot import Owner, Pool
+from agent.model.snapshot import Pool
 from agent.model.topology import Cpu, Topology
 
 Object = dict[str, Any]
@@ -58,7 +54,9 @@ def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
 class NodeConfiguration(msgspec.Struct, frozen=True):
     """What people set for the node: the kubelet's words about CPUs and NUMA nodes, with the CPUs
     that it reserves, the Node's annotations, and the agent's settings for CPUs that are set aside.
-    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods."""
+    `kubelet_memory`: the kubelet binds the memory of Guaranteed pods, and keeps
+    `reserved_memory_bytes` of each NUMA node from pods; `max_numa_nodes`: for how many its topology
+    manager works, None for its default."""
 
     kubelet_policy: str = "none"
     kubelet_options: dict[str, str] = {}
@@ -70,6 +68,8 @@ class NodeConfiguration(msgspec.Struct, frozen=True):
     cpu_normalization_ratio: float = 1.0
     bind_memory: bool = False
     kubelet_memory: bool = False
+    reserved_memory_bytes: dict[int, int] = {}
+    max_numa_nodes: int | None = None
     owners_on_reserved: bool = False
     be_on_reserved: bool = False
 
@@ -93,32 +93,8 @@ def koordinator_annotations(
     }
 
 
-def node_resource_topology(
-    name: str,
-    topology: Topology,
-    ls_pools: tuple[Pool, ...],
-    be_pools: tuple[Pool, ...],
-    owners: tuple[Owner, ...],
-    allocs: tuple[PodCpuAlloc, ...],
-    configured: NodeConfiguration,
-) -> Object:
-    """The NodeResourceTopology of a node without a cluster; `available` is what no pod owns."""
-    held = [Held(owner.cpus) for owner in owners]
-    held += [Held(CpuSet.parse(each.cpuset)) for each in allocs if each.managed_by_kubelet]
-    value = NodeTopology(
-        name,
-        zones(topology, held),
-        configured.topology_policy,
-        configured.topology_scope,
-        attributes=core_kinds(topology),
-        labels={MANAGED_BY: "topolet"},
-        annotations=koordinator_annotations(topology, ls_pools, be_pools, allocs, configured),
-    )
-    return encode(value, Version.V1ALPHA2)
-
-
-def node_labels(name: str, topology: Topology) -> Object:
-    """The Node, as far as we write it: labels that tell what kind of machine it is."""
+def node_labels(topology: Topology) -> dict[str, str]:
+    """Labels of the Node that tell what kind of machine it is."""
     kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
     facts = {
         "cpus": str(len(topology.cpus)),
@@ -129,7 +105,11 @@ def node_labels(name: str, topology: Topology) -> Object:
         "smt": "true" if topology.smt else "false",
         **({"core-kinds": "_".join(kinds)} if kinds else {}),
     }
-    labels = {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
+    return {f"{LABEL_PREFIX}{key}": value for key, value in facts.items()}
+
+
+def node(name: str, labels: dict[str, str]) -> Object:
+    """The Node, as far as we write it, but for its status."""
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from agent.model.snapshot import CpuPolicy
+from agent.model.visible import Unasked
 
 
 class SettingsError(ValueError):
@@ -33,6 +34,25 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     store_dir: Annotated[
         str, msgspec.Meta(description="standalone: folder of the objects; empty: below state-dir")
     ] = ""
+    kubeconfig: Annotated[
+        str,
+        msgspec.Meta(
+            description="file that says where the API server is and who we are; empty: the service "
+            "account of our pod"
+        ),
+    ] = ""
+    service_account_dir: Annotated[
+        str, msgspec.Meta(description="folder of our pod's token and of the API server's ca.crt")
+    ] = "/var/run/secrets/kubernetes.io/serviceaccount"
+    recheck_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=86_400,
+            description="how often what was reported to the cluster is compared with what is "
+            "stored there, seconds",
+        ),
+    ] = 300.0
     root: Annotated[str, msgspec.Meta(description="where the host's /sys and /proc are")] = "/"
     cgroup_root: Annotated[str, msgspec.Meta(description="where cgroups are mounted")] = (
         "/sys/fs/cgroup"
@@ -61,6 +81,38 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    devices: Annotated[
+        bool,
+        msgspec.Meta(description="the agent looks for GPUs, RDMA devices and FPGAs"),
+    ] = True
+    gpu_driver_root: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the files of NVIDIA's driver are; empty: "
+            "where the system looks for libraries"
+        ),
+    ] = ""
+    gpu_actions: Annotated[
+        str,
+        msgspec.Meta(
+            description="XID=ACTION or STATE=ACTION, separated by commas, where NVIDIA's catalogue "
+            "is not wanted: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
+        ),
+    ] = ""
+    gfd_labels: Annotated[
+        bool,
+        msgspec.Meta(
+            description="the Node gets the labels of NVIDIA's GPU feature discovery too, as far as "
+            "we know them: where that does not run"
+        ),
+    ] = False
+    pod_resources_socket: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the kubelet tells what its pods hold (PodResources); empty: it is "
+            "not asked"
+        ),
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(
@@ -107,6 +159,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "cgroup v2, which always moves them, leaves running containers as they are"
         ),
     ] = False
+    unasked_gpus: Annotated[
+        Unasked,
+        msgspec.Meta(
+            description="containers that no GPU was given to: leave them as they come; hide every "
+            "GPU where the request names none, whatever the image says; deny also a request for "
+            "`all`, which monitors make. By NRI, which shows image and request as one, hide takes "
+            "`all` for the image's"
+        ),
+    ] = "hide"
+    gpu_cdi_kind: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^([A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_-]*)?$",
+            description="kind of the CDI devices, named by UUID, that GPUs are given by where a "
+            "request has no sign of any (nvidia.com/gpu); empty: by NVIDIA_VISIBLE_DEVICES",
+        ),
+    ] = ""
+    hami_core_library: Annotated[
+        str,
+        msgspec.Meta(
+            description="HAMi-core's library on this host, for pods that want their part of a GPU "
+            "enforced; empty: there is none"
+        ),
+    ] = ""
     http: Annotated[
         str,
         msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),
@@ -207,9 +283,35 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         msgspec.Meta(
             description="HOOK/CLASS=ignore or fail, separated by commas, `*` for all: whether a "
             "call goes on or fails when its hook waited in vain, can't read it or went wrong; the "
-            "narrowest rule speaks"
+            "narrowest rule speaks. Class `devices`: whether a container that can't have the "
+            "devices allocated to it keeps those of its device plugin"
         ),
-    ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail"
+    ] = "*=ignore,CreateContainer/LSE=fail,CreateContainer/LSR=fail,CreateContainer/devices=fail"
+    webhook_https: Annotated[
+        str,
+        msgspec.Meta(description="webhook: ADDRESS:PORT of its pages, /healthz among them, by TLS"),
+    ] = "0.0.0.0:9443"
+    tls_certificate_file: Annotated[
+        str,
+        msgspec.Meta(description="the certificate shown to clients; read again when it changes"),
+    ] = "/etc/topolet/tls/tls.crt"
+    tls_key_file: Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")] = (
+        "/etc/topolet/tls/tls.key"
+    )
+    binders_file: Annotated[
+        str,
+        msgspec.Meta(
+            description="webhook: the accounts that bind pods with GPUs, user names, one a line; "
+            "read again when it changes"
+        ),
+    ] = "/etc/topolet/policy/binders"
+    webhook_failure_policy: Annotated[
+        Literal["Fail", "Ignore"],
+        msgspec.Meta(
+            description="webhook: whether the Binding of a pod that can't be looked up is refused "
+            "or goes on"
+        ),
+    ] = "Fail"
     drain_seconds: Annotated[
         float,
         msgspec.Meta(

@@ -10,6 +10,7 @@ from agent.model import jsontext
 from agent.model.cpuset import CpuSet, union
 from agent.model.jsontext import JsonError
 from agent.model.qos import QoS
+from agent.model.visible import NodeDevices
 from agent.model.wanted import PodWanted, Wanted
 
 CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
@@ -88,6 +89,8 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
+    devices: NodeDevices | None = None
+    """None: the agent does not decide who sees which."""
 
 
 def pool_cpus(pools: tuple[Pool, ...], nodes: tuple[int, ...] = ()) -> CpuSet:

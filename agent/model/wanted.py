@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from agent.model.limits import Limits
 from agent.model.qos import QoS
+from agent.model.visible import Visible
 
 NO_LIMITS: Final = Limits()
 
@@ -16,17 +18,18 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one container gets; `cpuset` None means hands off.
 
     `exclusive`: the CPUs are its pod's own. `blocked` says why it must not be created yet: its CPUs
-    are not free, or it has none.
+    are not free, or it has none. `visible` None: nobody decided about its devices.
     """
 
     cpuset: str | None = None
     exclusive: bool = False
     limits: Limits = NO_LIMITS
     blocked: str = ""
+    visible: Visible | None = None
 
     @property
     def hands_off(self) -> bool:
-        """Whether nothing of the container is ours."""
+        """Whether neither CPUs nor limits of the container are ours."""
         return self.cpuset is None and self.limits == NO_LIMITS
 
     def without_memory(self) -> Wanted:
@@ -57,6 +60,18 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     def of(self, container_name: str) -> Wanted:
         """What the container of that name gets."""
         return self.containers.get(container_name, self.each)
+
+    def seeing(self, each: Visible | None, containers: Mapping[str, Visible]) -> PodWanted:
+        """The same with what its containers see, by name; `each` for any other."""
+        names = self.containers.keys() | containers.keys()
+        return msgspec.structs.replace(
+            self,
+            each=msgspec.structs.replace(self.each, visible=each),
+            containers={
+                name: msgspec.structs.replace(self.of(name), visible=containers.get(name, each))
+                for name in sorted(names)
+            },
+        )
 
     @property
     def exclusive(self) -> bool:

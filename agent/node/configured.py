@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -13,9 +13,9 @@ from agent.allocate import layout as layouts
 from agent.allocate.aside import PoolRules
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.reservations import cpus_for, reserved_cpus
-from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.model.annotations import AnnotationError
+from agent.model.apinode import ApiNode
 from agent.model.cpuset import EMPTY
 from agent.model.node_annotations import (
     NUMA_MEMORY_POLICY,
@@ -33,40 +33,24 @@ STRICT_CPU_RESERVATION: Final = "strict-cpu-reservation"
 log = logging.getLogger(__name__)
 
 
-class Store(Protocol):
-    """Where the Node is."""
-
-    def get(self, kind: str, name: str) -> dict[str, Any] | None:
-        """The object, None when there is none. Raises StoreError."""
-        ...
-
-
 class NodeObject:
-    """Reads the Node's annotations at every look."""
+    """Remembers the last good word of each annotation, and what was told of the others."""
 
-    def __init__(self, store: Store, node_name: str) -> None:
-        self._store = store
+    def __init__(self, node_name: str) -> None:
         self._name = node_name
         self._last = NodeConfiguration()
-        self._read: tuple[Topology, dict[str, str], dict[str, str]] | None = None
+        self._read: tuple[Topology, ApiNode] | None = None
         self._told: frozenset[str] = frozenset()
 
-    def configured(self, topology: Topology) -> NodeConfiguration:
+    def configured(self, node: ApiNode, topology: Topology) -> NodeConfiguration:
         """Never fails: what is wrong is logged once."""
-        try:
-            node = self._store.get("Node", self._name)
-            annotations, labels = _texts(node, "annotations"), _texts(node, "labels")
-        except StoreError as error:
-            self._tell(frozenset([str(error)]))
-            self._read = None
-        else:
-            if self._read != (topology, annotations, labels):
-                self._read = topology, annotations, labels
-                annotated_, troubles = annotated(self._last, annotations, topology)
-                self._last = msgspec.structs.replace(
-                    annotated_, bind_memory=NUMA_MEMORY_POLICY in labels
-                )
-                self._tell(troubles)
+        if self._read != (topology, node):
+            self._read = topology, node
+            annotated_, troubles = annotated(self._last, node.annotations, topology)
+            self._last = msgspec.structs.replace(
+                annotated_, bind_memory=NUMA_MEMORY_POLICY in node.labels
+            )
+            self._tell(troubles)
         return self._last
 
     def _tell(self, troubles: frozenset[str]) -> None:
@@ -125,6 +109,8 @@ def beside(
         topology_policy=kubelet.topology_manager_policy,
         topology_scope=kubelet.topology_manager_scope,
         kubelet_memory=kubelet.memory_manager_policy == "Static",
+        reserved_memory_bytes=kubelet.reserved_memory_bytes,
+        max_numa_nodes=kubelet.max_numa_nodes,
     )
 
 
@@ -143,13 +129,6 @@ def rules(configured: NodeConfiguration) -> PoolRules:
         kubelet_memory=configured.kubelet_memory,
         cpu_normalization_ratio=configured.cpu_normalization_ratio,
     )
-
-
-def _texts(node: Mapping[str, Any] | None, field: str) -> dict[str, str]:
-    metadata = node.get("metadata") if node else None
-    notes = metadata.get(field) if isinstance(metadata, dict) else None
-    found = notes.items() if isinstance(notes, dict) else ()
-    return {key: text for key, text in found if isinstance(text, str)}
 
 
 def _system(annotations: Mapping[str, str]) -> SystemQos:

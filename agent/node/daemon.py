@@ -15,27 +15,32 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.discover.facts import DiscoveryError
+from agent.host import malloc
 from agent.host.boot import boot_id
 from agent.host.ending import Ending
 from agent.host.locks import Lock
 from agent.kube.errors import StoreError
-from agent.kube.store import EmbeddedStore
 from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.node import local, reload
+from agent.node import local, reload, sight
 from agent.node.beside import Beside
+from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
+from agent.node.devices import device_view
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source, rest
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
+from agent.node.outbox import Pace
 from agent.node.placement import Locator
+from agent.node.podresources import PodResourcesView
 from agent.node.publisher import Publisher
-from agent.node.report import Reporter
+from agent.node.remembered import Memory
 from agent.node.telling import Teller
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -46,6 +51,8 @@ log = logging.getLogger(__name__)
 
 STALE_SECONDS = 5.0
 OPEN_FILES = 16_384
+_PODS_CHANGED = frozenset({Source.TREE, Source.RUNTIME, Source.KUBELET})
+"""What may come with something that the kubelet gave or took."""
 
 
 class Health:
@@ -111,12 +118,21 @@ class Door(Protocol):
         ...
 
 
-def run(settings: Settings, read_again: Callable[[], Settings], door: Door | None = None) -> None:
+def run(
+    settings: Settings,
+    read_again: Callable[[], Settings],
+    door: Door | None = None,
+    *,
+    standalone: bool,
+) -> None:
     """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
-    Raises LockedError, HttpError, CgroupError, SettingsError, ConfigurationError or OSError when it
-    can't start,
-    OSError when its state folder is taken away."""
+    `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
+    ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
+    taken away."""
+    malloc.one_arena()
     exclude = reload.excluded(settings)
+    node_name = settings.node_name or os.uname().nodename
+    objects = objects_of(settings, node_name, standalone=standalone)
     beside = Beside(settings)
     local.check_kubelet(settings)
     machine = Machine(settings.root)
@@ -135,8 +151,11 @@ def run(settings: Settings, read_again: Callable[[], Settings], door: Door | Non
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     teller = Teller(Cri(options.socket_path(settings.runtime_endpoint)))
     metrics = AgentMetrics()
-    store = EmbeddedStore(settings.store_dir or str(state / "objects"))
-    node_name = settings.node_name or os.uname().nodename
+    doorbell = Doorbell(str(state / "doorbell.sock"))
+    pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
+    cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
+    pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
+    devices = device_view(settings, doorbell.wake)
     node = Node(
         machine=machine,
         cri=cri,
@@ -145,14 +164,19 @@ def run(settings: Settings, read_again: Callable[[], Settings], door: Door | Non
         controllers=controllers,
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
-        node_object=NodeObject(store, node_name),
+        assignments=cluster,
+        memory=Memory(str(state / "cluster.json")),
+        node_object=NodeObject(node_name),
         beside=beside,
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),
-        reporter=Reporter(store, node_name),
+        reporter=cluster.reporter,
+        kubelet_says=KubeletSays(pod_resources),
         metrics=metrics,
         teller=teller,
         local=local_cpus,
         notices=Notices(settings.state_dir),
+        devices=devices,
+        sight_policy=sight.policy(settings),
         migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude
@@ -163,12 +187,12 @@ def run(settings: Settings, read_again: Callable[[], Settings], door: Door | Non
         "/readyz": health.ready,
     }
     server = HttpServer(settings.http, pages) if settings.http else None
-    doorbell = Doorbell(str(state / "doorbell.sock"))
     events = Events(
         doorbell,
         hierarchy.path,
         settings.kubelet_dir,
         options.socket_path(settings.runtime_endpoint),
+        cluster.news,
     )
     stopping = asked_to_reload = False
 
@@ -184,6 +208,7 @@ def run(settings: Settings, read_again: Callable[[], Settings], door: Door | Non
 
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
+        cluster.start()
         if door:
             door.start()
         log.info("agent looks at %s", settings.runtime_endpoint)
@@ -197,6 +222,10 @@ def run(settings: Settings, read_again: Callable[[], Settings], door: Door | Non
                 sources = {Source.CLOCK}
             for source in sources:
                 metrics.wakes.labels(source.value).inc()
+            if devices is not None and Source.HOTPLUG in sources:
+                devices.look_again()
+            if sources & _PODS_CHANGED:
+                pod_resources.ask()
             if asked_to_reload:
                 asked_to_reload = False
                 settings = reload.reloaded(settings, read_again, node)
@@ -213,6 +242,10 @@ def run(settings: Settings, read_again: Callable[[], Settings], door: Door | Non
     if door:
         door.close()
     events.close()
+    cluster.close()
+    pod_resources.close()
+    if devices is not None:
+        devices.close()
     doorbell.close()
     if server:
         server.close()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Set
 from typing import Final
 
+from agent.discover import hotplug
 from agent.host import inotify
 from agent.host.inotify import Inotify
 from agent.host.uevents import Uevents
@@ -27,7 +28,7 @@ pauses that double from FIRST_PAUSE_SECONDS to the period."""
 FIRST_PAUSE_SECONDS: Final = 0.02
 LEAST_REST_SECONDS: Final = 0.02
 
-_HOTPLUGGED: Final = frozenset({"cpu", "node"})
+_HOTPLUGGED: Final = frozenset({"cpu", "node"}) | hotplug.SUBSYSTEMS
 
 
 class Source(enum.Enum):
@@ -37,6 +38,7 @@ class Source(enum.Enum):
     TREE = "tree"
     RUNTIME = "runtime"
     KUBELET = "kubelet"
+    CLUSTER = "cluster"
     HOTPLUG = "hotplug"
     CLOCK = "clock"
 
@@ -81,8 +83,14 @@ class Events:
     """
 
     def __init__(
-        self, doorbell: Doorbell, hierarchy_root: str, kubelet_dir: str, runtime_socket: str
+        self,
+        doorbell: Doorbell,
+        hierarchy_root: str,
+        kubelet_dir: str,
+        runtime_socket: str,
+        cluster_news: threading.Event | None = None,
     ) -> None:
+        """`cluster_news` is set, and the doorbell woken, by who hears from the cluster."""
         self._tree: TreeWatch | None = None
         self._kubelet: KubeletWatch | None = None
         self._uevents: Uevents | None = None
@@ -96,6 +104,7 @@ class Events:
         with _told_if_missing("CPU hotplug is not told"):
             self._uevents = Uevents()
             doorbell.also_wake_on(self._uevents.fileno())
+        self._cluster_news = cluster_news
         self._runtime_told = threading.Event()
 
         def happened() -> None:
@@ -116,6 +125,9 @@ class Events:
         if self._runtime_told.is_set():
             self._runtime_told.clear()
             sources.add(Source.RUNTIME)
+        if self._cluster_news is not None and self._cluster_news.is_set():
+            self._cluster_news.clear()
+            sources.add(Source.CLUSTER)
         return sources
 
     def pause(self, settings: Settings, healthy: bool, sources: Set[Source], began: float) -> float:

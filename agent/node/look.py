@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgspec
 
 from agent.allocate import pools
 from agent.allocate.pools import Decision
+from agent.allocate.present import present
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
@@ -28,18 +30,24 @@ from agent.model.doorbell import (
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
 from agent.model.snapshot import LocalOwner, Owner
+from agent.model.topology import Topology
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
+from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
+from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays, KubeletWord
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
+from agent.node.sight import Sight, SightPolicy, sight
 from agent.node.telling import Teller
 from agent.node.witness import Witness
 from agent.runtime.cri import Cri
@@ -50,6 +58,12 @@ log = logging.getLogger(__name__)
 
 class RoundError(RuntimeError):
     """Something could not be set right; the message names it. Everything else was done."""
+
+
+class Told(Protocol):
+    """Who knows what the cluster says."""
+
+    def now(self) -> Assigned: ...
 
 
 class Node:
@@ -65,29 +79,40 @@ class Node:
         controllers: Controllers,
         journal: Journal,
         kubelet: KubeletView,
+        assignments: Told,
+        memory: Memory,
         node_object: NodeObject,
         beside: Beside,
         publisher: Publisher,
         reporter: Reporter,
+        kubelet_says: KubeletSays,
         metrics: AgentMetrics,
         teller: Teller | None = None,
         local: LocalCpus | None = None,
         notices: Notices | None = None,
+        devices: DeviceView | None = None,
+        sight_policy: SightPolicy | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
         """Without a teller the runtime is not told what changed in cgroups; without `local` there
-        is no node-local policy, and without `notices` no container is told its CPUs."""
+        is no node-local policy, without `notices` no container is told its CPUs, and without
+        `devices` there are none."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
+        self._assignments = assignments
+        self._memory = memory
         self._node_object = node_object
         self._beside = beside
         self._publisher = publisher
         self._reporter = reporter
+        self._kubelet_says = kubelet_says
         self._metrics = metrics
         self._local = local or LocalCpus()
         self._notices = notices
+        self._devices = devices
+        self._sight_policy = sight_policy or SightPolicy()
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
@@ -133,13 +158,11 @@ class Node:
         observed, alone = excluded.part(self._observer.look(), self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
-        configured = self._beside.applied(self._node_object.configured(topology), topology)
-        listed = {pod.uid for pod in observed.pods}
-        pods = observed.pods + tuple(
-            pod
-            for pod in self._announced.missing_from(listed, time.monotonic())
-            if not excludes(self.exclude, pod.namespace, pod.name)
-        )
+        assigned = self._assignments.now()
+        pods = self._pods(observed.pods, assigned)
+        known = self._memory.known
+        configured = self._node_object.configured(known.node, topology)
+        configured = self._beside.applied(configured, topology)
         holds = self._enforcement.holds(observed, topology)
         running_on = _running_on(pods, holds)
         cpu_policy = self._local.policy(kubelet.static)
@@ -161,6 +184,8 @@ class Node:
         self._enforcement.prepare_created(observed, decision, holds)
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
+        word = self._kubelet_says.now(topology, pods)
+        seen, shown = self._seen(topology, assigned, pods, word)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -173,15 +198,39 @@ class Node:
             left_alone=[each.id for each in alone],
             memory_stays=self._enforcement.memory_stays,
             cpu_policy=cpu_policy,
+            sight=shown,
         )
         self._rung = False
         failures += self._enforcement.finish(observed, decision, freed)
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._reporter.report(topology, decision, pods, kubelet, configured)
+        self._reporter.report(
+            topology, decision, pods, kubelet, configured, assigned, seen.report, word
+        )
         if failures:
             raise RoundError("; ".join(failures))
+
+    def _pods(self, observed: tuple[Pod, ...], assigned: Assigned) -> tuple[Pod, ...]:
+        """Those that the runtime has, those that it is about to get, and those that the cluster
+        gave this node."""
+        listed = {pod.uid for pod in observed}
+        there = observed + self._announced.missing_from(listed, time.monotonic())
+        known = self._memory.update(assigned, [pod.uid for pod in there])
+        pods = present(assigned.pods.values(), there, known.pods)
+        return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
+
+    def _seen(
+        self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord
+    ) -> tuple[SeenDevices, Sight | None]:
+        """The devices, and what of them containers see: nothing is said of it before the numbers
+        are known that they had."""
+        if self._devices is None or assigned.devices is None:
+            return SeenDevices(), None
+        node = self._memory.known.node
+        seen = self._devices.now(topology, assigned.devices, node, pods, word.grants)
+        asked = assigned.pods.values()
+        return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy)
 
 
 def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:

@@ -25,6 +25,7 @@ from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.loop import Loop
+from agent.runtime.nri import messages
 from agent.runtime.nri.link import Link
 
 DOOR_SECONDS = 3.0
@@ -47,7 +48,7 @@ def run(settings: Settings, launched: Launched | None) -> None:
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
     bell = Bell(f"{settings.state_dir}/doorbell.sock")
     grants, containers = Grants(), Containers()
-    admission = Admission(snapshots, bell, grants, policies, settings.state_dir)
+    admission = Admission(snapshots, bell, grants, policies, settings.state_dir, messages.SAYS)
     conflicts = Conflicts(f"{index}-{name}", lambda: peers.of(path))
     hooks = Hooks(admission, deadlines, snapshots, containers, conflicts)
     link = Link(

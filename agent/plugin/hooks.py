@@ -76,7 +76,7 @@ class Hooks:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)
             call.state = Creation(call.request, self._waiting(call, failurepolicy.CREATE))
-        answer = self._admission.create(call.state)
+        answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Held):
             return HOLD
         if isinstance(answer, Refused):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tnri.proto\x12\x14nri.pkg.api.v1alpha1\"U\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\x12\x13\n\x0bNRI_version\x18\x03 \x01(\t\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\x9d\x01\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1c\n\x14registration_timeout\x18\x04 \x01(\x03\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\x12\x13\n\x0bNRI_version\x18\x06 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xb0\x01\n\x0c\x45ventRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"T\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\"P\n\x17UpdateContainerResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xa1\x01\n\x10StateChangeEvent\x12*\n\x05\x65vent\x18\x01 \x01(\x0e\x32\x1b.nri.pkg.api.v1alpha1.Event\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\x07\n\x05\x45mpty\"\xe5\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12<\n\x06labels\x18\x05 \x03(\x0b\x32,.nri.pkg.api.v1alpha1.PodSandbox.LabelsEntry\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x0fLinuxPodSandbox\x12\x15\n\rcgroup_parent\x18\x03 \x01(\t\"\xe1\x01\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12+\n\x06mounts\x18\t \x03(\x0b\x32\x1b.nri.pkg.api.v1alpha1.Mount\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\"K\n\x05Mount\x12\x13\n\x0b\x64\x65stination\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\"I\n\x0eLinuxContainer\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"p\n\x0eLinuxResources\x12\x31\n\x06memory\x18\x01 \x01(\x0b\x32!.nri.pkg.api.v1alpha1.LinuxMemory\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\"A\n\x0bLinuxMemory\x12\x32\n\x05limit\x18\x01 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\"\xc6\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\x12\x0c\n\x04mems\x18\x07 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe4\x01\n\x13\x43ontainerAdjustment\x12+\n\x06mounts\x18\x03 \x03(\x0b\x32\x1b.nri.pkg.api.v1alpha1.Mount\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\x12\x34\n\x0b\x43\x44I_devices\x18\x08 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.CDIDevice\"S\n\x18LinuxContainerAdjustment\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"b\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources*\xea\x02\n\x05\x45vent\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x13\n\x0fRUN_POD_SANDBOX\x10\x01\x12\x14\n\x10STOP_POD_SANDBOX\x10\x02\x12\x16\n\x12REMOVE_POD_SANDBOX\x10\x03\x12\x14\n\x10\x43REATE_CONTAINER\x10\x04\x12\x19\n\x15POST_CREATE_CONTAINER\x10\x05\x12\x13\n\x0fSTART_CONTAINER\x10\x06\x12\x18\n\x14POST_START_CONTAINER\x10\x07\x12\x14\n\x10UPDATE_CONTAINER\x10\x08\x12\x19\n\x15POST_UPDATE_CONTAINER\x10\t\x12\x12\n\x0eSTOP_CONTAINER\x10\n\x12\x14\n\x10REMOVE_CONTAINER\x10\x0b\x12\x16\n\x12UPDATE_POD_SANDBOX\x10\x0c\x12\x1b\n\x17POST_UPDATE_POD_SANDBOX\x10\r\x12!\n\x1dVALIDATE_CONTAINER_ADJUSTMENT\x10\x0e*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\tnri.proto\x12\x14nri.pkg.api.v1alpha1\"U\n\x15RegisterPluginRequest\x12\x13\n\x0bplugin_name\x18\x01 \x01(\t\x12\x12\n\nplugin_idx\x18\x02 \x01(\t\x12\x13\n\x0bNRI_version\x18\x03 \x01(\t\"P\n\x17UpdateContainersRequest\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"Q\n\x18UpdateContainersResponse\x12\x35\n\x06\x66\x61iled\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\x9d\x01\n\x10\x43onfigureRequest\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x14\n\x0cruntime_name\x18\x02 \x01(\t\x12\x17\n\x0fruntime_version\x18\x03 \x01(\t\x12\x1c\n\x14registration_timeout\x18\x04 \x01(\x03\x12\x17\n\x0frequest_timeout\x18\x05 \x01(\x03\x12\x13\n\x0bNRI_version\x18\x06 \x01(\t\"#\n\x11\x43onfigureResponse\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x05\"\x87\x01\n\x12SynchronizeRequest\x12.\n\x04pods\x18\x01 \x03(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x33\n\ncontainers\x18\x02 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12\x0c\n\x04more\x18\x03 \x01(\x08\"Z\n\x13SynchronizeResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\x12\x0c\n\x04more\x18\x02 \x01(\x08\"\xb0\x01\n\x0c\x45ventRequest\x12-\n\x03pod\x18\x01 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x02 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\x12=\n\x0flinux_resources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"T\n\x17\x43reateContainerResponse\x12\x39\n\x06\x61\x64just\x18\x01 \x01(\x0b\x32).nri.pkg.api.v1alpha1.ContainerAdjustment\"P\n\x17UpdateContainerResponse\x12\x35\n\x06update\x18\x01 \x03(\x0b\x32%.nri.pkg.api.v1alpha1.ContainerUpdate\"\xa1\x01\n\x10StateChangeEvent\x12*\n\x05\x65vent\x18\x01 \x01(\x0e\x32\x1b.nri.pkg.api.v1alpha1.Event\x12-\n\x03pod\x18\x02 \x01(\x0b\x32 .nri.pkg.api.v1alpha1.PodSandbox\x12\x32\n\tcontainer\x18\x03 \x01(\x0b\x32\x1f.nri.pkg.api.v1alpha1.Container\"\x07\n\x05\x45mpty\"\xe5\x02\n\nPodSandbox\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0b\n\x03uid\x18\x03 \x01(\t\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12<\n\x06labels\x18\x05 \x03(\x0b\x32,.nri.pkg.api.v1alpha1.PodSandbox.LabelsEntry\x12\x46\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x31.nri.pkg.api.v1alpha1.PodSandbox.AnnotationsEntry\x12\x34\n\x05linux\x18\x08 \x01(\x0b\x32%.nri.pkg.api.v1alpha1.LinuxPodSandbox\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x0fLinuxPodSandbox\x12\x15\n\rcgroup_parent\x18\x03 \x01(\t\"\x9f\x03\n\tContainer\x12\n\n\x02id\x18\x01 \x01(\t\x12\x16\n\x0epod_sandbox_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x33\n\x05state\x18\x04 \x01(\x0e\x32$.nri.pkg.api.v1alpha1.ContainerState\x12\x45\n\x0b\x61nnotations\x18\x06 \x03(\x0b\x32\x30.nri.pkg.api.v1alpha1.Container.AnnotationsEntry\x12\x0b\n\x03\x65nv\x18\x08 \x03(\x0c\x12+\n\x06mounts\x18\t \x03(\x0b\x32\x1b.nri.pkg.api.v1alpha1.Mount\x12\x33\n\x05linux\x18\x0b \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxContainer\x12\x0b\n\x03pid\x18\x0c \x01(\r\x12\x34\n\x0b\x43\x44I_devices\x18\x14 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.CDIDevice\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"K\n\x05Mount\x12\x13\n\x0b\x64\x65stination\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x0e\n\x06source\x18\x03 \x01(\t\x12\x0f\n\x07options\x18\x04 \x03(\t\"}\n\x0eLinuxContainer\x12\x32\n\x07\x64\x65vices\x18\x02 \x03(\x0b\x32!.nri.pkg.api.v1alpha1.LinuxDevice\x12\x37\n\tresources\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"\xaa\x01\n\x0eLinuxResources\x12\x31\n\x06memory\x18\x01 \x01(\x0b\x32!.nri.pkg.api.v1alpha1.LinuxMemory\x12+\n\x03\x63pu\x18\x02 \x01(\x0b\x32\x1e.nri.pkg.api.v1alpha1.LinuxCPU\x12\x38\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\'.nri.pkg.api.v1alpha1.LinuxDeviceCgroup\"G\n\x0bLinuxDevice\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\r\n\x05major\x18\x03 \x01(\x03\x12\r\n\x05minor\x18\x04 \x01(\x03\"\xa8\x01\n\x11LinuxDeviceCgroup\x12\r\n\x05\x61llow\x18\x01 \x01(\x08\x12\x0c\n\x04type\x18\x02 \x01(\t\x12\x32\n\x05major\x18\x03 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x32\n\x05minor\x18\x04 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x0e\n\x06\x61\x63\x63\x65ss\x18\x05 \x01(\t\"A\n\x0bLinuxMemory\x12\x32\n\x05limit\x18\x01 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\"\xc6\x01\n\x08LinuxCPU\x12\x34\n\x06shares\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x32\n\x05quota\x18\x02 \x01(\x0b\x32#.nri.pkg.api.v1alpha1.OptionalInt64\x12\x34\n\x06period\x18\x03 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.OptionalUInt64\x12\x0c\n\x04\x63pus\x18\x06 \x01(\t\x12\x0c\n\x04mems\x18\x07 \x01(\t\"\x1e\n\rOptionalInt64\x12\r\n\x05value\x18\x01 \x01(\x03\"\x1f\n\x0eOptionalUInt64\x12\r\n\x05value\x18\x01 \x01(\x04\"&\n\x08KeyValue\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x19\n\tCDIDevice\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xe9\x02\n\x13\x43ontainerAdjustment\x12O\n\x0b\x61nnotations\x18\x02 \x03(\x0b\x32:.nri.pkg.api.v1alpha1.ContainerAdjustment.AnnotationsEntry\x12+\n\x06mounts\x18\x03 \x03(\x0b\x32\x1b.nri.pkg.api.v1alpha1.Mount\x12+\n\x03\x65nv\x18\x04 \x03(\x0b\x32\x1e.nri.pkg.api.v1alpha1.KeyValue\x12=\n\x05linux\x18\x06 \x01(\x0b\x32..nri.pkg.api.v1alpha1.LinuxContainerAdjustment\x12\x34\n\x0b\x43\x44I_devices\x18\x08 \x03(\x0b\x32\x1f.nri.pkg.api.v1alpha1.CDIDevice\x1a\x32\n\x10\x41nnotationsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x87\x01\n\x18LinuxContainerAdjustment\x12\x32\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32!.nri.pkg.api.v1alpha1.LinuxDevice\x12\x37\n\tresources\x18\x02 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources\"b\n\x0f\x43ontainerUpdate\x12\x14\n\x0c\x63ontainer_id\x18\x01 \x01(\t\x12\x39\n\x05linux\x18\x02 \x01(\x0b\x32*.nri.pkg.api.v1alpha1.LinuxContainerUpdate\"O\n\x14LinuxContainerUpdate\x12\x37\n\tresources\x18\x01 \x01(\x0b\x32$.nri.pkg.api.v1alpha1.LinuxResources*\xea\x02\n\x05\x45vent\x12\x0b\n\x07UNKNOWN\x10\x00\x12\x13\n\x0fRUN_POD_SANDBOX\x10\x01\x12\x14\n\x10STOP_POD_SANDBOX\x10\x02\x12\x16\n\x12REMOVE_POD_SANDBOX\x10\x03\x12\x14\n\x10\x43REATE_CONTAINER\x10\x04\x12\x19\n\x15POST_CREATE_CONTAINER\x10\x05\x12\x13\n\x0fSTART_CONTAINER\x10\x06\x12\x18\n\x14POST_START_CONTAINER\x10\x07\x12\x14\n\x10UPDATE_CONTAINER\x10\x08\x12\x19\n\x15POST_UPDATE_CONTAINER\x10\t\x12\x12\n\x0eSTOP_CONTAINER\x10\n\x12\x14\n\x10REMOVE_CONTAINER\x10\x0b\x12\x16\n\x12UPDATE_POD_SANDBOX\x10\x0c\x12\x1b\n\x17POST_UPDATE_POD_SANDBOX\x10\r\x12!\n\x1dVALIDATE_CONTAINER_ADJUSTMENT\x10\x0e*\x82\x01\n\x0e\x43ontainerState\x12\x15\n\x11\x43ONTAINER_UNKNOWN\x10\x00\x12\x15\n\x11\x43ONTAINER_CREATED\x10\x01\x12\x14\n\x10\x43ONTAINER_PAUSED\x10\x02\x12\x15\n\x11\x43ONTAINER_RUNNING\x10\x03\x12\x15\n\x11\x43ONTAINER_STOPPED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,10 +35,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PODSANDBOX_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_PODSANDBOX_ANNOTATIONSENTRY']._loaded_options = None
   _globals['_PODSANDBOX_ANNOTATIONSENTRY']._serialized_options = b'8\001'
-  _globals['_EVENT']._serialized_start=3028
-  _globals['_EVENT']._serialized_end=3390
-  _globals['_CONTAINERSTATE']._serialized_start=3393
-  _globals['_CONTAINERSTATE']._serialized_end=3523
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_CONTAINERADJUSTMENT_ANNOTATIONSENTRY']._loaded_options = None
+  _globals['_CONTAINERADJUSTMENT_ANNOTATIONSENTRY']._serialized_options = b'8\001'
+  _globals['_EVENT']._serialized_start=3759
+  _globals['_EVENT']._serialized_end=4121
+  _globals['_CONTAINERSTATE']._serialized_start=4124
+  _globals['_CONTAINERSTATE']._serialized_end=4254
   _globals['_REGISTERPLUGINREQUEST']._serialized_start=35
   _globals['_REGISTERPLUGINREQUEST']._serialized_end=120
   _globals['_UPDATECONTAINERSREQUEST']._serialized_start=122
@@ -72,31 +76,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LINUXPODSANDBOX']._serialized_start=1594
   _globals['_LINUXPODSANDBOX']._serialized_end=1634
   _globals['_CONTAINER']._serialized_start=1637
-  _globals['_CONTAINER']._serialized_end=1862
-  _globals['_MOUNT']._serialized_start=1864
-  _globals['_MOUNT']._serialized_end=1939
-  _globals['_LINUXCONTAINER']._serialized_start=1941
-  _globals['_LINUXCONTAINER']._serialized_end=2014
-  _globals['_LINUXRESOURCES']._serialized_start=2016
-  _globals['_LINUXRESOURCES']._serialized_end=2128
-  _globals['_LINUXMEMORY']._serialized_start=2130
-  _globals['_LINUXMEMORY']._serialized_end=2195
-  _globals['_LINUXCPU']._serialized_start=2198
-  _globals['_LINUXCPU']._serialized_end=2396
-  _globals['_OPTIONALINT64']._serialized_start=2398
-  _globals['_OPTIONALINT64']._serialized_end=2428
-  _globals['_OPTIONALUINT64']._serialized_start=2430
-  _globals['_OPTIONALUINT64']._serialized_end=2461
-  _globals['_KEYVALUE']._serialized_start=2463
-  _globals['_KEYVALUE']._serialized_end=2501
-  _globals['_CDIDEVICE']._serialized_start=2503
-  _globals['_CDIDEVICE']._serialized_end=2528
-  _globals['_CONTAINERADJUSTMENT']._serialized_start=2531
-  _globals['_CONTAINERADJUSTMENT']._serialized_end=2759
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=2761
-  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=2844
-  _globals['_CONTAINERUPDATE']._serialized_start=2846
-  _globals['_CONTAINERUPDATE']._serialized_end=2944
-  _globals['_LINUXCONTAINERUPDATE']._serialized_start=2946
-  _globals['_LINUXCONTAINERUPDATE']._serialized_end=3025
+  _globals['_CONTAINER']._serialized_end=2052
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_start=1542
+  _globals['_CONTAINER_ANNOTATIONSENTRY']._serialized_end=1592
+  _globals['_MOUNT']._serialized_start=2054
+  _globals['_MOUNT']._serialized_end=2129
+  _globals['_LINUXCONTAINER']._serialized_start=2131
+  _globals['_LINUXCONTAINER']._serialized_end=2256
+  _globals['_LINUXRESOURCES']._serialized_start=2259
+  _globals['_LINUXRESOURCES']._serialized_end=2429
+  _globals['_LINUXDEVICE']._serialized_start=2431
+  _globals['_LINUXDEVICE']._serialized_end=2502
+  _globals['_LINUXDEVICECGROUP']._serialized_start=2505
+  _globals['_LINUXDEVICECGROUP']._serialized_end=2673
+  _globals['_LINUXMEMORY']._serialized_start=2675
+  _globals['_LINUXMEMORY']._serialized_end=2740
+  _globals['_LINUXCPU']._serialized_start=2743
+  _globals['_LINUXCPU']._serialized_end=2941
+  _globals['_OPTIONALINT64']._serialized_start=2943
+  _globals['_OPTIONALINT64']._serialized_end=2973
+  _globals['_OPTIONALUINT64']._serialized_start=2975
+  _globals['_OPTIONALUINT64']._serialized_end=3006
+  _globals['_KEYVALUE']._serialized_start=3008
+  _globals['_KEYVALUE']._serialized_end=3046
+  _globals['_CDIDEVICE']._serialized_start=3048
+  _globals['_CDIDEVICE']._serialized_end=3073
+  _globals['_CONTAINERADJUSTMENT']._serialized_start=3076
+  _globals['_CONTAINERADJUSTMENT']._serialized_end=3437
+  _globals['_CONTAINERADJUSTMENT_ANNOTATIONSENTRY']._serialized_start=1542
+  _globals['_CONTAINERADJUSTMENT_ANNOTATIONSENTRY']._serialized_end=1592
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_start=3440
+  _globals['_LINUXCONTAINERADJUSTMENT']._serialized_end=3575
+  _globals['_CONTAINERUPDATE']._serialized_start=3577
+  _globals['_CONTAINERUPDATE']._serialized_end=3675
+  _globals['_LINUXCONTAINERUPDATE']._serialized_start=3677
+  _globals['_LINUXCONTAINERUPDATE']._serialized_end=3756
 # @@protoc_insertion_point(module_scope)

@@ -3,13 +3,14 @@ grants and doorbell, and asks the hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.hooks import cpuset
-from agent.hooks.changes import UNCHANGED, Changes
-from agent.hooks.cpuset import Answer, Give, Grant, Wait
+from agent.hooks import cpuset, decided
+from agent.hooks.changes import UNCHANGED, Changes, Says, joined
+from agent.hooks.cpuset import Answer, Give, Grant, Keep, Wait
 from agent.model import notice
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import (
@@ -21,7 +22,7 @@ from agent.model.doorbell import (
     Resized,
     Ring,
 )
-from agent.model.failurepolicy import CREATE, UPDATE, FailurePolicies
+from agent.model.failurepolicy import CREATE, DEVICES, UPDATE, FailurePolicies
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NOTHING
@@ -30,6 +31,9 @@ from agent.proxy.calls import Creation, Unread, Update
 from agent.proxy.grants import Grants
 from agent.proxy.outcomes import Outcomes
 from agent.proxy.snapshots import SnapshotFile
+
+if TYPE_CHECKING:
+    from agent.hooks.carriers import Carried
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -46,7 +50,8 @@ HELD = Held()
 
 
 class Admission:
-    """`state_dir`: where the agent keeps what containers are told."""
+    """`state_dir`: where the agent keeps what containers are told. `says`: what the door can change
+    of a container's devices."""
 
     def __init__(
         self,
@@ -55,12 +60,14 @@ class Admission:
         grants: Grants,
         policies: FailurePolicies,
         state_dir: str,
+        says: Says,
     ) -> None:
         self._snapshots = snapshots
         self._bell = bell
         self._grants = grants
         self._state_dir = state_dir
         self.outcomes = Outcomes(policies)
+        self._says = says
 
     def pod_comes(self, pod: PodComes) -> None:
         """Its sandbox is about to be made, or was just made."""
@@ -70,35 +77,38 @@ class Admission:
         """What came of the sandbox."""
         self._bell.ring(Look() if made else PodFailed(pod.uid))
 
-    def create(self, creation: Creation) -> Changes | Held | Refused:
+    def create(
+        self, creation: Creation, carried: Callable[[], Carried]
+    ) -> Changes | Held | Refused:
         """What the request to make a container goes on with; from then on the creation counts as
-        under way, until `created` or `abandoned`."""
+        under way, until `created` or `abandoned`. `carried` reads what it names of devices."""
         request, snapshot = creation.request, self._seen()
         grants = self._grants.all()
         answer = cpuset.create(request, snapshot, grants)
-        if isinstance(answer, Wait) and creation.waiting.late:
-            answer = self._last_resort(creation, snapshot, grants, answer.reason)
-            if isinstance(answer, Wait):
-                if creation.announced:
-                    self._bell.ring(creation.failed())
-                return Refused(answer.reason)
-        if isinstance(answer, Wait):
+        visible = decided.seen(request, snapshot)
+        waits = isinstance(answer, Wait)
+        if (waits or isinstance(visible, Wait)) and not creation.waiting.late:
             ring: Ring = request.pod
-            if snapshot is not None and cpuset.local_request(request, snapshot):
+            if waits and snapshot is not None and cpuset.local_request(request, snapshot):
                 creation.announced = True
                 ring = ContainerComes(request.pod, request.container_name, request.asked.shares)
             creation.waiting.ring(self._bell, ring)
             return HELD
-        given = answer.wanted if isinstance(answer, Give) else NOTHING
-        cpus = may_hold(request.asked.cpuset if given.cpuset is None else given.cpuset)
-        creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
-        told_in = ""
-        if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
-            folder = notice.folder(request.pod.uid, request.container_name)
-            told_in = f"{self._state_dir}/{folder}"
-        changes = cpuset.changes(request, answer, told_in)
-        creation.kept = changes.kept
-        return changes
+        if isinstance(answer, Wait):
+            answer = self._last_resort(creation, snapshot, grants, answer.reason)
+        if isinstance(answer, Wait):
+            return self._refused(creation, answer.reason)
+        shown = UNCHANGED
+        if visible is not None:
+            from agent.proxy.shown import DeniedError, shown_to  # not on a node without devices
+
+            try:
+                node = snapshot.devices if snapshot is not None else None
+                shown = shown_to(creation, carried, visible, node, self._says, self.outcomes)
+            except DeniedError as error:
+                return self._refused(creation, str(error))
+        changes = self._granted(creation, answer, snapshot)
+        return changes if shown == UNCHANGED else joined(changes, shown)
 
     def unhooked(
         self, hook: str, creation: Creation | None, reason: str, detail: str
@@ -106,14 +116,15 @@ class Admission:
         """For a request that can't be looked into, or whose hook went wrong: whether it goes on is
         the policy's choice. A creation that does must be told to `created`. `creation`: what was
         read of it before."""
-        qos, title = None, "a container that could not be looked into"
+        class_, title = None, "a container that could not be looked into"
         if creation is not None:
-            qos, title = creation.qos, creation.pod_title
+            classes = (creation.qos, DEVICES) if creation.allocated else (creation.qos,)
+            class_, title = self.outcomes.strictest(hook, *classes), creation.pod_title
             if creation.announced:
                 self._bell.ring(creation.failed())
             if creation.grant is not None:
                 self._grants.failed(creation.grant)
-        if self.outcomes.fails(hook, qos, reason, f"{title}: {detail}"):
+        if self.outcomes.fails(hook, class_, reason, f"{title}: {detail}"):
             return Refused(f"{hook}: {title}: {detail}")
         if hook == CREATE:
             return Unread(self._grants.open(Grant("", title, None)))
@@ -173,6 +184,27 @@ class Admission:
         request, snapshot = update.request, self._snapshots.current()
         if snapshot is not None and snapshot.cpu_policy != "none" and request.asked.shares:
             self._bell.ring(Resized(request.container_id, request.asked))
+
+    def _granted(
+        self, creation: Creation, answer: Keep | Give, snapshot: Snapshot | None
+    ) -> Changes:
+        """What it gets of CPUs and limits, held for it from now on."""
+        request = creation.request
+        given = answer.wanted if isinstance(answer, Give) else NOTHING
+        cpus = may_hold(request.asked.cpuset if given.cpuset is None else given.cpuset)
+        creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
+        told_in = ""
+        if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
+            folder = notice.folder(request.pod.uid, request.container_name)
+            told_in = f"{self._state_dir}/{folder}"
+        changes = cpuset.changes(request, answer, told_in)
+        creation.kept = changes.kept
+        return changes
+
+    def _refused(self, creation: Creation, why: str) -> Refused:
+        if creation.announced:
+            self._bell.ring(creation.failed())
+        return Refused(why)
 
     def _last_resort(
         self,

@@ -6,6 +6,7 @@ import time
 from typing import Final
 
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
+from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import ContainerFailed, Look, Ring
 from agent.proxy.bell import Bell
 
@@ -45,6 +46,11 @@ class Creation:
         self.kept: tuple[str, ...] = ()
         self.announced = False
         """Whether the agent holds CPUs for the container alone."""
+
+    @property
+    def allocated(self) -> bool:
+        """Whether a scheduler gave its pod devices."""
+        return DEVICE_ALLOCATED in self.request.pod.annotations
 
     def failed(self) -> Ring:
         """What the agent hears when it does not come to be."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING
+
 from agent.hooks import requests, rewrites
+from agent.hooks.changes import Says
 from agent.hooks.wire import WireError
 from agent.model.doorbell import PodComes
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines, FailurePolicies
@@ -15,6 +19,9 @@ from agent.proxy.outcomes import Outcomes
 from agent.proxy.snapshots import SnapshotFile
 from agent.rpc.grpc import Code
 from agent.runtime.gate import Call, Forward, Hold, Refuse, Replace, Verdict
+
+if TYPE_CHECKING:
+    from agent.hooks.carriers import Carried
 
 
 class _Ending:
@@ -40,7 +47,7 @@ class CpusetGate:
         policies: FailurePolicies,
         state_dir: str,
     ) -> None:
-        self._admission = Admission(snapshots, bell, grants, policies, state_dir)
+        self._admission = Admission(snapshots, bell, grants, policies, state_dir, Says())
         self._deadlines = deadlines
 
     @property
@@ -91,7 +98,7 @@ class CpusetGate:
     def _create(self, call: Call, message: bytes) -> Verdict:
         if not isinstance(call.state, Creation):
             call.state = Creation(requests.create_container(message), self._waiting(call))
-        answer = self._admission.create(call.state)
+        answer = self._admission.create(call.state, partial(_carried, message))
         if isinstance(answer, Held):
             return Hold()
         if isinstance(answer, Refused):
@@ -110,6 +117,12 @@ class CpusetGate:
 
     def _waiting(self, call: Call) -> Waiting:
         return Waiting(call.started, self._deadlines.of(METHODS[call.path]))
+
+
+def _carried(message: bytes) -> Carried:
+    from agent.hooks.carried import carried  # not on a node without devices
+
+    return carried(message)
 
 
 def _verdict(message: bytes | None) -> Verdict:

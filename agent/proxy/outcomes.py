@@ -8,7 +8,6 @@ from collections import Counter
 from typing import Final
 
 from agent.model.failurepolicy import FailurePolicies
-from agent.model.qos import QoS
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +19,8 @@ Key = tuple[str, ...]
 
 class Outcomes:
     """Reasons are few and fixed: `late`, `no_cpu`, `hook_error`, `oversize`, `compressed`,
-    `irregular`."""
+    `irregular`; of devices also `unhonoured`, `taken`, `door`, `privileged`. A class is a QoS
+    class or `devices`."""
 
     def __init__(self, policies: FailurePolicies) -> None:
         self._policies = policies
@@ -28,22 +28,30 @@ class Outcomes:
         self.failed: Counter[Key] = Counter()
         self._told: dict[Key, float] = {}
 
-    def fails(self, hook: str, qos: QoS | None, reason: str, detail: str) -> bool:
+    def fails(self, hook: str, class_: str | None, reason: str, detail: str) -> bool:
         """Whether the call fails by the policy of its hook and class."""
-        if self._policies.fails(hook, qos):
-            self.refused(hook, qos, reason, detail)
+        if self._policies.fails(hook, class_):
+            self.refused(hook, class_, reason, detail)
             return True
-        self._note(self.failed_open, hook, qos, reason, f"goes on: {detail}")
+        self.goes_on(hook, class_, reason, detail)
         return False
 
-    def refused(self, hook: str, qos: QoS | None, reason: str, detail: str) -> None:
+    def strictest(self, hook: str, *classes: str) -> str:
+        """Of the classes that a call belongs to the one whose policy fails it, else the first."""
+        return next((each for each in classes if self._policies.fails(hook, each)), classes[0])
+
+    def refused(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
         """The call fails whatever the policy is."""
-        self._note(self.failed, hook, qos, reason, f"fails: {detail}")
+        self._note(self.failed, hook, class_, reason, f"fails: {detail}")
+
+    def goes_on(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+        """The call goes on whatever the policy is."""
+        self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}")
 
     def _note(
-        self, counts: Counter[Key], hook: str, qos: QoS | None, reason: str, text: str
+        self, counts: Counter[Key], hook: str, class_: str | None, reason: str, text: str
     ) -> None:
-        key = (hook, qos.value if qos else "", reason)
+        key = (hook, str(class_ or ""), reason)
         counts[key] += 1
         now = time.monotonic()
         if now - self._told.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:

@@ -12,8 +12,8 @@ from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.pods import ContainerState, pod_uid
 from agent.model.wanted import Wanted
 from agent.proto import cri_pb2 as pb
+from agent.rpc.channel import Channel
 from agent.rpc.grpc import Code, RpcError
-from agent.runtime.channel import Channel
 
 Reply = TypeVar("Reply", bound=Message)
 

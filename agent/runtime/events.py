@@ -19,8 +19,8 @@ from google.protobuf.message import DecodeError
 
 from agent.proto import cri_pb2 as pb
 from agent.rpc import unary
+from agent.rpc.channel import Connection
 from agent.rpc.grpc import Code, RpcError
-from agent.runtime.channel import Connection
 
 _SERVICE: Final = "/runtime.v1.RuntimeService"
 _ANSWER_SECONDS: Final = 10.0

@@ -49,7 +49,7 @@ class Loop:
         self._order = itertools.count()
         self._stopped = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.register(self._wake, READ, lambda events: None)
+        self.register(self._wake, READ, self._woken)
 
     def register(self, fd: int, events: int, on_ready: OnReady) -> None:
         """Level-triggered; errors and hang-ups are always reported."""
@@ -80,13 +80,15 @@ class Loop:
 
     def run(self) -> None:
         """Until `stop`, also one that came before."""
-        poll, ready, timers = self._epoll.poll, self._ready, self._timers
+        poll, ready, timers, now = self._epoll.poll, self._ready, self._timers, time.monotonic
         while not self._stopped:  # `step`, without its calls: there is a caller who waits
-            for fd, events in poll(self._patience(-1) if timers else -1, _MOST_EVENTS):
+            seconds = -1.0
+            if timers and (seconds := timers[0][0] - now()) <= 0:
+                self._run_timers()
+                seconds = 0
+            for fd, events in poll(seconds, _MOST_EVENTS):
                 if fd in ready:
                     ready[fd](events)
-            if timers:
-                self._run_timers()
 
     def run_on(self, until: Callable[[], bool], seconds: float) -> None:
         """After a stop: until the condition holds, so many seconds have passed, or a `stop` comes
@@ -111,6 +113,9 @@ class Loop:
     def close(self) -> None:
         self._epoll.close()
         os.close(self._wake)
+
+    def _woken(self, events: int) -> None:
+        os.eventfd_read(self._wake)
 
     def _patience(self, seconds: float) -> float:
         while self._timers and self._timers[0][2].call is None:

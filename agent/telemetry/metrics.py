@@ -42,7 +42,7 @@ class AgentMetrics:
         )
         self.wakes = Counter(
             "topolet_wakes",
-            "What rounds began on: ring, tree, runtime, kubelet, hotplug, clock.",
+            "What rounds began on: ring, tree, runtime, kubelet, cluster, hotplug, clock.",
             ["source"],
             registry=registry,
         )
@@ -74,6 +74,18 @@ class AgentMetrics:
         )
         self.snapshot_generation = Gauge(
             "topolet_snapshot_generation", "Number of the last snapshot.", registry=registry
+        )
+        self.reports = Counter(
+            "topolet_reports",
+            "Reports to the cluster, by result: written, unchanged (as it was stored already), "
+            "failed.",
+            ["result"],
+            registry=registry,
+        )
+        self.cluster_troubles = Gauge(
+            "topolet_cluster_troubles",
+            "What the cluster can't be asked or told at present: pods, Node, reports.",
+            registry=registry,
         )
         self._decision: Decision | None = None
         registry.register(_Decided(lambda: self._decision))

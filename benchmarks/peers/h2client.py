@@ -34,6 +34,8 @@ class Client:
         self._blocks: dict[str, deque[bytes]] = {}
         self._buffer = bytearray()
         self._spent = 0
+        self.received_bytes = 0
+        """Of the messages in all replies."""
         self._read = memoryview(bytearray(1 << 20))
 
     def prepare(self, method: str, calls: int) -> None:
@@ -94,6 +96,7 @@ class Client:
             stream = int.from_bytes(buffer[at + 5 : at + 9], "big")
             if kind == 0:
                 self._spent += length
+                self.received_bytes += length
             if kind in (0, 1) and flags & 1:
                 ended.append(stream)
             elif kind == 4 and not flags & 1:

@@ -5,27 +5,44 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.present import coming, named, present
+from agent.allocate import present as rule
+from agent.allocate.present import coming, words
+from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
 from agent.model.pods import Container, ContainerState, Pod
+from agent.model.podwords import Words
+from agent.model.qos import QOS_LABEL
 
 
 def told(
     uid: str, phase: Phase = Phase.RUNNING, *, name: str = "", deleted: bool = False
 ) -> ApiPod:
     return ApiPod(
-        uid, "ns", name or uid, "n", phase, {}, {"from": "api"}, "guaranteed", 5, deleted=deleted
+        uid,
+        "ns",
+        name or uid,
+        "n",
+        phase,
+        {},
+        {RESOURCE_STATUS: "api"},
+        "guaranteed",
+        5,
+        deleted=deleted,
     )
 
 
 def running(uid: str, name: str = "") -> Pod:
     container = Container("c-" + uid, "main", ContainerState.RUNNING)
-    return Pod(uid, "ns", name or uid, {}, {"from": "runtime"}, None, 3, (container,))
+    return Pod(uid, "ns", name or uid, {}, {RESOURCE_STATUS: "runtime"}, None, 3, (container,))
+
+
+def present(api: list[ApiPod], runtime: list[Pod]) -> tuple[Pod, ...]:
+    return rule.present(api, runtime, words(api))
 
 
 def test_the_api_has_the_newer_words_and_the_runtime_the_containers() -> None:
     (pod,) = present([told("a")], [running("a")])
-    assert (pod.annotations, pod.kube_class, pod.created_at) == ({"from": "api"}, "guaranteed", 3)
+    assert (pod.annotations, pod.created_at) == ({RESOURCE_STATUS: "api"}, 3)
     assert pod.containers == running("a").containers
 
 
@@ -58,15 +75,23 @@ def test_two_pods_of_one_name_are_two() -> None:
     old, new = running("old", "web-0"), told("new", Phase.PENDING, name="web-0")
     pods = present([new], [old])
     assert [each.uid for each in pods] == ["new", "old"]
-    assert pods[1].annotations == {"from": "runtime"}, "not those of its successor"
-    assert named(pods) == [("ns", "web-0")]
+    assert pods[1].annotations == {RESOURCE_STATUS: "runtime"}, "not those of its successor"
 
 
-def test_a_static_pod_and_its_mirror_are_one() -> None:
-    marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash"}
+def test_a_static_pod_and_its_mirror_are_one_and_the_mirror_does_not_speak() -> None:
+    marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash", RESOURCE_STATUS: "api"}
     mirror = msgspec.structs.replace(told("api-uid"), annotations=marks)
-    (pod,) = present([mirror], [running("hash")])
-    assert (pod.uid, pod.annotations) == ("hash", marks)
+    assert present([mirror], [running("hash")]) == (running("hash"),)
+    (waiting,) = present([mirror], [])
+    assert waiting.uid == "hash"
+
+
+def test_only_what_decisions_read_is_taken_over() -> None:
+    it = running("a")
+    it = msgspec.structs.replace(it, labels={QOS_LABEL: "LS", "app": "x"})
+    (joined,) = rule.present([], [it], {"a": Words({QOS_LABEL: "LSR"}, {})})
+    assert joined.labels == {QOS_LABEL: "LSR", "app": "x"}
+    assert joined.annotations == {}
 
 
 pods = st.builds(told, st.sampled_from("abc"), st.sampled_from(Phase), deleted=st.booleans())

@@ -55,7 +55,9 @@ def test_help_lists_every_command_and_each_has_its_own() -> None:
         (["proxy", "--config=/nowhere/x.toml"], 2, "/nowhere/x.toml"),
         (["proxy", "--listen=a.sock"], 1, "endpoint 'a.sock' is no unix:///absolute/path"),
         (["proxy", "--listen=/run/x.sock", "--runtime-endpoint=/run/x.sock"], 1, "same socket"),
-        (["agent"], 2, "--standalone"),
+        (["agent", "--http="], 1, "not in a cluster (--kubeconfig says where one is, --standalone"),
+        (["webhook", "--webhook-failure-policy=Perhaps"], 2, "webhook-failure-policy"),
+        (["webhook", "--webhook-https=nowhere", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
         (["agent", "--standalone", "--period-seconds=0"], 2, "period-seconds"),
     ],
 )

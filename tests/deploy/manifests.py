@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 Object = dict[str, Any]
@@ -16,10 +19,19 @@ AGENT = "system:serviceaccount:topolet-system:topolet-agent"
 SCHEDULER = "system:serviceaccount:topolet-system:topolet-scheduler"
 
 
+EVERYTHING = "overlays/webhook"
+"""The overlay that has all objects."""
+
+
 def listed(folder: str) -> list[Path]:
-    """The files that a kustomization names, in its order."""
+    """The files that a kustomization names, with those of the folders that it names, in order."""
     names = yaml.safe_load((DEPLOY / folder / "kustomization.yaml").read_text())["resources"]
-    return [DEPLOY / folder / name for name in names]
+    paths = [(DEPLOY / folder / name).resolve() for name in names]
+    return [
+        file
+        for path in paths
+        for file in (listed(str(path.relative_to(DEPLOY))) if path.is_dir() else [path])
+    ]
 
 
 def objects(*folders: str) -> list[Object]:
@@ -34,8 +46,36 @@ def objects(*folders: str) -> list[Object]:
 
 def of_kind(kind: str) -> dict[str, Object]:
     """By name."""
-    found = objects("crds", "base", "policies")
+    found = objects(EVERYTHING)
     return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
+
+
+def kustomized(overlay: str, home: Path) -> list[Object]:
+    """What kustomize makes of an overlay; the test is skipped where there is none."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("no kubectl, which brings kustomize")
+    built = subprocess.run(
+        [kubectl, "kustomize", str(DEPLOY / "overlays" / overlay)],
+        capture_output=True,
+        check=True,
+        text=True,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+    )
+    return list(yaml.safe_load_all(built.stdout))
+
+
+def pod_of(overlay: str) -> Object:
+    """The pod of the DaemonSet with the overlay's patch merged by name."""
+    pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
+    path = DEPLOY / "overlays" / overlay / "agent.yaml"
+    if path.exists():
+        patch = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
+        pod = {**pod}
+        for field, entries in patch.items():
+            names = {each["name"] for each in entries}
+            pod[field] = [each for each in pod[field] if each["name"] not in names] + entries
+    return pod
 
 
 def complaints(value: object, schema: Object, at: str = "") -> list[str]:

@@ -1,35 +1,49 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from agent.cli import agent as agent_command
+from agent.cli import nri as nri_command
+from agent.cli import options
+from agent.cli import webhook as webhook_command
 from agent.model import deviceobject, difference, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone
+from agent.model.settings import socket_path
+from agent.scheduler import admission
 from tests.deploy.manifests import (
     AGENT,
     DEPLOY,
+    EVERYTHING,
     ROOT,
+    SCHEDULER,
     complaints,
+    kustomized,
     listed,
     objects,
     of_kind,
+    pod_of,
 )
 
-ALL = objects("crds", "base", "policies")
+ALL = objects(EVERYTHING)
 OVERLAYS = ("reconcile", "proxy", "nri")
+PATCHES = ("proxy/agent.yaml", "nri/agent.yaml", "webhook/binders.yaml")
+HARDENED = {
+    "privileged": False,
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 
 
 def test_every_file_is_listed_and_every_object_is_there_once() -> None:
     found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
-    used = {path for folder in ("crds", "base", "policies") for path in listed(folder)}
-    assert found - used == {DEPLOY / "overlays" / each / "agent.yaml" for each in ("proxy", "nri")}
+    used = set(listed(EVERYTHING))
+    assert found - used == {DEPLOY / "overlays" / each for each in PATCHES}
     keys = [(each["kind"], each["metadata"]["name"]) for each in ALL]
     assert len(keys) == len(set(keys))
     assert all(each["apiVersion"] for each in ALL)
@@ -50,8 +64,65 @@ def test_names_lead_somewhere() -> None:
             assert subject["name"] in accounts
             assert subject["namespace"] == namespace
     pod = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] in accounts
     assert f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}" == AGENT
+    assert {each.rpartition(":")[2] for each in (AGENT, SCHEDULER)} <= set(accounts)
+    settings = of_kind("ConfigMap")["topolet-policy"]["data"]
+    for key in ("allocators", "binders"):
+        ours = [each for each in settings[key].split() if f":{namespace}:" in each]
+        assert ours == [SCHEDULER]
+
+
+def webhook_pod() -> dict[str, Any]:
+    spec: dict[str, Any] = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_the_webhook_is_asked_where_it_listens() -> None:
+    """From the API server to the Service, from there to the pod's port, its page and its files."""
+    (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
+    service = of_kind("Service")[webhook["clientConfig"]["service"]["name"]]
+    template = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == webhook["clientConfig"]["service"]["port"]
+    (container,) = webhook_pod()["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    command, *flags = container["args"]
+    assert command == "webhook"
+    given = options.plain(flags, webhook_command.OPTIONS)
+    assert given is not None
+    settings = options.load(given)
+    assert settings.webhook_https == f"0.0.0.0:{ports[port['targetPort']]}"
+    assert webhook["clientConfig"]["service"]["path"] == admission.PATH
+    assert admission.LOOK_UP_LIMITS.whole_seconds < webhook["timeoutSeconds"]
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert {os.path.dirname(settings.tls_certificate_file)} == {mounts["tls"]}
+    assert {os.path.dirname(settings.tls_key_file)} == {mounts["tls"]}
+    assert settings.binders_file == f"{mounts['policy']}/binders"
+
+
+def test_policy_and_webhook_see_the_same_bindings() -> None:
+    (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
+    policy = of_kind("ValidatingAdmissionPolicy")["topolet-gpu-binders"]["spec"]
+    constraints = policy["matchConstraints"]
+    assert webhook["namespaceSelector"] == constraints["namespaceSelector"]
+    (rule,), (asked,) = constraints["resourceRules"], webhook["rules"]
+    assert {key: asked[key] for key in rule} == rule
+
+
+def test_the_pod_of_the_webhook_is_hardened() -> None:
+    pod = webhook_pod()
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not [each for each in pod["volumes"] if "hostPath" in each]
+    (container,) = pod["containers"]
+    assert container["securityContext"] == HARDENED
+    assert all(each["readOnly"] for each in container["volumeMounts"])
+    assert {each["name"] for each in container["volumeMounts"]} == {
+        each["name"] for each in pod["volumes"]
+    }
+    (rule,) = of_kind("ClusterRole")["topolet-webhook"]["rules"]
+    assert rule == {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
 
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"])
@@ -111,19 +182,6 @@ def test_what_the_agent_writes_is_held_to_its_own_node() -> None:
     assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
 
 
-def pod_of(overlay: str) -> dict[str, Any]:
-    """The pod of the DaemonSet with the overlay's patch merged by name."""
-    pod: dict[str, Any] = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
-    path = DEPLOY / "overlays" / overlay / "agent.yaml"
-    if path.exists():
-        patch = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
-        pod = {**pod}
-        for field, entries in patch.items():
-            names = {each["name"] for each in entries}
-            pod[field] = [each for each in pod[field] if each["name"] not in names] + entries
-    return pod
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_pods_are_hardened(overlay: str) -> None:
     pod = pod_of(overlay)
@@ -133,14 +191,9 @@ def test_pods_are_hardened(overlay: str) -> None:
     mounts = [mount for each in pod["containers"] for mount in each["volumeMounts"]]
     assert {each["name"] for each in mounts} == set(volumes)
     written = {volumes[each["name"]]["path"] for each in mounts if not each.get("readOnly")}
-    assert written <= {"/sys/fs/cgroup", "/run/containerd", "/run/topolet", "/var/run/nri"}
+    assert written == {"/sys/fs/cgroup", "/run/topolet"}
     for container in pod["containers"]:
-        assert container["securityContext"] == {
-            "privileged": False,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == HARDENED
         assert set(container["resources"]["requests"]) == {"cpu", "memory"}
         ports = {each["name"] for each in container.get("ports", ())}
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
@@ -148,14 +201,37 @@ def test_pods_are_hardened(overlay: str) -> None:
                 assert container[probe]["httpGet"]["port"] in ports
 
 
-def test_flags_are_those_of_the_command() -> None:
-    command, *flags = pod_of("reconcile")["containers"][0]["args"]
-    assert command == "agent"
-    known = {f"--{name.replace('_', '-')}" for name in agent_command.OPTIONS}
-    assert {each.partition("=")[0] for each in flags} <= known
+@pytest.mark.parametrize(("overlay", "place"), [("reconcile", 0), ("nri", 1)])
+def test_flags_are_those_of_the_command(overlay: str, place: int) -> None:
+    command, *flags = pod_of(overlay)["containers"][place]["args"]
+    module = {"agent": agent_command, "nri": nri_command}[command]
+    assert options.plain(flags, module.OPTIONS) is not None
 
 
-@pytest.mark.parametrize("path", ["base/daemonset.yaml", "overlays/nri/agent.yaml"])
+def test_the_host_lies_below_the_root_as_it_lies_on_the_host() -> None:
+    """So that a path that the kubelet's command line names leads somewhere."""
+    pod = pod_of("reconcile")
+    (container,) = pod["containers"]
+    _, *flags = container["args"]
+    given = options.plain(flags, agent_command.OPTIONS)
+    assert given is not None
+    settings = options.load(given)
+    places = {each["name"]: each["hostPath"]["path"] for each in pod["volumes"]}
+    mounts = {each["mountPath"]: places[each["name"]] for each in container["volumeMounts"]}
+    for inside, outside in mounts.items():
+        assert inside in (outside, settings.root + outside)
+    assert f"{settings.root}/sys" in mounts
+    assert f"{settings.root}/proc" in mounts
+    assert settings.cgroup_root in mounts
+    assert settings.kubelet_dir in mounts
+    assert settings.pod_resources_socket.startswith(f"{settings.kubelet_dir}/")
+    assert settings.state_dir in mounts
+    assert os.path.dirname(socket_path(settings.runtime_endpoint)) in mounts
+
+
+@pytest.mark.parametrize(
+    "path", ["base/daemonset.yaml", "overlays/nri/agent.yaml", "overlays/webhook/deployment.yaml"]
+)
 def test_every_mount_is_explained(path: str) -> None:
     lines = (DEPLOY / path).read_text().splitlines()
     mounts = [place for place, line in enumerate(lines) if "mountPath:" in line]
@@ -233,18 +309,8 @@ def test_the_schema_takes_devices() -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl, which brings kustomize")
-    built = subprocess.run(
-        [kubectl, "kustomize", str(DEPLOY / "overlays" / overlay)],
-        capture_output=True,
-        check=True,
-        text=True,
-        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
-    )
-    found = list(yaml.safe_load_all(built.stdout))
-    assert len(found) == len(ALL)
+    found = kustomized(overlay, tmp_path)
+    assert len(found) == len(objects(f"overlays/{overlay}"))
     (daemonset,) = (each for each in found if each["kind"] == "DaemonSet")
     pod = daemonset["spec"]["template"]["spec"]
     assert sorted(each["name"] for each in pod["containers"]) == sorted(
@@ -253,3 +319,15 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
     state = next(each for each in pod["volumes"] if each["name"] == "state")
     expected = "Directory" if overlay == "proxy" else "DirectoryOrCreate"
     assert state["hostPath"]["type"] == expected
+
+
+def test_with_the_webhook_the_policy_that_cannot_see_pods_only_tells(tmp_path: Path) -> None:
+    found = kustomized("webhook", tmp_path)
+    assert len(found) == len(ALL)
+    actions = {
+        each["metadata"]["name"]: each["spec"]["validationActions"]
+        for each in found
+        if each["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
+    assert actions.pop("topolet-gpu-binders") == ["Audit"]
+    assert set(map(tuple, actions.values())) == {("Deny",)}

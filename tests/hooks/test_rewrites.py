@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from agent.hooks import requests, rewrites, wire
-from agent.hooks.changes import UNCHANGED, Changes, Mount
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.model.doorbell import Asked
+from agent.model.visible import Mount
 from agent.proto import cri_pb2 as pb
 
 
@@ -38,16 +39,64 @@ def test_everything_that_a_hook_may_set_stands_behind_what_came() -> None:
         ("/n", "/ours"),
     ]
     assert [(each.key, each.value) for each in config.envs] == [
-        ("A", b"1"),
         ("A", b"2"),
         ("B", b"3"),
     ]
-    assert (
-        wire.text(wire.merged(changed or b"", *requests.CDI_DEVICES), 1) == "vendor.example/gpu=0"
-    )
+    assert [each.name for each in config.CDI_devices] == ["vendor.example/gpu=0"]
 
 
 def test_what_is_asked_in_the_end() -> None:
     asked = Asked("0-3", "0", 512, -1, 7)
     assert UNCHANGED.over(asked) == asked
     assert Changes(cpuset="1", shares=2).over(asked) == Asked("1", "0", 2, -1, 7)
+
+
+def test_what_is_removed_goes_and_everything_else_stays_byte_for_byte() -> None:
+    message = pb.CreateContainerRequest(pod_sandbox_id="s")
+    config = message.config
+    config.metadata.name = "main"
+    config.envs.add(key="KEPT", value=b"\xff")
+    config.envs.add(key="A", value=b"1")
+    config.envs.add(key="A", value=b"2")
+    config.mounts.add(container_path="/gone", host_path="/dev/null")
+    config.mounts.add(container_path="/kept", host_path="/gone")
+    config.devices.add(container_path="/dev/gone", host_path="/dev/gone")
+    config.devices.add(container_path="/dev/kept", host_path="/dev/kept", permissions="r")
+    config.annotations["cdi.k8s.io/changed"] = "old"
+    config.annotations["cdi.k8s.io/gone"] = "old"
+    config.annotations["kept"] = "old"
+    config.CDI_devices.add(name="v/c=gone")
+    config.CDI_devices.add(name="v/c=kept")
+    config.linux.resources.cpu_shares = 7
+    message.sandbox_config.annotations["cdi.k8s.io/gone"] = "the pod's own"
+    unknown = wire.patch((requests.CONFIG, 99), "config's") + wire.patch((98,), "request's")
+    raw = message.SerializeToString() + unknown
+    changes = Changes(
+        environment=(("A", "3"),),
+        mounts=(Mount("/dev/null", "/new", writable=True),),
+        nodes=(CarriedNode("/dev/new", "/dev/new", "rwm"),),
+        annotations=(("cdi.k8s.io/changed", "new"), ("cdi.k8s.io/gone", None)),
+        cdi_devices=("v/c=new",),
+        removed_mounts=("/gone",),
+        removed_nodes=(CarriedNode("/dev/gone", "/dev/gone"),),
+        removed_cdi_devices=("v/c=gone",),
+    )
+    changed = pb.CreateContainerRequest.FromString(rewrites.create_container(raw, changes) or b"")
+
+    expected = pb.CreateContainerRequest.FromString(raw)
+    config = expected.config
+    del config.envs[1:], config.mounts[0], config.devices[0], config.CDI_devices[0]
+    config.envs.add(key="A", value=b"3")
+    config.mounts.add(container_path="/new", host_path="/dev/null")
+    config.devices.add(container_path="/dev/new", host_path="/dev/new", permissions="rwm")
+    config.annotations["cdi.k8s.io/changed"] = "new"
+    del config.annotations["cdi.k8s.io/gone"]
+    config.CDI_devices.add(name="v/c=new")
+    assert changed == expected
+
+
+def test_what_is_not_there_is_no_change() -> None:
+    message = pb.CreateContainerRequest(pod_sandbox_id="s")
+    message.config.CDI_devices.add(name="v/c=kept")
+    changes = Changes(removed_cdi_devices=("v/c=gone",))
+    assert rewrites.create_container(message.SerializeToString(), changes) is None

@@ -14,18 +14,21 @@ import grpc
 import msgspec
 import pytest
 
+from agent.hooks.carriers import MOUNT_ROOT
 from agent.hookserver import hooks
 from agent.hookserver.door import HookDoor
 from agent.host.locks import LockedError
 from agent.model.annotations import RESOURCE_STATUS
+from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import Created, Look, PodComes, Resized
 from agent.model.limits import Limits
 from agent.model.snapshot import Snapshot
+from agent.model.visible import DeviceNode, Visible
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
 from agent.runtime.koordinator import registration
 from tests.hookserver.world import World, container
-from tests.proxy.exchanges import EMPTY, OWNED
+from tests.proxy.exchanges import CARD, EMPTY, OWNED, SHOWN
 from tests.waiting import eventually
 
 
@@ -304,3 +307,39 @@ def test_a_held_creation_ends_with_the_door(tmp_path: Path) -> None:
     world.close_door()
     assert isinstance(call.exception(timeout=30), grpc.RpcError)
     world.close()
+
+
+def allocated(
+    uid: str, value: str | None = None, name: str = "main"
+) -> pb.ContainerResourceHookRequest:
+    request = container(uid)
+    request.container_meta.name = name
+    request.pod_annotations[DEVICE_ALLOCATED] = "{}"
+    request.container_envs["PATH"] = "/bin"
+    if value is not None:
+        request.container_envs["NVIDIA_VISIBLE_DEVICES"] = value
+    return request
+
+
+def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
+    world.publish(SHOWN)
+    answer = world.container("PreCreateContainer", allocated("own", "GPU-other"))
+    assert dict(answer.container_envs) == {"PATH": "/bin", "NVIDIA_VISIBLE_DEVICES": "GPU-own"}
+    answer = world.container("PreCreateContainer", allocated("own", name="sidecar"))
+    assert answer.container_envs["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+@pytest.mark.parametrize("unsaid", ["nodes", "mounts"])
+def test_what_the_protocol_cannot_say_of_devices_is_refused(world: World, unsaid: str) -> None:
+    """A device node to add, or names in mounts that the protocol does not show."""
+    rdma = {"rdma": (DeviceNode("/dev/infiniband/uverbs0"),)} if unsaid == "nodes" else {}
+    pod = SHOWN.pods["own"].seeing(Visible((CARD,), rdma), {})
+    world.publish(msgspec.structs.replace(SHOWN, pods={"own": pod}))
+    value = "GPU-own" if unsaid == "nodes" else MOUNT_ROOT
+    with pytest.raises(grpc.RpcError) as error:
+        world.container("PreCreateContainer", allocated("own", value))
+    code, text = refused(error)
+    assert code == grpc.StatusCode.UNAVAILABLE
+    assert unsaid in text
+    line = 'topolet_hook_server_failed_total{hook="CreateContainer",qos="devices",reason="door"}'
+    assert world.metric(line) == 1

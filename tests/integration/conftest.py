@@ -10,6 +10,9 @@ from demo.containerd import Containerd
 from tests.integration.apiserver import server
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.harness import TestNode, built_or_skip, fresh_node, private_containerd
+from tests.integration.image import Image, built
+from tests.integration.kubelet import standalone
+from tests.integration.kubelet.standalone import Kubelet
 
 
 @pytest.fixture(scope="session")
@@ -30,6 +33,20 @@ def containerd2() -> Iterator[Containerd]:
 def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A real one; a test makes a namespace and nodes of its own, and leaves it running."""
     with server.running(tmp_path_factory.mktemp("apiserver")) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def kubelet() -> Iterator[Kubelet]:
+    """A real one with static policies; a test ends the pods that it gave it."""
+    with private_containerd() as runtime, standalone.running(runtime) as it:
+        yield it
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
+    """Of deploy/image, built of this checkout."""
+    with built(tmp_path_factory.mktemp("image")) as it:
         yield it
 
 

@@ -66,17 +66,19 @@ class TestNode:
         self._proxy: subprocess.Popen[bytes] | None = None
 
     # processes
-    def start_agent(self, *flags: str) -> None:
-        """Returns when /readyz says yes."""
+    def start_agent(self, *flags: str, environ: dict[str, str] | None = None) -> None:
+        """Without a cluster, or in that which the environment of a pod tells. Returns when /readyz
+        says yes."""
         self.http_port = free_port()
         self._agent = self._start(
             "agent",
-            "--standalone",
+            *(["--standalone"] if environ is None else []),
             f"--runtime-endpoint=unix://{self.containerd.socket}",
             f"--http=127.0.0.1:{self.http_port}",
             f"--kubelet-dir={self.folder / 'kubelet'}",
             "--node-name=node-a",
             *flags,
+            environ=environ,
         )
         agent = self._agent
         eventually("agent ready", lambda: agent.poll() is not None or self.get("/readyz")[0] == 200)
@@ -181,7 +183,9 @@ class TestNode:
         self.proxied.close()
         remove_cgroups(self.cgroup_root)
 
-    def _start(self, command: str, *flags: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, command: str, *flags: str, environ: dict[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
         with (self.folder / f"{command}.log").open("ab") as log:
             return subprocess.Popen(
                 [
@@ -194,6 +198,7 @@ class TestNode:
                 ],
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **(environ or {})},
             )
 
     def _proxy_accepts(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from agent.model import deviceobject, nodestatus, nodetopology
 from agent.model.devices import Device, DeviceTopology
 from agent.model.difference import patch, same_version
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
-from tests.deploy.api import Api, RefusedError, Who
-from tests.deploy.manifests import AGENT, SCHEDULER, objects, of_kind
+from tests.deploy.api import Api, RefusedError, Who, path_of
+from tests.deploy.manifests import AGENT, SCHEDULER, kustomized, objects, of_kind
+from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 
@@ -98,16 +101,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer) -> Cluster:
-    everything = [
-        {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
-        {"nonResourceURLs": ["*"], "verbs": ["*"]},
-    ]
-    apiserver.account("kube-system", "deployer", everything)
-    token = apiserver.token("kube-system", "deployer")
-    api = Api(apiserver.url, token, str(apiserver.folder / "ca.crt"))
+    api = deployed.administrator(apiserver, "deployer")
     made = Cluster(api)
-    for each in objects("crds", "base", "policies"):
-        eventually(f"{each['kind']} served", partial(_applied, api, each), seconds=20)
+    deployed.apply(api, objects("crds", "base", "policies"))
     for name in ("node-1", "node-2"):
         api.apply(node(name))
     gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}
@@ -123,17 +119,6 @@ def cluster(apiserver: ApiServer) -> Cluster:
     return made
 
 
-def _applied(api: Api, body: Object) -> bool:
-    """False while the server does not know the kind yet."""
-    try:
-        api.apply(body)
-    except RefusedError as refused:
-        if refused.code != 404:
-            raise
-        return False
-    return True
-
-
 def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
     try:
         (cluster.try_binding if body["kind"] == "Binding" else cluster.try_pod)(body, who)
@@ -144,8 +129,6 @@ def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:
 
 def _in_force(cluster: Cluster) -> bool:
     """A policy is obeyed some moments after it was made; one attempt against each."""
-    gpu = pod(namespace="gpu", cpu=None)
-    gpu["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
     try:
         cluster.api.request("DELETE", "/api/v1/nodes/node-2?dryRun=All", None, Who(AGENT))
         own = False
@@ -158,8 +141,75 @@ def _in_force(cluster: Cluster) -> bool:
         and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
         and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
         and _refuses(cluster, binding("free", "gpu"), ALICE)
-        and cluster.try_pod(gpu)["spec"]["schedulerName"] == "topolet"
+        and cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet"
     )
+
+
+Attempt = Callable[[Cluster], Object]
+
+
+def gpu_pod() -> Object:
+    body = pod(namespace="gpu")
+    body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    return body
+
+
+# By policy: what it refuses, and the nearest thing that passes.
+ATTEMPTS: dict[str, tuple[Attempt, Attempt]] = {
+    "topolet-allocations": (
+        lambda it: it.try_pod(pod(annotations=CPUS)),
+        lambda it: it.try_pod(pod(annotations=CPUS), OURS),
+    ),
+    "topolet-binding-allocations": (
+        lambda it: it.try_binding(binding("free", **CPUS), ALICE),
+        lambda it: it.try_binding(binding("free", **CPUS), OURS),
+    ),
+    "topolet-own-node": (
+        lambda it: it.api.apply(deviceobject.encode("node-2", (GPU,)), AGENT_1, "topolet"),
+        lambda it: it.api.apply(deviceobject.encode("node-1", (GPU,)), AGENT_1, "topolet"),
+    ),
+    "topolet-own-node-fields": (
+        lambda it: it.api.apply(labelled("node-1", "a"), AGENT_1, "topolet"),
+        lambda it: it.api.apply(labelled("node-1", "topology.topolet.io/a"), AGENT_1, "topolet"),
+    ),
+    "topolet-requests": (
+        lambda it: it.try_pod(pod(qos="LSE", cpu=("1500m", "1500m"))),
+        lambda it: it.try_pod(pod(qos="LSE", cpu=("2", "2"))),
+    ),
+    "topolet-annotations": (
+        lambda it: it.try_pod(pod(annotations={RESOURCE_SPEC: "FullPCPUs"})),
+        lambda it: it.try_pod(pod(annotations={RESOURCE_SPEC: "{}"})),
+    ),
+    "topolet-gpu-binders": (
+        lambda it: it.try_binding(binding("free", "gpu"), ALICE),
+        lambda it: it.try_binding(binding("free", "gpu"), OURS),
+    ),
+}
+
+
+def labelled(name: str, key: str) -> Object:
+    return {**node(name), "metadata": {"name": name, "labels": {key: "b"}}}
+
+
+def test_every_policy_is_tried() -> None:
+    assert set(ATTEMPTS) == set(of_kind("ValidatingAdmissionPolicy"))
+
+
+@pytest.mark.parametrize("policy", ATTEMPTS)
+def test_a_policy_refuses_and_lets_pass(cluster: Cluster, policy: str) -> None:
+    refused, passes = ATTEMPTS[policy]
+    with pytest.raises(RefusedError, match=rf"{policy}\b(?!-)"):
+        refused(cluster)
+    assert passes(cluster)
+
+
+@pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "webhook"])
+def test_the_server_takes_every_overlay(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
+    for body in kustomized(overlay, tmp_path):
+        path = path_of(body) + "?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
+        media = "application/apply-patch+yaml"
+        taken = cluster.api.request("PATCH", path, body, None, media)
+        assert taken["metadata"]["name"] == body["metadata"]["name"]
 
 
 def test_the_settings_can_be_read(cluster: Cluster) -> None:
@@ -455,7 +505,7 @@ def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster
 
     balloon = {"name": "balloon-1", "type": "balloon"}
     theirs = plain({**topology(), "zones": [balloon]})
-    eventually("served", partial(_applied, cluster.api, theirs), seconds=20)
+    eventually("served", partial(deployed.applied, cluster.api, theirs), seconds=20)
     seen = cluster.api.apply(theirs, manager="other")
     wanted = plain(topology())
     written = patch(wanted, seen, "topolet", nodetopology.ours)
@@ -493,11 +543,11 @@ def test_the_version_may_change_under_the_same_writer(
     cluster.api.apply(before, who, "topolet")
     seen = cluster.api.request("GET", path.format(then))
     wanted = topology("node-2", then, left=0)
-    changes = same_version(seen, "topolet", wanted["apiVersion"])
+    changes = same_version(seen, wanted["apiVersion"])
     assert changes is not None
     media = "application/json-patch+json"
     changed = cluster.api.request("PATCH", path.format(then), changes, who, media)
-    assert same_version(changed, "topolet", wanted["apiVersion"]) is None
+    assert same_version(changed, wanted["apiVersion"]) is None
     assert patch(wanted, changed, "topolet", nodetopology.ours) == wanted
     seen = cluster.api.apply(wanted, who, "topolet")
     assert [each["name"] for each in seen["zones"]] == ["node-0"]

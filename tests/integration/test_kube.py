@@ -27,6 +27,7 @@ from agent.kube.listwatch import PAGE, ListWatch
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.stream import Stream
 from agent.kube.transport import APPLY, Transport
+from agent.model import nodestatus
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 
@@ -283,7 +284,9 @@ def test_nodes_are_added_to_and_not_made(
     status = {**node(place), "status": {"capacity": capacity, "allocatable": capacity}}
     assert cluster.apply_status(status) is True
     assert cluster.apply_status(status) is False
-    cluster.merge("Node", place, {"status": {"capacity": {"other.io/x": "1"}}}, status=True)
+    apiserver.admin.merge(
+        f"/api/v1/nodes/{place}/status", {"status": {"capacity": {"other.io/x": "1"}}}
+    )
     stored = cluster.get("Node", place)
     assert stored is not None
     assert stored["metadata"]["labels"].items() >= {"theirs": "1", "ours": "1"}.items()
@@ -484,7 +487,7 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
     cluster = Cluster(Transport(apiserver.access(str(token))), place, spread_seconds=0)
     account = f"system:serviceaccount:{place}:agent"
     with pytest.raises(ForbiddenError) as denied:
-        cluster.merge("Node", place, {"status": {"capacity": {"a.io/b": "1"}}}, status=True)
+        cluster.apply_status(nodestatus.status(place, {"a.io/b": 1}))
     assert (denied.value.verb, denied.value.resource, denied.value.group) == (
         "patch",
         "nodes/status",

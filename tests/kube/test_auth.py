@@ -16,12 +16,12 @@ from tests.integration.apiserver.certificates import Authority
     [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
 )
 def test_in_cluster(tmp_path: Path, host: str, server: str) -> None:
-    folder = tmp_path / auth.SERVICE_ACCOUNT
+    folder = tmp_path / "account"
     folder.mkdir(parents=True)
     Authority(folder)
     (folder / "token").write_text("t")
     environ = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": "443"}
-    access = auth.in_cluster(environ, str(tmp_path))
+    access = auth.in_cluster(str(folder), environ)
     assert access.server == server
     assert access.headers() == {"Authorization": "Bearer t"}
     assert access.tls() is not None
@@ -30,7 +30,7 @@ def test_in_cluster(tmp_path: Path, host: str, server: str) -> None:
 @pytest.mark.parametrize("environ", [{}, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}])
 def test_outside_of_a_cluster(environ: dict[str, str]) -> None:
     with pytest.raises(AccessError, match="KUBERNETES_SERVICE_HOST"):
-        auth.in_cluster(environ)
+        auth.in_cluster("", environ)
 
 
 def test_context_is_kept_until_its_files_change(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -244,3 +246,22 @@ def test_what_a_start_imports() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_connections_are_kept_for_as_many_as_ask_at_once(server: Server) -> None:
+    """Else each of their requests but two would greet the server anew."""
+    together = threading.Barrier(5)
+
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        together.wait(10)
+        return reply(connection, 200, {"ok": True})
+
+    server.answer = answer
+    transport = Transport(FileAccess(server.url), connections=5)
+    with ThreadPoolExecutor(5) as pool:
+        for _ in range(3):
+            for done in [pool.submit(transport.get, "/readyz") for _ in range(5)]:
+                done.result()
+    transport.close()
+    assert len(server.requests) == 15
+    assert len({each.connection for each in server.requests}) == 5

@@ -24,7 +24,9 @@ WRITTEN: dict[str, Any] = {
     "cpuManagerPolicyOptions": {"full-pcpus-only": "true"},
     "topologyManagerPolicy": "restricted",
     "topologyManagerScope": "pod",
+    "topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "16"},
     "memoryManagerPolicy": "Static",
+    "reservedMemory": [{"numaNode": 1, "limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"}}],
     "reservedSystemCPUs": "0-1",
     "kubeReserved": {"cpu": "500m", "memory": "1Gi"},
     "systemReserved": {"cpu": "1"},
@@ -36,7 +38,9 @@ READ = KubeletConfiguration(
     cpu_manager_options={"full-pcpus-only": "true"},
     topology_manager_policy="restricted",
     topology_manager_scope="pod",
+    max_numa_nodes=16,
     memory_manager_policy="Static",
+    reserved_memory_bytes={1: 1 << 30},
     reserved_cpus=CpuSet((0, 1)),
     reserved_milli=1500,
     cgroup_driver="systemd",
@@ -64,12 +68,16 @@ def test_flags_win_over_the_file() -> None:
         "single-numa-node",
         "--kube-reserved=cpu=2,memory=1Gi",
         "--reserved-cpus=",
+        "--reserved-memory",
+        "0:memory=1Gi,hugepages-2Mi=4Mi;1:memory=5",
+        "--topology-manager-policy-options=max-allowable-numa-nodes=9",
         "--v=2",
     ]
     got = of_command_line(words, WRITTEN, "here")
     assert (got.cpu_manager_policy, got.topology_manager_policy) == ("none", "single-numa-node")
     assert (got.reserved_cpus, got.reserved_milli) == (CpuSet(), 3000)
     assert got.cgroup_driver == "systemd"
+    assert (got.reserved_memory_bytes, got.max_numa_nodes) == ({0: 1 << 30, 1: 5}, 9)
 
 
 def test_a_kubelet_of_flags_alone() -> None:
@@ -96,6 +104,15 @@ def test_flags_of_a_command_line() -> None:
         ({"reservedSystemCPUs": "0-"}, "here: reservedSystemCPUs: CPU list '0-'"),
         ({"kubeReserved": {"cpu": "much"}}, "here: kubeReserved.cpu: 'much' is no quantity"),
         ({"systemReserved": {"cpu": None}}, "`$.systemReserved"),
+        ({"reservedMemory": [{"numaNode": "a"}]}, "`$.reservedMemory[0].numaNode`"),
+        (
+            {"reservedMemory": [{"numaNode": 0, "limits": {"memory": "much"}}]},
+            "here: reservedMemory[0].limits.memory: 'much' is no quantity",
+        ),
+        (
+            {"topologyManagerPolicyOptions": {"max-allowable-numa-nodes": "-1"}},
+            "topologyManagerPolicyOptions.max-allowable-numa-nodes: '-1' is no count",
+        ),
     ],
 )
 def test_a_fault_names_source_and_field(content: object, reason: str) -> None:
@@ -107,6 +124,12 @@ def test_a_fault_names_source_and_field(content: object, reason: str) -> None:
 def test_a_flag_that_is_no_pair_is_named() -> None:
     with pytest.raises(ConfigurationError, match="kube_reserved: 'cpu' is no NAME=VALUE"):
         of_command_line(["kubelet", "--kube-reserved=cpu"], None, "here")
+
+
+@pytest.mark.parametrize("text", ["memory=1Gi", "x:memory=1Gi"])
+def test_reserved_memory_without_its_node_is_named(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"reserved-memory: '{text}' is no NODE:LIMITS"):
+        of_command_line(["kubelet", f"--reserved-memory={text}"], None, "here")
 
 
 json_like = st.recursive(

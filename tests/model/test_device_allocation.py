@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from agent.model.annotations import AnnotationError
-from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, allocated, together
+from agent.model.device_allocation import (
+    DEVICE_ALLOCATED,
+    Given,
+    Holdings,
+    allocated,
+    given,
+    together,
+)
 from agent.model.devices import Device, DeviceTopology, Portion, portions
 
 CORE = "koordinator.sh/gpu-core"
@@ -65,3 +72,16 @@ def test_pods_that_share_a_device_hold_it_together() -> None:
     assert half == {("gpu", 0): {CORE: 50}}
     gpu = Device("gpu", "u", 0, {CORE: 100}, topology=DeviceTopology(node=0))
     assert portions([gpu], held) == (Portion(CORE, 0, 100, 100, 100),)
+
+
+def test_what_a_pod_was_given_one_by_one() -> None:
+    text = (
+        '{"gpu": [{"minor": 1, "id": "GPU-1", "resources": {"koordinator.sh/gpu-core": "50"}},'
+        ' {"minor": 0}], "rdma": [{"minor": 2, "id": "0000:17:00.0", "extension":'
+        ' {"vfs": [{"minor": 3, "busID": "0000:17:00.3"}], "other": {}}}], "fpga": null}'
+    )
+    assert given({DEVICE_ALLOCATED: text}) == {
+        "gpu": (Given(1, "GPU-1", {"koordinator.sh/gpu-core": 50}), Given(0)),
+        "rdma": (Given(2, "0000:17:00.0", functions=("0000:17:00.3",)),),
+        "fpga": (),
+    }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import agent, nri, options, proxy
+from agent.cli import agent, nri, options, proxy, webhook
 from agent.model import settings
 from agent.model.settings import Settings, SettingsError, host_port, parse, socket_path
 
@@ -74,9 +74,10 @@ def test_every_option_has_a_command_and_says_its_unit() -> None:
         *agent.OPTIONS,
         *nri.OPTIONS,
         *proxy.OPTIONS,
+        *webhook.OPTIONS,
     }
     parser = argparse.ArgumentParser()
-    options.add_arguments(parser, agent.OPTIONS + nri.OPTIONS + proxy.OPTIONS)
+    options.add_arguments(parser, agent.OPTIONS + nri.OPTIONS + proxy.OPTIONS + webhook.OPTIONS)
     text = " ".join(parser.format_help().split())
     for each in settings.options():
         assert f"--{each.encode_name} " in text

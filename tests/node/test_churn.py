@@ -35,18 +35,21 @@ from agent.model.snapshot import Snapshot
 from agent.model.wanted import Wanted
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
+from agent.node.delivery import deliver
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.look import Node, RoundError
 from agent.node.machine import Machine
 from agent.node.observed import Observer
 from agent.node.placement import Locator
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
 from agent.telemetry.metrics import AgentMetrics
 from benchmarks import trees
 from tests.cgroup.kernel import Kernel, ModelHierarchy
-from tests.node.world import ListedRuntime
+from tests.node.world import Kubelet, ListedRuntime, Told
 
 CPUS = CpuSet(range(6))
 PARENTS = {
@@ -143,9 +146,12 @@ class Host:
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.folder)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
-            node_object=NodeObject(store, "n"),
+            assignments=Told(store),
+            memory=Memory(str(self.state / "cluster.json")),
+            node_object=NodeObject("n"),
             beside=Beside(Settings(root=self.root)),
-            reporter=Reporter(store, "n"),
+            reporter=Reporter("n", lambda report: deliver(store, report)),
+            kubelet_says=KubeletSays(Kubelet()),
             metrics=AgentMetrics(),
         )
 

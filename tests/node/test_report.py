@@ -5,22 +5,27 @@ from typing import Any
 
 from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import decide
+from agent.model import nodetopology
 from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NodeReservation, SystemQos
+from agent.model.nodetopology import Version
 from agent.model.pods import Pod
+from agent.model.report import Report
 from agent.model.resources import NodeConfiguration
 from agent.node.report import Reporter
 from tests.builders import machine, pod
 
 
 class Remembering:
-    """A store that keeps what it is given."""
+    """Keeps what is reported, as an object."""
 
     def __init__(self) -> None:
         self.applied: list[dict[str, Any]] = []
+        self.labels: list[dict[str, str]] = []
 
-    def apply(self, wanted: dict[str, Any]) -> bool:
-        self.applied.append(wanted)
+    def __call__(self, told: Report) -> bool:
+        self.applied.append(nodetopology.encode(told.topology, Version.V1ALPHA2))
+        self.labels.append(told.labels)
         return True
 
 
@@ -38,10 +43,9 @@ def report(
 
 
 def notes(store: Remembering) -> dict[str, Any]:
-    topology = next(each for each in store.applied[::-1] if each["kind"] != "Node")
     return {
         key.partition("/")[2]: json.loads(value)
-        for key, value in topology["metadata"]["annotations"].items()
+        for key, value in store.applied[-1]["metadata"]["annotations"].items()
     }
 
 
@@ -49,8 +53,9 @@ def test_annotations_of_koordinator() -> None:
     store = Remembering()
     kubelet = KubeletCpus(True, {"g": CpuSet([3]), "gone": CpuSet([2])})
     guaranteed = pod("g", kube_class="guaranteed")
-    assert report(Reporter(store, "n"), pod("a", "LSR", "1"), guaranteed, kubelet=kubelet)
-    assert [each["kind"] for each in store.applied] == ["NodeResourceTopology", "Node"]
+    assert report(Reporter("n", store), pod("a", "LSR", "1"), guaranteed, kubelet=kubelet)
+    assert len(store.applied) == 1
+    assert "topology.topolet.io/cpus" in store.labels[0]
     found = notes(store)
     assert found["cpu-topology"]["detail"][3] == {"id": 3, "core": 3, "socket": 1, "node": 1}
     assert found["cpu-shared-pools"] == [{"socket": 0, "node": 0, "cpuset": "0"}]
@@ -67,10 +72,10 @@ def test_annotations_of_koordinator() -> None:
 
 def test_applied_again_only_for_another_content() -> None:
     store = Remembering()
-    reporter = Reporter(store, "n")
+    reporter = Reporter("n", store)
     assert report(reporter, pod("a", "LS"))
     assert not report(reporter, pod("b", "LS"))
-    assert len(store.applied) == 2
+    assert len(store.applied) == 1
     assert report(reporter, pod("b", "LSE", "1"))
     assert report(reporter, pod("b", "LSE", "1"), nodes=3)
     assert report(reporter, pod("b", "LSE", "1"), nodes=3, kubelet=KubeletCpus(True, {}))
@@ -87,7 +92,7 @@ def test_what_people_set_for_the_node_is_reported() -> None:
         system_qos=SystemQos("1", cpuset_exclusive=False),
         reservation=NodeReservation({"cpu": "500m"}, "2"),
     )
-    reporter = Reporter(store, "n")
+    reporter = Reporter("n", store)
     kubelet = KubeletCpus(True, {})
     assert report(reporter, kubelet=kubelet, configured=configured)
     assert not report(reporter, kubelet=kubelet, configured=configured)
@@ -112,5 +117,5 @@ def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     store = Remembering()
     by_uid = {"l": CpuSet([0]), "empty": CpuSet(), "a": CpuSet([1])}
     pods = pod("l", "LS", kube_class="guaranteed"), pod("a", "LSR", "2", kube_class="guaranteed")
-    report(Reporter(store, "n"), *pods, kubelet=KubeletCpus(True, by_uid))
+    report(Reporter("n", store), *pods, kubelet=KubeletCpus(True, by_uid))
     assert notes(store)["pod-cpu-allocs"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -10,24 +11,32 @@ import msgspec
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
+from agent.kube.errors import StoreError
 from agent.kube.store import EmbeddedStore
+from agent.model import apinode
 from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
+from agent.model.apipods import ApiPod
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import Wanted
+from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject
+from agent.node.delivery import deliver
 from agent.node.kubelet import KubeletView
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.look import Node
 from agent.node.machine import Machine
 from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.placement import Locator
+from agent.node.podresources import Told as PodResourcesTold
 from agent.node.publisher import Publisher
+from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.rpc.grpc import Code, RpcError
 from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
@@ -74,6 +83,30 @@ class ListedRuntime(Cri):
         return self.placements[which]
 
 
+class Told:
+    """What a cluster says: the Node of a store, read at once, and any pods."""
+
+    def __init__(self, store: EmbeddedStore) -> None:
+        self._store = store
+        self.pods: dict[str, ApiPod] = {}
+
+    def now(self) -> Assigned:
+        node = None
+        with contextlib.suppress(StoreError):
+            node = self._store.get("Node", "n")
+        return Assigned(node and apinode.from_object(node), dict(self.pods), True)
+
+
+class Kubelet:
+    """What it says of its pods, None where there is none."""
+
+    def __init__(self) -> None:
+        self.answer: PodResourcesTold | None = None
+
+    def told(self) -> PodResourcesTold | None:
+        return self.answer
+
+
 class World:
     """Four CPUs, or more cores, cgroup v1."""
 
@@ -82,6 +115,9 @@ class World:
         self.group("", f"0-{cores * threads * nodes - 1}")
         self.state = folder / "state"
         self.state.mkdir()
+        self.store = EmbeddedStore(str(self.state / "objects"))
+        self.told = Told(self.store)
+        self.kubelet_told = Kubelet()
         self.kubelet = folder / "kubelet"
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
@@ -90,7 +126,7 @@ class World:
 
     def agent(self, local: LocalCpus | None = None) -> Node:
         hierarchy = Hierarchy(str(self.cpuset.parent))
-        store = EmbeddedStore(str(self.state / "objects"))
+        store = self.store
         return Node(
             machine=Machine(self.root),
             cri=self.runtime,
@@ -100,9 +136,12 @@ class World:
             journal=Journal(self.state / "journal"),
             kubelet=KubeletView(str(self.kubelet)),
             publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
-            node_object=NodeObject(store, "n"),
+            assignments=self.told,
+            memory=Memory(str(self.state / "cluster.json")),
+            node_object=NodeObject("n"),
             beside=Beside(Settings(root=self.root)),
-            reporter=Reporter(store, "n"),
+            reporter=Reporter("n", lambda report: deliver(store, report)),
+            kubelet_says=KubeletSays(self.kubelet_told),
             metrics=AgentMetrics(),
             local=local,
             notices=Notices(str(self.state)),

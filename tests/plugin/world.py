@@ -19,6 +19,7 @@ from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
 from agent.runtime.loop import Loop
+from agent.runtime.nri import messages
 from agent.runtime.nri.link import Link
 from tests.proxy.exchanges import BOOT
 from tests.proxy.played import PlayedAgent
@@ -56,7 +57,9 @@ class World(PlayedAgent):
         self.conflicts = Conflicts("10-topolet", lambda: self.others)
         snapshot_file = SnapshotFile(str(self.path), BOOT)
         policies, _ = policy.of(Settings())
-        self.admission = Admission(snapshot_file, self.bell, self.grants, policies, str(folder))
+        self.admission = Admission(
+            snapshot_file, self.bell, self.grants, policies, str(folder), messages.SAYS
+        )
         hooks = Hooks(
             self.admission,
             Deadlines(hold_seconds),

@@ -14,6 +14,13 @@ from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.settings import Settings
 from agent.model.snapshot import Owner, Pool, Snapshot
+from agent.model.visible import (
+    DeviceNode,
+    HeldDevice,
+    NodeDevices,
+    Visible,
+    VisibleGpu,
+)
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.bell import Bell
@@ -35,6 +42,27 @@ OWNED = msgspec.structs.replace(
     containers={"c-own": Wanted("1", exclusive=True), "c-kubelet": Wanted()},
 )
 """CPU 1 of 4 belongs to the LSE pod `own`."""
+
+CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
+SHOWN = msgspec.structs.replace(
+    EMPTY,
+    pods={
+        "own": PodWanted("ns/own", QoS.LS, Wanted("0-3")).seeing(
+            Visible(()), {"main": Visible((CARD,))}
+        ),
+        "lost": PodWanted("ns/lost", QoS.LS, Wanted("0-3")).seeing(
+            Visible(refused="gpu 7 is not on this node"), {}
+        ),
+    },
+    devices=NodeDevices(
+        (
+            HeldDevice("GPU-other", "0", nodes=("/dev/nvidia0",), holders=("other",)),
+            HeldDevice("GPU-own", "1", nodes=("/dev/nvidia1",), holders=("own",)),
+            HeldDevice("GPU-free", "2", nodes=("/dev/nvidia2",)),
+        )
+    ),
+)
+"""Container `main` of pod `own` sees GPU-own, its others nothing; what `lost` has is not here."""
 
 
 class Exchange(PlayedAgent):

@@ -9,14 +9,20 @@ the whole environment as soon as there is one: what stays is repeated then, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from agent.hooks.changes import Changes
+from agent.hooks import carriers
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import Changes, Says
 from agent.hooks.requests import CreateContainer, UpdateContainer, pod_comes, scaled_quota
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb
+
+SAYS: Final = Says(frozenset({"environment"}))
+"""Of a container's devices."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -36,6 +42,17 @@ def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
     """A container that is about to be made: it has no id yet."""
     return CreateContainer(
         _pod_of(request), request.container_meta.name, _asked(request.container_resources)
+    )
+
+
+def carried(request: pb.ContainerResourceHookRequest) -> Carried:
+    """What a container that is to be made names of devices in its environment: the protocol shows
+    no more. Mounts that the environment speaks of stand there without their names."""
+    value = request.container_envs.get(carriers.VISIBLE_DEVICES)
+    return Carried(
+        environment=() if value is None else (value,),
+        preload=request.container_envs.get(carriers.PRELOAD, ""),
+        mounts=(carriers.mount_path("unseen"),) if value == carriers.MOUNT_ROOT else (),
     )
 
 

@@ -7,10 +7,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from google.protobuf.message import DecodeError
 
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import Changes
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.doorbell import PodComes
@@ -42,11 +44,13 @@ class Caller(Protocol):
 
 class Call:
     """A request to make or change a container, while it is answered. `budget_seconds`: for how long
-    it may be held; `state` is the hooks' own, None at first."""
+    it may be held; `carried` reads what a container that is to be made names of devices. `state` is
+    the hooks' own, None at first."""
 
     def __init__(self, started: float, budget_seconds: float | None) -> None:
         self.started = started
         self.budget_seconds = budget_seconds
+        self.carried: Callable[[], Carried] = Carried
         self.state: object = None
 
 
@@ -167,6 +171,7 @@ class HookService:
     def _create(self, message: bytes, call: Call, caller: Caller) -> bytes | Refuse:
         request = pb.ContainerResourceHookRequest.FromString(message)
         wanted = messages.create(request)
+        call.carried = partial(messages.carried, request)
         return self._settled(request, call, caller, lambda: self._hooks.create(call, wanted))
 
     def _update(self, message: bytes, call: Call, caller: Caller) -> bytes | Refuse:

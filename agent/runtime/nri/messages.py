@@ -7,15 +7,24 @@ the runtime, so none is ever sent.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 import msgspec
 
-from agent.hooks.changes import UNCHANGED, Changes
+from agent.hooks import carriers
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import FIELDS, UNCHANGED, CarriedNode, Changes, Says
 from agent.hooks.requests import pod_comes, scaled_quota
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.pods import pod_uid
 from agent.proto import nri_pb2 as pb
+
+SAYS: Final = Says(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
+"""The CDI devices of a request are part of the container before a plugin is asked."""
+
+_CDI_OF_RUNTIME: Final = f"{carriers.CDI_ANNOTATIONS}/"
+_CHARACTER: Final = "c"
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -65,6 +74,43 @@ def asked(resources: pb.LinuxResources) -> Asked:
     )
 
 
+def carried(container: pb.Container) -> Carried:
+    """What a container that is to be made names of devices. What CDI does for its request has been
+    done; the image's environment can't be told from the request's, and `all` is taken for the
+    image's."""
+    variables = [each.partition(b"=")[::2] for each in container.env]
+    visible, preload = carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
+    named = [value.decode(errors="replace") for name, value in variables if name == visible]
+    preloaded = [value.decode(errors="replace") for name, value in variables if name == preload]
+    notes = {key: container.annotations[key] for key in container.annotations}
+    injected = [
+        name
+        for key, value in sorted(notes.items())
+        if key.startswith(_CDI_OF_RUNTIME)
+        for name in carriers.split(value)
+    ]
+    return Carried(
+        environment=tuple(value for value in named if value != "all"),
+        preload=preloaded[-1] if preloaded else "",
+        mounts=tuple(
+            each.destination for each in container.mounts if each.source == carriers.DEV_NULL
+        ),
+        annotations=tuple(
+            each
+            for each in sorted(notes.items())
+            if carriers.is_cdi_annotation(each[0]) and not each[0].startswith(_CDI_OF_RUNTIME)
+        ),
+        cdi_devices=tuple(
+            dict.fromkeys([*(each.name for each in container.CDI_devices), *injected])
+        ),
+        nodes=tuple(
+            CarriedNode(each.path, each.path, "rwm", each.major, each.minor)
+            for each in container.linux.devices
+            if each.type == _CHARACTER
+        ),
+    )
+
+
 def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjustment | None:
     """For a container that is being made and mounts something at `mounted` itself; None where
     nothing changes."""
@@ -75,17 +121,54 @@ def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjust
             destination=each.container_path,
             type="bind",
             source=each.host_path,
-            options=["rbind", "ro"],
+            options=["rbind", "rw" if each.writable else "ro"],
         )
         for each in changes.mounts
         if each.container_path not in mounted
     ]
+    mounts += [pb.Mount(destination=_removed(each)) for each in changes.removed_mounts]
     return pb.ContainerAdjustment(
+        annotations={
+            key if value else _removed(key): value or "" for key, value in changes.annotations
+        },
         mounts=mounts,
         env=[pb.KeyValue(key=name, value=value) for name, value in changes.environment],
-        linux=pb.LinuxContainerAdjustment(resources=_resources(changes)),
+        linux=pb.LinuxContainerAdjustment(
+            devices=[
+                *(
+                    pb.LinuxDevice(path=_removed(each.container_path))
+                    for each in changes.removed_nodes
+                ),
+                *(
+                    pb.LinuxDevice(
+                        path=each.container_path,
+                        type=_CHARACTER,
+                        major=each.major,
+                        minor=each.minor,
+                    )
+                    for each in changes.nodes
+                ),
+            ],
+            resources=_with_denials(_resources(changes), changes),
+        ),
         CDI_devices=[pb.CDIDevice(name=name) for name in changes.cdi_devices],
     )
+
+
+def _removed(name: str) -> str:
+    """How NRI is told to take something away."""
+    return f"-{name}"
+
+
+def _with_denials(resources: pb.LinuxResources, changes: Changes) -> pb.LinuxResources:
+    """A node that is removed leaves the rule behind that lets the container use its number, and
+    runtimes with NRI 0.12 leave the node too: its number is denied."""
+    used = {(each.major, each.minor) for each in changes.nodes}
+    for each in changes.removed_nodes:
+        if (each.major, each.minor) not in used:
+            rule = resources.devices.add(allow=False, type=_CHARACTER, access="rwm")
+            rule.major.value, rule.minor.value = each.major, each.minor
+    return resources
 
 
 def update(container_id: str, changes: Changes) -> pb.ContainerUpdate:

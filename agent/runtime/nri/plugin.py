@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import Changes
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.doorbell import PodComes
@@ -16,10 +17,11 @@ from agent.runtime.nri.messages import Seen
 
 class Call:
     """One request for a container, from its first question to its answer. `budget_seconds`: how
-    long the answer may be Hold, from `started` (monotonic seconds) on. `mounted`: where a container
-    that is to be made mounts something. `state` is the plugin's."""
+    long the answer may be Hold, from `started` (monotonic seconds) on. Of a container that is to be
+    made: `mounted` is where it mounts something, `carried` reads what it names of devices. `state`
+    is the plugin's."""
 
-    __slots__ = ("budget_seconds", "container", "mounted", "request", "started", "state")
+    __slots__ = ("budget_seconds", "carried", "container", "mounted", "request", "started", "state")
 
     def __init__(
         self,
@@ -27,9 +29,11 @@ class Call:
         request: CreateContainer | UpdateContainer,
         budget_seconds: float,
         mounted: frozenset[str] = frozenset(),
+        carried: Callable[[], Carried] = Carried,
     ) -> None:
         self.container = container
         self.mounted = mounted
+        self.carried = carried
         self.request = request
         self.started = time.monotonic()
         self.budget_seconds = budget_seconds

@@ -168,15 +168,16 @@ class PluginService:
 
     def _open(self, method: str, event: pb.EventRequest, incoming: Incoming) -> None:
         container = messages.seen(event.container, event.pod)
-        request: CreateContainer | UpdateContainer
-        mounted: frozenset[str] = frozenset()
         if method == "CreateContainer":
             pod, name = messages.pod(event.pod), event.container.name
             request = CreateContainer(pod, name, container.asked)
             mounted = frozenset(each.destination for each in event.container.mounts)
+            carried = partial(messages.carried, event.container)
+            call = Call(container, request, self._budget_seconds, mounted, carried)
         else:
-            request = UpdateContainer(container.id, messages.asked(event.linux_resources))
-        self._ask(Call(container, request, self._budget_seconds, mounted), incoming)
+            change = UpdateContainer(container.id, messages.asked(event.linux_resources))
+            call = Call(container, change, self._budget_seconds)
+        self._ask(call, incoming)
 
     def _unread(self, incoming: Incoming, detail: str) -> None:
         """Bytes that are no message: what decides about containers passes, or fails, by policy."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 from pathlib import Path
@@ -34,6 +35,10 @@ class Authority:
             decipher_only=False,
         )
         self._write("ca", builder.add_extension(usage, critical=True), self._key)
+
+    def bundle(self) -> str:
+        """Its own certificate as objects of the API have it."""
+        return base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
 
     def server(self, name: str) -> None:
         """For 127.0.0.1 and localhost."""

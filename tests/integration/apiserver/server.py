@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.kube.auth import FileAccess
-from agent.kube.errors import KubeError
+from agent.kube.errors import KubeError, NotFoundError
 from agent.kube.transport import Transport
 from demo.stage import free_port
 from tests import tools
@@ -166,15 +166,36 @@ class ApiServer:
             },
         )
 
+    def apply(self, wanted: dict[str, Any]) -> None:
+        """A manifest; waits until the server knows its kind."""
+        version, kind = wanted["apiVersion"], wanted["kind"]
+        metadata = wanted["metadata"]
+        base = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        if "namespace" in metadata:
+            base += f"/namespaces/{metadata['namespace']}"
+        plural = f"{kind.lower()[:-1]}ies" if kind.endswith("y") else f"{kind.lower()}s"
+        path = f"{base}/{plural}/{metadata['name']}"
+
+        def applied() -> bool:
+            try:
+                self.admin.apply(path, wanted)
+            except NotFoundError:
+                return False
+            return True
+
+        eventually(f"{kind} is served", applied, 20)
+
     def node(self, name: str) -> None:
         self.create("/api/v1/nodes", {"metadata": {"name": name}})
 
-    def pod(self, namespace: str, name: str, node: str, account: str = "default") -> dict[str, Any]:
+    def pod(
+        self, namespace: str, name: str, node: str, account: str = "default", **metadata: Any
+    ) -> dict[str, Any]:
         """On that node, never run by anybody."""
         return self.create(
             f"/api/v1/namespaces/{namespace}/pods",
             {
-                "metadata": {"name": name},
+                "metadata": {"name": name, **metadata},
                 "spec": {
                     "nodeName": node,
                     "serviceAccountName": account,

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.hooks.changes import UNCHANGED, Changes, Mount
+from agent.hooks.changes import UNCHANGED, Changes
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.doorbell import Asked, PodComes
 from agent.model.qos import QOS_LABEL
+from agent.model.visible import Mount
 from agent.proto import nri_pb2 as pb
 from agent.proto import ttrpc_pb2 as ttrpc
 from agent.rpc.grpc import Code, RpcError

@@ -12,8 +12,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from agent.rpc.channel import Channel
 from agent.rpc.grpc import Code, RpcError
-from agent.runtime.channel import Channel
 
 
 class Handlers(grpc.GenericRpcHandler):

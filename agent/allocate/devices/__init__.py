@@ -1,0 +1,1 @@
+"""Which devices of a node a pod gets: GPUs, NICs and FPGAs, whole or in part."""

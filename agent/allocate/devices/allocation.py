@@ -1,0 +1,100 @@
+"""Devices of one node for one pod, of all types that it asks for (koordinator.md §4.9).
+
+An allocation is an offer: nothing of the node's state changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.allocate.bits import members
+from agent.allocate.devices.joint import partners, together
+from agent.allocate.devices.need import Chosen, Need, need
+from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.request import Ask, asks
+from agent.allocate.devices.scores import score, summed
+from agent.allocate.devices.state import NodeDevices
+from agent.allocate.devices.view import allowed_devices
+from agent.model.device_wishes import DeviceWishes, wishes
+from agent.model.policies import NumaStrategy
+
+
+class DeviceRequest(msgspec.Struct, frozen=True):
+    """What a pod asks for, by device type, and how it wants it."""
+
+    asks: dict[str, Ask]
+    wishes: DeviceWishes = DeviceWishes()
+
+
+class Allocation(msgspec.Struct, frozen=True):
+    """By device type, in the order of choice."""
+
+    devices: dict[str, tuple[Chosen, ...]]
+
+
+def device_request(
+    amounts: Mapping[str, int], annotations: Mapping[str, str]
+) -> DeviceRequest | None:
+    """Of the pod's total requests; None where it asks for no device. Raises RequestError,
+    AnnotationError."""
+    asked = asks(amounts)
+    return DeviceRequest(asked, wishes(annotations)) if asked else None
+
+
+def allocate(
+    node: NodeDevices,
+    request: DeviceRequest,
+    *,
+    numa: int | None = None,
+    strategy: NumaStrategy | None = None,
+) -> Allocation | Refusal:
+    """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
+    devices are liked better; None: the lowest minors."""
+    wanted = request.wishes
+    needs: dict[str, Need] = {}
+    for kind, ask in request.asks.items():
+        hint = wanted.hints.get(kind)
+        found = need(node, kind, ask, hint, wanted.partition, numa, strategy)
+        if isinstance(found, Cause):
+            return Refusal(kind, found)
+        needs[kind] = found
+    chosen: dict[str, list[Chosen]] = {}
+    if wanted.joint is not None and len(needs) > 1:
+        kinds = partners(wanted.joint, wanted.hints, needs)
+        if kinds:
+            joint = together([needs[kind] for kind in kinds], wanted.joint.scope)
+            if isinstance(joint, Refusal):
+                return joint
+            chosen = joint
+    for kind, of_kind in needs.items():
+        if kind not in chosen:
+            alone = of_kind.choose()
+            if isinstance(alone, Cause):
+                return Refusal(kind, alone)
+            chosen[kind] = alone
+    return Allocation({kind: tuple(each) for kind, each in chosen.items()})
+
+
+def node_score(
+    node: NodeDevices,
+    request: DeviceRequest,
+    allocation: Allocation,
+    strategy: NumaStrategy,
+    *,
+    numa: int | None = None,
+) -> int:
+    """0 to 100 for each type, added up: of the devices that the pod may have, once those of the
+    allocation are given away."""
+    points = 0
+    for kind, chosen in allocation.devices.items():
+        fleet, stock = node.inventory.fleets[kind], node.stocks[kind]
+        total, free = fleet.sums, stock.sums
+        mask = allowed_devices(fleet, stock, request.wishes.hints.get(kind), numa)
+        if mask != fleet.everyone:
+            allowed = list(members(mask))
+            total = summed(fleet.totals[minor] for minor in allowed)
+            free = summed(stock.free[minor] for minor in allowed)
+        points += score(summed(each.resources for each in chosen), total, free, strategy)
+    return points

@@ -1,0 +1,190 @@
+"""Which GPUs a pod gets: a set of the partition table, the best linked ones, or near neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import combinations
+from typing import Final
+
+from agent.allocate.bits import members
+from agent.allocate.devices.inventory import LEVELS, Group, Inventory, Links
+from agent.allocate.devices.partitions import Partitions, feasible, packed
+from agent.allocate.devices.refusal import Cause
+from agent.allocate.devices.request import Ask
+from agent.allocate.devices.view import View
+from agent.allocate.numa.masks import of_nodes
+from agent.model.device_wishes import PartitionSpec, Scope
+
+
+def choose(
+    inventory: Inventory, seen: View, ask: Ask, scope: Scope, spec: PartitionSpec | None
+) -> list[int] | Cause:
+    """Minors, in the order of choice.
+
+    Whole cards: a set of the partition table, where it has one that is free; else the best set by
+    the objective of the node's links; else the lowest minors of the narrowest scope that has
+    enough, of equals the one where most is in use already. Shares: cards as the strategy likes
+    them, several within the narrowest scope if the pod demands one."""
+    if not ask.shared:
+        chosen = _partition(inventory.partitions, seen, ask.count, spec)
+        if isinstance(chosen, list) or inventory.partitions.honor or spec is not None:
+            return chosen
+        if inventory.links is not None:
+            best = _best_linked(inventory.links, seen, ask.count, scope)
+            if best is not None:
+                return best
+    groups = seen.fleet.groups
+    if groups is None:
+        return Cause.NO_TOPOLOGY if scope else _liked(seen, ask.count)
+    if ask.shared and ask.count > 1 and not scope:
+        return _liked(seen, ask.count)
+    if ask.shared and ask.count == 1:
+        return _one_share(groups, seen, scope)
+    near = _narrowest(groups, seen, scope, ask.count)
+    if not near:
+        return Cause.SCOPE if scope else Cause.INSUFFICIENT
+    return _liked(seen.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
+
+
+def _narrowest(groups: tuple[Group, ...], seen: View, scope: Scope, count: int) -> int:
+    """The fitting cards of the narrowest group that has enough, of equals of the first where most
+    is in use; 0 where none has."""
+    best, rank = 0, -1
+    for group in _within(groups, scope):
+        mask = group.mask & seen.fitting
+        if mask.bit_count() >= count:
+            of_group = group.level * _RANKS + _in_use(group, seen.used)
+            if of_group > rank:
+                best, rank = mask, of_group
+    return best
+
+
+_RANKS: Final = 3
+"""How many answers `_in_use` has."""
+
+
+def touching(minors: Iterable[int], groups: Iterable[int]) -> bool:
+    """Has each group one of these?"""
+    chosen = of_nodes(minors)
+    return all(group & chosen for group in groups)
+
+
+def choose_from_each(
+    inventory: Inventory,
+    seen: View,
+    ask: Ask,
+    scope: Scope,
+    spec: PartitionSpec | None,
+    groups: tuple[int, ...],
+) -> list[int] | Cause:
+    """As `choose`, of sets that have a card of each group: the first of the partition table by
+    score; else the best linked ones; else one card of each group as liked, and the lowest."""
+    count = ask.count
+    if len(groups) > count or not _holds(seen, scope, sum(groups)):
+        return Cause.JOINT
+    known = inventory.partitions
+    if not ask.shared and known.table is not None:
+        idle = seen.allowed & seen.stock.idle
+        sets = feasible(known.table, count, idle, spec, groups)
+        if sets or known.honor or spec is not None:
+            return list(sets[0].minors) if sets else Cause.PARTITION
+    if not ask.shared and inventory.links is not None:
+        links = inventory.links
+        cards = [each for each in members(seen.fitting) if each in links.minors]
+        sets_of_all = (each for each in combinations(cards, count) if touching(each, groups))
+        everywhere = _places(links, seen.fitting)
+        best = max(
+            sets_of_all,
+            key=lambda each: links.table.worth(_places(links, of_nodes(each)), everywhere),
+            default=None,
+        )
+        return Cause.JOINT if best is None else list(best)
+    first = [next((each for each in seen.liked() if group >> each & 1), -1) for group in groups]
+    if -1 in first:
+        return Cause.JOINT
+    others = [each for each in seen.liked() if each not in first]
+    return sorted([*first, *others[: count - len(first)]])
+
+
+def _holds(seen: View, scope: Scope, mask: int) -> bool:
+    """Is all of the mask within one group of this scope?"""
+    if not scope:
+        return True
+    groups = seen.fleet.groups or ()
+    return any(not mask & ~group.mask for group in groups if group.level >= LEVELS[scope])
+
+
+def _partition(
+    known: Partitions, seen: View, count: int, spec: PartitionSpec | None
+) -> list[int] | Cause:
+    if known.table is None:
+        return Cause.NO_PARTITION_TABLE
+    if count not in known.table:
+        return Cause.PARTITION_SIZE
+    free = seen.allowed & seen.stock.idle
+    sets = feasible(known.table, count, free, spec)
+    if not sets:
+        return Cause.PARTITION
+    return list(packed(known.table, sets, ~seen.used, count).minors)
+
+
+def _best_linked(links: Links, seen: View, count: int, scope: Scope) -> list[int] | None:
+    """None where the links do not tell, or no scope has enough."""
+    groups: Iterable[int] = (seen.fleet.everyone,)
+    if LEVELS[scope] > LEVELS[Scope.NODE]:
+        if seen.fleet.groups is None:
+            return None
+        groups = [each.mask for each in seen.fleet.groups if each.level == LEVELS[scope]]
+    best = None
+    worth: tuple[int, ...] = ()
+    everywhere = _places(links, seen.fitting)
+    for mask in groups:
+        free = everywhere if mask == seen.fleet.everyone else _places(links, seen.fitting & mask)
+        chosen = links.table.best(free, count)
+        if chosen is not None:
+            of_chosen = links.table.worth(chosen, everywhere)
+            if best is None or of_chosen > worth:
+                best, worth = chosen, of_chosen
+    if best is None:
+        return None
+    return [links.minors[place] for place in members(best)]
+
+
+def _places(links: Links, minors: int) -> int:
+    if links.plain:
+        return minors & ((1 << len(links.minors)) - 1)
+    return of_nodes(place for place, minor in enumerate(links.minors) if minors >> minor & 1)
+
+
+def _one_share(groups: tuple[Group, ...], seen: View, scope: Scope) -> list[int] | Cause:
+    """The card that the strategy likes best; of equals one where most is in use around it, then
+    the first by its place."""
+    switches = [
+        (_in_use(group, seen.used), minor)
+        for group in _within(groups, scope or Scope.PCIE)
+        if group.level == LEVELS[Scope.PCIE]
+        for minor in members(group.mask & seen.fitting)
+    ]
+    if not switches:
+        return Cause.SCOPE if scope else Cause.INSUFFICIENT
+    return [max(switches, key=lambda each: (seen.liking(each[1]), each[0]))[1]]
+
+
+def _within(groups: tuple[Group, ...], scope: Scope) -> Iterable[Group]:
+    if not scope:
+        return groups
+    widest = LEVELS[scope]
+    return [group for group in groups if group.level >= widest]
+
+
+def _in_use(group: Group, used: int) -> int:
+    return bool(group.mask & used) + bool(group.around & used)
+
+
+def _liked(seen: View, count: int) -> list[int] | Cause:
+    minors = seen.liked()[:count]
+    return minors if len(minors) == count else Cause.INSUFFICIENT
+
+
+def _lowest(mask: int, count: int) -> list[int]:
+    return list(members(mask))[:count]

@@ -1,0 +1,124 @@
+"""One type of devices that a pod needs of a node, and the choice of devices for it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.devices import gpus
+from agent.allocate.devices.functions import function
+from agent.allocate.devices.refusal import Cause
+from agent.allocate.devices.request import Ask, filled, hinted
+from agent.allocate.devices.state import NodeDevices
+from agent.allocate.devices.view import View, selected, view
+from agent.model.device_wishes import Hint, PartitionSpec, Scope
+from agent.model.devices import DeviceType, VirtualFunction
+from agent.model.policies import NumaStrategy
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """What a pod gets of one device; `resources` in units."""
+
+    minor: int
+    uuid: str
+    resources: dict[str, int]
+    functions: tuple[VirtualFunction, ...] = ()
+
+
+class Need(msgspec.Struct, frozen=True):
+    """`partition`: what the pod says of GPU partitions."""
+
+    node: NodeDevices
+    kind: str
+    ask: Ask
+    hint: Hint | None
+    partition: PartitionSpec | None
+    seen: View
+
+    @property
+    def of_gpus(self) -> bool:
+        return self.kind == DeviceType.GPU
+
+    def within(self, mask: int) -> Need:
+        """The same, of fewer devices."""
+        seen = self.seen.within(mask)
+        return Need(self.node, self.kind, self.ask, self.hint, self.partition, seen)
+
+    def at_least(self, count: int) -> Need:
+        """The same for more devices; GPUs are never more than asked for."""
+        ask = self.ask
+        if self.of_gpus or ask.count >= count:
+            return self
+        more = Ask(ask.total, count, ask.per)
+        return Need(self.node, self.kind, more, self.hint, self.partition, self.seen)
+
+    def choose(self, near: tuple[int, ...] = (), every: bool = False) -> list[Chosen] | Cause:
+        """`near`: groups of devices. From each of them one is taken in turn before others are; of
+        GPUs only where `every` group has to give one."""
+        if not self.of_gpus:
+            return self._instances(near)
+        scope = self.hint.scope if self.hint else Scope.ANYWHERE
+        wanted = self.node.inventory, self.seen, self.ask, scope, self.partition
+        minors = gpus.choose(*wanted)
+        if every and not isinstance(minors, Cause) and not gpus.touching(minors, near):
+            minors = gpus.choose_from_each(*wanted, near)
+        return minors if isinstance(minors, Cause) else [self._chosen(each) for each in minors]
+
+    def _instances(self, near: tuple[int, ...]) -> list[Chosen] | Cause:
+        found = []
+        minors = self.seen.liked()
+        for minor in _alternating(minors, near) if near else minors:
+            functions = self._functions(minor)
+            if functions is not None:
+                found.append(self._chosen(minor, functions))
+            if len(found) == self.ask.count:
+                return found
+        return Cause.INSUFFICIENT
+
+    def _functions(self, minor: int) -> tuple[VirtualFunction, ...] | None:
+        """None where one is wanted that the device does not have."""
+        if self.hint is None or self.hint.vf_selector is None:
+            return ()
+        taken = self.node.taken.get((self.kind, minor), frozenset())
+        one = function(self.seen.fleet.devices[minor], self.hint.vf_selector, taken)
+        return None if one is None else (one,)
+
+    def _chosen(self, minor: int, functions: tuple[VirtualFunction, ...] = ()) -> Chosen:
+        fleet = self.seen.fleet
+        per = self.ask.per
+        if self.of_gpus:
+            per = filled(per, fleet.totals[minor])
+        return Chosen(minor, fleet.devices[minor].uuid, per, functions)
+
+
+def need(
+    node: NodeDevices,
+    kind: str,
+    ask: Ask,
+    hint: Hint | None,
+    partition: PartitionSpec | None,
+    numa: int | None,
+    strategy: NumaStrategy | None,
+) -> Need | Cause:
+    """Of one type; a Cause where the node can't serve it, however free it is."""
+    fleet = node.inventory.fleets.get(kind)
+    if fleet is None:
+        return Cause.NO_DEVICES
+    if hint is not None:
+        if kind != DeviceType.GPU:
+            ask = hinted(ask, hint, (selected(fleet, hint) & fleet.healthy).bit_count())
+            if not ask.count:
+                return Cause.INSUFFICIENT
+        if hint.vf_selector is not None and not fleet.virtual:
+            return Cause.NO_VIRTUAL_FUNCTIONS
+    seen = view(fleet, node.stocks[kind], ask.per, hint, numa, strategy)
+    return Need(node, kind, ask, hint, partition, seen)
+
+
+def _alternating(minors: list[int], near: tuple[int, ...]) -> list[int]:
+    """Those near first, one of each group in turn; within a turn, and of the others, as liked."""
+    turns: dict[int, int] = {}
+    place = {minor: number for number, minor in enumerate(minors)}
+    for group in near:
+        for turn, minor in enumerate(each for each in minors if group >> each & 1):
+            turns[minor] = turn
+    return sorted(minors, key=lambda each: (turns.get(each, len(minors)), place[each]))

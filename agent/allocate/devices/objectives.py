@@ -1,0 +1,41 @@
+"""The two ways to tell which linked GPUs suit a job best, by name; one table a matrix."""
+
+from __future__ import annotations
+
+import enum
+from functools import lru_cache
+from typing import Final, Protocol
+
+from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
+from agent.allocate.devices.besteffort import BestEffortTable
+
+
+class Objective(enum.StrEnum):
+    BANDWIDTH = "bandwidth"
+    BESTEFFORT = "besteffort"
+
+
+class GpuTable(Protocol):
+    """Masks are over the places of GPUs in the matrix."""
+
+    def best(self, free: int, count: int) -> int | None:
+        """The best `count` of `free`, None where there are fewer."""
+
+    def prepare(self, count: int) -> None:
+        """Makes now what the first query for so many would have to."""
+
+    def worth(self, chosen: int, free: int) -> tuple[int, int, int]:
+        """By which a set of `free` is compared with others of its size: more is better."""
+
+
+MODELS: Final = 64
+"""Different matrices that are remembered at a time; a cluster has one for each kind of node."""
+
+
+@lru_cache(maxsize=MODELS)
+def table(matrix: Matrix, objective: Objective = Objective.BANDWIDTH) -> GpuTable:
+    """The table that all nodes with this matrix share. Raises ValueError for a matrix of too many
+    GPUs, or a lopsided one."""
+    if objective is Objective.BESTEFFORT:
+        return BestEffortTable(matrix)
+    return BandwidthTable(matrix)

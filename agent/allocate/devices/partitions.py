@@ -1,0 +1,159 @@
+"""Sets of GPUs that a machine's links part it into, and the choice of one (koordinator.md §4.9).
+
+A Device may carry the table of its node: by size, the sets with what each is worth. Under the
+policy Honor, or when the pod says what it wants of a partition, nothing but a set of the table is
+given; else the table is asked first and passed over where it has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.numa.masks import of_nodes
+from agent.model import jsontext
+from agent.model.annotations import AnnotationError
+from agent.model.device_wishes import PartitionSpec
+from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.jsontext import JsonError
+from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
+from agent.model.quantities import Quantity, QuantityError, whole
+
+PARTITION_POLICY: Final = "node.koordinator.sh/gpu-partition-policy"
+HONOR: Final = "Honor"
+MAX_MINOR: Final = 1023
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """`bandwidth`: around the ring, None where the table does not say."""
+
+    minors: tuple[int, ...]
+    mask: int
+    score: int = 1
+    bandwidth: int | None = None
+
+
+Table = dict[int, tuple[Partition, ...]]
+"""By number of cards; better scores first, equal ones in the table's order."""
+
+
+class Partitions(msgspec.Struct, frozen=True):
+    """Of a node. `honor`: no set but the table's is given. `table` None: nobody told one."""
+
+    table: Table | None = None
+    honor: bool = False
+
+
+def partitions(
+    device_labels: Mapping[str, str],
+    device_annotations: Mapping[str, str],
+    node_labels: Mapping[str, str],
+) -> Partitions:
+    """The Device's table, with the policy among its labels; without one the table that the Node's
+    model is known to have, with the policy among the Node's. Raises AnnotationError."""
+    text = device_annotations.get(GPU_PARTITIONS)
+    if text:
+        return Partitions(_decoded(text), device_labels.get(PARTITION_POLICY) == HONOR)
+    # `H100-80GB-HBM3` is an H100; cards of no known vendor count as NVIDIA's.
+    model = node_labels.get(GPU_MODEL, "").partition("-")[0]
+    known = node_labels.get(GPU_VENDOR, "") in ("", "nvidia") and model in _HOPPERS
+    return Partitions(_HOPPER if known else None, node_labels.get(PARTITION_POLICY) == HONOR)
+
+
+def feasible(
+    table: Table,
+    count: int,
+    available: int,
+    spec: PartitionSpec | None,
+    groups: tuple[int, ...] = (),
+) -> tuple[Partition, ...]:
+    """Sets of `count` cards within the mask `available` that have a card of each of these groups,
+    all of the best score that has any; of the best score of the table alone for a restricted
+    pod."""
+    sets = table.get(count, ())
+    asked = spec.bandwidth if spec else None
+    found: list[Partition] = []
+    for each in sets:
+        if (found or (spec and spec.restricted)) and each.score != (found or sets)[0].score:
+            break
+        if each.mask & ~available or not all(each.mask & group for group in groups):
+            continue
+        if asked is None or (each.bandwidth is not None and each.bandwidth >= asked):
+            found.append(each)
+    return tuple(found)
+
+
+def packed(table: Table, sets: tuple[Partition, ...], free: int, count: int) -> Partition:
+    """Of these the one that leaves most larger sets of the best score whole; the first of equals.
+    `free`: cards of which nothing is held."""
+    if len(sets) == 1:
+        return sets[0]
+    weighed = [
+        (weight * each.score, each.mask)
+        for size, weight in _WEIGHTS.items()
+        if size >= count and (larger := table.get(size))
+        for each in larger
+        if each.score == larger[0].score and not each.mask & ~free
+    ]
+    return max(sets, key=lambda one: sum(worth for worth, mask in weighed if not mask & one.mask))
+
+
+_WEIGHTS: Final = {8: 10_000, 4: 100, 2: 1}
+"""What a set of so many cards that stays whole counts for."""
+
+_HOPPERS: Final = frozenset(("H100", "H800", "H20"))
+
+
+def _table(sets: Iterable[Partition]) -> Table:
+    by_size: dict[int, list[Partition]] = {}
+    for each in sets:
+        by_size.setdefault(len(each.minors), []).append(each)
+    return {
+        size: tuple(sorted(found, key=lambda each: -each.score))
+        for size, found in sorted(by_size.items())
+    }
+
+
+def _even(size: int) -> Iterable[Partition]:
+    for first in range(0, 8, size):
+        minors = tuple(range(first, first + size))
+        yield Partition(minors, of_nodes(minors))
+
+
+_HOPPER: Final = _table(each for size in (1, 2, 4, 8) for each in _even(size))
+
+
+class _RawPartition(msgspec.Struct, frozen=True, rename="camel"):
+    minors: tuple[int, ...]
+    ring_bus_bandwidth: Quantity | None = None
+    allocation_score: int = 0
+
+
+_decoder: Final = msgspec.json.Decoder(dict[int, tuple[_RawPartition, ...] | None])
+
+
+def _decoded(text: str) -> Table:
+    table: Table = {}
+    try:
+        by_size = jsontext.decode(_decoder, text)
+    except JsonError as error:
+        raise AnnotationError(GPU_PARTITIONS, str(error)) from None
+    for size, raw in by_size.items():
+        sets = (_partition(size, place, each) for place, each in enumerate(raw or ()))
+        table[size] = tuple(sorted(sets, key=lambda each: -each.score))
+    return table
+
+
+def _partition(size: int, place: int, raw: _RawPartition) -> Partition:
+    where = f"{size}[{place}]"
+    if not all(0 <= minor <= MAX_MINOR for minor in raw.minors):
+        raise AnnotationError(GPU_PARTITIONS, f"{where}.minors: not within 0 and {MAX_MINOR}")
+    if not len(set(raw.minors)) == len(raw.minors) == size:
+        raise AnnotationError(GPU_PARTITIONS, f"{where}.minors: not {size} different cards")
+    try:
+        bandwidth = None if raw.ring_bus_bandwidth is None else whole(raw.ring_bus_bandwidth)
+    except QuantityError as error:
+        raise AnnotationError(GPU_PARTITIONS, f"{where}.ringBusBandwidth: {error}") from None
+    return Partition(raw.minors, of_nodes(raw.minors), raw.allocation_score, bandwidth)

@@ -1,0 +1,202 @@
+"""What a pod asks of devices: checked, translated to units of a card, and shared out over cards.
+
+Which resources may be asked for together, and what they become, is one table (devices.md §2.6,
+koordinator.md §4.7). Amounts are whole units: percent of a card, bytes of memory, devices.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.device_wishes import Exclusion, Hint, Strategy
+from agent.model.devices import DeviceType
+from agent.model.nodestatus import (
+    FPGA,
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    GPU_SHARED,
+    RDMA,
+)
+
+NVIDIA_GPU: Final = "nvidia.com/gpu"
+AMD_GPU: Final = "amd.com/gpu"
+HYGON_DCU: Final = "dcu.com/gpu"
+NPU_CORE: Final = "huawei.com/npu-core"
+NPU_CPU: Final = "huawei.com/npu-cpu"
+NPU_DVPP: Final = "huawei.com/npu-dvpp"
+
+FULL: Final = 100
+"""Percent of one device."""
+
+
+class Reason(enum.StrEnum):
+    UNIT = "unit"
+    """More than one device, but no whole number of them."""
+    COMBINATION = "combination"
+    """Resources that can't be asked for together, or not in these amounts."""
+    UNEVEN = "uneven"
+    """No equal whole share for each of the cards that another resource asks for."""
+
+
+class RequestError(ValueError):
+    """A request that no node can serve; `resources` are those of the device type at fault."""
+
+    def __init__(self, reason: Reason, resources: Mapping[str, int]) -> None:
+        asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(resources.items()))
+        super().__init__(f"{_SAID[reason]}: {asked}")
+        self.reason = reason
+
+
+_SAID: Final = {
+    Reason.UNIT: "more than 100 has to be a multiple of 100",
+    Reason.COMBINATION: "device resources that can't be asked for so",
+    Reason.UNEVEN: "cards would get unequal shares",
+}
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Of one device type: the translated request of the whole pod, and the equal part `per` that
+    each of `count` devices gives. `shared`: less than whole cards, or memory by the byte."""
+
+    total: dict[str, int]
+    count: int
+    per: dict[str, int]
+    shared: bool = False
+
+
+class _Rule(enum.Enum):
+    CARDS = enum.auto()
+    """Whole cards: a hundred of core and of memory ratio each."""
+    GPU = enum.auto()
+    """Percent of core and of memory ratio at once."""
+    PERCENT = enum.auto()
+    SHARED = enum.auto()
+    NPU_SHARED = enum.auto()
+
+
+_RULES: Final = {
+    frozenset(names): rule
+    for rule, combinations in {
+        _Rule.CARDS: ([NVIDIA_GPU], [AMD_GPU], [HYGON_DCU]),
+        _Rule.GPU: ([GPU],),
+        _Rule.PERCENT: (
+            [GPU_MEMORY],
+            [GPU_MEMORY_RATIO],
+            [GPU_CORE, GPU_MEMORY],
+            [GPU_CORE, GPU_MEMORY_RATIO],
+            [NPU_CORE, GPU_MEMORY_RATIO],
+        ),
+        _Rule.SHARED: (
+            [GPU_SHARED, GPU_MEMORY],
+            [GPU_SHARED, GPU_MEMORY_RATIO],
+            [GPU_SHARED, GPU_CORE, GPU_MEMORY],
+            [GPU_SHARED, GPU_CORE, GPU_MEMORY_RATIO],
+        ),
+        _Rule.NPU_SHARED: (
+            [GPU_SHARED, NPU_CORE, NPU_CPU, GPU_MEMORY],
+            [GPU_SHARED, NPU_CORE, NPU_CPU, NPU_DVPP, GPU_MEMORY],
+        ),
+    }.items()
+    for names in combinations
+}
+_GPU_NAMES: Final = frozenset().union(*_RULES)
+_OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
+
+
+def asks(amounts: Mapping[str, int]) -> dict[str, Ask]:
+    """By device type what a pod with these requests asks for; other resources and zeros do not
+    count. Of RDMA and FPGA a hint may change the count (see `hinted`). Raises RequestError."""
+    gpu = {name: amounts[name] for name in _GPU_NAMES & amounts.keys() if amounts[name] > 0}
+    cards = _translated(gpu) if gpu else {}
+    found = {}
+    for kind, name in _OTHERS.items():
+        amount = amounts.get(name, 0)
+        if amount > 0:
+            if not _is_unit(amount):
+                raise RequestError(Reason.UNIT, {name: amount})
+            count = amount // FULL if amount > FULL else 1
+            found[kind] = Ask({name: amount}, count, {name: amount // count})
+    return {DeviceType.GPU.value: _shares(cards), **found} if cards else found
+
+
+def hinted(ask: Ask, hint: Hint | None, matching: int) -> Ask:
+    """The same of RDMA or FPGA devices, under a pod's hint; `matching`: how many healthy ones the
+    hint selects. A request for several whole devices is not changed."""
+    (name, amount), *_ = ask.total.items()
+    if hint is None or amount > FULL:
+        return ask
+    match hint.strategy:
+        case Strategy.ONE:
+            return ask
+        case Strategy.APPLY_FOR_ALL:
+            return Ask(ask.total, matching, ask.per)
+        case Strategy.REQUESTS_AS_COUNT:
+            alone = hint.exclusion is Exclusion.DEVICE_LEVEL
+            return Ask(ask.total, amount, {name: FULL if alone else 1})
+
+
+def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:
+    """What a card of this capacity gives: of memory and memory ratio the one that was not asked
+    for follows from the other, rounded down, where the card has memory at all."""
+    whole = capacity.get(GPU_MEMORY, 0)
+    given = dict(per)
+    if whole > 0:
+        if GPU_MEMORY not in per and GPU_MEMORY_RATIO in per:
+            given[GPU_MEMORY] = per[GPU_MEMORY_RATIO] * whole // FULL
+        elif GPU_MEMORY_RATIO not in per and GPU_MEMORY in per:
+            given[GPU_MEMORY_RATIO] = int(per[GPU_MEMORY] / whole * FULL)
+    return given
+
+
+def _translated(asked: dict[str, int]) -> dict[str, int]:
+    """Raises RequestError."""
+    if not _is_unit(asked.get(GPU, 0)):
+        raise RequestError(Reason.UNIT, asked)
+    if not _allowed(asked):
+        raise RequestError(Reason.COMBINATION, asked)
+    match _RULES[frozenset(asked)]:
+        case _Rule.CARDS:
+            (cards,) = asked.values()
+            return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), cards * FULL)
+        case _Rule.GPU:
+            return dict.fromkeys((GPU_CORE, GPU_MEMORY_RATIO), asked[GPU])
+        case _:
+            return asked
+
+
+def _allowed(asked: dict[str, int]) -> bool:
+    parts = [asked[name] for name in (GPU_CORE, GPU_MEMORY_RATIO) if name in asked]
+    match _RULES.get(frozenset(asked)):
+        case _Rule.CARDS | _Rule.GPU:
+            return True
+        case _Rule.PERCENT:
+            return all(map(_is_unit, parts))
+        case _Rule.SHARED:
+            cards = asked[GPU_SHARED]
+            return all(part % cards == 0 and part // cards <= FULL for part in parts)
+        case _Rule.NPU_SHARED:
+            return asked[GPU_SHARED] == 1 and asked.get(NPU_DVPP, 0) <= FULL
+        case None:
+            return False
+
+
+def _shares(total: dict[str, int]) -> Ask:
+    """Over as many cards as are shared, else as the resource that needs most of them."""
+    cards = total.get(GPU_SHARED) or max(
+        1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO))
+    )
+    if any(total.get(name, 0) % cards for name in (GPU_CORE, GPU_MEMORY_RATIO, NPU_CORE)):
+        raise RequestError(Reason.UNEVEN, total)
+    per = {name: amount // cards for name, amount in total.items() if name != GPU_SHARED}
+    shared = per.get(GPU_MEMORY_RATIO, 0) < FULL
+    return Ask(total, cards, per, shared)
+
+
+def _is_unit(amount: int) -> bool:
+    return amount <= FULL or amount % FULL == 0

@@ -1,0 +1,44 @@
+"""How full devices are, as 0 to 100 in whole numbers: what a pod's strategy goes by.
+
+LeastAllocated likes what is emptier, MostAllocated what is fuller; the mean over the resources that
+are weighed and that the devices have. Core of GPUs has no weight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from agent.model.nodestatus import FPGA, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.policies import NumaStrategy
+
+WEIGHED: Final = (GPU_MEMORY_RATIO, GPU_MEMORY, RDMA, FPGA)
+FULL_SCORE: Final = 100
+
+Amounts = Mapping[str, int]
+
+
+def score(asked: Amounts, total: Amounts, free: Amounts, strategy: NumaStrategy) -> int:
+    """Of devices with these amounts together, once `asked` is given away too."""
+    points = weighed = 0
+    for name in WEIGHED:
+        capacity = total.get(name, 0)
+        if capacity <= 0:
+            continue
+        weighed += 1
+        used = capacity - free.get(name, 0) + asked.get(name, 0)
+        if strategy is NumaStrategy.MOST_ALLOCATED:
+            points += min(used, capacity) * FULL_SCORE // capacity
+        elif used <= capacity:
+            points += (capacity - used) * FULL_SCORE // capacity
+    return points // weighed if weighed else 0
+
+
+def summed(amounts: Iterable[Amounts]) -> dict[str, int]:
+    """Of what is weighed."""
+    sums = dict.fromkeys(WEIGHED, 0)
+    for each in amounts:
+        for name in WEIGHED:
+            if name in each:
+                sums[name] += each[name]
+    return sums

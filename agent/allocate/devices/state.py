@@ -1,0 +1,54 @@
+"""What of a node's devices is free, beside what its pods hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.allocate.devices.inventory import Inventory
+from agent.allocate.devices.scores import summed
+from agent.model.device_allocation import Holdings, VirtualFunctions
+
+Amounts = dict[str, int]
+
+
+class Stock(msgspec.Struct, frozen=True):
+    """Of one device type. `free`: by minor, what each still gives, nothing where it is ill, and the
+    `sums` of that. `used`: those of which a pod holds something, well or not. `idle`: healthy, and
+    nothing held."""
+
+    free: dict[int, Amounts]
+    sums: Amounts
+    used: int
+    idle: int
+
+
+class NodeDevices(msgspec.Struct, frozen=True):
+    """By device type; `taken`: virtual functions that pods hold, by bus id."""
+
+    inventory: Inventory
+    stocks: dict[str, Stock]
+    taken: VirtualFunctions = {}
+
+
+def node_devices(
+    inventory: Inventory, held: Holdings, taken: VirtualFunctions | None = None
+) -> NodeDevices:
+    """What is held beyond what a device has, or of one that is not there, leaves nothing free."""
+    stocks = {}
+    for kind, fleet in inventory.fleets.items():
+        used = 0
+        free = {}
+        for minor, total in fleet.totals.items():
+            of_device = held.get((kind, minor))
+            free[minor] = _less(total, of_device) if of_device else total
+        for (of_kind, minor), amounts in held.items():
+            if of_kind == kind and any(amounts.values()):
+                used |= 1 << minor
+        stocks[kind] = Stock(free, summed(free.values()), used, fleet.healthy & ~used)
+    return NodeDevices(inventory, stocks, taken or {})
+
+
+def _less(total: Mapping[str, int], held: Mapping[str, int]) -> Amounts:
+    return {name: max(0, amount - held.get(name, 0)) for name, amount in total.items()}

@@ -1,0 +1,110 @@
+"""The devices of one type that one pod may have, and in which order it likes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from agent.allocate.bits import members
+from agent.allocate.devices.inventory import Fleet
+from agent.allocate.devices.scores import score
+from agent.allocate.devices.state import Stock
+from agent.model.device_wishes import Exclusion, Hint
+from agent.model.policies import NumaStrategy
+
+
+class View(msgspec.Struct, frozen=True):
+    """`allowed`: those that hint, NUMA nodes and exclusion leave; `fitting`: of these the ones that
+    give `per`. `used`: where packing sees something in use; not on a card that is ill, if the pod
+    is allowed to have it. `strategy` None: none is liked more than another."""
+
+    fleet: Fleet
+    stock: Stock
+    per: dict[str, int]
+    allowed: int
+    fitting: int
+    used: int
+    strategy: NumaStrategy | None
+
+    def within(self, mask: int) -> View:
+        """The same of fewer devices."""
+        return View(
+            self.fleet,
+            self.stock,
+            self.per,
+            self.allowed & mask,
+            self.fitting & mask,
+            self.used,
+            self.strategy,
+        )
+
+    def liking(self, minor: int) -> int:
+        if self.strategy is None:
+            return 0
+        total, free = self.fleet.totals[minor], self.stock.free[minor]
+        return score(self.per, total, free, self.strategy)
+
+    def liked(self) -> list[int]:
+        """Those that fit, best first, lowest minor first of equals."""
+        minors = list(members(self.fitting))
+        return minors if self.strategy is None else sorted(minors, key=lambda m: -self.liking(m))
+
+
+def view(
+    fleet: Fleet,
+    stock: Stock,
+    per: dict[str, int],
+    hint: Hint | None,
+    numa: int | None,
+    strategy: NumaStrategy | None,
+) -> View:
+    allowed = allowed_devices(fleet, stock, hint, numa)
+    fitting = 0
+    items = tuple(per.items())
+    healthy = allowed & fleet.healthy
+    for minor, free in stock.free.items():
+        if healthy >> minor & 1 and _gives(free, items):
+            fitting |= 1 << minor
+    used = stock.used & ~(allowed & ~fleet.healthy)
+    return View(fleet, stock, per, allowed, fitting, used, strategy)
+
+
+def allowed_devices(fleet: Fleet, stock: Stock, hint: Hint | None, numa: int | None) -> int:
+    """`numa`: a mask of NUMA nodes. A device of no node is on any, one that does not say where it
+    sits on none."""
+    allowed = fleet.everyone
+    if numa is not None:
+        allowed = 0
+        for node, mask in fleet.numa.items():
+            if node < 0 or numa >> node & 1:
+                allowed |= mask
+    if hint is not None and hint.selector is not None:
+        allowed &= selected(fleet, hint)
+    if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
+        allowed &= _undivided(fleet, stock)
+    return allowed
+
+
+def selected(fleet: Fleet, hint: Hint | None) -> int:
+    """Those whose labels a hint selects."""
+    if hint is None or hint.selector is None:
+        return fleet.everyone
+    matches = hint.selector.matches
+    return sum(1 << minor for minor, each in fleet.devices.items() if matches(each.labels))
+
+
+def _gives(free: Mapping[str, int], wanted: tuple[tuple[str, int], ...]) -> bool:
+    for name, amount in wanted:  # noqa: SIM110
+        if free.get(name, 0) < amount:
+            return False
+    return True
+
+
+def _undivided(fleet: Fleet, stock: Stock) -> int:
+    """Those with no neighbour under their switch of which a pod holds something."""
+    used = stock.used
+    for mask in fleet.pcies.values():
+        if mask & stock.used:
+            used |= mask
+    return fleet.everyone & ~used

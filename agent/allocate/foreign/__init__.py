@@ -1,0 +1,1 @@
+"""Devices that others than the scheduler gave to pods: a kubelet's plugins, claims, containers."""

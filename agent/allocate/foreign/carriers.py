@@ -1,0 +1,78 @@
+"""What a container shows of the devices that it was given (devices.md §3.2-3.4).
+
+Whoever made it wrote them into its environment, its mounts, its CDI names or its device nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from agent.model.holding import Grant, Source
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+MOUNTS: Final = "/var/run/nvidia-container-devices/"
+CPUSET_PREFIX: Final = "DRA_CPUSET_"
+_CPU_DRIVER: Final = "dra.cpu"
+_NOTHING: Final = frozenset({"", "none", "void", MOUNTS.rstrip("/")})
+_CDI_PREFIX: Final = "cdi.k8s.io/"
+
+
+class Carriers(msgspec.Struct, frozen=True):
+    """`mounts`: paths in the container; `nodes`: paths on the host. A container that is privileged
+    has all nodes, which says nothing of what it was given."""
+
+    environment: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    privileged: bool = False
+
+
+def grants(uid: str, container: str, carriers: Carriers) -> tuple[Grant, ...]:
+    """A grant each resource, driver or CDI kind; of a variable that is set again the last word."""
+    named: dict[tuple[Source, str], list[str]] = {}
+    for resource, name in _named(carriers):
+        named.setdefault((Source.CONTAINER, resource), []).append(name)
+    if carriers.nodes and not carriers.privileged:
+        named[Source.NODE, ""] = [each for each in carriers.nodes if each.startswith("/dev/")]
+    return tuple(
+        Grant(uid, container, resource, tuple(names), source)
+        for (source, resource), names in named.items()
+    )
+
+
+def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
+    """Resource or CDI kind, and name; the resource is "" where nobody says it."""
+    environment = dict(carriers.environment)
+    visible = environment.get(VISIBLE_DEVICES, "")
+    if visible not in _NOTHING:
+        for each in visible.split(","):
+            kind, _, name = each.strip().rpartition("=")
+            if name:
+                yield kind, name
+    for key, value in environment.items():
+        if key.startswith(CPUSET_PREFIX):
+            yield _CPU_DRIVER, value
+    for path in carriers.mounts:
+        below = path.removeprefix(MOUNTS)
+        if below != path:
+            kind, _, name = below.removeprefix("cdi/").rpartition("/")
+            if below.startswith("cdi/") or not kind:
+                yield kind, name
+    for each in carriers.cdi_devices:
+        yield from _qualified(each)
+    for key, value in carriers.annotations:
+        if key.startswith(_CDI_PREFIX) or f".{_CDI_PREFIX}" in key:
+            for each in value.split(","):
+                yield from _qualified(each.strip())
+
+
+def _qualified(text: str) -> Iterator[tuple[str, str]]:
+    """A CDI name; the runtime takes none without a kind."""
+    kind, _, name = text.rpartition("=")
+    if kind and name:
+        yield kind, name

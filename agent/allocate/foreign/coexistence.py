@@ -1,0 +1,141 @@
+"""Whether two containers may hold of one device what they hold: one table, whatever the names.
+
+A card held as nvidia.com/gpu is taken for koordinator.sh/gpu, and the other way round.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Final
+
+import msgspec
+
+from agent.model.holding import Form, Holding, Source
+
+
+class Rule(enum.StrEnum):
+    KEPT = "kept"
+    REFUSED = "refused"
+    OTHER_PART = "kept with another part"
+    OTHER_REPLICA = "kept with another replica of the same resource"
+    FITTING = "kept while all shares fit together"
+
+
+TABLE: Final[Mapping[frozenset[Form], Rule]] = {
+    frozenset({Form.WHOLE}): Rule.REFUSED,
+    frozenset({Form.WHOLE, Form.SHARE}): Rule.REFUSED,
+    frozenset({Form.WHOLE, Form.REPLICA}): Rule.REFUSED,
+    frozenset({Form.WHOLE, Form.INSTANCE}): Rule.REFUSED,
+    frozenset({Form.WHOLE, Form.FUNCTION}): Rule.REFUSED,
+    frozenset({Form.SHARE}): Rule.FITTING,
+    # Time-slicing and MIG promise nothing that a percentage could be kept beside.
+    frozenset({Form.SHARE, Form.REPLICA}): Rule.REFUSED,
+    frozenset({Form.SHARE, Form.INSTANCE}): Rule.REFUSED,
+    # A scheduler shares out what the physical function has; the virtual ones count for themselves.
+    frozenset({Form.SHARE, Form.FUNCTION}): Rule.KEPT,
+    frozenset({Form.REPLICA}): Rule.OTHER_REPLICA,
+    frozenset({Form.REPLICA, Form.INSTANCE}): Rule.REFUSED,
+    frozenset({Form.REPLICA, Form.FUNCTION}): Rule.REFUSED,
+    frozenset({Form.INSTANCE}): Rule.OTHER_PART,
+    frozenset({Form.INSTANCE, Form.FUNCTION}): Rule.REFUSED,
+    frozenset({Form.FUNCTION}): Rule.OTHER_PART,
+    **{frozenset({Form.OPEN, form}): Rule.KEPT for form in Form if form is not Form.CPUS},
+}
+"""By what two pods hold of one device. A pod may hold one device by two names, and two pods by one
+claim."""
+
+_ORDER: Final = {source: place for place, source in enumerate(Source)}
+
+
+class Conflict(msgspec.Struct, frozen=True):
+    """`refused` is the one that can't have it beside `kept`."""
+
+    kept: Holding
+    refused: Holding
+    rule: Rule
+
+
+def may_share(one: Holding, other: Holding, capacity: Mapping[str, int] | None = None) -> bool:
+    """Whether both can be had. `capacity` of the device by resource, for shares; one that it does
+    not list has no limit."""
+    if (one.type, one.device) != (other.type, other.device) or _together(one, other):
+        return True
+    return _allowed(_rule(one, other), one, other, capacity or {})
+
+
+def conflicts(
+    holdings: Iterable[Holding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
+) -> tuple[Conflict, ...]:
+    """Of every two that can't be had both, the one to be refused: the one that is told of by the
+    lesser source, else the later in the order given. Shares that do not fit together are refused
+    from the last. `capacities` by type and id of the device."""
+    by_device: dict[tuple[str, str], list[Holding]] = {}
+    for each in holdings:
+        if each.device:
+            by_device.setdefault((each.type, each.device), []).append(each)
+    found = []
+    for device, held in sorted(by_device.items()):
+        held.sort(key=lambda each: _ORDER[each.source])
+        capacity = capacities.get(device, {})
+        for one, other in combinations(held, 2):
+            rule = _rule(one, other)
+            if (
+                rule is not Rule.FITTING
+                and not _together(one, other)
+                and not _allowed(rule, one, other, capacity)
+            ):
+                found.append(Conflict(one, other, rule))
+        found += _overfull(held, capacity)
+    return tuple(found)
+
+
+def cpus(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
+    """Those of CPUs: no pool and no owner may have them."""
+    return tuple(each for each in holdings if each.form is Form.CPUS)
+
+
+def _together(one: Holding, other: Holding) -> bool:
+    return one.uid == other.uid or one.claim == other.claim != ""
+
+
+def _rule(one: Holding, other: Holding) -> Rule:
+    return TABLE[frozenset({one.form, other.form})]
+
+
+def _allowed(rule: Rule, one: Holding, other: Holding, capacity: Mapping[str, int]) -> bool:
+    if rule is Rule.OTHER_PART:
+        return _apart(one.part, other.part)
+    if rule is Rule.OTHER_REPLICA:
+        return one.resource == other.resource and one.part != other.part
+    if rule is Rule.FITTING:
+        return _fits((one, other), capacity)
+    return rule is Rule.KEPT
+
+
+def _apart(one: str, other: str) -> bool:
+    """Different parts, or different replicas of one."""
+    (part, _, replica), (other_part, _, other_replica) = one.partition("::"), other.partition("::")
+    return part != other_part or bool(replica and other_replica and replica != other_replica)
+
+
+def _fits(shares: Iterable[Holding], capacity: Mapping[str, int]) -> bool:
+    sums: dict[str, int] = {}
+    for share in shares:
+        for resource, amount in share.amounts.items():
+            sums[resource] = sums.get(resource, 0) + amount
+    return all(amount <= capacity.get(resource, amount) for resource, amount in sums.items())
+
+
+def _overfull(held: list[Holding], capacity: Mapping[str, int]) -> list[Conflict]:
+    """Each share that does not fit beside those before it."""
+    kept: list[Holding] = []
+    found = []
+    for share in held:
+        if share.form is Form.SHARE:
+            if kept and not _fits((*kept, share), capacity):
+                found.append(Conflict(kept[0], share, Rule.FITTING))
+            else:
+                kept.append(share)
+    return found

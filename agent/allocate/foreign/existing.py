@@ -1,0 +1,155 @@
+"""Which pod holds which device without a scheduler's annotation.
+
+Of one device and container the better source counts alone: a checkpoint knows of replicas what the
+container's environment does not show, and the environment of MIG what its device nodes do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.foreign.names import Keys, meaning
+from agent.model.device_allocation import Holdings, VirtualFunctions
+from agent.model.devices import Device
+from agent.model.holding import Form, Grant, Holding, Source
+
+_ORDER: Final = {source: place for place, source in enumerate(Source)}
+
+
+class Existing(msgspec.Struct, frozen=True):
+    """`holdings` by pod, container and device. `problems`: devices that should be here and are
+    not; `notes`: names that take no device, and why."""
+
+    holdings: tuple[Holding, ...] = ()
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def existing(
+    grants: Iterable[Grant],
+    keys: Keys,
+    allocated: Mapping[str, Collection[str]],
+    present: Collection[str] | None,
+) -> Existing:
+    """`allocated`: by pod (uid) the device types that a scheduler gave it: for them only its word
+    counts. `present`: the pods on this node, None where nobody knows; a kubelet forgets those that
+    ended only when the next one comes."""
+    found: dict[tuple[str, str, str, str], list[Holding]] = {}
+    problems: list[str] = []
+    notes: list[str] = []
+    for grant in sorted(grants, key=_grant_order):
+        if present is not None and grant.uid not in present:
+            continue
+        read = meaning(grant, keys)
+        title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
+        problems += [f"{title}: {name!r} is no device of this node" for name in read.unknown]
+        notes += [f"{title}: {name!r} {why}" for name, why in read.left]
+        for holding in read.holdings:
+            if holding.type in allocated.get(holding.uid, ()):
+                continue
+            key = holding.uid, holding.container, holding.type, holding.device
+            known = found.setdefault(key, [])
+            if not known or (known[0].source is holding.source and holding not in known):
+                known.append(holding)
+    ordered = sorted((each for held in found.values() for each in held), key=_order)
+    return Existing(tuple(ordered), tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
+
+
+def of_allocation(
+    uid: str,
+    amounts: Holdings,
+    functions: VirtualFunctions,
+    devices: Iterable[Device],
+) -> tuple[Holding, ...]:
+    """What the annotation on a pod says, in the same terms. All that a device lists is the whole of
+    it, less is a share."""
+    by_minor = {(device.type, device.minor): device for device in devices}
+    found = []
+    for key in sorted(amounts.keys() | functions.keys()):
+        device = by_minor.get(key)
+        if device is None:
+            continue
+        held = amounts.get(key, {})
+        if held:
+            all_of_it = all(held[name] >= device.resources.get(name, 0) for name in held)
+            form = Form.WHOLE if all_of_it else Form.SHARE
+            found.append(_allocated(uid, device, form, amounts=held))
+        found += [
+            _allocated(uid, device, Form.FUNCTION, part=bus)
+            for bus in sorted(functions.get(key, ()))
+        ]
+    return tuple(found)
+
+
+def taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> Holdings:
+    """What schedulers are to count as used: of a card in part the whole, as no percentage is kept
+    beside a replica or an instance; virtual functions and what is open take nothing of theirs."""
+    by_id = {(device.type, device.uuid): device for device in devices}
+    found: Holdings = {}
+    for each in holdings:
+        device = by_id.get((each.type, each.device))
+        if device is not None and each.form in _TAKING:
+            found[device.type, device.minor] = dict(device.resources)
+    return dict(sorted(found.items()))
+
+
+def functions_taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> VirtualFunctions:
+    """Of the virtual functions which."""
+    minors = {(device.type, device.uuid): device.minor for device in devices}
+    found: VirtualFunctions = {}
+    for each in holdings:
+        minor = minors.get((each.type, each.device))
+        if minor is not None and each.form is Form.FUNCTION:
+            key = each.type, minor
+            found[key] = found.get(key, frozenset()) | {each.part}
+    return found
+
+
+def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[Device, ...]:
+    """For schedulers that read no annotation of a Device: what is taken is listed with zeros, and
+    virtual functions that are taken not at all."""
+    devices, holdings = tuple(devices), tuple(holdings)
+    used = taken(holdings, devices)
+    functions = functions_taken(holdings, devices)
+    return tuple(
+        msgspec.structs.replace(
+            device,
+            resources=dict.fromkeys(device.resources, 0)
+            if (device.type, device.minor) in used
+            else device.resources,
+            vf_groups=tuple(
+                msgspec.structs.replace(
+                    group,
+                    vfs=tuple(
+                        each
+                        for each in group.vfs
+                        if each.bus not in functions.get((device.type, device.minor), ())
+                    ),
+                )
+                for group in device.vf_groups
+            ),
+        )
+        for device in devices
+    )
+
+
+_TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
+
+
+def _allocated(
+    uid: str, device: Device, form: Form, part: str = "", amounts: Mapping[str, int] | None = None
+) -> Holding:
+    return Holding(
+        uid, "", "", device.type, device.uuid, form, part, dict(amounts or {}), Source.ALLOCATION
+    )
+
+
+def _grant_order(grant: Grant) -> tuple[int, str, str, str]:
+    return _ORDER[grant.source], grant.uid, grant.container, grant.resource
+
+
+def _order(holding: Holding) -> tuple[str, ...]:
+    return holding.uid, holding.container, holding.type, holding.device, holding.part

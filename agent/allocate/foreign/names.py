@@ -1,0 +1,183 @@
+"""What a name of a device means: one table for plugins, drivers and containers.
+
+A name leads to a device by a key: its UUID, its PCI address, the path of its file, or a number of
+it, which is another one as `index` (NVML's) and as `minor` (of /dev/nvidiaN).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model.cpuset import CpuSet, CpuSetError
+from agent.model.devices import Device, DeviceType
+from agent.model.fpga import Fpga
+from agent.model.gpus import Gpu, pci_address
+from agent.model.holding import Form, Grant, Holding
+from agent.model.rdma import RdmaDevice
+
+
+class Target(msgspec.Struct, frozen=True):
+    """What a key leads to."""
+
+    type: str
+    device: str
+    form: Form = Form.WHOLE
+    part: str = ""
+
+
+Keys = Mapping[str, Target]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Names of a resource that are `pattern`; the first row that fits holds. `key`: how the name is
+    looked up, from the groups of the pattern; "" where the name takes no device. `why`: it takes
+    none, or need not be one. `form`: if another than the key's."""
+
+    resource: str
+    pattern: str
+    key: str = ""
+    form: Form | None = None
+    part: str = ""
+    why: str = ""
+
+
+_NVIDIA: Final = r"((.+\.)?nvidia\.com/(gpu|mig-[^/]+)(\.shared)?)?"
+"""Of a plugin, of a CDI kind, or of a container, where nobody says whose name it is."""
+
+_CLAIM: Final = r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com/(device|claim)"
+"""Of NVIDIA's DRA driver, and its CDI kinds, whose names begin with the uid of a claim."""
+
+_NOT_OURS: Final = "is no device that is accounted for here"
+
+ROWS: Final = (
+    Row(r".*", r"(GPU-[^:]+)::(.+)", r"\1", Form.REPLICA, r"\2"),
+    Row(r".*", r"(MIG-[^:]+)::(.+)", r"\1", Form.INSTANCE, r"\1::\2"),
+    Row(r".*", r"(MIG-(GPU-[^/:]+)/\d+/\d+)", r"\2", Form.INSTANCE, r"\1"),
+    Row(r".*", r"((GPU|MIG)-[^:]+)", r"\1"),
+    Row(_NVIDIA, r"(?:gpu|mig)?(\d+(:\d+)?)", r"index:\1"),
+    Row(_NVIDIA, r"(\d+)::(.+)", r"index:\1", Form.REPLICA, r"\2"),
+    Row(_NVIDIA, r"all", why="sees every GPU, and none is kept for it"),
+    Row(_CLAIM, r"(?:.+-)?gpu-(\d+)", r"minor:\1"),
+    Row(_CLAIM, r"(?:.+-)?(gpu-(\d+)-mig-.+)", r"minor:\2", Form.INSTANCE, r"\1"),
+    Row(r"dra\.cpu", r"[\d,-]+", form=Form.CPUS),
+    Row(r"dra\.cpu", r".*", why="does not say which CPUs they are"),
+    Row(r".*", r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])", r"\1"),
+    Row(r"rdma/.*", r".*", why="opens a shared RDMA device, which stays for all"),
+    Row(r".*", r"((dfl|intel-fpga)-port\.\d+)", r"/dev/\1"),
+    Row(r".*", r"(index|minor):.*", why=_NOT_OURS),
+    Row(r".*", r"(.*)", r"\1", why=_NOT_OURS),
+)
+"""The last one fits all. Resources can be renamed, so a UUID means its card whatever they say."""
+
+
+class Meaning(msgspec.Struct, frozen=True):
+    """Of a grant. `left`: names that take nothing, each with the reason; `unknown`: those of
+    devices that are not here."""
+
+    holdings: tuple[Holding, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def keys(
+    devices: Iterable[Device],
+    gpus: Iterable[Gpu] = (),
+    rdma: Iterable[RdmaDevice] = (),
+    fpgas: Iterable[Fpga] = (),
+) -> dict[str, Target]:
+    """Of the devices of a Device object alone those by UUID, address and minor; the others need
+    what was found on the node."""
+    found: dict[str, Target] = {}
+    for device in devices:
+        whole = Target(device.type, device.uuid)
+        found[device.uuid] = whole
+        if device.topology and device.topology.bus:
+            found[device.topology.bus] = whole
+        for group in device.vf_groups:
+            for function in group.vfs:
+                target = Target(device.type, device.uuid, Form.FUNCTION, function.bus)
+                found[function.bus] = target
+        if device.type == DeviceType.GPU:
+            found[f"minor:{device.minor}"] = found[f"/dev/nvidia{device.minor}"] = whole
+    for gpu in gpus:
+        found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
+        for number, instance in enumerate(gpu.instances):
+            part = Target(DeviceType.GPU, gpu.uuid, Form.INSTANCE, instance.uuid)
+            found[instance.uuid] = found[f"index:{gpu.index}:{number}"] = part
+    for adapter in rdma:
+        physical = adapter.physical
+        for file in physical.char_devices:
+            found[file.path] = Target(DeviceType.RDMA, physical.address, Form.OPEN)
+        for virtual in adapter.virtual:
+            part = Target(DeviceType.RDMA, physical.address, Form.FUNCTION, virtual.address)
+            found |= {file.path: part for file in virtual.char_devices}
+    for fpga in fpgas:
+        target = found.get(fpga.address, Target(DeviceType.FPGA, fpga.address))
+        found |= {port.char_device.path: target for port in fpga.ports if port.char_device}
+    return found
+
+
+def meaning(grant: Grant, keys: Keys) -> Meaning:
+    """Every name of the grant by its row."""
+    holdings: list[Holding] = []
+    left: list[tuple[str, str]] = []
+    unknown: list[str] = []
+    for name in dict.fromkeys(grant.names):
+        row, match = _row(grant.resource, name)
+        if row.form is Form.CPUS:
+            target = _cpus(name)
+        else:
+            target = _target(match.expand(row.key), keys) if row.key else None
+        if target is None:
+            if row.why:
+                left.append((name, row.why))
+            else:
+                unknown.append(name)
+            continue
+        part = match.expand(row.part) if row.part else target.part
+        holdings.append(
+            Holding(
+                grant.uid,
+                grant.container,
+                grant.resource,
+                target.type,
+                target.device,
+                Form.REPLICA if grant.share else row.form or target.form,
+                grant.share or part,
+                source=grant.source,
+                claim=grant.claim,
+            )
+        )
+    return Meaning(tuple(holdings), tuple(left), tuple(unknown))
+
+
+def _row(resource: str, name: str) -> tuple[Row, re.Match[str]]:
+    for row in ROWS:
+        if re.fullmatch(row.resource, resource, re.DOTALL):
+            match = re.fullmatch(row.pattern, name, re.DOTALL)
+            if match:
+                return row, match
+    raise AssertionError("the last row fits all")
+
+
+def _target(key: str, keys: Keys) -> Target | None:
+    """A beginning of a UUID leads to the one that begins so, as for NVIDIA's runtime."""
+    address = pci_address(key)
+    if address:
+        return keys.get(address)
+    if key in keys or not key.startswith(("GPU-", "MIG-")):
+        return keys.get(key)
+    targets = {each for uuid, each in keys.items() if uuid.startswith(key)}
+    return targets.pop() if len(targets) == 1 else None
+
+
+def _cpus(name: str) -> Target | None:
+    try:
+        cpus = CpuSet.parse(name)
+    except CpuSetError:
+        return None
+    return Target("", "", Form.CPUS, str(cpus)) if cpus else None

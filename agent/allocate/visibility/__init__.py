@@ -1,0 +1,1 @@
+"""Which container sees which of the devices that its pod was given."""

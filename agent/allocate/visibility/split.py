@@ -1,0 +1,91 @@
+"""The devices of a pod shared out over its containers (devices.md §3.5): the annotation says what
+the pod has, and only the containers' requests say who of them asked for it.
+
+Containers that run together take from the front of what is given, in the order of their
+specification: whole devices first, so that no whole one is made of two halves. An init container
+ends before the next begins: it takes from all that no side-car before it has, and those after it
+may take the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from agent.allocate.devices.request import Ask
+from agent.model.device_allocation import Given
+
+
+class SplitError(ValueError):
+    """Containers ask for more than their pod was given; the text names the first that lacks."""
+
+
+class ContainerWish(msgspec.Struct, frozen=True):
+    """What one container asks for, by type. `init`: it runs before the others; `sidecar`: and goes
+    on beside all after it."""
+
+    name: str
+    wishes: Mapping[str, Ask] = {}
+    init: bool = False
+    sidecar: bool = False
+
+
+def split(
+    given: Sequence[Given], kind: str, containers: Sequence[ContainerWish]
+) -> dict[str, tuple[int, ...]]:
+    """By name what the containers that ask for devices of the type have: places in `given`, which
+    is shared out from its front. `containers` in the order in which they start. Raises SplitError.
+    """
+    ordered = tuple(range(len(given)))
+    asking = [each for each in containers if kind in each.wishes]
+    if len(given) == 1 or len(asking) == 1:
+        return {each.name: ordered for each in asking}
+    staying = [each for each in asking if not each.init or each.sidecar]
+    room = _Room(kind, given)
+    taken = {}
+    for each in sorted(staying, key=lambda each: (not each.sidecar, each.wishes[kind].shared)):
+        taken[each.name] = room.take(each)
+    for before, each in enumerate(asking):
+        if each.name not in taken:
+            room = _Room(kind, given)
+            for earlier in asking[:before]:
+                if earlier.sidecar:
+                    room.take(earlier)
+            taken[each.name] = room.take(each)
+    return taken
+
+
+class _Room:
+    """What is left of each device; None of one that is taken whole."""
+
+    def __init__(self, kind: str, given: Sequence[Given]) -> None:
+        self._kind = kind
+        self._given = given
+        self._left: dict[int, dict[str, int] | None] = {
+            place: dict(each.resources) for place, each in enumerate(given)
+        }
+
+    def take(self, container: ContainerWish) -> tuple[int, ...]:
+        """Raises SplitError."""
+        wish = container.wishes[self._kind]
+        fitting = [place for place in self._left if self._fits(place, wish)]
+        if len(fitting) < wish.count:
+            raise SplitError(
+                f"container {container.name} asks for {wish.count} of the {len(self._given)}"
+                f" {self._kind} devices of its pod, and {len(fitting)} are left"
+            )
+        for place in fitting[: wish.count]:
+            left = self._left[place]
+            self._left[place] = (
+                {name: amount - wish.per.get(name, 0) for name, amount in left.items()}
+                if left and wish.shared
+                else None
+            )
+        return tuple(fitting[: wish.count])
+
+    def _fits(self, place: int, wish: Ask) -> bool:
+        left = self._left[place]
+        if left is None or (not wish.shared and left != self._given[place].resources):
+            return False
+        return all(left[name] >= amount for name, amount in wish.per.items() if name in left)

@@ -1,0 +1,141 @@
+"""FPGAs: `fpga_region` of the kernel's DFL, `fpga` of Intel's OPAE driver (devices.md §5.1).
+
+Below `region0` of DFL lie `dfl-port.0/{afu_id,dev}`, `dfl-fme.0/dev` and, for each region inside,
+`dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id`. Below `intel-fpga-dev.0` of OPAE lie
+`intel-fpga-port.0/{afu_id,dev}` and `intel-fpga-fme.0/{dev,pr/interface_id}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.discover.reader import Reader
+from agent.host.files import Tree
+from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver, Fpgas
+from agent.model.pci import Function, address_key, is_address
+
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    """Where a driver puts what; the names of parts end with a number."""
+
+    driver: FpgaDriver
+    folder: str
+    device: re.Pattern[str]
+    port: re.Pattern[str]
+    management: re.Pattern[str]
+
+
+_LAYOUTS: Final = (
+    _Layout(
+        FpgaDriver.DFL,
+        "sys/class/fpga_region",
+        re.compile(r"region[0-9]+"),
+        re.compile(r"dfl-port\.[0-9]+"),
+        re.compile(r"dfl-fme\.[0-9]+"),
+    ),
+    _Layout(
+        FpgaDriver.OPAE,
+        "sys/class/fpga",
+        re.compile(r"intel-fpga-dev\.[0-9]+"),
+        re.compile(r"intel-fpga-port\.[0-9]+"),
+        re.compile(r"intel-fpga-fme\.[0-9]+"),
+    ),
+)
+
+
+def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
+    """The FPGAs among `functions`. One of no PCI function that is here is told as a problem: it
+    has neither address nor place."""
+    reader = Reader(Tree(root))
+    found: dict[str, Fpga] = {}
+    for layout in _LAYOUTS:
+        for name in filter(layout.device.fullmatch, reader.names(layout.folder)):
+            path = f"{layout.folder}/{name}"
+            parts = reader.names(path)
+            ports = [each for each in parts if layout.port.fullmatch(each)]
+            managements = [each for each in parts if layout.management.fullmatch(each)]
+            if not ports and not managements:
+                continue  # A region inside a card, which is listed beside the card's own.
+            address = _address(reader, path)
+            if address not in functions:
+                where = f"PCI function {address!r} is not here" if address else "no PCI function"
+                reader.problems.append(f"{reader.tree.path(path)}: {where}")
+                continue
+            before = found.get(address)
+            fpga = _fpga(reader, layout, functions[address], path, ports, managements)
+            found[address] = _together(before, fpga) if before else fpga
+    return Fpgas(
+        tuple(found[address] for address in sorted(found, key=address_key)),
+        tuple(reader.problems),
+    )
+
+
+def _address(reader: Reader, path: str) -> str:
+    """The innermost function on the way to the folder, else the one that it links to."""
+    for way in (reader.link(path), reader.link(f"{path}/device")):
+        address = next(filter(is_address, reversed(way.split("/"))), "")
+        if address:
+            return address
+    return ""
+
+
+def _fpga(
+    reader: Reader,
+    layout: _Layout,
+    function: Function,
+    path: str,
+    ports: list[str],
+    managements: list[str],
+) -> Fpga:
+    management = f"{path}/{managements[0]}" if managements else ""
+    return Fpga(
+        function,
+        layout.driver,
+        tuple(
+            AcceleratorPort(
+                name,
+                _id(reader, f"{path}/{name}/afu_id"),
+                reader.char_device(f"{path}/{name}", f"/dev/{name}"),
+            )
+            for name in ports
+        ),
+        _interface_id(reader, management) if management else "",
+        reader.char_device(management, f"/dev/{managements[0]}") if management else None,
+    )
+
+
+def _interface_id(reader: Reader, management: str) -> str:
+    if reader.tree.exists(f"{management}/pr/interface_id"):
+        return _id(reader, f"{management}/pr/interface_id")
+    for part in reader.names(management):
+        if part.startswith("dfl-fme-region."):
+            for region in reader.names(f"{management}/{part}/fpga_region"):
+                found = _id(reader, f"{management}/{part}/fpga_region/{region}/compat_id")
+                if found:
+                    return found
+    return ""
+
+
+def _id(reader: Reader, path: str) -> str:
+    text = reader.text(path)
+    digits = (text or "").lower().removeprefix("0x").replace("-", "")
+    if text and not _ID.fullmatch(digits):
+        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r} is no id of 32 digits")
+        return ""
+    return digits
+
+
+def _together(one: Fpga, other: Fpga) -> Fpga:
+    """Two regions of one function."""
+    return msgspec.structs.replace(
+        one,
+        ports=tuple(sorted({*one.ports, *other.ports}, key=lambda each: each.name)),
+        interface_id=one.interface_id or other.interface_id,
+        management=one.management or other.management,
+    )

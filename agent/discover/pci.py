@@ -1,0 +1,179 @@
+"""PCI functions: `sys/bus/pci/devices` (devices.md §5).
+
+An entry there is a link into the tree of buses, and its text the way to the function:
+`../../../devices/pci0000:17/0000:17:00.0/0000:18:00.0`. Bridges are taken from it: they may be
+missing from the listing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from agent.discover.facts import DiscoveryError
+from agent.discover.reader import Reader
+from agent.host.files import Tree
+from agent.model.cpuset import CpuSet
+from agent.model.pci import Function, address_key, is_address
+from agent.model.topology import Topology
+
+DEVICES: Final = "sys/bus/pci/devices"
+_ROOT_BUS: Final = re.compile(r"pci([0-9a-f]{4,8}:[0-9a-f]{2})")
+_VIRTUAL: Final = re.compile(r"virtfn([0-9]{1,5})")
+
+
+class Functions(msgspec.Struct, frozen=True):
+    """All functions by address, ordered as numbers; `problems`: what could not be made out."""
+
+    by_address: dict[str, Function] = {}
+    problems: tuple[str, ...] = ()
+
+
+def read(root: str, topology: Topology) -> Functions:
+    """The functions of the machine whose /sys lies below `root`, placed on `topology`.
+
+    Raises DiscoveryError where they can't even be listed; a machine without PCI has none.
+    """
+    tree = Tree(root)
+    try:
+        entries = tree.names(DEVICES)
+    except OSError as error:
+        raise DiscoveryError(f"{tree.path(DEVICES)}: {error.strerror}") from error
+    reader = Reader(tree)
+    places = Places(reader, topology)
+    found = {
+        address: function
+        for address in sorted(filter(is_address, entries), key=address_key)
+        if (function := _function(reader, places, address)) is not None
+    }
+    return Functions(found, tuple(reader.problems))
+
+
+class Places:
+    """NUMA node and socket of a function, by the first source that knows:
+
+    1. `numa_node`; the kernel says -1 where the firmware does not tell;
+    2. the function's local CPUs, where they lie in one node and are not the whole machine;
+    3. the same of each bridge on the way up, then the CPUs of the bus at its root;
+    4. the only node, where the machine has one with CPUs.
+
+    A node without CPUs is memory (HBM, CXL, a GPU's own): its nearest node with CPUs counts.
+    """
+
+    def __init__(self, reader: Reader, topology: Topology) -> None:
+        self._reader = reader
+        self._cpus = {node.id: node.cpus for node in topology.numa_nodes}
+        self._socket_of = {cpu.id: cpu.socket for cpu in topology.cpus}
+        self._online = topology.online
+        self._nearest = _nearest(topology)
+        with_cpus = [node for node, cpus in self._cpus.items() if cpus]
+        self._only = with_cpus[0] if len(with_cpus) == 1 else -1
+        self._of_bridge: dict[str, tuple[int, CpuSet]] = {}
+
+    def of(self, path: str, way: tuple[str, ...]) -> tuple[int, int]:
+        """`way`: folders from the function's root bus to its parent, outermost first."""
+        node, local = self._read(path)
+        for bridge in reversed(way):
+            if node >= 0:
+                break
+            if bridge not in self._of_bridge:
+                self._of_bridge[bridge] = self._read(bridge)
+            node, around = self._of_bridge[bridge]
+            local = local or around
+        node = self._only if node < 0 else node
+        return node, self._socket(self._cpus.get(node, CpuSet()), local)
+
+    def _read(self, path: str) -> tuple[int, CpuSet]:
+        """-1 for a node that is not told; no CPUs where they tell nothing."""
+        bus = _ROOT_BUS.fullmatch(path.rpartition("/")[2])
+        if bus:
+            folder = f"{path}/pci_bus/{bus[1]}"
+            local = self._reader.cpus(f"{folder}/cpulistaffinity", f"{folder}/cpuaffinity")
+        else:
+            local = self._reader.cpus(f"{path}/local_cpulist", f"{path}/local_cpus")
+        local = (local or CpuSet()) & self._online
+        if local == self._online:
+            local = CpuSet()
+        told = self._reader.integer(f"{path}/numa_node")
+        if told is not None and told in self._cpus:
+            return self._nearest[told], local
+        around = [node for node, cpus in self._cpus.items() if local and local <= cpus]
+        return (around[0] if around else -1), local
+
+    def _socket(self, of_node: CpuSet, local: CpuSet) -> int:
+        """-1 where the CPUs lie in several sockets, as the kernel's ids can't say which."""
+        for cpus in (of_node, local):
+            sockets = {self._socket_of[cpu] for cpu in cpus}
+            if len(sockets) == 1:
+                return sockets.pop()
+        return -1
+
+
+def root_and_bridges(parts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
+    """Of the folders above a function: the innermost root bus, and the bridges below it. A bus may
+    hang from a function of another domain (VMD: `pci0000:64/0000:64:00.5/pci10000:00/...`)."""
+    root = ""
+    bridges: list[str] = []
+    for part in parts:
+        if _ROOT_BUS.fullmatch(part):
+            root, bridges = part, []
+        elif is_address(part):
+            bridges.append(part)
+    return root, tuple(bridges)
+
+
+def _function(reader: Reader, places: Places, address: str) -> Function | None:
+    path = f"{DEVICES}/{address}"
+    if not reader.tree.exists(path):
+        return None  # It has left since the listing.
+    *above, last = reader.link(path).split("/") or [""]
+    if last != address:
+        above = []
+    root, bridges = root_and_bridges(above)
+    virtual = []
+    for name in reader.names(path):
+        match = _VIRTUAL.fullmatch(name)
+        if match and is_address(target := reader.link(f"{path}/{name}").rpartition("/")[2]):
+            virtual.append((int(match[1]), target))
+    physical = reader.link(f"{path}/physfn").rpartition("/")[2]
+    node, socket = places.of(path, _way(above))
+    return Function(
+        address=address,
+        root=root,
+        bridges=bridges,
+        vendor=reader.hexadecimal(f"{path}/vendor"),
+        device=reader.hexadecimal(f"{path}/device"),
+        class_code=reader.hexadecimal(f"{path}/class"),
+        driver=reader.link(f"{path}/driver").rpartition("/")[2],
+        node=node,
+        socket=socket,
+        physical=physical if is_address(physical) and physical != address else "",
+        virtual=tuple(sorted(virtual)),
+        virtual_limit=reader.integer(f"{path}/sriov_totalvfs") or 0,
+    )
+
+
+def _way(above: list[str]) -> tuple[str, ...]:
+    """The folders of buses and bridges above, as paths below the root."""
+    start = next((at for at, part in enumerate(above) if _ROOT_BUS.fullmatch(part)), len(above))
+    return tuple(
+        "sys/devices/" + "/".join(above[start : end + 1]) for end in range(start, len(above))
+    )
+
+
+def _nearest(topology: Topology) -> dict[int, int]:
+    """For each node the nearest that has CPUs, the lower of two; itself where it has some."""
+    with_cpus = [at for at, node in enumerate(topology.numa_nodes) if node.cpus]
+    found = {}
+    for node in topology.numa_nodes:
+        if node.cpus:
+            found[node.id] = node.id
+        elif node.distances and with_cpus:
+            at = min(with_cpus, key=lambda other: (node.distances[other], other))
+            found[node.id] = topology.numa_nodes[at].id
+        else:
+            found[node.id] = -1
+    return found

@@ -1,0 +1,128 @@
+"""RDMA devices: the PCI functions that have an `infiniband` folder (devices.md §5.1).
+
+Not the class of a function tells: HCAs are Ethernet, InfiniBand, serial bus or other controllers by
+their class. What has no PCI function (`scif0`, soft RoCE) is no device to share out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from agent.discover.pci import DEVICES
+from agent.discover.reader import Reader
+from agent.host.files import Tree
+from agent.model.pci import CharDevice, Function, address_key
+from agent.model.rdma import Link, Port, Rdma, RdmaDevice, RdmaFunction
+
+_FILES: Final = "/dev/infiniband/"
+_FOLDERS: Final = ("infiniband_verbs", "infiniband_mad", "infiniband_cm")
+_COMMON: Final = "rdma_cm"
+_STATE: Final = re.compile(r"[0-9]+: *(\w+)")
+_RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
+
+
+def read(root: str, functions: Mapping[str, Function]) -> Rdma:
+    """The RDMA devices among `functions`; a virtual function is a device of its own only where
+    its physical one is not here (a virtual machine) or has no RDMA."""
+    reader = Reader(Tree(root))
+    found = {
+        address: RdmaFunction(function, links, _interfaces(reader, address))
+        for address, function in functions.items()
+        if (links := _links(reader, address))
+    }
+    devices = []
+    for address in sorted(found, key=address_key):
+        if found[address].function.physical not in found:
+            virtual = _virtual(reader, found[address], found, functions)
+            devices.append(RdmaDevice(found[address], virtual))
+    common = f"sys/class/misc/{_COMMON}"
+    return Rdma(
+        tuple(devices),
+        (reader.char_device(common, _FILES + _COMMON),) if reader.tree.exists(common) else (),
+        tuple(reader.problems),
+    )
+
+
+def _virtual(
+    reader: Reader,
+    physical: RdmaFunction,
+    found: Mapping[str, RdmaFunction],
+    functions: Mapping[str, Function],
+) -> tuple[RdmaFunction, ...]:
+    return tuple(
+        RdmaFunction(
+            functions[address],
+            found[address].links if address in found else (),
+            _interfaces(reader, address),
+            number,
+        )
+        for number, address in physical.function.virtual
+        if address in functions and functions[address].physical == physical.address
+    )
+
+
+def _interfaces(reader: Reader, address: str) -> tuple[str, ...]:
+    return tuple(reader.names(f"{DEVICES}/{address}/net"))
+
+
+def _links(reader: Reader, address: str) -> tuple[Link, ...]:
+    folder = f"{DEVICES}/{address}/infiniband"
+    names = reader.names(folder)
+    files = _char_devices(reader, f"{DEVICES}/{address}", names) if names else {}
+    return tuple(
+        Link(
+            name=name,
+            node_guid=reader.text(f"{folder}/{name}/node_guid") or "",
+            system_guid=reader.text(f"{folder}/{name}/sys_image_guid") or "",
+            firmware=reader.text(f"{folder}/{name}/fw_ver") or "",
+            board=reader.text(f"{folder}/{name}/board_id") or "",
+            ports=_ports(reader, f"{folder}/{name}/ports"),
+            char_devices=tuple(sorted(files.get(name, ()), key=lambda file: file.path)),
+        )
+        for name in names
+    )
+
+
+def _char_devices(reader: Reader, path: str, names: list[str]) -> dict[str, list[CharDevice]]:
+    """By link. Each has a file `ibdev` with the name of its link; where that can't be read, the
+    only link has it."""
+    found: dict[str, list[CharDevice]] = {}
+    for folder in _FOLDERS:
+        for name in reader.names(f"{path}/{folder}"):
+            link = reader.text(f"{path}/{folder}/{name}/ibdev")
+            if link is None and len(names) == 1:
+                link = names[0]
+            if link is not None:
+                device = reader.char_device(f"{path}/{folder}/{name}", _FILES + name)
+                found.setdefault(link, []).append(device)
+    return found
+
+
+def _ports(reader: Reader, folder: str) -> tuple[Port, ...]:
+    numbers = sorted(int(name) for name in reader.names(folder) if re.fullmatch("[0-9]{1,3}", name))
+    return tuple(_port(reader, f"{folder}/{number}", number) for number in numbers)
+
+
+def _port(reader: Reader, path: str, number: int) -> Port:
+    rate = reader.text(f"{path}/rate")
+    gbps = _RATE.match(rate) if rate else None
+    if rate and not gbps:
+        reader.problems.append(f"{reader.tree.path(path)}/rate: {rate[:80]!r} is no rate in Gb/sec")
+    return Port(
+        number=number,
+        state=_word(reader, f"{path}/state"),
+        physical=_word(reader, f"{path}/phys_state"),
+        link_layer=reader.text(f"{path}/link_layer") or "",
+        rate_gbps=float(gbps[1]) if gbps else None,
+    )
+
+
+def _word(reader: Reader, path: str) -> str:
+    """Of `4: ACTIVE` the word."""
+    text = reader.text(path)
+    match = _STATE.fullmatch(text) if text else None
+    if text and not match:
+        reader.problems.append(f"{reader.tree.path(path)}: {text[:80]!r} is no state")
+    return match[1] if match else ""

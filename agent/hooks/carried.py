@@ -1,0 +1,73 @@
+"""What the bytes of a CRI request name of devices."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from agent.hooks import carriers, wire
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import CarriedNode
+from agent.hooks.requests import (
+    ANNOTATIONS,
+    CDI_DEVICES,
+    CONFIG,
+    CONTAINER_PATH,
+    ENVIRONMENT,
+    HOST_PATH,
+    MOUNTS,
+    NODE_HOST_PATH,
+    NODE_PATH,
+    NODE_PERMISSIONS,
+    NODES,
+    PRIVILEGED,
+    SECURITY_CONTEXT,
+)
+
+_SIGNS: Final = {
+    ENVIRONMENT: (carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
+    MOUNTS: (carriers.DEV_NULL.encode(),),
+    NODES: (b"",),
+    ANNOTATIONS: (carriers.CDI_ANNOTATIONS.encode(),),
+    CDI_DEVICES: (b"",),
+}
+"""What has to stand in an entry that may name devices: most requests have many that do not."""
+
+
+def carried(message: bytes) -> Carried:
+    """What of a request to create a container may name devices. Raises WireError."""
+    found: dict[int, list[bytes]] = {field: [] for field in _SIGNS}
+    for field, kind, payload in wire.fields(wire.merged(message, CONFIG)):
+        if kind == wire.BYTES and field in found:
+            signs = _SIGNS[field]
+            if any(sign in payload for sign in signs):
+                found[field].append(payload)
+    variables = [
+        (name, wire.text(each, 2))
+        for each in found[ENVIRONMENT]
+        if (name := wire.text(each, 1)) in (carriers.VISIBLE_DEVICES, carriers.PRELOAD)
+    ]
+    notes = [
+        (key, wire.text(each, 2))
+        for each in found[ANNOTATIONS]
+        if carriers.is_cdi_annotation(key := wire.text(each, 1))
+    ]
+    mounts = [(wire.text(each, HOST_PATH), each) for each in found[MOUNTS]]
+    return Carried(
+        environment=tuple(value for name, value in variables if name == carriers.VISIBLE_DEVICES),
+        preload=dict(variables).get(carriers.PRELOAD, ""),
+        mounts=tuple(
+            wire.text(each, CONTAINER_PATH) for host, each in mounts if host == carriers.DEV_NULL
+        ),
+        annotations=tuple(notes),
+        cdi_devices=tuple(wire.text(each, 1) for each in found[CDI_DEVICES]),
+        nodes=tuple(_node(each) for each in found[NODES]),
+        privileged=bool(wire.number(wire.merged(message, *SECURITY_CONTEXT), PRIVILEGED)),
+    )
+
+
+def _node(message: bytes) -> CarriedNode:
+    return CarriedNode(
+        wire.text(message, NODE_HOST_PATH),
+        wire.text(message, NODE_PATH),
+        wire.text(message, NODE_PERMISSIONS),
+    )

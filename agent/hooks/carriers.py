@@ -1,0 +1,137 @@
+"""Where a request to make a container names GPUs (devices.md §3.2-3.4), and how such names read.
+
+A name is a UUID, NVML's number of a card (`1`, of a MIG instance `1:0`), such a number behind `gpu`
+or `mig`, or `all`; a qualified one stands behind its CDI kind (`nvidia.com/gpu=1`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from agent.hooks.changes import CarriedNode
+from agent.model.visible import VisibleGpu
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+PRELOAD: Final = "LD_PRELOAD"
+CDI_ANNOTATIONS: Final = "cdi.k8s.io"
+DEV_NULL: Final = "/dev/null"
+MOUNT_ROOT: Final = "/var/run/nvidia-container-devices"
+VOID: Final = "void"
+NOTHING_NAMED: Final = frozenset({"", "none", VOID})
+"""Values of the variable that name no GPU; `none` still asks for the driver's libraries."""
+
+_CARD: Final = re.compile(r"/dev/nvidia\d+|/dev/nvidia-caps/nvidia-cap\d+")
+_FAMILIES: Final = {
+    "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
+    "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
+}
+_NUMBER: Final = re.compile(r"(gpu|mig)?(\d+(?::\d+)?)")
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """All of a request that may name devices, in its order.
+
+    `environment`: the values of NVIDIA_VISIBLE_DEVICES that are not its image's. `mounts`: where in
+    the container /dev/null is mounted. `annotations`: those that CDI reads.
+    """
+
+    environment: tuple[str, ...] = ()
+    preload: str = ""
+    mounts: tuple[str, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    nodes: tuple[CarriedNode, ...] = ()
+    privileged: bool = False
+
+    def names(self) -> Iterator[str]:
+        """Of GPUs, without a kind, from every carrier but device nodes."""
+        values = [*self.environment, *(value for _, value in self.annotations)]
+        qualified = [*(each for value in values for each in split(value)), *self.cdi_devices]
+        for each in qualified:
+            kind, equals, name = each.rpartition("=")
+            if equals and is_gpu_kind(kind):
+                yield name
+        for value in self.environment:
+            if value not in NOTHING_NAMED and value != MOUNT_ROOT:
+                yield from (each for each in split(value) if "=" not in each)
+        for path in self.mounts:
+            if (mounted := mounted_name(path)) is not None:
+                yield mounted.rpartition("=")[2]
+
+
+def is_gpu_kind(kind: str) -> bool:
+    """Whether CDI devices of the kind are NVIDIA's cards or instances."""
+    vendor, _, kind_class = kind.partition("/")
+    return kind_class == "gpu" and f".{vendor}".endswith(".nvidia.com")
+
+
+def is_cdi_annotation(key: str) -> bool:
+    """Whether the runtime, or the low-level one of NVIDIA, reads CDI names there."""
+    return f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}") and "/" in key
+
+
+def mounted_name(container_path: str) -> str | None:
+    """The GPU that a mount names, qualified if it is so; None for a mount of another sense."""
+    below = container_path.removeprefix(f"{MOUNT_ROOT}/")
+    if below == container_path:
+        return None
+    parts = below.split("/")
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) == 4 and parts[0] == "cdi" and is_gpu_kind(f"{parts[1]}/{parts[2]}"):
+        return f"{parts[1]}/{parts[2]}={parts[3]}"
+    return None
+
+
+def mount_path(name: str) -> str:
+    """The place that names the GPU."""
+    kind, equals, plain = name.rpartition("=")
+    return f"{MOUNT_ROOT}/cdi/{kind}/{plain}" if equals else f"{MOUNT_ROOT}/{name}"
+
+
+def split(value: str) -> list[str]:
+    """A list of names without blanks."""
+    return [name for each in value.split(",") if (name := each.strip())]
+
+
+def is_card_node(path: str) -> bool:
+    """Whether it is a card's or an instance's own, which the driver's common ones are not."""
+    return _CARD.fullmatch(path) is not None
+
+
+def is_node_of(device_type: str, path: str) -> bool:
+    """Whether it is a node of one device of the type (which /dev/infiniband/rdma_cm is not)."""
+    family = _FAMILIES.get(device_type)
+    return family is not None and family.fullmatch(path) is not None
+
+
+def is_mig_name(name: str) -> bool:
+    """Whether the name is that of a MIG instance."""
+    number = _NUMBER.fullmatch(name)
+    return name.startswith("MIG-") or bool(number and ":" in number[2])
+
+
+def refers(name: str, uuid: str, index: str) -> bool:
+    """Whether the name means the device. A prefix of a UUID does too, for NVIDIA's runtime; what
+    stands behind `::` is the number of a replica."""
+    name = name.partition("::")[0]
+    number = _NUMBER.fullmatch(name)
+    if number:
+        return number[2] == index
+    return name.startswith(("GPU-", "MIG-")) and uuid.startswith(name)
+
+
+def written(gpu: VisibleGpu, like: Iterable[str]) -> str | None:
+    """The GPU's name in the form of those names, where they have one form; else its UUID. None
+    where that form needs an index that nobody knows."""
+    numbers = [_NUMBER.fullmatch(name) for name in like if name != "all"]
+    if not numbers or not all(numbers):
+        return gpu.uuid
+    if not gpu.index:
+        return None
+    plain = any(number is not None and number[1] is None for number in numbers)
+    return gpu.index if plain else f"{'mig' if gpu.is_mig else 'gpu'}{gpu.index}"

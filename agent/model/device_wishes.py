@@ -1,0 +1,136 @@
+"""What a pod's annotations say of how its devices should be chosen (koordinator.md §1.2)."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.model import jsontext
+from agent.model.annotations import AnnotationError
+from agent.model.jsontext import JsonError
+from agent.model.quantities import Quantity, QuantityError, whole
+from agent.model.selectors import LabelSelector
+
+DEVICE_ALLOCATE_HINT: Final = "scheduling.koordinator.sh/device-allocate-hint"
+DEVICE_JOINT_ALLOCATE: Final = "scheduling.koordinator.sh/device-joint-allocate"
+GPU_PARTITION_SPEC: Final = "scheduling.koordinator.sh/gpu-partition-spec"
+
+
+class Strategy(enum.StrEnum):
+    """How many devices a request that fits one device is for."""
+
+    ONE = ""
+    APPLY_FOR_ALL = "ApplyForAll"
+    REQUESTS_AS_COUNT = "RequestsAsCount"
+
+
+class Scope(enum.StrEnum):
+    """Within what all devices have to be."""
+
+    ANYWHERE = ""
+    NODE = "Node"
+    NUMA_NODE = "NUMANode"
+    PCIE = "PCIe"
+    DEVICE = "Device"
+
+
+class Exclusion(enum.StrEnum):
+    """With whom nothing is shared: the device, or all devices of its type under its PCIe switch."""
+
+    NONE = ""
+    DEVICE_LEVEL = "DeviceLevel"
+    PCIE_LEVEL = "PCIeLevel"
+
+
+class Hint(msgspec.Struct, frozen=True):
+    """Of one device type. `vf_selector`: a virtual function of such a group is wanted."""
+
+    selector: LabelSelector | None = None
+    vf_selector: LabelSelector | None = msgspec.field(default=None, name="vfSelector")
+    strategy: Strategy = msgspec.field(default=Strategy.ONE, name="allocateStrategy")
+    scope: Scope = msgspec.field(default=Scope.ANYWHERE, name="requiredTopologyScope")
+    exclusion: Exclusion = msgspec.field(default=Exclusion.NONE, name="exclusivePolicy")
+
+
+class JointScope(enum.StrEnum):
+    """`PREFERRED`: under the same PCIe switches as far as that goes. `SAME_NUMA_NODE` is ours,
+    Koordinator has the others."""
+
+    PREFERRED = ""
+    SAME_PCIE = "SamePCIe"
+    SAME_NUMA_NODE = "SameNUMANode"
+
+
+class Joint(msgspec.Struct, frozen=True):
+    """Device types that belong together, the leading one first."""
+
+    types: tuple[str, ...] = msgspec.field(default=(), name="deviceTypes")
+    scope: JointScope = msgspec.field(default=JointScope.PREFERRED, name="requiredScope")
+
+
+class PartitionPolicy(enum.StrEnum):
+    RESTRICTED = "Restricted"
+    BEST_EFFORT = "BestEffort"
+
+
+class PartitionSpec(msgspec.Struct, frozen=True):
+    """`restricted`: no partition but of the best score; `bandwidth`: at least so much around the
+    ring, in the unit of the table."""
+
+    restricted: bool = False
+    bandwidth: int | None = None
+
+
+class DeviceWishes(msgspec.Struct, frozen=True):
+    """By device type where it says so; nothing said is no wish."""
+
+    hints: dict[str, Hint] = {}
+    joint: Joint | None = None
+    partition: PartitionSpec | None = None
+
+
+def wishes(annotations: Mapping[str, str]) -> DeviceWishes:
+    """Raises AnnotationError."""
+    hints = _value(annotations, DEVICE_ALLOCATE_HINT, _hints) or {}
+    joint = _value(annotations, DEVICE_JOINT_ALLOCATE, _joint)
+    spec = _value(annotations, GPU_PARTITION_SPEC, _spec)
+    return DeviceWishes(
+        {kind: hint for kind, hint in hints.items() if hint is not None},
+        joint,
+        None if spec is None else _partition(spec),
+    )
+
+
+class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
+    allocate_policy: PartitionPolicy = PartitionPolicy.BEST_EFFORT
+    ring_bus_bandwidth: Quantity | None = None
+
+
+_hints: Final = msgspec.json.Decoder(dict[str, Hint | None] | None)
+_joint: Final = msgspec.json.Decoder(Joint | None)
+_spec: Final = msgspec.json.Decoder(_RawSpec | None)
+
+Value = TypeVar("Value")
+
+
+def _value(
+    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[Value]
+) -> Value | None:
+    text = annotations.get(key)
+    if not text:
+        return None
+    try:
+        return jsontext.decode(decoder, text)
+    except JsonError as error:
+        raise AnnotationError(key, str(error)) from None
+
+
+def _partition(raw: _RawSpec) -> PartitionSpec:
+    try:
+        bandwidth = None if raw.ring_bus_bandwidth is None else whole(raw.ring_bus_bandwidth)
+    except QuantityError as error:
+        raise AnnotationError(GPU_PARTITION_SPEC, f"ringBusBandwidth: {error}") from None
+    return PartitionSpec(raw.allocate_policy is PartitionPolicy.RESTRICTED, bandwidth)

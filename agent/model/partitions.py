@@ -1,0 +1,188 @@
+"""Which GPUs are given out together: Koordinator's annotation gpu-partitions, made of links.
+
+The cards are halved again and again, each time so that the slowest link within a half is as fast as
+can be, then that the links within both halves are worth most together; of equals the half with
+the lowest card has the lowest numbers. A set is listed where a ring of links leads through all its
+cards: collectives run around it, at the speed of its slowest link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import combinations
+from typing import Final
+
+import msgspec
+
+from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.devices import Device, DeviceType
+from agent.model.gpus import GpuPair
+from agent.model.nodestatus import GPU_CORE
+
+NVLINK: Final = "NVLink"
+
+MOST: Final = 16
+"""Cards: a node has no more, and the halves of more could not be tried."""
+
+Matrix = tuple[tuple[int, ...], ...]
+
+
+class Links(msgspec.Struct, frozen=True):
+    """`bytes_per_second[i][j]`: one direction between the cards with minors `minors[i]` and
+    `minors[j]`, by NVLinks, with a switch or without; 0 where only PCIe is."""
+
+    minors: tuple[int, ...]
+    bytes_per_second: Matrix
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """`ring_bytes_per_second`: of one card alone None. `score`: sets of one size with a higher one
+    are given first."""
+
+    minors: tuple[int, ...]
+    link: str = NVLINK
+    ring_bytes_per_second: int | None = None
+    score: int = 1
+
+
+Table = dict[int, tuple[Partition, ...]]
+"""By number of cards."""
+
+
+def links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
+    """Of the cards that can be had as a whole, ill ones too: a set of them can't be had, but comes
+    back with the card."""
+    minors = {
+        device.uuid: device.minor
+        for device in sorted(devices, key=lambda each: each.minor)
+        if device.type == DeviceType.GPU and device.resources.get(GPU_CORE)
+    }
+    place = {uuid: at for at, uuid in enumerate(minors)}
+    rows = [[0] * len(minors) for _ in minors]
+    for pair in pairs:
+        one, two = place.get(pair.one), place.get(pair.two)
+        if one is not None and two is not None:
+            rows[one][two] = rows[two][one] = pair.mb_per_second * 10**6
+    return Links(tuple(minors.values()), tuple(map(tuple, rows)))
+
+
+def from_links(links: Links) -> Table:
+    """Empty where no two cards are linked, and of more than MOST. A link that its two ends tell
+    differently is as fast as the slower says. Raises ValueError for links that are no square."""
+    count = len(links.minors)
+    rows = links.bytes_per_second
+    if len(rows) != count or any(len(row) != count for row in rows):
+        raise ValueError(f"links of {count} GPUs: not a row and a column each")
+    if len(set(links.minors)) != count:
+        raise ValueError(f"links of GPUs {links.minors}: one twice")
+    if count > MOST:
+        return {}
+    order = sorted(range(count), key=links.minors.__getitem__)
+    matrix = tuple(tuple(min(rows[i][j], rows[j][i]) for j in order) for i in order)
+    numbers = sorted(links.minors)
+    rings: dict[int, list[tuple[tuple[int, ...], int | None]]] = {}
+    for members in _halves(matrix, tuple(range(count))):
+        ring = _ring(matrix, members) if len(members) > 1 else None
+        if ring != 0:
+            minors = tuple(numbers[each] for each in members)
+            rings.setdefault(len(members), []).append((minors, ring))
+    if not any(size > 1 for size in rings):
+        return {}
+    return {size: _scored(sets) for size, sets in sorted(rings.items())}
+
+
+def encode(table: Table) -> dict[str, str]:
+    """The annotation, none of an empty table. Bandwidth in bytes per second."""
+    body = {
+        str(size): [
+            {
+                "minors": list(each.minors),
+                "gpuLinkType": each.link,
+                **(
+                    {}
+                    if each.ring_bytes_per_second is None
+                    else {"ringBusBandwidth": _quantity(each.ring_bytes_per_second)}
+                ),
+                "allocationScore": each.score,
+            }
+            for each in partitions
+        ]
+        for size, partitions in sorted(table.items())
+    }
+    return {GPU_PARTITIONS: msgspec.json.encode(body).decode()} if body else {}
+
+
+def _halves(matrix: Matrix, members: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """The set itself and all that it is parted into, in order of their lowest cards."""
+    if not members:
+        return
+    yield members
+    if len(members) == 1:
+        return
+    low = _best_half(matrix, members)
+    high = tuple(each for each in members if each not in low)
+    for half in sorted((low, high)):
+        yield from _halves(matrix, half)
+
+
+def _best_half(matrix: Matrix, members: tuple[int, ...]) -> tuple[int, ...]:
+    """The half with the lowest card; of an odd number it is the greater half."""
+    first, *others = members
+    size = (len(members) + 1) // 2
+    best: tuple[int, int] | None = None
+    chosen = members
+    for rest in combinations(others, size - 1):
+        half = (first, *rest)
+        other = [each for each in others if each not in rest]
+        pairs = [matrix[i][j] for i, j in (*combinations(half, 2), *combinations(other, 2))]
+        worth = (min(pairs, default=0), sum(pairs))
+        if best is None or worth > best:
+            best, chosen = worth, half
+    return chosen
+
+
+def _ring(matrix: Matrix, members: tuple[int, ...]) -> int:
+    """The slowest link of the best way around all members, 0 where there is none."""
+    speeds = sorted({matrix[i][j] for i, j in combinations(members, 2)} - {0}, reverse=True)
+    for speed in speeds:
+        linked = [
+            sum(1 << at for at, j in enumerate(members) if i != j and matrix[i][j] >= speed)
+            for i in members
+        ]
+        if _leads_around(linked):
+            return speed
+    return 0
+
+
+def _leads_around(linked: list[int]) -> bool:
+    """Whether a way leads through all places and back; `linked`: masks of the neighbours. Two
+    places need but one link between them."""
+    count = len(linked)
+    if all(2 * each.bit_count() >= count for each in linked):
+        return True  # Dirac's theorem, and the case of two.
+    everyone = (1 << count) - 1
+    ends = {1: 1}  # By the set of places passed since the first, those where a way may end.
+    for _ in range(count - 1):
+        longer: dict[int, int] = {}
+        for passed, lasts in ends.items():
+            for place in range(1, count):
+                if not passed >> place & 1 and linked[place] & lasts:
+                    longer[passed | 1 << place] = longer.get(passed | 1 << place, 0) | 1 << place
+        ends = longer
+    return bool(ends.get(everyone, 0) & linked[0])
+
+
+def _scored(sets: list[tuple[tuple[int, ...], int | None]]) -> tuple[Partition, ...]:
+    """The faster, the higher."""
+    speeds = sorted({ring or 0 for _, ring in sets})
+    return tuple(
+        Partition(minors, ring_bytes_per_second=ring, score=1 + speeds.index(ring or 0))
+        for minors, ring in sorted(sets)
+    )
+
+
+def _quantity(amount: int) -> str:
+    for power, suffix in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if amount % power == 0:
+            return f"{amount // power}{suffix}"
+    return str(amount)

@@ -1,0 +1,86 @@
+"""What the kubelet says its pods hold, as values (PodResources API v1, peers.md §1.8).
+
+It tells no uid: a pod is known by namespace and name.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.model.cpuset import EMPTY, CpuSet
+
+PodName = tuple[str, str]
+"""Namespace and name."""
+
+
+class MemoryBlock(msgspec.Struct, frozen=True):
+    """Memory of one kind (`memory`, `hugepages-2Mi`), from these NUMA nodes together."""
+
+    kind: str
+    size_bytes: int
+    nodes: tuple[int, ...]
+
+
+class GivenDevice(msgspec.Struct, frozen=True):
+    """A device of a device plugin, once; `nodes`: all NUMA nodes that it is near to, ascending,
+    empty where its plugin names none."""
+
+    resource: str
+    id: str
+    nodes: tuple[int, ...] = ()
+
+
+class ClaimedDevice(msgspec.Struct, frozen=True):
+    """A device of a claim: the first three name it on the node. `cdi`: CDI's qualified names of
+    what the container gets; `share`: which part of a device that several claims share."""
+
+    driver: str
+    pool: str
+    device: str
+    cdi: tuple[str, ...] = ()
+    share: str | None = None
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A ResourceClaim that the container uses; other containers and pods may use it too."""
+
+    namespace: str
+    name: str
+    devices: tuple[ClaimedDevice, ...] = ()
+
+
+class ContainerResources(msgspec.Struct, frozen=True):
+    """`cpus` are the container's own, save from kubelets that name the shared ones too."""
+
+    name: str
+    cpus: CpuSet = EMPTY
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: tuple[GivenDevice, ...] = ()
+    claims: tuple[Claim, ...] = ()
+
+
+class PodResources(msgspec.Struct, frozen=True):
+    """`containers`: the app containers and restartable init containers. `cpus` and `memory` are
+    given to the pod as a whole; what its containers list may be part of that."""
+
+    namespace: str
+    name: str
+    containers: tuple[ContainerResources, ...] = ()
+    cpus: CpuSet = EMPTY
+    memory: tuple[MemoryBlock, ...] = ()
+
+    @property
+    def key(self) -> PodName:
+        return self.namespace, self.name
+
+
+class Allocatable(msgspec.Struct, frozen=True):
+    """What the kubelet could give to pods, given or not.
+
+    `cpus` is empty unless its CPU manager's policy is static, `memory` unless its memory manager's
+    is; `devices` are the healthy ones.
+    """
+
+    cpus: CpuSet = EMPTY
+    memory: tuple[MemoryBlock, ...] = ()
+    devices: tuple[GivenDevice, ...] = ()

@@ -1,0 +1,79 @@
+"""Which devices a container sees: decided by the agent, written into its creation by a hook."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+Unasked: TypeAlias = Literal["leave", "hide", "deny"]
+"""What becomes of a container that no device was given to: as it came; sees no GPU unless its
+request names some; the same, and `all` is no name."""
+
+
+class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file or folder of the host. A container that mounts something at the same place keeps its
+    own."""
+
+    host_path: str
+    container_path: str
+    writable: bool = False
+
+
+class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A character device, at the same path on the host and in the container. `major`, `minor`: the
+    kernel's numbers, -1 where nobody looked."""
+
+    path: str
+    major: int = -1
+    minor: int = -1
+
+
+class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A card or a MIG instance. `index`: NVML's number of it (`1`, of an instance `1:0`), "" where
+    it is not known. `nodes`: what is its own, and not the driver's."""
+
+    uuid: str
+    index: str = ""
+    nodes: tuple[DeviceNode, ...] = ()
+
+    @property
+    def is_mig(self) -> bool:
+        """Whether it is a part of a card."""
+        return self.uuid.startswith("MIG-")
+
+
+class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one container sees. `gpus` None: nobody decided about them. `nodes`: of other devices,
+    by type; a type that is absent was not decided about. Mounts and environment come on top.
+
+    `refused` says why it can't have what was allocated.
+    """
+
+    gpus: tuple[VisibleGpu, ...] | None = None
+    nodes: dict[str, tuple[DeviceNode, ...]] = {}
+    environment: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[Mount, ...] = ()
+    refused: str = ""
+
+
+class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A device of the node by all its names, and the pods (uids) that a scheduler gave it to.
+    `card`: the uuid of the card that a MIG instance is a part of; `nodes`: the paths of what is its
+    own, of an instance without its card's."""
+
+    uuid: str
+    index: str = ""
+    card: str = ""
+    nodes: tuple[str, ...] = ()
+    holders: tuple[str, ...] = ()
+
+
+class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What hooks know of the node's devices beside what each container sees. `cdi_kind`
+    (`nvidia.com/gpu`): how a GPU is named to a request that has no sign of one; empty: by UUID in
+    the environment."""
+
+    held: tuple[HeldDevice, ...] = ()
+    unasked: Unasked = "leave"
+    cdi_kind: str = ""

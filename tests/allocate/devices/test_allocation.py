@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.devices.allocation import (
+    Allocation,
+    allocate,
+    device_request,
+    node_score,
+)
+from agent.allocate.devices.inventory import linked
+from agent.allocate.devices.partitions import partitions
+from agent.allocate.devices.refusal import Cause, Refusal
+from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.policies import NumaStrategy
+from tests.allocate.devices.builders import (
+    BYTES,
+    CARDS,
+    CORE,
+    GPU,
+    HINT,
+    JOINT,
+    MEMORY,
+    RATIO,
+    RDMA,
+    SHARED,
+    asked,
+    gpu,
+    minors,
+    nic,
+    node,
+)
+from tests.allocate.devices.links import symmetric
+
+LEAST = NumaStrategy.LEAST_ALLOCATED
+MOST = NumaStrategy.MOST_ALLOCATED
+EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
+PREFERRED = {"deviceTypes": ["gpu", "rdma"]}
+SAME_PCIE = {**PREFERRED, "requiredScope": "SamePCIe"}
+
+
+def test_a_card_gives_what_is_asked_and_what_follows() -> None:
+    found = asked(node(EIGHT), {GPU: 50})
+    assert isinstance(found, Allocation)
+    (card,) = found.devices["gpu"]
+    assert (card.minor, card.uuid, card.functions) == (0, "GPU-0", ())
+    assert card.resources == {CORE: 50, RATIO: 50, MEMORY: BYTES // 2}
+
+
+def test_a_pod_that_asks_for_no_device() -> None:
+    assert device_request({"cpu": 1000}, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("used", "cards", "expected"),
+    [
+        pytest.param({}, 2, [0, 1], id="one switch"),
+        pytest.param({0: 100}, 2, [2, 3], id="a whole switch, on the NUMA node that is in use"),
+        pytest.param({0: 100}, 1, [1], id="the switch that is in use already"),
+        pytest.param({4: 10, 0: 100}, 1, [1], id="of two in use the first"),
+        pytest.param({0: 100, 2: 100, 4: 1}, 2, [6, 7], id="one switch before one NUMA node"),
+        pytest.param({0: 100, 2: 100, 4: 1, 6: 1}, 2, [1, 3], id="one NUMA node"),
+        pytest.param({0: 100, 5: 100}, 4, [1, 2, 3, 4], id="two NUMA nodes, lowest minors"),
+    ],
+)
+def test_whole_cards_without_known_links(
+    used: dict[int, int], cards: int, expected: list[int]
+) -> None:
+    assert minors(asked(node(EIGHT, used), {CARDS: cards})) == expected
+
+
+@pytest.mark.parametrize(
+    ("scope", "used", "cards", "expected"),
+    [
+        ("PCIe", {}, 2, [0, 1]),
+        ("PCIe", {}, 3, None),
+        ("NUMANode", {0: 100}, 4, [4, 5, 6, 7]),
+        ("NUMANode", {0: 100, 4: 1}, 4, None),
+        ("Node", {0: 100, 4: 1}, 4, [1, 2, 3, 5]),
+        ("Device", {}, 1, None),
+    ],
+)
+def test_a_scope_that_is_demanded(
+    scope: str, used: dict[int, int], cards: int, expected: list[int] | None
+) -> None:
+    hint = {"gpu": {"requiredTopologyScope": scope}}
+    found = asked(node(EIGHT, used), {CARDS: cards}, {HINT: hint})
+    if expected is None:
+        assert found == Refusal("gpu", Cause.SCOPE)
+    else:
+        assert minors(found) == expected
+
+
+def test_shares_go_where_the_strategy_says() -> None:
+    """Koordinator mixes up what is free and what there is, and takes the other card."""
+    both = [gpu(0), gpu(1)]
+    assert minors(asked(node(both, {0: 10, 1: 80}), {GPU: 10}, strategy=MOST)) == [1]
+    assert minors(asked(node(both, {0: 80, 1: 10}), {GPU: 10}, strategy=LEAST)) == [1]
+    apart = [gpu(0, 0, "p0"), gpu(1, 1, "p1")]
+    assert minors(asked(node(apart, {0: 10}), {GPU: 10}, strategy=LEAST)) == [1]
+    assert minors(asked(node(apart, {0: 10}), {GPU: 95}, strategy=MOST)) == [1]
+
+
+def test_shares_without_a_strategy_go_where_most_is_in_use() -> None:
+    assert minors(asked(node(EIGHT, {5: 10}), {GPU: 10})) == [4]
+
+
+def test_shares_of_several_cards_within_a_scope() -> None:
+    """Koordinator refuses these."""
+    hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
+    found = asked(node(EIGHT, {0: 80}), {SHARED: 2, MEMORY: BYTES}, {HINT: hint})
+    assert minors(found) == [2, 3]
+    two = node(EIGHT[:2], {0: 80})
+    assert asked(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == Refusal("gpu", Cause.SCOPE)
+
+
+def test_core_of_several_cards_is_spread_over_them() -> None:
+    """Koordinator asks one card for it all."""
+    found = asked(node(EIGHT), {CORE: 200, MEMORY: 400})
+    assert isinstance(found, Allocation)
+    assert [each.resources for each in found.devices["gpu"]] == [
+        {CORE: 100, MEMORY: 200, RATIO: 20}
+    ] * 2
+
+
+@pytest.mark.parametrize(("cards", "least", "most"), [(1, 75, 25), (2, 50, 50), (4, 0, 100)])
+def test_a_node_is_scored_by_what_it_would_hold(cards: int, least: int, most: int) -> None:
+    """Koordinator says 87 and 12 each time."""
+    four = node([gpu(each) for each in range(4)])
+    request = device_request({CARDS: cards}, {})
+    assert request is not None
+    found = allocate(four, request)
+    assert isinstance(found, Allocation)
+    assert node_score(four, request, found, LEAST) == least
+    assert node_score(four, request, found, MOST) == most
+
+
+def test_a_score_is_of_the_devices_that_the_pod_may_have() -> None:
+    two = node([gpu(0, 0), gpu(1, 1)], {1: 100})
+    request = device_request({GPU: 50}, {})
+    assert request is not None
+    found = allocate(two, request, numa=0b01)
+    assert isinstance(found, Allocation)
+    assert node_score(two, request, found, LEAST) == 25
+    assert node_score(two, request, found, LEAST, numa=0b01) == 50
+
+
+def test_ill_devices_are_not_chosen_and_for_all_means_all_that_are_well() -> None:
+    nics = [nic(each, healthy=each != 1) for each in range(4)]
+    hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
+    assert minors(asked(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
+    ill = [nic(0, healthy=False)]
+    assert asked(node(ill), {RDMA: 10}, {HINT: hint}) == Refusal("rdma", Cause.INSUFFICIENT)
+    assert asked(node(ill), {RDMA: 10}) == Refusal("rdma", Cause.INSUFFICIENT)
+
+
+def test_selectors_and_numa_nodes_leave_devices_out() -> None:
+    labelled = [gpu(each, each, labels={"tier": "ab"[each % 2]}) for each in range(4)]
+    hint = {"gpu": {"selector": {"matchLabels": {"tier": "b"}}}}
+    there = node(labelled)
+    assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == [1, 3]
+    assert minors(asked(there, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
+    assert asked(there, {CARDS: 2}, {HINT: hint}, numa=0b1100) == Refusal("gpu", Cause.INSUFFICIENT)
+
+
+def test_a_device_of_no_numa_node_is_on_any_and_one_without_a_place_on_none() -> None:
+    there = node([nic(0, None), nic(1, -1), nic(2, 1)])
+    assert minors(asked(there, {RDMA: 200}, numa=0b10), "rdma") == [1, 2]
+    assert minors(asked(there, {RDMA: 100}, numa=0b01), "rdma") == [1]
+
+
+def test_exclusion_by_switch_keeps_away_from_neighbours_in_use() -> None:
+    """In Koordinator it has no effect."""
+    hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
+    there = node(EIGHT, {0: 10, 2: 10})
+    assert minors(asked(there, {CARDS: 1}, {HINT: hint})) == [4]
+    assert asked(there, {CARDS: 5}, {HINT: hint}) == Refusal("gpu", Cause.INSUFFICIENT)
+
+
+def test_functions_are_taken_by_number() -> None:
+    """Koordinator takes .10 before .2."""
+    hint = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
+    buses = ["0000:40:00.10", "0000:40:00.2", "0000:40:00.a"]
+    one = [nic(0, functions=buses)]
+
+    def taken(*held: str) -> Allocation | Refusal:
+        there = node(one, taken={("rdma", 0): frozenset(held)})
+        return asked(there, {RDMA: 1}, {HINT: hint})
+
+    for held, expected in (((), buses[1]), (buses[1:2], buses[2]), (buses[1:], buses[0])):
+        found = taken(*held)
+        assert isinstance(found, Allocation)
+        assert [each.bus for each in found.devices["rdma"][0].functions] == [expected]
+    assert taken(*buses) == Refusal("rdma", Cause.INSUFFICIENT)
+    assert asked(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == Refusal(
+        "rdma", Cause.NO_VIRTUAL_FUNCTIONS
+    )
+
+
+def test_a_type_that_the_node_does_not_have() -> None:
+    assert asked(node([nic(0)]), {CARDS: 1}) == Refusal("gpu", Cause.NO_DEVICES)
+
+
+def test_a_scope_is_refused_where_a_card_does_not_say_where_it_sits() -> None:
+    there = node([gpu(0), gpu(1, None)])
+    hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
+    assert asked(there, {CARDS: 1}, {HINT: hint}) == Refusal("gpu", Cause.NO_TOPOLOGY)
+    assert minors(asked(there, {CARDS: 2})) == [0, 1]
+
+
+def test_nics_near_the_gpus_are_as_many_as_asked() -> None:
+    """Koordinator gives one for every switch."""
+    there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p2"), nic(1, 0, "p1")])
+    found = asked(there, {CARDS: 2, RDMA: 100}, {JOINT: PREFERRED})
+    assert minors(found) == [0, 1]
+    assert minors(found, "rdma") == [1]
+
+
+def test_one_nic_for_each_switch_in_turn() -> None:
+    nics = [nic(each, 0, f"p{each // 2}") for each in range(6)]
+    there = node([*EIGHT[:4], *nics])
+    found = asked(there, {CARDS: 4, RDMA: 300}, {JOINT: PREFERRED})
+    assert minors(found, "rdma") == [0, 2, 1]
+
+
+def test_the_switch_that_has_both_is_found() -> None:
+    """Koordinator chooses the GPU first and gives up."""
+    there = node([gpu(0, 0, "p0"), gpu(1, 0, "p1"), nic(0, 0, "p1")])
+    found = asked(there, {CARDS: 1, RDMA: 50}, {JOINT: SAME_PCIE})
+    assert minors(found) == [1]
+    assert minors(found, "rdma") == [0]
+
+
+def test_several_switches_that_have_both_are_found() -> None:
+    cards = [gpu(each, 0, f"p{each}") for each in range(3)]
+    there = node([*cards, nic(0, 0, "p1"), nic(1, 0, "p2")])
+    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE})
+    assert minors(found) == [1, 2]
+    assert minors(found, "rdma") == [0, 1]
+
+
+def test_the_same_switches_mean_a_nic_under_each() -> None:
+    nics = [nic(each, 0, f"p{each}") for each in range(2)]
+    there = node([*EIGHT[:4], *nics])
+    found = asked(there, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
+    assert minors(found, "rdma") == [0, 1]
+    without = node([*EIGHT[:4], nics[0]])
+    assert asked(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == Refusal(
+        "rdma", Cause.INSUFFICIENT
+    )
+
+
+def test_cards_are_parted_over_switches_where_each_has_one_nic() -> None:
+    there = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
+    found = asked(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
+    assert minors(found) == [0, 2]
+    assert minors(found, "rdma") == [0, 1]
+    lead = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
+    assert minors(asked(there, {CARDS: 2, RDMA: 200}, {JOINT: lead})) == [0, 2]
+    close = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
+    known = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), close))
+    assert minors(asked(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
+    table = msgspec.json.encode({2: [{"minors": [0, 1]}, {"minors": [1, 2]}]}).decode()
+    sets = partitions({}, {GPU_PARTITIONS: table}, {})
+    parted = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], partitions=sets)
+    assert minors(asked(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
+
+
+def test_one_numa_node_may_be_demanded_instead() -> None:
+    """Two switches of one NUMA node; the first NUMA node has no NIC that is free."""
+    joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
+    there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
+    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
+    assert minors(found) == [4, 5]
+    assert minors(found, "rdma") == [1]
+    assert isinstance(asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), Refusal)
+    assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), Refusal)
+
+
+def test_gpus_beside_a_leading_nic() -> None:
+    """Koordinator chooses them as if they were alone."""
+    there = node([*EIGHT, nic(0, 1, "p3")])
+    lead = {"deviceTypes": ["rdma", "gpu"]}
+    assert minors(asked(there, {CARDS: 2, RDMA: 1}, {JOINT: lead})) == [6, 7]
+    assert minors(asked(there, {CARDS: 4, RDMA: 1}, {JOINT: lead})) == [0, 1, 2, 3]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.bits import members
+from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
+from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, symmetric
+
+
+def by_definition(matrix: Matrix, free: int, count: int) -> tuple[int, ...]:
+    places = tuple(members(free))
+
+    def key(chosen: tuple[int, ...]) -> tuple[int, int, int, list[int]]:
+        inside = [matrix[i][j] for i, j in combinations(chosen, 2)]
+        rest = [matrix[i][j] for i, j in combinations(sorted(set(places) - set(chosen)), 2)]
+        return min(inside, default=0), sum(inside), sum(rest), [-place for place in chosen]
+
+    return max(combinations(places, count), key=key)
+
+
+def best(matrix: Matrix, free: set[int], count: int) -> tuple[int, ...] | None:
+    mask = BandwidthTable(matrix).best(sum(1 << place for place in free), count)
+    return None if mask is None else tuple(members(mask))
+
+
+@given(MATRICES, st.data())
+def test_it_is_the_best_by_the_definition(matrix: Matrix, data: st.DataObject) -> None:
+    free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
+    table = BandwidthTable(matrix)
+    for count in range(1, free.bit_count() + 1):
+        chosen = table.best(free, count)
+        assert chosen is not None
+        assert tuple(members(chosen)) == by_definition(matrix, free, count)
+
+
+@given(st.integers(0, 2**60), st.integers(1, (1 << 11) - 1), st.integers(1, 11))
+def test_so_it_is_where_free_sets_are_looked_for(seed: int, free: int, count: int) -> None:
+    """Eleven GPUs have hundreds of sets of a size."""
+    matrix = symmetric(11, lambda i, j: seed >> (i + j) % 56 & 3)
+    chosen = BandwidthTable(matrix).best(free, count)
+    if count > free.bit_count():
+        assert chosen is None
+    else:
+        assert chosen is not None
+        assert tuple(members(chosen)) == by_definition(matrix, free, count)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "free", "count", "expected"),
+    [
+        pytest.param(BRIDGED, {0, 1, 2, 3}, 2, (0, 3), id="a bridged pair, not neighbours"),
+        pytest.param(CROSSED, set(range(8)), 2, (0, 2), id="pairs that are two apart"),
+        pytest.param(CROSSED, {0, 1, 3, 4, 5, 6}, 2, (1, 3), id="a pair that is whole"),
+        pytest.param(VOLTA, {0, 2, 4, 5}, 1, (2,), id="one alone: whose links others need least"),
+        pytest.param(VOLTA, set(range(8)), 8, tuple(range(8)), id="all"),
+        pytest.param(VOLTA, {1, 2}, 3, None, id="more than are free"),
+        pytest.param(VOLTA, {1, 2}, 0, None, id="none wanted"),
+        pytest.param(BRIDGED, {3, 4}, 1, None, id="one that is not in the matrix"),
+    ],
+)
+def test_known_machines(
+    matrix: Matrix, free: set[int], count: int, expected: tuple[int, ...] | None
+) -> None:
+    assert best(matrix, free, count) == expected
+
+
+def test_a_slow_pair_counts_more_than_the_sum() -> None:
+    fast = {(0, 1): 9, (0, 2): 9, (1, 2): 1, (3, 4): 3, (3, 5): 3, (4, 5): 3}
+    matrix = symmetric(6, lambda i, j: fast.get((i, j), 0))
+    assert best(matrix, set(range(6)), 3) == (3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        pytest.param(symmetric(17, lambda _i, _j: 1), "links of 17 GPUs: at most 16", id="many"),
+        pytest.param(((0, 1), (2, 0)), "links of GPUs 0 and 1: 1 and 2", id="lopsided"),
+        pytest.param(((0, -1), (-1, 0)), "links of GPUs 0 and 1: -1 and -1", id="negative"),
+        pytest.param(((0, 1), (1,)), "links of GPU 1: 1 for 2 GPUs", id="ragged"),
+    ],
+)
+def test_what_is_no_matrix(matrix: Matrix, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BandwidthTable(matrix)

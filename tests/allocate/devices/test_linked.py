@@ -1,0 +1,74 @@
+"""Whole cards on a node whose links are known."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.devices.inventory import linked
+from agent.allocate.devices.objectives import Objective
+from agent.allocate.devices.refusal import Cause, Refusal
+from tests.allocate.devices.builders import CARDS, GPU, HINT, asked, gpu, minors, node
+from tests.allocate.devices.links import CROSSED, VOLTA, symmetric
+
+EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("used", "cards", "expected"),
+    [
+        ({}, 2, [0, 2]),
+        ({0: 1}, 2, [1, 3]),
+        ({0: 1, 1: 1}, 2, [4, 6]),
+        ({0: 1, 3: 1, 4: 1, 7: 1}, 2, [1, 2]),
+        ({}, 8, list(range(8))),
+    ],
+)
+def test_links_count_more_than_numbers_and_switches(
+    used: dict[int, int], cards: int, expected: list[int]
+) -> None:
+    there = node(EIGHT, used, links=linked(range(8), CROSSED))
+    assert minors(asked(there, {CARDS: cards})) == expected
+
+
+def test_by_the_objective_that_is_set() -> None:
+    """Three cards, one pair of which is close: a single card should not break it, whichever number
+    it has."""
+    pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
+    cards = EIGHT[:3]
+    assert minors(asked(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]
+    other = linked(range(3), pair, Objective.BESTEFFORT)
+    assert minors(asked(node(cards, links=other), {CARDS: 1})) == [0]
+    volta = linked(range(8), VOLTA, Objective.BESTEFFORT)
+    used = {1: 1, 3: 1, 6: 1, 7: 1}
+    assert minors(asked(node(EIGHT, used, links=volta), {CARDS: 2})) == [4, 5]
+
+
+@pytest.mark.parametrize(("scope", "expected"), [("PCIe", [0, 1]), ("NUMANode", [0, 2])])
+def test_within_a_scope_that_is_demanded(scope: str, expected: list[int]) -> None:
+    there = node(EIGHT, links=linked(range(8), CROSSED))
+    hint = {"gpu": {"requiredTopologyScope": scope}}
+    assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == expected
+    found = asked(there, {CARDS: 5}, {HINT: hint})
+    assert found == Refusal("gpu", Cause.SCOPE)
+
+
+def test_places_in_the_matrix_need_not_be_minors() -> None:
+    cards = [gpu(each) for each in (1, 4, 6, 9)]
+    close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 3), (1, 2)) else 1)
+    links = linked([1, 4, 6, 9], close)
+    assert minors(asked(node(cards, links=links), {CARDS: 2})) == [1, 9]
+    assert minors(asked(node(cards, {9: 1}, links=links), {CARDS: 2})) == [4, 6]
+
+
+def test_where_the_matrix_lacks_cards_the_place_decides() -> None:
+    links = linked(range(2), symmetric(2, lambda _i, _j: 1))
+    assert minors(asked(node(EIGHT, links=links), {CARDS: 4})) == [0, 1, 2, 3]
+
+
+def test_more_cards_than_a_table_can_have() -> None:
+    assert linked(range(17), symmetric(17, lambda _i, _j: 1)) is None
+
+
+def test_shares_do_not_look_at_links() -> None:
+    there = node(EIGHT, {5: 10}, links=linked(range(8), CROSSED))
+    assert minors(asked(there, {GPU: 10})) == [4]

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions, partitions
+from agent.allocate.devices.refusal import Cause, Refusal
+from agent.model.annotations import AnnotationError
+from agent.model.deviceobject import GPU_PARTITIONS
+from tests.allocate.devices.builders import CARDS, GPU, PARTITION, asked, gpu, minors, node
+
+MODEL = "node.koordinator.sh/gpu-model"
+VENDOR = "node.koordinator.sh/gpu-vendor"
+HONOR = {PARTITION_POLICY: "Honor"}
+EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
+
+
+def told(
+    table: dict[int, list[dict[str, Any]]], labels: dict[str, str] | None = None
+) -> Partitions:
+    text = msgspec.json.encode(table).decode()
+    return partitions(labels or {}, {GPU_PARTITIONS: text}, {})
+
+
+def one(*cards: int, score: int = 1, bandwidth: str | None = None) -> dict[str, Any]:
+    more = {} if bandwidth is None else {"ringBusBandwidth": bandwidth}
+    return {"minors": list(cards), "allocationScore": score, "gpuLinkType": "NVLink", **more}
+
+
+PAIRS = {2: [one(0, 1), one(2, 3, score=5), one(5, 4, score=5)], 4: [one(4, 5, 6, 7)]}
+
+
+def test_the_best_score_comes_first() -> None:
+    """Koordinator takes the worst."""
+    assert minors(asked(node(EIGHT, partitions=told(PAIRS)), {CARDS: 2})) == [2, 3]
+
+
+def test_in_the_tables_order_of_minors() -> None:
+    there = node(EIGHT, {2: 1}, partitions=told(PAIRS))
+    assert minors(asked(there, {CARDS: 2})) == [5, 4]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("Restricted", None), ("BestEffort", [0, 1])], ids=str
+)
+def test_restricted_looks_at_the_best_score_alone(policy: str, expected: list[int] | None) -> None:
+    there = node(EIGHT, {2: 1, 4: 1}, partitions=told(PAIRS))
+    found = asked(there, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
+    if expected is None:
+        assert found == Refusal("gpu", Cause.PARTITION)
+    else:
+        assert minors(found) == expected
+
+
+def test_what_leaves_larger_sets_whole_is_preferred() -> None:
+    table = {2: [one(0, 1), one(2, 3), one(4, 5)], 4: [one(0, 1, 2, 3)]}
+    assert minors(asked(node(EIGHT, partitions=told(table)), {CARDS: 2})) == [4, 5]
+
+
+def test_a_bandwidth_that_is_asked_for() -> None:
+    table = {2: [one(0, 1), one(2, 3, bandwidth="100Gi"), one(4, 5, bandwidth="400Gi")]}
+    there = node(EIGHT, partitions=told(table))
+    assert minors(asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [4, 5]
+    assert asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == Refusal(
+        "gpu", Cause.PARTITION
+    )
+
+
+@pytest.mark.parametrize(
+    ("cards", "cause"), [(3, Cause.PARTITION_SIZE), (2, Cause.PARTITION)], ids=str
+)
+def test_honor_gives_nothing_else_and_prefer_does(cards: int, cause: Cause) -> None:
+    used = {0: 1, 2: 1, 4: 1}
+    honoring = node(EIGHT, used, partitions=told(PAIRS, HONOR))
+    assert asked(honoring, {CARDS: cards}) == Refusal("gpu", cause)
+    preferring = node(EIGHT, used, partitions=told(PAIRS))
+    assert len(minors(asked(preferring, {CARDS: cards}))) == cards
+
+
+def test_shares_are_not_bound_to_the_table() -> None:
+    there = node(EIGHT, {2: 50}, partitions=told(PAIRS, HONOR))
+    assert minors(asked(there, {GPU: 50})) == [2]
+
+
+def test_ill_cards_are_in_no_set() -> None:
+    cards = [gpu(each, healthy=each != 2) for each in range(8)]
+    assert minors(asked(node(cards, partitions=told(PAIRS, HONOR)), {CARDS: 2})) == [5, 4]
+
+
+@pytest.mark.parametrize("model", ["H100", "H800", "H20", "H100-80GB-HBM3"])
+@pytest.mark.parametrize("vendor", ["", "nvidia"])
+def test_models_whose_table_is_known(model: str, vendor: str) -> None:
+    """Koordinator does not know the models as NVML writes them."""
+    known = partitions(HONOR, {}, {MODEL: model, VENDOR: vendor})
+    assert not known.honor
+    assert minors(asked(node(EIGHT, {1: 1}, partitions=known), {CARDS: 2})) == [2, 3]
+    assert asked(
+        node(EIGHT, partitions=partitions({}, {}, {MODEL: model, **HONOR})), {CARDS: 3}
+    ) == Refusal("gpu", Cause.PARTITION_SIZE)
+
+
+@pytest.mark.parametrize(
+    "labels", [{MODEL: "A100"}, {MODEL: "H100", VENDOR: "huawei"}, {}], ids=str
+)
+def test_others_have_none(labels: dict[str, str]) -> None:
+    known = partitions({}, {}, labels)
+    assert known.table is None
+    found = asked(node(EIGHT, partitions=known), {CARDS: 1}, {PARTITION: {}})
+    assert found == Refusal("gpu", Cause.NO_PARTITION_TABLE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ('{"2": [{"minors": "0,1"}]}', "minors"),
+        ('{"2": [{"minors": [0, -1]}]}', "2[0].minors: not within 0 and 1023"),
+        ('{"2": [{"minors": [0, 0]}]}', "2[0].minors: not 2 different cards"),
+        ('{"2": [{"minors": [0, 1, 2]}]}', "2[0].minors: not 2 different cards"),
+        ('{"2": [{"minors": [0, 1], "ringBusBandwidth": "fast"}]}', "'fast' is no quantity"),
+    ],
+)
+def test_a_table_that_can_not_be_read(text: str, message: str) -> None:
+    with pytest.raises(AnnotationError) as raised:
+        partitions({}, {GPU_PARTITIONS: text}, {})
+    assert GPU_PARTITIONS in str(raised.value)
+    assert message in str(raised.value)

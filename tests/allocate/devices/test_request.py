@@ -1,0 +1,193 @@
+"""The table of devices.md §2.4-2.6, row by row."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.request import Ask, Reason, RequestError, asks, filled, hinted
+from agent.model.device_wishes import Exclusion, Hint, Strategy
+
+GPU = "koordinator.sh/gpu"
+CORE = "koordinator.sh/gpu-core"
+MEMORY = "koordinator.sh/gpu-memory"
+RATIO = "koordinator.sh/gpu-memory-ratio"
+SHARED = "koordinator.sh/gpu.shared"
+RDMA = "koordinator.sh/rdma"
+FPGA = "koordinator.sh/fpga"
+NPU_CORE = "huawei.com/npu-core"
+NPU_CPU = "huawei.com/npu-cpu"
+NPU_DVPP = "huawei.com/npu-dvpp"
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("amounts", "count", "per", "shared"),
+    [
+        ({"nvidia.com/gpu": 1}, 1, {CORE: 100, RATIO: 100}, False),
+        ({"nvidia.com/gpu": 2}, 2, {CORE: 100, RATIO: 100}, False),
+        ({"amd.com/gpu": 3}, 3, {CORE: 100, RATIO: 100}, False),
+        ({"dcu.com/gpu": 8}, 8, {CORE: 100, RATIO: 100}, False),
+        ({GPU: 50}, 1, {CORE: 50, RATIO: 50}, True),
+        ({GPU: 100}, 1, {CORE: 100, RATIO: 100}, False),
+        ({GPU: 400}, 4, {CORE: 100, RATIO: 100}, False),
+        ({MEMORY: 8 * GIB}, 1, {MEMORY: 8 * GIB}, True),
+        ({MEMORY: 800 * GIB}, 1, {MEMORY: 800 * GIB}, True),
+        ({RATIO: 60}, 1, {RATIO: 60}, True),
+        ({RATIO: 300}, 3, {RATIO: 100}, False),
+        ({CORE: 60, MEMORY: 4 * GIB}, 1, {CORE: 60, MEMORY: 4 * GIB}, True),
+        ({CORE: 50, RATIO: 60}, 1, {CORE: 50, RATIO: 60}, True),
+        ({CORE: 50, RATIO: 100}, 1, {CORE: 50, RATIO: 100}, False),
+        ({CORE: 200, RATIO: 400}, 4, {CORE: 50, RATIO: 100}, False),
+        ({CORE: 200, RATIO: 200}, 2, {CORE: 100, RATIO: 100}, False),
+        ({CORE: 200, MEMORY: 16 * GIB}, 2, {CORE: 100, MEMORY: 8 * GIB}, True),
+        ({CORE: 200, RATIO: 100}, 2, {CORE: 100, RATIO: 50}, True),
+        ({NPU_CORE: 20, RATIO: 50}, 1, {NPU_CORE: 20, RATIO: 50}, True),
+        ({NPU_CORE: 40, RATIO: 200}, 2, {NPU_CORE: 20, RATIO: 100}, False),
+        ({SHARED: 2, MEMORY: 8 * GIB}, 2, {MEMORY: 4 * GIB}, True),
+        ({SHARED: 3, MEMORY: 10}, 3, {MEMORY: 3}, True),
+        ({SHARED: 2, RATIO: 100}, 2, {RATIO: 50}, True),
+        ({SHARED: 2, RATIO: 200}, 2, {RATIO: 100}, False),
+        ({SHARED: 2, CORE: 60, MEMORY: 8}, 2, {CORE: 30, MEMORY: 4}, True),
+        ({SHARED: 2, CORE: 60, RATIO: 40}, 2, {CORE: 30, RATIO: 20}, True),
+        (
+            {SHARED: 1, NPU_CORE: 4, NPU_CPU: 4, MEMORY: 8},
+            1,
+            {NPU_CORE: 4, NPU_CPU: 4, MEMORY: 8},
+            True,
+        ),
+        (
+            {SHARED: 1, NPU_CORE: 4, NPU_CPU: 4, NPU_DVPP: 100, MEMORY: 8},
+            1,
+            {NPU_CORE: 4, NPU_CPU: 4, NPU_DVPP: 100, MEMORY: 8},
+            True,
+        ),
+    ],
+    ids=str,
+)
+def test_gpus_that_can_be_asked_for(
+    amounts: dict[str, int], count: int, per: dict[str, int], shared: bool
+) -> None:
+    ask = asks({"cpu": 4000, "memory": GIB, **amounts})["gpu"]
+    assert (ask.count, ask.per, ask.shared) == (count, per, shared)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "count", "each"),
+    [
+        ({RDMA: 1}, 1, 1),
+        ({RDMA: 100}, 1, 100),
+        ({RDMA: 300}, 3, 100),
+        ({FPGA: 50}, 1, 50),
+        ({FPGA: 200}, 2, 100),
+    ],
+    ids=str,
+)
+def test_other_devices(amounts: dict[str, int], count: int, each: int) -> None:
+    ((kind, ask),) = asks(amounts).items()
+    (name,) = amounts
+    assert name.endswith(kind)
+    assert ask == Ask(amounts, count, {name: each})
+
+
+@pytest.mark.parametrize(
+    ("amounts", "reason"),
+    [
+        ({CORE: 100}, Reason.COMBINATION),
+        ({SHARED: 1}, Reason.COMBINATION),
+        ({NPU_CORE: 1}, Reason.COMBINATION),
+        ({MEMORY: 8, RATIO: 50}, Reason.COMBINATION),
+        ({CORE: 50, MEMORY: 8, RATIO: 50}, Reason.COMBINATION),
+        ({SHARED: 2, MEMORY: 8, RATIO: 50}, Reason.COMBINATION),
+        ({SHARED: 2, GPU: 100}, Reason.COMBINATION),
+        ({GPU: 100, "nvidia.com/gpu": 1}, Reason.COMBINATION),
+        ({"amd.com/gpu": 1, "nvidia.com/gpu": 1}, Reason.COMBINATION),
+        ({GPU: 150}, Reason.UNIT),
+        ({RDMA: 150}, Reason.UNIT),
+        ({FPGA: 101}, Reason.UNIT),
+        ({RATIO: 150}, Reason.COMBINATION),
+        ({CORE: 150, RATIO: 100}, Reason.COMBINATION),
+        ({CORE: 150, MEMORY: 8}, Reason.COMBINATION),
+        ({CORE: 100, RATIO: 300}, Reason.UNEVEN),
+        ({CORE: 300, RATIO: 200}, Reason.UNEVEN),
+        ({NPU_CORE: 1, RATIO: 200}, Reason.UNEVEN),
+        ({SHARED: 3, RATIO: 100}, Reason.COMBINATION),
+        ({SHARED: 2, CORE: 51, MEMORY: 8}, Reason.COMBINATION),
+        ({SHARED: 2, RATIO: 400}, Reason.COMBINATION),
+        ({SHARED: 2, NPU_CORE: 4, NPU_CPU: 4, MEMORY: 8}, Reason.COMBINATION),
+        ({SHARED: 1, NPU_CORE: 4, NPU_CPU: 4, NPU_DVPP: 101, MEMORY: 8}, Reason.COMBINATION),
+        ({SHARED: 1, NPU_CORE: 4, MEMORY: 8}, Reason.COMBINATION),
+    ],
+    ids=str,
+)
+def test_what_can_not(amounts: dict[str, int], reason: Reason) -> None:
+    with pytest.raises(RequestError) as raised:
+        asks(amounts)
+    assert raised.value.reason is reason
+    assert all(name in str(raised.value) for name in amounts)
+
+
+def test_what_is_wrong_with_a_unit_is_told_before_unequal_shares() -> None:
+    with pytest.raises(RequestError, match="150"):
+        asks({CORE: 100, RATIO: 300, RDMA: 150})
+
+
+def test_zeros_are_not_asked_for() -> None:
+    assert asks({GPU: 0, RDMA: 0, "cpu": 1}) == {}
+    assert asks({CORE: 0, RATIO: 50})["gpu"].total == {RATIO: 50}
+
+
+@given(st.dictionaries(st.sampled_from((GPU, CORE, MEMORY, RATIO, SHARED)), st.integers(1, 900)))
+def test_cards_get_together_what_is_asked_but_for_bytes_that_do_not_part(
+    amounts: dict[str, int],
+) -> None:
+    try:
+        asked = asks(amounts)
+    except RequestError:
+        return
+    for ask in asked.values():
+        for name, each in ask.per.items():
+            lost = ask.total[name] - each * ask.count
+            assert 0 <= lost < (ask.count if name == MEMORY else 1)
+
+
+@pytest.mark.parametrize(
+    ("per", "capacity", "expected"),
+    [
+        ({RATIO: 60}, {MEMORY: 8 * GIB}, {RATIO: 60, MEMORY: 8 * GIB * 60 // 100}),
+        ({MEMORY: 4 * GIB}, {MEMORY: 8 * GIB}, {MEMORY: 4 * GIB, RATIO: 50}),
+        ({MEMORY: 2 * GIB}, {MEMORY: 3 * GIB}, {MEMORY: 2 * GIB, RATIO: 66}),
+        ({CORE: 50}, {MEMORY: 8 * GIB}, {CORE: 50}),
+        ({RATIO: 60}, {RATIO: 100}, {RATIO: 60}),
+    ],
+    ids=str,
+)
+def test_the_unit_that_was_not_asked_for_follows(
+    per: dict[str, int], capacity: dict[str, int], expected: dict[str, int]
+) -> None:
+    assert filled(per, capacity) == expected
+
+
+@pytest.mark.parametrize(
+    ("amount", "hint", "matching", "count", "each"),
+    [
+        (50, None, 4, 1, 50),
+        (50, Hint(), 4, 1, 50),
+        (50, Hint(strategy=Strategy.APPLY_FOR_ALL), 3, 3, 50),
+        (50, Hint(strategy=Strategy.APPLY_FOR_ALL), 0, 0, 50),
+        (4, Hint(strategy=Strategy.REQUESTS_AS_COUNT), 8, 4, 1),
+        (
+            4,
+            Hint(strategy=Strategy.REQUESTS_AS_COUNT, exclusion=Exclusion.DEVICE_LEVEL),
+            8,
+            4,
+            100,
+        ),
+        (300, Hint(strategy=Strategy.APPLY_FOR_ALL), 8, 3, 100),
+        (300, Hint(strategy=Strategy.REQUESTS_AS_COUNT), 8, 3, 100),
+    ],
+)
+def test_hints(amount: int, hint: Hint | None, matching: int, count: int, each: int) -> None:
+    ask = hinted(asks({RDMA: amount})["rdma"], hint, matching)
+    assert (ask.count, ask.per) == (count, {RDMA: each})

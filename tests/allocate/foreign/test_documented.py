@@ -1,0 +1,30 @@
+"""The table that people read is the one that decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent.allocate.foreign.coexistence import TABLE, Rule
+from agent.model.holding import Form
+
+PAGE = Path(__file__).parents[3] / "docs" / "devices.md"
+WORDS = {
+    "refused": Rule.REFUSED,
+    "kept": Rule.KEPT,
+    "kept while all fit": Rule.FITTING,
+    "another one of the same resource": Rule.OTHER_REPLICA,
+    "another one": Rule.OTHER_PART,
+}
+
+
+def test_who_may_have_a_device_together() -> None:
+    lines = PAGE.read_text().split("### Who may have a device together")[1].splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    (_, *columns), _, *rows = rows
+    told = {
+        frozenset({Form(row[0]), Form(column)}): WORDS[cell]
+        for row in rows
+        for column, cell in zip(columns, row[1:], strict=True)
+        if cell
+    }
+    assert told == TABLE

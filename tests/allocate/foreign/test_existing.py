@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.state import node_devices
+from agent.allocate.foreign.carriers import Carriers, grants
+from agent.allocate.foreign.coexistence import conflicts
+from agent.allocate.foreign.existing import (
+    Existing,
+    existing,
+    functions_taken,
+    of_allocation,
+    taken,
+    withheld,
+)
+from agent.allocate.foreign.names import keys, meaning
+from agent.model import checkpoints
+from agent.model.device_allocation import together
+from agent.model.device_wishes import DEVICE_ALLOCATE_HINT
+from agent.model.holding import Form, Grant, Holding, Source
+from tests.allocate.foreign.node import DEVICES, GPU, KEYS
+
+
+def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> Grant:
+    return Grant(uid, "main", resource, names, Source.CHECKPOINT)
+
+
+def look(
+    *found: Grant,
+    allocated: dict[str, Collection[str]] | None = None,
+    present: Collection[str] | None = None,
+) -> Existing:
+    return existing(found, KEYS, allocated or {}, present)
+
+
+def whats(found: Existing) -> list[tuple[str, str, Form, str]]:
+    return [(each.uid, each.device, each.form, each.part) for each in found.holdings]
+
+
+def test_what_the_kubelet_gave() -> None:
+    found = look(
+        given_by_kubelet("b", "GPU-b1"),
+        given_by_kubelet("a", "0000:18:00.1", resource="intel.com/sriov"),
+    )
+    assert whats(found) == [
+        ("a", "0000:18:00.0", Form.FUNCTION, "0000:18:00.1"),
+        ("b", "GPU-b1", Form.WHOLE, ""),
+    ]
+
+
+def test_pods_that_ended_hold_nothing() -> None:
+    entries = (given_by_kubelet("a", "GPU-a1"), given_by_kubelet("b", "GPU-b1"))
+    assert [each.uid for each in look(*entries, present={"b"}).holdings] == ["b"]
+    assert [each.uid for each in look(*entries, present=None).holdings] == ["a", "b"]
+
+
+def test_for_what_a_scheduler_gave_only_its_word_counts() -> None:
+    entries = (
+        given_by_kubelet("a", "GPU-a1"),
+        given_by_kubelet("a", "0000:18:00.1", resource="intel.com/sriov"),
+        given_by_kubelet("b", "GPU-b1"),
+    )
+    found = look(*entries, allocated={"a": {"gpu"}})
+    assert [(each.uid, each.type) for each in found.holdings] == [("a", "rdma"), ("b", "gpu")]
+
+
+def test_a_container_shows_less_of_a_replica_than_the_kubelet_knows() -> None:
+    shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),), nodes=("/dev/nvidia0",))
+    found = look(
+        *grants("a", "main", shown),
+        *grants("b", "main", shown),
+        given_by_kubelet("a", "GPU-a1::0"),
+        given_by_kubelet("b", "GPU-a1::1"),
+    )
+    assert whats(found) == [
+        ("a", "GPU-a1", Form.REPLICA, "0"),
+        ("b", "GPU-a1", Form.REPLICA, "1"),
+    ]
+    assert conflicts(found.holdings, {}) == ()
+
+
+def test_the_device_node_of_an_instance_is_its_cards() -> None:
+    shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "MIG-x"),), nodes=("/dev/nvidia2",))
+    assert whats(look(*grants("a", "main", shown))) == [("a", "GPU-b2", Form.INSTANCE, "MIG-x")]
+
+
+def test_a_container_that_no_plugin_knows_of_holds_what_it_shows() -> None:
+    found = look(
+        *grants("a", "main", Carriers(cdi_devices=("nvidia.com/gpu=0",))),
+        *grants("b", "main", Carriers(nodes=("/dev/nvidia0", "/dev/nvidiactl"))),
+        *grants("c", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "all"),))),
+        *grants("d", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-z"),))),
+    )
+    assert whats(found) == [("a", "GPU-b1", Form.WHOLE, ""), ("b", "GPU-a1", Form.WHOLE, "")]
+    assert found.problems == ("pod d, main: container: 'GPU-z' is no device of this node",)
+    assert "pod c, main: container: 'all' sees every GPU, and none is kept for it" in found.notes
+
+
+def test_claims_and_cpus() -> None:
+    claim = Grant("a", "main", "gpu.nvidia.com", ("gpu-1", "gpu-2-mig-9-0-1"), Source.CLAIM)
+    cpus = Carriers(environment=(("DRA_CPUSET_5f7e", "2-3"),))
+    found = look(claim, *grants("b", "main", cpus))
+    assert whats(found) == [
+        ("a", "GPU-b1", Form.WHOLE, ""),
+        ("a", "GPU-b2", Form.INSTANCE, "gpu-2-mig-9-0-1"),
+        ("b", "", Form.CPUS, "2-3"),
+    ]
+
+
+def test_both_names_of_one_card_meet() -> None:
+    """The pod of the scheduler has the card; the kubelet gave it to another pod too."""
+    whole = of_allocation("a", {("gpu", 0): dict(GPU)}, {}, DEVICES)
+    found = look(given_by_kubelet("b", "GPU-a1"), allocated={"a": {"gpu"}})
+    (conflict,) = conflicts((*whole, *found.holdings), {})
+    assert (conflict.kept.uid, conflict.refused.uid) == ("a", "b")
+
+
+def test_what_an_annotation_gave_in_the_same_terms() -> None:
+    found = of_allocation(
+        "a",
+        {
+            ("gpu", 0): dict(GPU),
+            ("gpu", 1): {"koordinator.sh/gpu-core": 60, "koordinator.sh/gpu-memory-ratio": 100},
+            ("rdma", 0): {"koordinator.sh/rdma": 1},
+            ("gpu", 77): dict(GPU),
+        },
+        {("rdma", 0): frozenset({"0000:18:00.2"})},
+        DEVICES,
+    )
+    assert [(each.device, each.form, each.part) for each in found] == [
+        ("GPU-a1", Form.WHOLE, ""),
+        ("GPU-b1", Form.SHARE, ""),
+        ("0000:18:00.0", Form.SHARE, ""),
+        ("0000:18:00.0", Form.FUNCTION, "0000:18:00.2"),
+    ]
+    assert {each.source for each in found} == {Source.ALLOCATION}
+
+
+def held(form: Form, kind: str, device: str, part: str = "") -> Holding:
+    return Holding("a", "main", "r", kind, device, form, part)
+
+
+def test_what_schedulers_count_as_used() -> None:
+    holdings = (
+        held(Form.WHOLE, "gpu", "GPU-a1"),
+        held(Form.REPLICA, "gpu", "GPU-b1", "0"),
+        held(Form.REPLICA, "gpu", "GPU-b1", "1"),
+        held(Form.OPEN, "rdma", "0000:18:00.0"),
+        held(Form.FUNCTION, "rdma", "0000:18:00.0", "0000:18:00.1"),
+        held(Form.WHOLE, "gpu", "GPU-gone"),
+    )
+    assert taken(holdings, DEVICES) == {("gpu", 0): GPU, ("gpu", 1): GPU}
+    assert functions_taken(holdings, DEVICES) == {("rdma", 0): {"0000:18:00.1"}}
+    offered = {(each.type, each.minor): each for each in withheld(DEVICES, holdings)}
+    assert {key: sum(each.resources.values()) for key, each in offered.items()} == {
+        ("gpu", 0): 0,
+        ("gpu", 1): 0,
+        ("gpu", 2): 200,
+        ("rdma", 0): 100,
+        ("fpga", 0): 100,
+    }
+    assert offered["gpu", 0].resources.keys() == GPU.keys(), "listed: none is without limit"
+    assert [each.bus for each in offered["rdma", 0].vf_groups[0].vfs] == ["0000:18:00.2"]
+
+
+def test_the_annotation_on_the_device() -> None:
+    found = look(
+        given_by_kubelet("a", "GPU-b1", "GPU-a1"),
+        given_by_kubelet("b", "MIG-x", resource="nvidia.com/mig-1g.10gb"),
+        given_by_kubelet("c", "0000:18:00.1", resource="intel.com/sriov"),
+        *grants("d", "main", Carriers(nodes=("/dev/infiniband/uverbs0",))),
+    )
+    assert checkpoints.encode(found.holdings) == {
+        "node.koordinator.sh/devices-checkpoints": "["
+        '{"podUID":"a","containerName":"main","resourceName":"nvidia.com/gpu",'
+        '"deviceIDs":["GPU-a1","GPU-b1"]},'
+        '{"podUID":"b","containerName":"main","resourceName":"nvidia.com/mig-1g.10gb",'
+        '"deviceIDs":["GPU-b2::MIG-x"]},'
+        '{"podUID":"c","containerName":"main","resourceName":"intel.com/sriov",'
+        '"deviceIDs":["0000:18:00.1"]}]'
+    }
+
+
+given_names = st.lists(
+    st.sampled_from(
+        [
+            *("GPU-a1", "GPU-b1::0", "GPU-b1::1", "MIG-x", "MIG-y::0", "0", "all", "GPU-gone"),
+            *("0000:18:00.0", "0000:18:00.1", "0000:18:00.2", "dfl-port.0", "/dev/nvidia1"),
+            *("/dev/infiniband/uverbs0", "/dev/infiniband/uverbs1"),
+        ]
+    ),
+    max_size=4,
+)
+resources = st.sampled_from(["nvidia.com/gpu", "gpu.nvidia.com", "intel.com/sriov", ""])
+some_grants = st.lists(
+    st.builds(
+        Grant,
+        st.sampled_from("ab"),
+        st.sampled_from(["main", "side"]),
+        resources,
+        given_names.map(tuple),
+        st.sampled_from([Source.CHECKPOINT, Source.CLAIM, Source.CONTAINER, Source.NODE]),
+    ),
+    max_size=5,
+)
+
+
+@given(some_grants)
+def test_who_reads_the_device_object_gives_nothing_twice(found: list[Grant]) -> None:
+    """A scheduler has the object alone, and must take for used what the node knows is."""
+    here = look(*found).holdings
+    alone = keys(DEVICES)
+    read = [meaning(each, alone) for each in checkpoints.decode(checkpoints.encode(here))]
+    assert all(each.unknown == () for each in read)
+    there = [holding for each in read for holding in each.holdings]
+    assert taken(there, DEVICES) == taken(here, DEVICES)
+    assert functions_taken(there, DEVICES) == functions_taken(here, DEVICES)
+
+
+def request(amounts: dict[str, int], hint: str = "{}") -> DeviceRequest:
+    asked = device_request(amounts, {DEVICE_ALLOCATE_HINT: hint})
+    assert asked is not None
+    return asked
+
+
+ASKED = (
+    request({"nvidia.com/gpu": 1}),
+    request({"koordinator.sh/gpu": 10}),
+    request({"koordinator.sh/fpga": 100}),
+    request({"koordinator.sh/rdma": 1}, '{"rdma":{"vfSelector":{}}}'),
+)
+
+
+@given(some_grants, st.booleans())
+def test_nothing_is_given_twice(found: list[Grant], annotated: bool) -> None:
+    """Whether a scheduler reads the annotation, or knows nothing but the devices: it gives one
+    after the other until nothing is left, and none of what pods hold is among it."""
+    here = look(*found).holdings
+    held = {each.device for each in here if each.form not in (Form.OPEN, Form.FUNCTION, Form.CPUS)}
+    functions = {each.part for each in here if each.form is Form.FUNCTION}
+    if annotated:
+        devices = inventory(DEVICES)
+        used, taken_functions = taken(here, DEVICES), functions_taken(here, DEVICES)
+    else:
+        devices, used, taken_functions = inventory(withheld(DEVICES, here)), {}, {}
+    for asked in ASKED:
+        gone, gone_functions = dict(used), dict(taken_functions)
+        for turn in range(40):
+            given_now = allocate(node_devices(devices, gone, gone_functions), asked)
+            if isinstance(given_now, Refusal):
+                assert turn or here, "there are devices"
+                break
+            for kind, chosen in given_now.devices.items():
+                for each in chosen:
+                    assert each.uuid not in held
+                    key = kind, each.minor
+                    gone = together((gone, {key: each.resources}))
+                    buses = frozenset(function.bus for function in each.functions)
+                    assert not buses & functions
+                    gone_functions[key] = gone_functions.get(key, frozenset()) | buses
+        else:
+            raise AssertionError("it never ends")
+
+
+@given(some_grants, st.randoms(use_true_random=False))
+def test_the_order_of_grants_changes_nothing(found: list[Grant], random: object) -> None:
+    straight = look(*found)
+    random.shuffle(found)  # type: ignore[attr-defined]
+    assert checkpoints.encode(look(*found).holdings) == checkpoints.encode(straight.holdings)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.foreign.names import ROWS, keys, meaning
+from agent.model.holding import Form, Grant, Holding, Source
+from tests.allocate.foreign.node import DEVICES, KEYS
+
+PLUGIN = "nvidia.com/gpu"
+CLAIM = "gpu.nvidia.com"
+
+TABLE = [
+    # resource, name, type, device, form, part
+    (PLUGIN, "GPU-a1", "gpu", "GPU-a1", Form.WHOLE, ""),
+    (PLUGIN, "GPU-a1::3", "gpu", "GPU-a1", Form.REPLICA, "3"),
+    ("nvidia.com/gpu.shared", "GPU-a1::0", "gpu", "GPU-a1", Form.REPLICA, "0"),
+    ("example.com/slow-gpu", "GPU-a1::0", "gpu", "GPU-a1", Form.REPLICA, "0"),
+    ("nvidia.com/mig-1g.10gb", "MIG-x", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
+    (PLUGIN, "MIG-y", "gpu", "GPU-b2", Form.INSTANCE, "MIG-y"),
+    ("nvidia.com/mig-1g.10gb", "MIG-x::1", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x::1"),
+    (PLUGIN, "MIG-GPU-a1/7/0", "gpu", "GPU-a1", Form.INSTANCE, "MIG-GPU-a1/7/0"),
+    (PLUGIN, "0", "gpu", "GPU-b1", Form.WHOLE, ""),
+    (PLUGIN, "0::1", "gpu", "GPU-b1", Form.REPLICA, "1"),
+    ("", "2", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("", "1:1", "gpu", "GPU-b2", Form.INSTANCE, "MIG-y"),
+    ("", "GPU-a", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("k8s.device-plugin.nvidia.com/gpu", "gpu0", "gpu", "GPU-b1", Form.WHOLE, ""),
+    ("runtime.nvidia.com/gpu", "mig1:0", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
+    (CLAIM, "gpu-0", "gpu", "GPU-a1", Form.WHOLE, ""),
+    (CLAIM, "gpu-2-mig-9-0-1", "gpu", "GPU-b2", Form.INSTANCE, "gpu-2-mig-9-0-1"),
+    ("k8s.gpu.nvidia.com/device", "5f7e-gpu-1", "gpu", "GPU-b1", Form.WHOLE, ""),
+    (
+        "k8s.gpu.nvidia.com/device",
+        "5f7e-gpu-2-mig-9-0-1",
+        "gpu",
+        "GPU-b2",
+        Form.INSTANCE,
+        "gpu-2-mig-9-0-1",
+    ),
+    ("amd.com/gpu", "0000:01:00.0", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("nvidia.com/pgpu", "00000000:01:00.0", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("intel.com/sriov", "0000:18:00.2", "rdma", "0000:18:00.0", Form.FUNCTION, "0000:18:00.2"),
+    ("rdma/vf", "0000:18:00.1", "rdma", "0000:18:00.0", Form.FUNCTION, "0000:18:00.1"),
+    ("", "/dev/infiniband/uverbs1", "rdma", "0000:18:00.0", Form.FUNCTION, "0000:18:00.1"),
+    ("", "/dev/infiniband/uverbs0", "rdma", "0000:18:00.0", Form.OPEN, ""),
+    ("", "/dev/nvidia0", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("fpga.intel.com/region", "dfl-port.0", "fpga", "0000:3b:00.0", Form.WHOLE, ""),
+    ("fpga.intel.com/region", "/dev/dfl-port.0", "fpga", "0000:3b:00.0", Form.WHOLE, ""),
+    ("dra.cpu", "4-7,2", "", "", Form.CPUS, "2,4-7"),
+]
+
+
+def read(resource: str, *names: str) -> Grant:
+    return Grant("pod", "main", resource, names, Source.CHECKPOINT)
+
+
+@pytest.mark.parametrize(("resource", "name", "kind", "device", "form", "part"), TABLE)
+def test_what_a_name_takes(
+    resource: str, name: str, kind: str, device: str, form: Form, part: str
+) -> None:
+    found = meaning(read(resource, name), KEYS)
+    assert found.holdings == (Holding("pod", "main", resource, kind, device, form, part),)
+    assert (found.left, found.unknown) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("resource", "name", "why"),
+    [
+        ("", "all", "sees every GPU, and none is kept for it"),
+        ("management.nvidia.com/gpu", "all", "sees every GPU, and none is kept for it"),
+        ("dra.cpu", "dynamic", "does not say which CPUs they are"),
+        ("dra.cpu", "cpudevnuma000", "does not say which CPUs they are"),
+        ("rdma/hca_shared_devices_a", "7", "opens a shared RDMA device, which stays for all"),
+        ("smarter-devices/fuse", "smarter-fuse-1", "is no device that is accounted for here"),
+        ("nvidia.com/gpu", "tegra", "is no device that is accounted for here"),
+        ("example.com/a", "index:0", "is no device that is accounted for here"),
+        ("", "/dev/nvidiactl", "is no device that is accounted for here"),
+    ],
+)
+def test_names_that_take_nothing(resource: str, name: str, why: str) -> None:
+    found = meaning(read(resource, name), KEYS)
+    assert (found.holdings, found.left, found.unknown) == ((), ((name, why),), ())
+
+
+@pytest.mark.parametrize(
+    ("resource", "name"),
+    [
+        (PLUGIN, "GPU-gone"),
+        (PLUGIN, "GPU-gone::0"),
+        (PLUGIN, "GPU-b"),
+        (PLUGIN, "MIG-z"),
+        (PLUGIN, "9"),
+        (CLAIM, "gpu-9"),
+        ("intel.com/sriov", "0000:99:00.0"),
+        ("dra.cpu", "3-1"),
+        ("dra.cpu", ","),
+    ],
+)
+def test_devices_that_are_not_here(resource: str, name: str) -> None:
+    """Among them a beginning that two UUIDs have."""
+    found = meaning(read(resource, name), KEYS)
+    assert (found.holdings, found.left, found.unknown) == ((), (), (name,))
+
+
+def test_no_row_is_idle() -> None:
+    """Each is what some name above is read by."""
+    names = [(resource, name) for resource, name, *_ in TABLE]
+    names += [("", "all"), ("dra.cpu", "dynamic"), ("rdma/x", "7"), ("x", "y"), ("x", "minor:0")]
+    used = set()
+    for resource, name in names:
+        for row in ROWS:
+            if re.fullmatch(row.resource, resource) and re.fullmatch(row.pattern, name):
+                used.add(row)
+                break
+    assert used == set(ROWS)
+
+
+def test_a_device_object_alone_tells_of_cards_and_virtual_functions() -> None:
+    """What a scheduler has."""
+    alone = keys(DEVICES)
+    found = meaning(read(PLUGIN, "GPU-b2::MIG-x", "GPU-a1", "0000:18:00.2", "0"), alone)
+    assert [(each.device, each.form) for each in found.holdings] == [
+        ("GPU-b2", Form.REPLICA),
+        ("GPU-a1", Form.WHOLE),
+        ("0000:18:00.0", Form.FUNCTION),
+    ]
+    assert found.unknown == ("0",)
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_any_name_is_held_left_or_unknown(resource: str, name: str) -> None:
+    found = meaning(read(resource, name, name), KEYS)
+    assert len(found.holdings) + len(found.left) + len(found.unknown) == 1

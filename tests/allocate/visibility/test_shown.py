@@ -1,0 +1,282 @@
+"""From annotations of a node's pods to what each container sees."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.allocate.visibility.isolation import Isolation
+from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
+from agent.allocate.visibility.split import ContainerWish
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu
+from tests.allocate.visibility.asks import ask
+
+GIB = 1 << 30
+CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
+
+
+def node(path: str, number: int) -> DeviceNode:
+    return DeviceNode(path, 195, number)
+
+
+def card(number: int, minor: int) -> CardFiles:
+    """NVML's number and the minor differ."""
+    gpu = VisibleGpu(f"GPU-{number}", str(number), (node(f"/dev/nvidia{minor}", minor),))
+    return CardFiles(gpu, minor)
+
+
+PART = VisibleGpu(
+    "MIG-1", "2:0", (node("/dev/nvidia2", 2), node("/dev/nvidia-caps/nvidia-cap3", 3))
+)
+FILES = DeviceFiles(
+    (
+        card(0, 1),
+        card(1, 0),
+        CardFiles(VisibleGpu("GPU-2", "2", (node("/dev/nvidia2", 2),)), 2, True, (PART,)),
+    ),
+    (
+        OtherFiles(
+            "rdma",
+            "0000:17:00.0",
+            0,
+            (DeviceNode("/dev/infiniband/uverbs0"),),
+            {
+                "0000:17:00.1": (DeviceNode("/dev/infiniband/uverbs1"),),
+                "0000:17:00.2": (DeviceNode("/dev/infiniband/uverbs2"),),
+            },
+        ),
+        OtherFiles("rdma", "0000:ca:00.0", 1, (DeviceNode("/dev/infiniband/uverbs3"),)),
+        OtherFiles("fpga", "0000:b1:00.0", 0, (DeviceNode("/dev/dfl-port.0"),)),
+    ),
+    {"rdma": (CM,)},
+)
+
+
+def entry(minor: int, uuid: str = "", percent: int = 100, **more: Any) -> dict[str, Any]:
+    resources = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent, GPU_MEMORY: percent * GIB}
+    return {"minor": minor, "id": uuid, "resources": resources, **more}
+
+
+def nic(minor: int, percent: int = 100, *functions: str) -> dict[str, Any]:
+    body: dict[str, Any] = {"minor": minor, "resources": {RDMA: percent}}
+    if functions:
+        body["extension"] = {"vfs": [{"minor": 0, "busID": each} for each in functions]}
+    return body
+
+
+def pod(
+    uid: str,
+    given: dict[str, list[dict[str, Any]]] | str,
+    *containers: ContainerWish,
+    labels: dict[str, str] | None = None,
+) -> DevicePod:
+    text = given if isinstance(given, str) else json.dumps(given)
+    known = containers or None
+    return DevicePod(uid, f"ns/{uid}", {DEVICE_ALLOCATED: text}, labels or {}, known)
+
+
+def cards(name: str, count: int = 1, percent: int = 100) -> ContainerWish:
+    per = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
+    return ContainerWish(name, {"gpu": ask(count, per, shared=percent < 100)})
+
+
+def uuids(visible: Visible) -> list[str] | None:
+    return None if visible.gpus is None else [each.uuid for each in visible.gpus]
+
+
+def one(pod_: DevicePod, isolation: Isolation = Isolation()) -> PodShown:  # noqa: B008  a value
+    return shown([pod_], FILES, isolation)[pod_.uid]
+
+
+def test_each_container_sees_its_own_and_others_nothing() -> None:
+    it = one(pod("p", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b"), ContainerWish("c")))
+    assert {name: uuids(each) for name, each in it.containers.items()} == {
+        "a": ["GPU-1"],
+        "b": ["GPU-0"],
+    }
+    assert uuids(it.each) == []
+    assert it.devices == {"GPU-0", "GPU-1"}
+    assert it.containers["a"].gpus == (FILES.cards[1].gpu,)
+
+
+def test_the_uuid_wins_over_the_minor() -> None:
+    assert uuids(one(pod("p", {"gpu": [entry(5, "GPU-1")]}, cards("a"))).containers["a"]) == [
+        "GPU-1"
+    ]
+
+
+def test_where_nobody_knows_who_asked_all_containers_see_what_the_pod_has() -> None:
+    for unknown in (
+        pod("p", {"gpu": [entry(0)]}),
+        pod("p", {"gpu": [entry(0)]}, ContainerWish("a")),
+    ):
+        it = one(unknown)
+        assert uuids(it.each) == ["GPU-1"]
+        assert not it.containers
+
+
+def test_an_instance_is_had_by_its_uuid_alone() -> None:
+    assert one(pod("p", {"gpu": [entry(2, "MIG-1")]})).each.gpus == (PART,)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"gpu": [entry(7)]}, "gpu 7 is not on this node"),
+        ({"gpu": [entry(0, "GPU-gone")]}, "gpu GPU-gone is not on this node"),
+        ({"gpu": [entry(2)]}, "gpu 2 is divided, and only its MIG instances can be had"),
+        ({"gpu": [entry(2, "GPU-2")]}, "gpu GPU-2 is divided"),
+        ({"rdma": [nic(9)]}, "rdma 9 is not on this node"),
+        ({"rdma": [nic(0, 1, "0000:17:00.9")]}, "rdma 0 has no virtual function 0000:17:00.9"),
+        ("{", "annotation scheduling.koordinator.sh/device-allocated: "),
+        ({"gpu": [entry(0)] * 1 + [entry(1)]}, "container b asks for 2 of the 2 gpu devices"),
+    ],
+)
+def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
+    it = one(pod("p", given, cards("a"), cards("b", 2)))
+    assert it.each.refused.startswith(why)
+    assert not it.containers
+    assert not it.devices
+
+
+@pytest.mark.parametrize("annotations", [{}, {DEVICE_ALLOCATED: ""}, {DEVICE_ALLOCATED: "{}"}])
+def test_a_pod_without_devices_is_not_decided_about(annotations: dict[str, str]) -> None:
+    assert shown([DevicePod("p", "ns/p", annotations)], FILES) == {}
+
+
+def test_cards_of_another_vendor_are_left_to_it() -> None:
+    given: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
+    assert shown([pod("p", given)], FILES) == {}
+    assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
+
+
+def test_nobody_is_given_what_another_pod_has() -> None:
+    pods = [
+        pod("first", {"gpu": [entry(0)]}),
+        pod("second", {"gpu": [entry(0)]}),
+        pod("part", {"gpu": [entry(1, percent=60)]}),
+        pod("too-much", {"gpu": [entry(1, percent=60)]}),
+        pod("fits", {"gpu": [entry(1, percent=40)]}),
+        pod("no-amount", {"gpu": [{"minor": 1}]}),
+    ]
+    refused = {uid: each.each.refused for uid, each in shown(pods, FILES).items()}
+    assert refused == {
+        "first": "",
+        "second": "GPU-1 belongs to pod ns/first",
+        "part": "",
+        "too-much": "GPU-0 belongs to pod ns/part",
+        "fits": "",
+        "no-amount": "GPU-0 belongs to pod ns/part",
+    }
+
+
+def test_nor_what_one_has_by_another_way() -> None:
+    elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
+    given = {"gpu": [entry(0)]}
+    found = shown([pod("own", given)], FILES, elsewhere=elsewhere)
+    assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
+    found = shown([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
+    assert not found["own"].each.refused
+
+
+def test_rdma_devices_come_with_what_all_need() -> None:
+    asks = ContainerWish("a", {"rdma": ask(1, {RDMA: 100})})
+    it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerWish("b")))
+    assert it.containers["a"] == Visible(
+        nodes={"rdma": (CM, DeviceNode("/dev/infiniband/uverbs3"))}
+    )
+    assert it.each == Visible(nodes={"rdma": ()})
+
+
+def test_a_virtual_function_comes_in_place_of_its_device() -> None:
+    it = one(pod("p", {"rdma": [nic(0, 1, "0000:17:00.2")]}))
+    assert it.each.nodes == {"rdma": (CM, DeviceNode("/dev/infiniband/uverbs2"))}
+    assert it.devices == {"0000:17:00.2"}
+
+
+def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> None:
+    pods = [
+        pod("first", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
+        pod("second", {"rdma": [nic(0, 1, "0000:17:00.2")]}),
+        pod("again", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
+        pod("whole", {"rdma": [nic(0)]}),
+    ]
+    refused = {uid: each.each.refused for uid, each in shown(pods, FILES).items()}
+    assert refused == {
+        "first": "",
+        "second": "",
+        "again": "0000:17:00.1 belongs to pod ns/first",
+        "whole": "0000:17:00.1 belongs to pod ns/first",
+    }
+
+
+def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who_asked() -> None:
+    wish = {"rdma": ask(2, {RDMA: 100})}
+    it = one(
+        pod("p", {"rdma": [nic(0), nic(1)]}, ContainerWish("a", wish), ContainerWish("b", wish))
+    )
+    assert len(it.containers["a"].nodes["rdma"]) == 3
+    assert it.containers["a"] == it.containers["b"]
+
+
+HAMI = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
+LIBRARY = Isolation("/opt/libvgpu.so", "/tmp/lock")
+
+
+def test_a_part_is_enforced_where_the_pod_asks() -> None:
+    given = {"gpu": [entry(0, percent=50)]}
+    it = one(pod("p", given, labels=HAMI), LIBRARY).each
+    assert dict(it.environment) == {
+        "CUDA_DEVICE_MEMORY_LIMIT": str(50 * GIB),
+        "CUDA_DEVICE_SM_LIMIT": "50",
+        "LD_PRELOAD": "/opt/libvgpu.so",
+    }
+    assert it.mounts == (
+        Mount("/opt/libvgpu.so", "/opt/libvgpu.so"),
+        Mount("/tmp/lock", "/tmp/lock", writable=True),
+    )
+    assert not one(pod("p", given), LIBRARY).each.environment
+    whole = one(pod("p", {"gpu": [entry(0)]}, labels=HAMI), LIBRARY).each
+    assert not whole.environment
+    assert not whole.mounts
+
+
+def test_two_containers_in_one_card_are_each_held_to_their_own_part() -> None:
+    given = {"gpu": [entry(0, percent=80)]}
+    wishes = cards("a", percent=60), cards("b", percent=20), ContainerWish("c")
+    it = one(pod("p", given, *wishes, labels=HAMI), LIBRARY)
+    limits = {
+        name: dict(each.environment)["CUDA_DEVICE_MEMORY_LIMIT"]
+        for name, each in it.containers.items()
+    }
+    assert limits == {"a": str(60 * GIB), "b": str(20 * GIB)}
+    assert not it.each.environment
+
+
+def test_a_part_that_cannot_be_enforced_is_not_given() -> None:
+    given = {"gpu": [entry(0, percent=50)]}
+    assert "which this node has not" in one(pod("p", given, labels=HAMI)).each.refused
+    silent = {"gpu": [{"minor": 0, "resources": {GPU_MEMORY_RATIO: 50}}]}
+    assert "how much memory" in one(pod("p", silent, labels=HAMI), LIBRARY).each.refused
+
+
+def test_what_hooks_hear_of_every_device() -> None:
+    pods = [
+        pod("a", {"gpu": [entry(0, percent=50)], "rdma": [nic(0, 1, "0000:17:00.1")]}),
+        pod("b", {"gpu": [entry(0, percent=50)]}),
+        pod("c", {"gpu": [entry(2, "MIG-1")]}),
+    ]
+    assert held(FILES, shown(pods, FILES)) == (
+        HeldDevice("GPU-0", "0", nodes=("/dev/nvidia1",)),
+        HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
+        HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
+        HeldDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
+        HeldDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
+        HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
+        HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
+    )

@@ -1,0 +1,115 @@
+"""Devices of a pod over its containers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.visibility.split import ContainerWish, SplitError, split
+from agent.model.device_allocation import Given
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO
+from tests.allocate.visibility.asks import ask
+
+GPU = "gpu"
+
+
+def cards(*percents: int) -> list[Given]:
+    return [
+        Given(minor, f"GPU-{minor}", {GPU_CORE: each, GPU_MEMORY_RATIO: each})
+        for minor, each in enumerate(percents)
+    ]
+
+
+def whole(name: str, count: int, *, init: bool = False, sidecar: bool = False) -> ContainerWish:
+    wish = ask(count, {GPU_CORE: 100, GPU_MEMORY_RATIO: 100})
+    return ContainerWish(name, {GPU: wish}, init, sidecar)
+
+
+def part(name: str, percent: int, count: int = 1) -> ContainerWish:
+    wish = ask(count, {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}, shared=True)
+    return ContainerWish(name, {GPU: wish})
+
+
+NONE = ContainerWish("none")
+
+
+@pytest.mark.parametrize(
+    ("given_", "containers", "shares"),
+    [
+        pytest.param(cards(100, 100), [whole("a", 2)], {"a": (0, 1)}, id="one container"),
+        pytest.param(
+            cards(100, 100, 100),
+            [whole("a", 2), NONE, whole("b", 1)],
+            {"a": (0, 1), "b": (2,)},
+            id="in the order of the specification",
+        ),
+        pytest.param(
+            cards(80), [part("a", 50), part("b", 30), NONE], {"a": (0,), "b": (0,)}, id="shared"
+        ),
+        pytest.param(
+            cards(100, 100),
+            [part("a", 40), whole("b", 1), part("c", 60)],
+            {"b": (0,), "a": (1,), "c": (1,)},
+            id="whole ones first",
+        ),
+        pytest.param(
+            cards(50, 50), [part("a", 50), part("b", 50)], {"a": (0,), "b": (1,)}, id="no room"
+        ),
+        pytest.param(cards(50, 50), [part("a", 50, 2)], {"a": (0, 1)}, id="spread over two"),
+        pytest.param(
+            cards(100, 100),
+            [whole("i", 2, init=True), whole("j", 1, init=True), whole("a", 1), whole("b", 1)],
+            {"i": (0, 1), "j": (0,), "a": (0,), "b": (1,)},
+            id="init containers use them before",
+        ),
+        pytest.param(
+            cards(100, 100, 100),
+            [
+                whole("i", 1, init=True),
+                whole("s", 1, init=True, sidecar=True),
+                whole("j", 2, init=True),
+                whole("a", 2),
+            ],
+            {"i": (0,), "s": (0,), "j": (1, 2), "a": (1, 2)},
+            id="a side-car keeps its own",
+        ),
+        pytest.param(
+            [Given(0), Given(1)],
+            [ContainerWish("a", {GPU: ask(1)}), ContainerWish("b", {GPU: ask(1)})],
+            {"a": (0,), "b": (1,)},
+            id="amounts that nobody says",
+        ),
+        pytest.param(cards(100, 100), [NONE], {}, id="nobody asks"),
+    ],
+)
+def test_shares(
+    given_: list[Given], containers: list[ContainerWish], shares: dict[str, tuple[int, ...]]
+) -> None:
+    assert split(given_, GPU, containers) == shares
+
+
+@pytest.mark.parametrize(
+    "containers",
+    [
+        [whole("a", 2), whole("late", 1)],
+        [part("a", 60), part("b", 60), part("late", 60)],
+        [whole("s", 1, init=True, sidecar=True), whole("late", 2)],
+    ],
+)
+def test_more_than_the_pod_was_given(containers: list[ContainerWish]) -> None:
+    with pytest.raises(SplitError, match="container late asks for"):
+        split(cards(100, 100), GPU, containers)
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(0, 2))
+def test_containers_that_run_together_share_no_whole_card(counts: list[int], spare: int) -> None:
+    containers = [whole(str(place), count) for place, count in enumerate(counts)]
+    given_ = cards(*[100] * (sum(counts) + spare))
+    shares = split(given_, GPU, containers)
+    taken = [place for each in shares.values() for place in each]
+    if len(containers) > 1:
+        assert len(taken) == len(set(taken)) == sum(counts)
+        assert [len(shares[each.name]) for each in containers] == counts
+    else:
+        assert len(taken) == len(given_)

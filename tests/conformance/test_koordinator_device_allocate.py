@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.conformance.koordinator_device_allocate import DIFFERENCES, judge
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / "koordinator-device-allocate.jsonl.gz"
+
+CORE = "koordinator.sh/gpu-core"
+RATIO = "koordinator.sh/gpu-memory-ratio"
+MEMORY = "koordinator.sh/gpu-memory"
+GPU = "koordinator.sh/gpu"
+RDMA = "koordinator.sh/rdma"
+CARDS = "nvidia.com/gpu"
+
+
+def device(kind: str, minor: int, pcie: str, **other: Any) -> dict[str, Any]:
+    resources = {CORE: "100", RATIO: "100", MEMORY: "1000"} if kind == "gpu" else {RDMA: "100"}
+    place = {"socketID": -1, "nodeID": 0, "pcieID": pcie}
+    whole = {"type": kind, "minor": minor, "health": True, "resources": resources}
+    return {**whole, "topology": place, **other}
+
+
+def given(percent: int, *minors: int) -> list[dict[str, Any]]:
+    return [{"minor": each, "resources": parts(percent)} for each in minors]
+
+
+def parts(percent: int) -> dict[str, int]:
+    return {CORE: percent, RATIO: percent, MEMORY: 10 * percent}
+
+
+def nics(*minors: int, amount: int = 100) -> list[dict[str, Any]]:
+    return [{"minor": each, "resources": {RDMA: amount}} for each in minors]
+
+
+def case(
+    requests: dict[str, Any],
+    devices: list[dict[str, Any]],
+    used: dict[int, int] | None,
+    strategy: str,
+    expect: dict[str, Any],
+    **other: Any,
+) -> dict[str, Any]:
+    pod = {"requests": requests, **other.pop("pod", {})}
+    held = [{"gpu": given(percent, minor)} for minor, percent in (used or {}).items()]
+    return {
+        "pod": pod,
+        "devices": devices,
+        "allocated": held,
+        "numa": None,
+        "strategy": strategy,
+        "expect": expect,
+        **other,
+    }
+
+
+TWO = [device("gpu", 0, "p0"), device("gpu", 1, "p0")]
+APART = [device("gpu", 0, "p0"), device("gpu", 1, "p1")]
+SAME_PCIE = {"joint": {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}}
+NEAR = {"joint": {"deviceTypes": ["gpu", "rdma"]}}
+FAILS = {"error": "Insufficient GPU Devices", "code": "Unschedulable"}
+
+
+def chosen(cards: list[dict[str, Any]], nic: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    return {"allocation": {"gpu": cards} | ({"rdma": nic} if nic else {})}
+
+
+def test_agreement() -> None:
+    assert judge(case({CARDS: "1"}, TWO, {0: 10}, "", chosen(given(100, 1)))).agrees
+    assert judge(case({CARDS: "2"}, TWO, {0: 10}, "", FAILS)).agrees
+    assert judge(case({CARDS: "1"}, TWO, None, "", chosen(given(100, 0)), numa=[0])).agrees
+
+
+@pytest.mark.parametrize(
+    "expect", [chosen(given(100, 1)), chosen(given(99, 0)), FAILS], ids=["card", "amount", "error"]
+)
+def test_another_answer_is_a_disagreement(expect: dict[str, Any]) -> None:
+    verdict = judge(case({CARDS: "1"}, TWO, None, "", expect))
+    assert (verdict.agrees, verdict.declared) == (False, None)
+
+
+def test_another_score_is_declared_only_where_it_is_that_of_one_device() -> None:
+    def scored(score: int) -> str | None:
+        expect = {**chosen(given(100, 0)), "score": score}
+        return judge(case({CARDS: "1"}, TWO, None, "LeastAllocated", expect)).declared
+
+    assert scored(75) == "score-of-what-is-held"
+    assert scored(74) is None
+
+
+TABLE = {"2": [{"minors": [0, 1], "allocationScore": 1}, {"minors": [2, 3], "allocationScore": 5}]}
+FOUR = [device("gpu", each, f"p{each // 2}") for each in range(4)]
+ILL = device("rdma", 1, "p0", health=False)
+LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        (
+            case({GPU: "10"}, TWO, {0: 10, 1: 80}, "MostAllocated", chosen(given(10, 0))),
+            "shares-as-asked",
+        ),
+        (
+            case({CARDS: "2"}, FOUR, None, "", chosen(given(100, 0, 1)), partitions=TABLE),
+            "partition-order",
+        ),
+        (
+            case(
+                {CARDS: "2", RDMA: "100"},
+                [*APART, device("rdma", 0, "p0"), device("rdma", 1, "p1")],
+                None,
+                "",
+                chosen(given(100, 0, 1), nics(0, 1)),
+                pod=NEAR,
+            ),
+            "as-many-as-asked",
+        ),
+        (
+            case(
+                {CARDS: "1", RDMA: "100"},
+                [*APART, device("rdma", 0, "p1")],
+                None,
+                "",
+                FAILS,
+                pod=SAME_PCIE,
+            ),
+            "switch-that-works",
+        ),
+        (
+            case(
+                {RDMA: "1"},
+                [device("rdma", 0, "p0"), ILL],
+                None,
+                "",
+                FAILS,
+                pod={"hint": {"rdma": {"allocateStrategy": "ApplyForAll"}}},
+            ),
+            "for-all-healthy",
+        ),
+        (
+            case(
+                {"koordinator.sh/gpu.shared": "2", MEMORY: "200"},
+                TWO,
+                None,
+                "",
+                FAILS,
+                pod={"hint": {"gpu": {"requiredTopologyScope": "PCIe"}}},
+            ),
+            "several-shares-in-scope",
+        ),
+        (case({CORE: "200", MEMORY: "200"}, TWO, None, "", FAILS), "core-of-several-cards"),
+        (
+            case({CARDS: "1"}, FOUR, {0: 10}, "", chosen(given(100, 1)), pod=LEVEL),
+            "pcie-level-exclusion",
+        ),
+        (
+            case(
+                {CARDS: "1", RDMA: "1"},
+                [*APART, device("rdma", 0, "p1")],
+                None,
+                "",
+                chosen(given(100, 0), nics(0, amount=1)),
+                pod={"joint": {"deviceTypes": ["rdma", "gpu"]}},
+            ),
+            "gpu-beside-nic",
+        ),
+        (
+            case(
+                {RATIO: "10"},
+                [device("gpu", 0, "p0", resources={CORE: "100"})],
+                None,
+                "",
+                chosen([{"minor": 0, "resources": {RATIO: 10}}]),
+            ),
+            "resource-not-listed",
+        ),
+        (
+            case({CORE: "100", RATIO: "300"}, TWO, None, "", FAILS | {"error": "x"}),
+            None,
+        ),
+        (
+            case({CORE: "100", RATIO: "300"}, FOUR, None, "", chosen(given(100, 0, 1, 2))),
+            "uneven-shares",
+        ),
+    ],
+    ids=str,
+)
+def test_declared(asked: dict[str, Any], name: str | None) -> None:
+    verdict = judge(asked)
+    assert (verdict.agrees, verdict.declared) == (name is None, name)
+
+
+def test_functions_in_the_order_of_texts() -> None:
+    vfs = [{"minor": -1, "busID": bus} for bus in ("0000:40:00.10", "0000:40:00.2")]
+    one = device("rdma", 0, "p0", vfGroups=[{"labels": {"type": "fast"}, "vfs": vfs}])
+    hint = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
+    theirs = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.10"]}]}}
+    verdict = judge(case({RDMA: "1"}, [one], None, "", theirs, pod={"hint": hint}))
+    assert verdict.declared == "functions-by-number"
+    ours = {"allocation": {"rdma": [{**nics(0, amount=1)[0], "vfs": ["0000:40:00.2"]}]}}
+    assert judge(case({RDMA: "1"}, [one], None, "", ours, pod={"hint": hint})).agrees
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_koordinators_answers() -> None:
+    outcomes: Counter[str | None] = Counter()
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            asked = msgspec.json.decode(line)
+            verdict = judge(asked)
+            assert verdict.agrees or verdict.declared, (asked, verdict.ours)
+            outcomes[verdict.declared] += 1
+    listed = {each.name for each in DIFFERENCES if each.listed}
+    assert outcomes.keys() <= {None, *listed}
+    chosen_otherwise = outcomes.total() - outcomes[None] - outcomes["score-of-what-is-held"]
+    assert 0 < chosen_otherwise < 0.06 * outcomes.total()

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
+from agent.conformance.koordinator_device_requests import DIFFERENCES, judge
+from tests.conftest import SHARED
+
+VECTORS = SHARED / "vectors" / "koordinator-device-requests.jsonl.gz"
+
+CORE = "koordinator.sh/gpu-core"
+RATIO = "koordinator.sh/gpu-memory-ratio"
+MEMORY = "koordinator.sh/gpu-memory"
+RDMA = "koordinator.sh/rdma"
+
+
+def card(minor: int, health: bool = True) -> dict[str, Any]:
+    return {
+        "type": "gpu",
+        "minor": minor,
+        "health": health,
+        "resources": {CORE: "100", RATIO: "100", MEMORY: "8Ki"},
+    }
+
+
+def nic(minor: int, health: bool = True) -> dict[str, Any]:
+    return {"type": "rdma", "minor": minor, "health": health, "resources": {RDMA: "100"}}
+
+
+def case(
+    requests: dict[str, Any], devices: list[dict[str, Any]], expect: dict[str, Any], **pod: Any
+) -> dict[str, Any]:
+    asks = {"containers": [{"requests": requests}], **pod}
+    return {"pod": asks, "devices": devices, "expect": expect}
+
+
+HALF = {
+    "total": {CORE: 50, RATIO: 50},
+    "count": 1,
+    "per": {CORE: 50, RATIO: 50},
+    "shared": True,
+    "filled": [{"minor": 0, "resources": {CORE: 50, RATIO: 50, MEMORY: 4096}}],
+}
+
+
+def test_agreement() -> None:
+    half = {"koordinator.sh/gpu": "50"}
+    assert judge(case(half, [card(0)], {"gpu": HALF})).agrees
+    assert judge(case(half, [card(0, False)], {"gpu": {**HALF, "filled": None}})).agrees
+    lacking = {"gpu": {"total": HALF["total"], "insufficient": True}}
+    assert judge(case(half, [nic(0)], lacking)).agrees
+    assert judge(case({RDMA: "150"}, [], {"error": "unit"})).agrees
+    assert judge(case({CORE: "50"}, [], {"error": "combination"})).agrees
+    assert judge(case({"cpu": "1"}, [], {"skip": True})).agrees
+
+
+def test_init_containers_and_sidecars_count_as_in_kubernetes() -> None:
+    side = {"requests": {"koordinator.sh/gpu": "20"}, "always": True}
+    once = {"requests": {"koordinator.sh/gpu": "30"}}
+    pod = case({"koordinator.sh/gpu": "30"}, [card(0)], {"gpu": HALF}, initContainers=[side, once])
+    assert judge(pod).agrees
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("total", {}), ("count", 2), ("per", {}), ("shared", False), ("filled", None)],
+)
+def test_every_field_is_compared(field: str, value: object) -> None:
+    other = {"gpu": {**HALF, field: value}}
+    verdict = judge(case({"koordinator.sh/gpu": "50"}, [card(0)], other))
+    assert not verdict.agrees
+    assert verdict.declared is None
+
+
+def test_declared() -> None:
+    cut = {"total": {CORE: 100, RATIO: 300}, "count": 3, "per": {CORE: 33, RATIO: 100}}
+    uneven = judge(case({CORE: "100", RATIO: "300"}, [card(0)], {"gpu": cut}))
+    assert uneven.declared == UNEVEN_SHARES.name
+    one = {"total": {CORE: 200, MEMORY: 8}, "count": 1, "per": {CORE: 200, MEMORY: 8}}
+    several = judge(case({CORE: "200", MEMORY: "8"}, [card(0)], {"gpu": one}))
+    assert several.declared == CORE_OF_SEVERAL.name
+    every = {"rdma": {"total": {RDMA: 1}, "count": 2, "per": {RDMA: 1}}}
+    hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
+    ill = judge(case({RDMA: "1"}, [nic(0), nic(1, False)], every, hint=hint))
+    assert ill.declared == HEALTHY_ALONE.name
+    well = judge(case({RDMA: "1"}, [nic(0)], every, hint=hint))
+    assert (well.agrees, well.declared) == (False, None)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
+def test_koordinators_answers() -> None:
+    outcomes: Counter[str | None] = Counter()
+    with gzip.open(VECTORS) as lines:
+        for line in lines:
+            asked = msgspec.json.decode(line)
+            verdict = judge(asked)
+            assert verdict.agrees or verdict.declared, (asked, verdict.ours)
+            outcomes[verdict.declared] += 1
+    assert outcomes.keys() == {None, *(each.name for each in DIFFERENCES)}
+    assert outcomes[None] > 0.95 * outcomes.total()

@@ -1,0 +1,61 @@
+"""PCI trees below a folder of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agent.model.cpuset import CpuSet
+from agent.model.topology import Cpu, NumaNode, Topology
+
+
+def topology(
+    nodes: Mapping[int, str], sockets: Mapping[int, str] | None = None, **distances: str
+) -> Topology:
+    """CPUs of each node and socket in list format, "" for memory alone; a socket a node where
+    `sockets` are not told. `distances` by `nodeN`."""
+    socket_of = {
+        cpu: socket for socket, cpus in (sockets or nodes).items() for cpu in CpuSet.parse(cpus)
+    }
+    return Topology(
+        tuple(
+            Cpu(cpu, cpu, None, None, socket_of[cpu], node)
+            for node, cpus in nodes.items()
+            for cpu in CpuSet.parse(cpus)
+        ),
+        tuple(
+            NumaNode(
+                node,
+                CpuSet.parse(cpus),
+                1 << 30,
+                tuple(map(int, distances.get(f"node{node}", "").split())),
+            )
+            for node, cpus in nodes.items()
+        ),
+        CpuSet(),
+        CpuSet(),
+        False,
+    )
+
+
+def put(folder: Path, files: Mapping[str, str]) -> None:
+    """A name that ends with `@` is a link; folders come into being on the way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name.removesuffix("@")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith("@"):
+            path.symlink_to(text)
+        else:
+            path.write_text(text)
+
+
+def plug(root: Path, way: str, files: Mapping[str, str] | None = None) -> Path:
+    """A function at the end of `way` (`pci0000:17/0000:17:00.0`), listed as the kernel does it;
+    its folder."""
+    folder = root / "sys/devices" / way
+    put(folder, {"class": "0x020000\n", "numa_node": "-1\n"} | dict(files or {}))
+    listing = root / "sys/bus/pci/devices"
+    listing.mkdir(parents=True, exist_ok=True)
+    (listing / folder.name).symlink_to(f"../../../devices/{way}")
+    return folder

@@ -1,0 +1,113 @@
+"""Trees of devices as nobody would make them: nothing crashes, and the sound device stays."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.discover import fpga, pci, rdma
+from agent.model.devicelist import DeviceList, Found, Published, device_list
+from agent.model.devices import Device
+from tests.discover.buses import plug, put, topology
+
+MACHINE = topology({0: "0-3", 1: "4-7"})
+SOUND = "pci0000:17/0000:17:00.0/0000:18:00.0"
+STRANGE = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
+
+TEXTS = (
+    *("", "\n", "\0", "-1", "1", "0x030200", "999999999999999999999", "0-3", "3-0", "ffffffff,"),
+    *("4: ACTIVE", "4: ACTIVE\0rest", "ACTIVE", "40 Gb/sec (4X QDR)", "1e9 Gb/sec", "231:192"),
+    *("\ufffd\ud7ff", "mlx5_0", "a" * 5000, "9aeffe5f84570612c000c9660d824272"),
+)
+FILES = (
+    *("class", "vendor", "device", "numa_node", "local_cpulist", "local_cpus", "sriov_totalvfs"),
+    *("driver@", "physfn@", "virtfn0@", "virtfn1@", "virtfn1", "net/ib0/x", "net"),
+    *("infiniband/mlx5_0/ports/1/state", "infiniband/mlx5_0/ports/1/rate", "infiniband/x"),
+    *("infiniband/mlx5_0/ports/0x1/state", "infiniband/mlx5_0/node_guid", "infiniband"),
+    *("infiniband_verbs/uverbs0/ibdev", "infiniband_verbs/uverbs0/dev", "infiniband_mad"),
+    *("fpga_region/region0/dfl-port.0/afu_id", "fpga_region/region0/dfl-fme.0/dev"),
+    "fpga_region/region0/dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id",
+)
+LINKS = ("../0000:3b:00.0", "../0000:18:00.0", "../0000:3b:00.1", "gone", "/", "virtfn0", ".")
+
+
+def look(root: Path) -> DeviceList:
+    functions = pci.read(str(root), MACHINE)
+    adapters = rdma.read(str(root), functions.by_address)
+    cards = fpga.read(str(root), functions.by_address)
+    found = Found(functions.by_address, (), adapters.devices, cards.devices)
+    made = device_list(found, Published(), "2026-01-01T00:00:00Z")
+    problems = functions.problems + adapters.problems + cards.problems
+    assert all(each.startswith(str(root)) for each in problems)
+    return made
+
+
+def sound(root: Path) -> None:
+    plug(
+        root,
+        SOUND,
+        {"numa_node": "1", "infiniband/mlx5_9/ports/1/state": "4: ACTIVE"},
+    )
+
+
+def device(found: DeviceList, bus: str) -> Device:
+    return next(each for each in found.devices if each.uuid == bus)
+
+
+def make(folder: Path, name: str, text: str) -> None:
+    """What is in the way already stays."""
+    try:
+        put(folder, {name: text})
+    except (OSError, ValueError):
+        return
+
+
+strange = st.dictionaries(
+    st.sampled_from(FILES), st.one_of(st.sampled_from(TEXTS), st.sampled_from(LINKS))
+)
+
+
+@settings(max_examples=50)
+@given(strange, st.sampled_from(LINKS))
+def test_a_strange_device_hides_no_sound_one(files: dict[str, str], target: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        sound(root)
+        alone = device(look(root), "0000:18:00.0")
+        strange = plug(root, STRANGE)
+        (strange / "class").unlink()
+        (strange / "numa_node").unlink()
+        for name, text in files.items():
+            make(strange, name, text)
+        regions = f"../../devices/{STRANGE}/fpga_region/region0"
+        put(root / "sys/class/fpga_region", {"region0@": regions, "region1@": target})
+        make(root / "sys/class/fpga", "intel-fpga-dev.0@", target)
+        found = look(root)
+        after = device(found, "0000:18:00.0")
+        assert (after.resources, after.topology) == (alone.resources, alone.topology)
+        virtual = {vf.bus for each in found.devices for group in each.vf_groups for vf in group.vfs}
+        assert "0000:18:00.0" not in virtual, "it calls no other its physical function"
+
+
+@settings(max_examples=15)
+@given(st.randoms(use_true_random=False))
+def test_the_order_of_listings_changes_nothing(random: Random) -> None:
+    """Folders list their entries as these came into being, on some filesystems."""
+    ways = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
+    ways += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]
+
+    def built(order: list[str]) -> DeviceList:
+        with tempfile.TemporaryDirectory() as folder:
+            root = Path(folder)
+            for way in order:
+                name = f"r{ways.index(way)}"
+                ports = {f"infiniband/{name}/ports/{n}/state": "4: ACTIVE" for n in (2, 1)}
+                plug(root, way, {"numa_node": "0"} | ports)
+            return look(root)
+
+    shuffled = random.sample(ways, len(ways))
+    assert built(shuffled) == built(ways)

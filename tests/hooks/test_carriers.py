@@ -1,0 +1,164 @@
+"""How a request names GPUs, and how such names read."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.hooks import carriers
+from agent.hooks.carried import carried
+from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.changes import CarriedNode
+from agent.model.visible import VisibleGpu
+from agent.proto import cri_pb2 as pb
+
+
+def test_every_carrier_of_a_request_is_read() -> None:
+    message = pb.CreateContainerRequest(pod_sandbox_id="s")
+    config = message.config
+    config.envs.add(key="A", value=b"\xff no text")
+    config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=b"GPU-1,GPU-2")
+    config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=b"all")
+    config.envs.add(key="LD_PRELOAD", value=b"/lib/theirs.so")
+    config.mounts.add(container_path="/data", host_path="/srv")
+    config.mounts.add(container_path=f"{MOUNT_ROOT}/GPU-3", host_path="/dev/null")
+    config.devices.add(host_path="/dev/nvidia1", container_path="/dev/n", permissions="rw")
+    config.annotations["cdi.k8s.io/plugin_1"] = "nvidia.com/gpu=GPU-4,other.example/nic=0"
+    config.annotations["note"] = "nvidia.com/gpu=9"
+    config.CDI_devices.add(name="nvidia.com/gpu=GPU-5")
+    config.linux.security_context.privileged = True
+
+    found = carried(message.SerializeToString())
+    assert found == Carried(
+        environment=("GPU-1,GPU-2", "all"),
+        preload="/lib/theirs.so",
+        mounts=(f"{MOUNT_ROOT}/GPU-3",),
+        annotations=(("cdi.k8s.io/plugin_1", "nvidia.com/gpu=GPU-4,other.example/nic=0"),),
+        cdi_devices=("nvidia.com/gpu=GPU-5",),
+        nodes=(CarriedNode("/dev/nvidia1", "/dev/n", "rw"),),
+        privileged=True,
+    )
+    assert sorted(found.names()) == ["GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "all"]
+
+
+def test_a_request_without_devices_carries_nothing() -> None:
+    message = pb.CreateContainerRequest(pod_sandbox_id="s")
+    message.config.envs.add(key="PATH", value=b"/bin")
+    found = carried(message.SerializeToString())
+    assert found == Carried()
+    assert not list(found.names())
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_gpu"),
+    [
+        ("nvidia.com/gpu", True),
+        ("k8s.device-plugin.nvidia.com/gpu", True),
+        ("runtime.nvidia.com/gpu", True),
+        ("management.nvidia.com/gpu", True),
+        ("nvidia.com/imex-channel", False),
+        ("nvidia.com/gds", False),
+        ("notnvidia.com/gpu", False),
+        ("amd.com/gpu", False),
+        ("gpu", False),
+    ],
+)
+def test_kinds_that_are_gpus(kind: str, is_gpu: bool) -> None:
+    assert carriers.is_gpu_kind(kind) is is_gpu
+
+
+@pytest.mark.parametrize(
+    ("key", "is_read"),
+    [
+        ("cdi.k8s.io/nvidia-device-plugin_x", True),
+        ("nvidia.cdi.k8s.io/x", True),
+        ("cdi.k8s.io", False),
+        ("xcdi.k8s.io/x", False),
+    ],
+)
+def test_annotations_that_cdi_reads(key: str, is_read: bool) -> None:
+    assert carriers.is_cdi_annotation(key) is is_read
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("GPU-1", "GPU-1"),
+        ("0", "0"),
+        ("cdi/nvidia.com/gpu/0", "nvidia.com/gpu=0"),
+        ("cdi/other.example/nic/0", None),
+        ("imex/0", None),
+    ],
+)
+def test_mounts_that_name_gpus(path: str, name: str | None) -> None:
+    assert carriers.mounted_name(f"{MOUNT_ROOT}/{path}") == name
+    if name is not None:
+        assert carriers.mount_path(name) == f"{MOUNT_ROOT}/{path}"
+    assert carriers.mounted_name(f"/elsewhere/{path}") is None
+
+
+CARD = VisibleGpu("GPU-abc", "1")
+PART = VisibleGpu("MIG-def", "1:0")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "like", "name"),
+    [
+        (CARD, ["GPU-x"], "GPU-abc"),
+        (CARD, ["all"], "GPU-abc"),
+        (CARD, [], "GPU-abc"),
+        (CARD, ["0"], "1"),
+        (CARD, ["all", "0"], "1"),
+        (CARD, ["0", "GPU-x"], "GPU-abc"),
+        (CARD, ["gpu0"], "gpu1"),
+        (PART, ["0:1"], "1:0"),
+        (PART, ["mig0:1"], "mig1:0"),
+        (PART, ["gpu0"], "mig1:0"),
+        (VisibleGpu("GPU-abc"), ["0"], None),
+        (VisibleGpu("GPU-abc"), ["strange"], "GPU-abc"),
+    ],
+)
+def test_a_name_has_the_form_of_those_that_it_replaces(
+    gpu: VisibleGpu, like: list[str], name: str | None
+) -> None:
+    assert carriers.written(gpu, like) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "refers"),
+    [
+        ("1", True),
+        ("gpu1", True),
+        ("11", False),
+        ("GPU-abc::2", True),
+        ("GPU-abc", True),
+        ("GPU-a", True),
+        ("GPU-b", False),
+        ("all", False),
+        ("", False),
+    ],
+)
+def test_what_a_name_means(name: str, refers: bool) -> None:
+    assert carriers.refers(name, "GPU-abc", "1") is refers
+
+
+@pytest.mark.parametrize(
+    ("path", "is_card"),
+    [
+        ("/dev/nvidia0", True),
+        ("/dev/nvidia15", True),
+        ("/dev/nvidia-caps/nvidia-cap12", True),
+        ("/dev/nvidiactl", False),
+        ("/dev/nvidia-uvm", False),
+        ("/dev/nvidia-modeset", False),
+        ("/dev/nvidia-caps-imex-channels/channel0", False),
+    ],
+)
+def test_nodes_of_cards(path: str, is_card: bool) -> None:
+    assert carriers.is_card_node(path) is is_card
+
+
+def test_nodes_of_other_devices() -> None:
+    assert carriers.is_node_of("rdma", "/dev/infiniband/uverbs12")
+    assert not carriers.is_node_of("rdma", "/dev/infiniband/rdma_cm")
+    assert carriers.is_node_of("fpga", "/dev/dfl-fme.0")
+    assert not carriers.is_node_of("unheard-of", "/dev/infiniband/uverbs0")

@@ -1,0 +1,500 @@
+"""Who sees what: request, decision and node -> changes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.hooks import decided, devices, gpus
+from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, Says, beyond, joined
+from agent.hooks.cpuset import Wait
+from agent.hooks.devices import TakenError
+from agent.hooks.gpus import UnhonouredError
+from agent.hooks.requests import CreateContainer
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.doorbell import PodComes
+from agent.model.qos import QoS
+from agent.model.snapshot import Snapshot
+from agent.model.visible import (
+    DeviceNode,
+    HeldDevice,
+    Mount,
+    NodeDevices,
+    Visible,
+    VisibleGpu,
+)
+from agent.model.wanted import PodWanted, Wanted
+
+ENV = "NVIDIA_VISIBLE_DEVICES"
+KIND = "k8s.device-plugin.nvidia.com/gpu"
+A = VisibleGpu("GPU-a", "0", (DeviceNode("/dev/nvidia4", 195, 4),))
+B = VisibleGpu("GPU-b", "1", (DeviceNode("/dev/nvidia5", 195, 5),))
+MIG = VisibleGpu(
+    "MIG-c",
+    "2:0",
+    (DeviceNode("/dev/nvidia6", 195, 6), DeviceNode("/dev/nvidia-caps/nvidia-cap12", 237, 12)),
+)
+NODE = NodeDevices()
+
+
+def env(value: str) -> Changes:
+    return Changes(environment=((ENV, value),))
+
+
+def node_of(path: str, permissions: str = "rw") -> CarriedNode:
+    return CarriedNode(path, path, permissions)
+
+
+@pytest.mark.parametrize(
+    ("carried", "chosen", "changed"),
+    [
+        pytest.param(Carried(("GPU-x",)), [A], env("GPU-a"), id="by UUID"),
+        pytest.param(Carried(("0,1",)), [B], env("GPU-b"), id="number becomes UUID"),
+        pytest.param(Carried(("all",)), [A, B], env("GPU-a,GPU-b"), id="all"),
+        pytest.param(Carried(("GPU-a",)), [A], UNCHANGED, id="as it is"),
+        pytest.param(Carried(("GPU-a", "GPU-a")), [A], env("GPU-a"), id="one entry is left"),
+        pytest.param(Carried(), [A], env("GPU-a"), id="no carrier"),
+        pytest.param(Carried(("void",)), [A], env("GPU-a"), id="void and allocated"),
+        pytest.param(Carried(("none",)), [A], env("GPU-a"), id="none and allocated"),
+        pytest.param(
+            Carried(("nvidia.com/gpu=0,other.example/x=y",)),
+            [B],
+            env("nvidia.com/gpu=1,other.example/x=y"),
+            id="qualified, another kind stays",
+        ),
+        pytest.param(
+            Carried(("GPU-x",)), [MIG], env("MIG-c"), id="an instance is less than a card"
+        ),
+        pytest.param(Carried(("MIG-x",)), [MIG], env("MIG-c"), id="instance for instance"),
+        pytest.param(Carried(("GPU-x",)), [], env("void"), id="asked for nothing"),
+        pytest.param(Carried(), [], env("void"), id="asked for nothing, its image may say all"),
+        pytest.param(Carried(("none",)), [], UNCHANGED, id="libraries alone stay"),
+        pytest.param(Carried(("MIG-x",)), [], env("void"), id="no instance either"),
+    ],
+)
+def test_environment(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
+    assert gpus.rewritten(carried, chosen) == changed
+
+
+@pytest.mark.parametrize(
+    ("carried", "chosen", "changed"),
+    [
+        pytest.param(
+            Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/GPU-x", f"{MOUNT_ROOT}/imex/0")),
+            [A],
+            Changes(
+                mounts=(Mount("/dev/null", f"{MOUNT_ROOT}/GPU-a"),),
+                removed_mounts=(f"{MOUNT_ROOT}/GPU-x",),
+            ),
+            id="imex stays",
+        ),
+        pytest.param(
+            Carried(mounts=(f"{MOUNT_ROOT}/GPU-a",)), [A], env(MOUNT_ROOT), id="variable is missing"
+        ),
+        pytest.param(
+            Carried(("GPU-x",), mounts=(f"{MOUNT_ROOT}/GPU-x", f"{MOUNT_ROOT}/GPU-a")),
+            [A],
+            Changes(environment=((ENV, MOUNT_ROOT),), removed_mounts=(f"{MOUNT_ROOT}/GPU-x",)),
+            id="one of two stays",
+        ),
+        pytest.param(
+            Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/cdi/nvidia.com/gpu/0",)),
+            [B],
+            Changes(
+                mounts=(Mount("/dev/null", f"{MOUNT_ROOT}/cdi/nvidia.com/gpu/1"),),
+                removed_mounts=(f"{MOUNT_ROOT}/cdi/nvidia.com/gpu/0",),
+            ),
+            id="by CDI's names",
+        ),
+        pytest.param(
+            Carried((MOUNT_ROOT,), mounts=(f"{MOUNT_ROOT}/GPU-x", "/else")),
+            [],
+            Changes(environment=((ENV, "void"),), removed_mounts=(f"{MOUNT_ROOT}/GPU-x",)),
+            id="asked for nothing",
+        ),
+    ],
+)
+def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
+    assert gpus.rewritten(carried, chosen) == changed
+
+
+@pytest.mark.parametrize(
+    ("carried", "chosen", "changed"),
+    [
+        pytest.param(
+            Carried(cdi_devices=(f"{KIND}=GPU-x", "nvidia.com/gds=all", "amd.com/gpu=0")),
+            [A, B],
+            Changes(
+                environment=((ENV, "void"),),
+                cdi_devices=(f"{KIND}=GPU-a", f"{KIND}=GPU-b"),
+                removed_cdi_devices=(f"{KIND}=GPU-x",),
+            ),
+            id="others stay",
+        ),
+        pytest.param(
+            Carried(("void",), cdi_devices=("nvidia.com/gpu=0",)),
+            [B],
+            Changes(cdi_devices=("nvidia.com/gpu=1",), removed_cdi_devices=("nvidia.com/gpu=0",)),
+            id="by number",
+        ),
+        pytest.param(
+            Carried(("void",), cdi_devices=("nvidia.com/gpu=0", "nvidia.com/gpu=1")),
+            [B],
+            Changes(removed_cdi_devices=("nvidia.com/gpu=0",)),
+            id="one of two stays",
+        ),
+        pytest.param(
+            Carried(("void",), cdi_devices=("management.nvidia.com/gpu=all",)),
+            [],
+            Changes(removed_cdi_devices=("management.nvidia.com/gpu=all",)),
+            id="asked for nothing",
+        ),
+        pytest.param(
+            Carried(("GPU-x",), cdi_devices=(f"{KIND}=GPU-x",)),
+            [A],
+            Changes(
+                environment=((ENV, "GPU-a"),),
+                cdi_devices=(f"{KIND}=GPU-a",),
+                removed_cdi_devices=(f"{KIND}=GPU-x",),
+            ),
+            id="two strategies at once",
+        ),
+        pytest.param(
+            Carried(("void",), cdi_devices=("nvidia.com/gpu=0", f"{KIND}=GPU-x")),
+            [B],
+            Changes(
+                cdi_devices=("nvidia.com/gpu=1",),
+                removed_cdi_devices=("nvidia.com/gpu=0", f"{KIND}=GPU-x"),
+            ),
+            id="in the form that the first kind has",
+        ),
+        pytest.param(
+            Carried(annotations=(("cdi.k8s.io/p", f"{KIND}=GPU-x,other.example/nic=0"),)),
+            [A],
+            Changes(
+                environment=((ENV, "void"),),
+                annotations=(("cdi.k8s.io/p", f"{KIND}=GPU-a,other.example/nic=0"),),
+            ),
+            id="annotation",
+        ),
+        pytest.param(
+            Carried(("void",), annotations=(("cdi.k8s.io/p", f"{KIND}=GPU-x"),)),
+            [],
+            Changes(annotations=(("cdi.k8s.io/p", None),)),
+            id="annotation without anything left",
+        ),
+        pytest.param(
+            Carried(("void",), annotations=(("cdi.k8s.io/p", "other.example/nic=0"),)),
+            [],
+            UNCHANGED,
+            id="annotation of somebody else",
+        ),
+    ],
+)
+def test_cdi(carried: Carried, chosen: list[VisibleGpu], changed: Changes) -> None:
+    assert gpus.rewritten(carried, chosen) == changed
+
+
+def test_where_nothing_names_a_gpu_a_cdi_kind_may_be_used() -> None:
+    assert gpus.rewritten(Carried(), [A], "nvidia.com/gpu") == Changes(
+        environment=((ENV, "void"),), cdi_devices=("nvidia.com/gpu=GPU-a",)
+    )
+    assert gpus.rewritten(Carried(), [], "nvidia.com/gpu") == env("void")
+
+
+@pytest.mark.parametrize(
+    ("asked", "chosen", "removed", "added"),
+    [
+        (["/dev/nvidiactl", "/dev/nvidia0"], [A], ["/dev/nvidia0"], ["/dev/nvidia4"]),
+        (["/dev/nvidia4", "/dev/nvidia-uvm"], [A], [], []),
+        (["/dev/nvidia0", "/dev/nvidiactl"], [], ["/dev/nvidia0"], []),
+        (
+            ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap3"],
+            [MIG],
+            ["/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap3"],
+            ["/dev/nvidia6", "/dev/nvidia-caps/nvidia-cap12"],
+        ),
+        (["/dev/nvidiactl"], [A], [], []),
+    ],
+)
+def test_device_nodes(
+    asked: list[str], chosen: list[VisibleGpu], removed: list[str], added: list[str]
+) -> None:
+    carried = Carried(("GPU-x",), nodes=tuple(node_of(each, "mrw") for each in asked))
+    changed = gpus.rewritten(carried, chosen)
+    assert [each.host_path for each in changed.removed_nodes] == removed
+    assert [each.container_path for each in changed.nodes] == added
+    assert {each.permissions for each in changed.nodes} <= {"mrw"}
+
+
+@pytest.mark.parametrize(
+    ("carried", "chosen", "why"),
+    [
+        (Carried(("MIG-x",)), A, "MIG instance MIG-x"),
+        (Carried(("0:1",)), A, "MIG instance 0:1"),
+        (Carried(cdi_devices=(f"{KIND}=MIG-x",)), A, "MIG instance MIG-x"),
+        (Carried(cdi_devices=("nvidia.com/gpu=mig0:1",)), A, "MIG instance mig0:1"),
+        (Carried(mounts=(f"{MOUNT_ROOT}/MIG-x",)), A, "MIG instance MIG-x"),
+        (Carried(cdi_devices=("nvidia.com/gpu=0",)), VisibleGpu("GPU-n"), "by number"),
+        (Carried(nodes=(node_of("/dev/nvidia0"),)), VisibleGpu("GPU-n"), "device nodes"),
+    ],
+)
+def test_what_cannot_be_honoured(carried: Carried, chosen: VisibleGpu, why: str) -> None:
+    with pytest.raises(UnhonouredError, match=why):
+        gpus.rewritten(carried, [chosen])
+
+
+names = st.sampled_from(
+    ["GPU-x", "GPU-a", "0", "1", "0:1", "all", "gpu0", "MIG-x", f"{KIND}=GPU-x", "o.example/n=1"]
+)
+qualified = st.sampled_from(
+    [f"{KIND}=GPU-x", "nvidia.com/gpu=0", "nvidia.com/gds=all", f"{KIND}=MIG-x", "o.example/n=1"]
+)
+requests_ = st.builds(
+    Carried,
+    environment=st.lists(st.lists(names, max_size=3).map(",".join), max_size=2).map(tuple),
+    mounts=st.lists(names.map(lambda each: f"{MOUNT_ROOT}/{each}"), unique=True).map(tuple),
+    annotations=st.dictionaries(
+        st.sampled_from(["cdi.k8s.io/a", "nvidia.cdi.k8s.io/b"]),
+        st.lists(qualified, min_size=1, max_size=3).map(",".join),
+    ).map(lambda each: tuple(each.items())),
+    cdi_devices=st.lists(qualified, unique=True).map(tuple),
+    nodes=st.lists(
+        st.sampled_from(["/dev/nvidia0", "/dev/nvidia4", "/dev/nvidiactl"]).map(node_of),
+        unique=True,
+    ).map(tuple),
+)
+
+
+def after(carried: Carried, changed: Changes) -> Carried:
+    """The request with the changes made."""
+    notes = {**dict(carried.annotations), **dict(changed.annotations)}
+    variables = dict(changed.environment)
+    return Carried(
+        environment=(variables[ENV],) if ENV in variables else carried.environment,
+        mounts=(
+            *(each for each in carried.mounts if each not in changed.removed_mounts),
+            *(each.container_path for each in changed.mounts),
+        ),
+        annotations=tuple((key, value) for key, value in notes.items() if value is not None),
+        cdi_devices=(
+            *(each for each in carried.cdi_devices if each not in changed.removed_cdi_devices),
+            *changed.cdi_devices,
+        ),
+        nodes=(
+            *(each for each in carried.nodes if each not in changed.removed_nodes),
+            *changed.nodes,
+        ),
+    )
+
+
+@given(requests_, st.lists(st.sampled_from([A, B, MIG]), unique=True))
+def test_no_carrier_names_another_gpu_and_a_second_time_changes_nothing(
+    carried: Carried, chosen: list[VisibleGpu]
+) -> None:
+    try:
+        changed = gpus.rewritten(carried, chosen)
+    except UnhonouredError:
+        return
+    then = after(carried, changed)
+    own = {name for gpu in chosen for name in (gpu.uuid, gpu.index, f"gpu{gpu.index}")}
+    own |= {f"mig{gpu.index}" for gpu in chosen}
+    assert set(then.names()) <= own
+    paths = {node.path for gpu in chosen for node in gpu.nodes}
+    assert {each.host_path for each in then.nodes} <= {*paths, "/dev/nvidiactl"}
+    foreign = {each for each in carried.cdi_devices if "gpu=" not in each}
+    assert foreign <= set(then.cdi_devices)
+    assert gpus.rewritten(then, chosen) == UNCHANGED
+
+
+RDMA = DeviceNode("/dev/infiniband/uverbs3", 231, 195)
+CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "removed", "added"),
+    [
+        ([], (CM, RDMA), [], [CM.path, RDMA.path]),
+        (
+            [CM.path, "/dev/infiniband/uverbs0", "/dev/infiniband/umad0"],
+            (CM, RDMA),
+            ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0"],
+            [RDMA.path],
+        ),
+        ([CM.path, "/dev/infiniband/uverbs0"], (), ["/dev/infiniband/uverbs0"], []),
+        (["/dev/fuse"], (), [], []),
+    ],
+)
+def test_rdma(
+    asked: list[str], nodes: tuple[DeviceNode, ...], removed: list[str], added: list[str]
+) -> None:
+    carried = Carried(nodes=tuple(node_of(each) for each in asked))
+    changed = devices.changes("p", carried, Visible(nodes={"rdma": nodes}), NODE)
+    assert [each.host_path for each in changed.removed_nodes] == removed
+    assert [each.host_path for each in changed.nodes] == added
+    assert all(each.major > 0 for each in changed.nodes)
+    assert not changed.environment, "nothing was decided about GPUs"
+
+
+def test_isolation_comes_on_top_and_what_is_preloaded_already_stays() -> None:
+    isolation = Visible(
+        (A,),
+        environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so")),
+        mounts=(Mount("/ours.so", "/ours.so"),),
+    )
+    carried = Carried(("GPU-a",), preload="/theirs.so")
+    assert devices.changes("p", carried, isolation, NODE) == Changes(
+        environment=(("CUDA_DEVICE_SM_LIMIT", "50"), ("LD_PRELOAD", "/ours.so:/theirs.so")),
+        mounts=(Mount("/ours.so", "/ours.so"),),
+    )
+
+
+HELD = NodeDevices(
+    held=(
+        HeldDevice("GPU-a", "0", nodes=("/dev/nvidia4",), holders=("owner", "sharer")),
+        HeldDevice("GPU-b", "1", nodes=("/dev/nvidia5",)),
+        HeldDevice("GPU-c", "2", nodes=("/dev/nvidia6",)),
+        HeldDevice("MIG-1", "2:0", "GPU-c", ("/dev/nvidia-caps/nvidia-cap1",), ("owner",)),
+        HeldDevice("MIG-2", "2:1", "GPU-c", ("/dev/nvidia-caps/nvidia-cap2",)),
+        HeldDevice("0000:17:00.0", nodes=("/dev/infiniband/uverbs0",), holders=("owner",)),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        Carried(("GPU-a",)),
+        Carried(("GPU-b,0",)),
+        Carried(cdi_devices=("nvidia.com/gpu=gpu0",)),
+        Carried(annotations=(("cdi.k8s.io/p", "nvidia.com/gpu=GPU-a"),)),
+        Carried(mounts=(f"{MOUNT_ROOT}/GPU-a",)),
+        Carried(nodes=(node_of("/dev/nvidia4"),)),
+        Carried(("MIG-1",)),
+        Carried(("2:0",)),
+        Carried(("GPU-c",)),
+        Carried(nodes=(node_of("/dev/nvidia-caps/nvidia-cap1"),)),
+        Carried(nodes=(node_of("/dev/infiniband/uverbs0"),)),
+    ],
+)
+def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
+    with pytest.raises(TakenError, match="another pod's"):
+        devices.changes("other", carried, Visible(), HELD)
+    with pytest.raises(TakenError):
+        devices.unallocated("other", carried, HELD, given=True)
+    assert devices.changes("owner", carried, Visible(), HELD) == UNCHANGED
+
+
+@pytest.mark.parametrize(
+    "carried",
+    [
+        Carried(("GPU-b",)),
+        Carried(("MIG-2",)),
+        Carried(("2:1",)),
+        Carried(nodes=(node_of("/dev/nvidia6"), node_of("/dev/nvidia-caps/nvidia-cap2"))),
+        Carried(("all",)),
+        Carried(("strange",)),
+    ],
+)
+def test_a_plugins_choice_stays(carried: Carried) -> None:
+    assert devices.changes("other", carried, Visible(), HELD) == UNCHANGED
+
+
+def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
+    with pytest.raises(TakenError, match="all of its request"):
+        devices.unallocated("other", Carried(("all",)), HELD, given=True)
+    assert devices.unallocated("other", Carried(), HELD, given=True) == env("void")
+
+
+def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> None:
+    carried = Carried(("GPU-b",), nodes=(node_of("/dev/infiniband/uverbs0"),))
+    with pytest.raises(TakenError, match="uverbs0"):
+        devices.changes("other", carried, Visible((B,)), HELD)
+    own = Visible((B,), nodes={"rdma": (RDMA,)})
+    assert devices.changes("other", carried, own, HELD).removed_nodes == carried.nodes
+
+
+@pytest.mark.parametrize(
+    ("carried", "leave", "hide", "deny"),
+    [
+        (Carried(), UNCHANGED, env("void"), env("void")),
+        (Carried(("all",)), UNCHANGED, UNCHANGED, env("void")),
+        (Carried(("GPU-x",)), UNCHANGED, UNCHANGED, UNCHANGED),
+        (Carried(("none",)), UNCHANGED, UNCHANGED, UNCHANGED),
+        (Carried(("",)), UNCHANGED, UNCHANGED, UNCHANGED),
+        (Carried(nodes=(node_of("/dev/nvidia0"),)), UNCHANGED, UNCHANGED, UNCHANGED),
+        (Carried(nodes=(node_of("/dev/fuse"),)), UNCHANGED, env("void"), env("void")),
+        (
+            Carried(cdi_devices=("management.nvidia.com/gpu=all",)),
+            UNCHANGED,
+            UNCHANGED,
+            Changes(
+                environment=((ENV, "void"),), removed_cdi_devices=("management.nvidia.com/gpu=all",)
+            ),
+        ),
+    ],
+)
+def test_who_was_given_nothing(
+    carried: Carried, leave: Changes, hide: Changes, deny: Changes
+) -> None:
+    assert devices.changes("p", carried, Visible(), NodeDevices(unasked="leave")) == leave
+    assert devices.changes("p", carried, Visible(), NodeDevices(unasked="hide")) == hide
+    assert devices.changes("p", carried, Visible(), NodeDevices(unasked="deny")) == deny
+
+
+def test_what_the_agent_refused_is_told() -> None:
+    with pytest.raises(UnhonouredError, match="GPU-z is not on this node"):
+        devices.changes("p", Carried(), Visible(refused="GPU-z is not on this node"), NODE)
+
+
+def test_what_a_door_cannot_say() -> None:
+    changed = Changes(environment=((ENV, "void"),), removed_cdi_devices=("nvidia.com/gpu=0",))
+    assert beyond(changed, Says(frozenset({"environment"}))) == ("removed_cdi_devices",)
+    assert beyond(changed, Says()) == ()
+    assert beyond(Changes(cpuset="1", shares=2), Says(frozenset())) == ()
+    unnumbered = Changes(nodes=(node_of("/dev/nvidia0"),))
+    assert beyond(unnumbered, Says()) == ()
+    assert beyond(unnumbered, Says(numbers=True)) == ("nodes without a number",)
+
+
+def test_devices_join_what_else_is_changed() -> None:
+    told = Mount("/told", "/cpus")
+    both = joined(
+        Changes(cpuset="1", mounts=(told,)),
+        Changes(environment=((ENV, "void"),), mounts=(Mount("/a", "/b"),)),
+    )
+    assert both == Changes(
+        cpuset="1", environment=((ENV, "void"),), mounts=(told, Mount("/a", "/b"))
+    )
+
+
+def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> CreateContainer:
+    notes = {DEVICE_ALLOCATED: "{}"} if allocated else {}
+    return CreateContainer(PodComes(uid, "ns", uid, {}, notes, "/kubepods"), name)
+
+
+BARE = Snapshot(1, 0, "b", False, (), (), (), {}, {})
+POD = PodWanted("ns/p", QoS.LS, Wanted("0")).seeing(Visible(()), {"main": Visible((A,))})
+MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
+
+
+def test_what_was_decided_for_the_container() -> None:
+    assert decided.seen(request(allocated=True), MANAGED) == Visible((A,))
+    assert decided.seen(request(name="sidecar", allocated=True), MANAGED) == Visible(())
+    assert POD.of("main").cpuset == "0"
+    assert decided.seen(request("new"), MANAGED) == Visible()
+
+
+def test_an_allocated_pod_waits_for_the_agent_where_it_decides_about_devices() -> None:
+    assert isinstance(decided.seen(request("new", allocated=True), MANAGED), Wait)
+    assert isinstance(decided.seen(request(allocated=True), None), Wait)
+    assert decided.seen(request("new", allocated=True), BARE) is None
+    assert decided.seen(request("new"), None) is None
+
+
+def test_a_container_that_is_left_alone_is_left_alone() -> None:
+    excluding = msgspec.structs.replace(MANAGED, excluded=("ns/*",))
+    assert decided.seen(request(allocated=True), excluding) is None

@@ -1,0 +1,52 @@
+"""The manifests on the API server of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from tests.deploy.api import Api, RefusedError
+from tests.integration.apiserver.server import ApiServer
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+EVERYTHING_ALLOWED = [
+    {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},
+    {"nonResourceURLs": ["*"], "verbs": ["*"]},
+]
+
+
+def administrator(server: ApiServer, name: str) -> Api:
+    """A new account that may do everything, also in the name of others."""
+    server.account("kube-system", name, EVERYTHING_ALLOWED)
+    token = server.token("kube-system", name)
+    return Api(server.url, token, str(server.folder / "ca.crt"))
+
+
+def apply(api: Api, bodies: Iterable[Object]) -> None:
+    """In their order; waits where the server does not serve a kind yet."""
+    for each in bodies:
+        eventually(f"{each['kind']} served", partial(applied, api, each), seconds=20)
+
+
+def applied(api: Api, body: Object) -> bool:
+    """False while the server does not know the kind."""
+    try:
+        api.apply(body)
+    except RefusedError as refused:
+        if refused.code != 404:
+            raise
+        return False
+    return True
+
+
+def there(api: Api, path: str) -> bool:
+    """Whether the object is."""
+    try:
+        return bool(api.request("GET", path))
+    except RefusedError as refused:
+        if refused.code != 404:
+            raise
+        return False

@@ -1,0 +1,247 @@
+"""The image of deploy/image, built from a base of Debian's packages, and run by runc.
+
+Base and wheels are made once into the cache of tests/tools; from then on nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import tools
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = ROOT / "deploy" / "image" / "Dockerfile"
+SUITE, PYTHON = "bookworm", "3.11"
+PACKAGES = ("ca-certificates", "python3", "python3-pip", "python3-venv")
+BASE = "topolet-test-base"
+_FETCH_SECONDS = 500
+_PROGRAMS = ("buildah", "debootstrap", "runc")
+
+
+class Mount(NamedTuple):
+    """A folder of the host in a container."""
+
+    inside: str
+    outside: str
+    read_only: bool = True
+
+
+MACHINE = (Mount("/host/sys", "/sys"), Mount("/host/proc", "/proc"))
+
+
+class Image:
+    """One that was built; `root` is its file system."""
+
+    def __init__(self, folder: Path, root: Path, configuration: dict[str, Any]) -> None:
+        self.root = root
+        self.configuration = configuration
+        self._folder = folder
+
+    def run(self, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """To its end. `more`: as of `bundle`."""
+        command, folder = self.bundle(words, **more)
+        return subprocess.run(
+            command,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
+        )
+
+    @contextlib.contextmanager
+    def running(
+        self, log: Path, words: Sequence[str], **more: Any
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Until SIGKILL. `more`: as of `bundle`."""
+        command, folder = self.bundle(words, **more)
+        with log.open("ab") as written:
+            process = subprocess.Popen(
+                command, cwd=folder, stdout=written, stderr=written, stdin=subprocess.DEVNULL
+            )
+        try:
+            yield process
+        finally:
+            delete = [*command[: command.index("run")], "delete", "--force", command[-1]]
+            subprocess.run(delete, check=False)
+            process.wait()
+
+    def bundle(
+        self,
+        words: Sequence[str],
+        *,
+        user: int = 0,
+        env: Mapping[str, str] | None = None,
+        mounts: Sequence[Mount] = (),
+        host_network: bool = False,
+    ) -> tuple[list[str], Path]:
+        """How to run it, and where, as the manifests say: a read-only root, no capability, no new
+        privileges."""
+        name = f"topolet-test-{uuid.uuid4().hex[:8]}"
+        folder = self._folder / name
+        folder.mkdir()
+        subprocess.run(["runc", "spec"], cwd=folder, check=True)
+        spec = json.loads((folder / "config.json").read_text())
+        spec["root"] = {"path": str(self.root), "readonly": True}
+        given = [f"{key}={value}" for key, value in (env or {}).items()]
+        spec["process"] |= {
+            "terminal": False,
+            "args": list(words),
+            "user": {"uid": user, "gid": user},
+            "env": [*self.configuration["Env"], *given],
+            "capabilities": {},
+            "noNewPrivileges": True,
+        }
+        spec["linux"]["cgroupsPath"] = f"/{name}"
+        if host_network:
+            spaces = spec["linux"]["namespaces"]
+            spec["linux"]["namespaces"] = [each for each in spaces if each["type"] != "network"]
+        spec["mounts"] += [
+            {
+                "destination": each.inside,
+                "source": str(each.outside),
+                "type": "bind",
+                "options": ["rbind", "rprivate", "ro" if each.read_only else "rw"],
+            }
+            for each in sorted(mounts)
+        ]
+        (folder / "config.json").write_text(json.dumps(spec))
+        return ["runc", "--root", str(self._folder / "runc"), "run", name], folder
+
+
+@contextlib.contextmanager
+def built(folder: Path) -> Iterator[Image]:
+    """The test is skipped where something for it can't be had."""
+    lacking = [each for each in _PROGRAMS if shutil.which(each) is None]
+    if os.getuid() != 0 or lacking:
+        pytest.skip(f"needs root and {', '.join(lacking)} (apt-get install {' '.join(lacking)})")
+    cache = tools.cache() / "image"
+    cache.mkdir(parents=True, exist_ok=True)
+    builder = _Builder(cache)
+    with (cache / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            builder.make_base()
+            wheels = _wheels(cache)
+        except (OSError, subprocess.SubprocessError) as error:
+            pytest.skip(f"no base for the image: {error}")
+    pip = folder / "pip.conf"
+    pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+    name = f"topolet-test-{uuid.uuid4().hex[:8]}"
+    builder.run(
+        "bud",
+        "--isolation=chroot",
+        "--pull-never",
+        "--layers=false",
+        f"--build-arg=BASE=localhost/{BASE}",
+        f"--volume={wheels}:/wheels:ro",
+        f"--volume={pip}:/etc/pip.conf:ro",
+        f"--tag={name}",
+        f"--file={DOCKERFILE}",
+        str(ROOT),
+    )
+    container = builder.run("from", "--pull-never", f"localhost/{name}")
+    try:
+        root = Path(builder.run("mount", container))
+        told = json.loads(builder.run("inspect", "--type=image", f"localhost/{name}"))
+        yield Image(folder, root, told["OCIv1"]["config"])
+    finally:
+        builder.run("rm", container)
+        builder.run("rmi", f"localhost/{name}")
+
+
+class _Builder:
+    """buildah with a store of its own."""
+
+    def __init__(self, cache: Path) -> None:
+        self._cache = cache
+        self._policy = cache / "policy.json"
+        self._policy.write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+        (cache / "registries.conf").write_text("unqualified-search-registries = []\n")
+
+    def run(self, command: str, *words: str) -> str:
+        """What it prints. Raises CalledProcessError."""
+        policy = f"--signature-policy={self._policy}"
+        if command in ("bud", "from", "commit"):
+            words = (policy, *words)
+        done = subprocess.run(
+            [
+                "buildah",
+                f"--root={self._cache / 'storage'}",
+                f"--runroot={self._cache / 'run'}",
+                "--storage-driver=overlay",
+                command,
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_FETCH_SECONDS,
+            env={**os.environ, "CONTAINERS_REGISTRIES_CONF": str(self._cache / "registries.conf")},
+        )
+        if done.returncode:
+            raise AssertionError(f"buildah {command}: {done.stderr[-3000:]}{done.stdout[-1000:]}")
+        return done.stdout.strip()
+
+    def make_base(self) -> None:
+        """In the place of python:3.13-slim, which is fetched from a registry of images."""
+        if f"localhost/{BASE}" in self.run("images", "--format={{.Name}}").split():
+            return
+        root = self._cache / "base"
+        shutil.rmtree(root, ignore_errors=True)
+        included = ",".join(PACKAGES)
+        subprocess.run(
+            ["nice", "debootstrap", "--variant=minbase", f"--include={included}", SUITE, str(root)],
+            check=True,
+            capture_output=True,
+            timeout=_FETCH_SECONDS,
+        )
+        # As in the image that it stands for.
+        for each in (*root.glob("usr/lib/python3*/**/*.pyc"), *root.glob("var/cache/apt/**/*.deb")):
+            each.unlink()
+        container = self.run("from", "scratch")
+        self.run("add", "--quiet", container, str(root), "/")
+        self.run("commit", "--quiet", "--rm", container, BASE)
+        shutil.rmtree(root)
+
+
+def _wheels(cache: Path) -> Path:
+    """What pyproject.toml asks for, for the Python of the base."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wanted = [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["hookserver"],
+        *project["project"]["optional-dependencies"]["scheduler"],
+    ]
+    digest = hashlib.sha256("\n".join(sorted(wanted)).encode()).hexdigest()[:8]
+    ready = cache / f"wheels-{digest}"
+    if not ready.exists():
+        unfinished = cache / "wheels.unfinished"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "-q", "--dest", str(unfinished)),
+                *("--only-binary=:all:", f"--python-version={PYTHON}", *wanted),
+            ],
+            check=True,
+            capture_output=True,
+            timeout=_FETCH_SECONDS,
+        )
+        unfinished.rename(ready)
+    return ready

@@ -1,0 +1,44 @@
+"""An agent as a pod of a cluster: a service account's folder, and the server's address."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import TestNode
+
+
+class Account:
+    """What a kubelet mounts into a pod, for one service account."""
+
+    def __init__(self, api: ApiServer, node: TestNode) -> None:
+        self._api = api
+        self.folder = node.folder / "account"
+        self.folder.mkdir()
+        (self.folder / "ca.crt").write_bytes((api.folder / "ca.crt").read_bytes())
+
+    def put(self, token: str) -> None:
+        """In the place of the last one."""
+        fresh = self.folder / "fresh"
+        fresh.write_text(token)
+        fresh.replace(self.folder / "token")
+
+    def start_agent(self, node: TestNode, *flags: str) -> None:
+        """As TestNode does, in the cluster."""
+        port = self._api.url.rpartition(":")[2]
+        node.start_agent(
+            f"--service-account-dir={self.folder}",
+            *flags,
+            environ={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
+        )
+
+
+READING: list[dict[str, Any]] = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+    {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch"]},
+]
+WRITING: list[dict[str, Any]] = [
+    {"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["patch"]},
+    {"apiGroups": ["topology.node.k8s.io"], "resources": ["*"], "verbs": ["*"]},
+    {"apiGroups": ["scheduling.koordinator.sh"], "resources": ["*"], "verbs": ["*"]},
+]

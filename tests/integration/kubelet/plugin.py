@@ -1,0 +1,84 @@
+"""A device plugin (v1beta1) that has any devices one likes, for a kubelet of the tests."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+
+RESOURCE = "vendor.example/card"
+
+
+class DevicePlugin(grpc.GenericRpcHandler):
+    """`devices`: NUMA nodes by id, of the healthy ones; `ill`: those of the others."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._changed = threading.Condition()
+        self._message = b""
+        self._ended = False
+        self._server = grpc.server(futures.ThreadPoolExecutor(4))
+        self._server.add_generic_rpc_handlers((self,))
+        self._server.add_insecure_port(f"unix:{folder / 'card.sock'}")
+
+    def start(self, devices: dict[str, tuple[int, ...]]) -> None:
+        """Registers with the kubelet of the folder."""
+        self.has(devices)
+        self._server.start()
+        request = _field(1, b"v1beta1") + _field(2, b"card.sock") + _field(3, RESOURCE.encode())
+        with grpc.insecure_channel(f"unix:{self._folder / 'kubelet.sock'}") as channel:
+            channel.unary_unary("/v1beta1.Registration/Register")(request, timeout=10)
+
+    def has(
+        self, devices: dict[str, tuple[int, ...]], ill: dict[str, tuple[int, ...]] | None = None
+    ) -> None:
+        """Tells the kubelet so."""
+        with self._changed:
+            self._message = b"".join(
+                _field(1, _device(name, nodes, health))
+                for group, health in ((devices, b"Healthy"), (ill or {}, b"Unhealthy"))
+                for name, nodes in group.items()
+            )
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+        self._server.stop(None).wait()
+
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        match details.method.rpartition("/")[2]:
+            case "ListAndWatch":
+                return grpc.unary_stream_rpc_method_handler(self._devices)
+            case "Allocate":
+                return grpc.unary_unary_rpc_method_handler(lambda *_: _field(1, b""))
+            case "GetDevicePluginOptions":
+                return grpc.unary_unary_rpc_method_handler(lambda *_: b"")
+        return None
+
+    def _devices(self, _request: bytes, _context: grpc.ServicerContext) -> Iterator[bytes]:
+        told: bytes | None = None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda told=told: self._ended or self._message != told)
+                if self._ended:
+                    return
+                told = self._message
+            yield told
+
+
+def _device(name: str, nodes: tuple[int, ...], health: bytes) -> bytes:
+    topology = b"".join(_field(1, bytes((8, node))) for node in nodes)
+    return _field(1, name.encode()) + _field(2, health) + (_field(3, topology) if nodes else b"")
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A protobuf field of bytes, at most 127 of them."""
+    assert len(content) < 128
+    return bytes((number << 3 | 2, len(content))) + content

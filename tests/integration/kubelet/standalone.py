@@ -1,0 +1,268 @@
+"""A kubelet as a process of the test, which runs the static pods that it is given as files.
+
+It has a mount namespace of its own, where /var/lib/kubelet is a folder of the test: device plugins
+register there whatever its root is, and this machine's own kubelet is not to notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.discover import cpus
+from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient
+from agent.model.cpuset import CpuSet
+from agent.model.podresources import PodResources
+from agent.model.topology import Topology
+from agent.runtime.cri import Cri
+from demo import image
+from demo.cgroups import MOUNTS, remove_cgroups
+from demo.containerd import Containerd, remove_all_pods
+from demo.stage import free_port
+from tests import tools
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+START_SECONDS = 6 * DEADLINE_SECONDS
+"""A busy machine's patience; an idle one needs three, for a pod too."""
+NODE = "node-a"
+MIB = 1 << 20
+RESERVED_BYTES = 150 * MIB
+"""Of NUMA node 0; the kubelet wants it to be what all its reservations are together."""
+
+_SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
+mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
+"""
+_CONTROLLERS = frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids"})
+_TUNABLES = tuple(
+    Path("/proc/sys", name)
+    for name in (
+        "vm/overcommit_memory",
+        "vm/panic_on_oom",
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "kernel/keys/root_maxkeys",
+        "kernel/keys/root_maxbytes",
+    )
+)
+"""What a kubelet sets on the machine that it runs on."""
+
+
+class Kubelet:
+    """Policies are static. `reserved` CPUs are nobody's own; `topology` is the machine's."""
+
+    def __init__(self, folder: Path, program: Path, containerd: Containerd) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.shared = folder / "var-lib-kubelet"
+        """What the kubelet takes for /var/lib/kubelet."""
+        self.socket = str(self.root / "pod-resources" / "kubelet.sock")
+        self.containerd = containerd
+        self.topology: Topology = cpus.read("/")
+        self.reserved = CpuSet(sorted(self.topology.online)[:1])
+        self.client = PodResourcesClient(self.socket)
+        self.cri = Cri(containerd.socket, START_SECONDS)
+        self._program = program
+        self._manifests = folder / "manifests"
+        self._cgroup = f"topolet-test-{uuid.uuid4().hex[:8]}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers for its pods."""
+        for each in (self.root, self.shared, self._manifests):
+            each.mkdir(exist_ok=True)
+        _make_cgroups(self._cgroup)
+        (self.folder / "config.json").write_text(json.dumps(self._configuration()))
+        with (self.folder / "kubelet.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *("unshare", "--mount", "--propagation=private", "sh", "-c", _SCRIPT, "sh"),
+                    str(self.shared),
+                    str(self._program),
+                    f"--config={self.folder / 'config.json'}",
+                    f"--root-dir={self.root}",
+                    f"--cert-dir={self.folder / 'pki'}",
+                    f"--hostname-override={NODE}",
+                    "--v=2",
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        eventually("the kubelet answers for its pods", self._answers, START_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL; its pods live on."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        """Ends the pods and the kubelet. One that was killed leaves them to the runtime; it must
+        not be in the middle of making one, which would be left when the runtime ends."""
+        for file in self._manifests.glob("*.json"):
+            self.end(file.stem)
+        self.kill()
+        self.client.close()
+        self.cri.close()
+
+    def remove_cgroups(self) -> None:
+        """Once all pods are told to go: what a killed kubelet had just begun may take a moment."""
+
+        def gone() -> bool:
+            remove_cgroups(self._cgroup)
+            return not any((each / self._cgroup).exists() for each in (MOUNTS, *MOUNTS.iterdir()))
+
+        eventually("the pods' cgroups are gone", gone)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "kubelet.log").read_text(errors="replace")
+
+    # pods
+    def run(self, name: str, containers: Sequence[dict[str, Any]], **spec: Any) -> str:
+        """Gives it a static pod in namespace default; the name that it has on this node."""
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "default"},
+            "spec": {
+                "hostNetwork": True,
+                "terminationGracePeriodSeconds": 0,
+                "containers": list(containers),
+                **spec,
+            },
+        }
+        unfinished = self.folder / f"{name}.json"
+        unfinished.write_text(json.dumps(pod))
+        unfinished.rename(self._manifests / f"{name}.json")
+        return f"{name}-{NODE}"
+
+    def end(self, name: str) -> None:
+        """Takes a pod's file away, and returns when neither kubelet nor runtime has the pod."""
+        (self._manifests / f"{name}.json").unlink()
+        full = f"{name}-{NODE}"
+
+        def gone() -> bool:
+            return self.listed(full) is None and all(
+                sandbox.name != full or not sandbox.ready for sandbox in self.cri.sandboxes()
+            )
+
+        eventually(f"pod {name} is gone", gone, START_SECONDS)
+
+    def listed(self, name: str) -> PodResources | None:
+        """As List has it. Who asks again and again does so slower than the kubelet's limit."""
+        time.sleep(0.05)
+        return next((pod for pod in self.client.pods() if pod.name == name), None)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log[-3000:]
+        with contextlib.suppress(NobodyAnswersError):
+            self.client.pods()
+            return True
+        return False
+
+    def _configuration(self) -> dict[str, Any]:
+        return {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "address": "127.0.0.1",
+            "port": free_port(),
+            "healthzBindAddress": "127.0.0.1",
+            "healthzPort": free_port(),
+            "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
+            "authorization": {"mode": "AlwaysAllow"},
+            "containerRuntimeEndpoint": f"unix://{self.containerd.socket}",
+            "staticPodPath": str(self._manifests),
+            "fileCheckFrequency": "1s",
+            "syncFrequency": "1s",
+            "podLogsDir": str(self.folder / "logs"),
+            "volumePluginDir": str(self.folder / "volume-plugins"),
+            "resolvConf": "",
+            "makeIPTablesUtilChains": False,
+            "failSwapOn": False,
+            "failCgroupV1": False,
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{self._cgroup}",
+            "enforceNodeAllocatable": ["pods"],
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "cpuManagerPolicy": "static",
+            "cpuManagerReconcilePeriod": "1s",
+            "reservedSystemCPUs": str(self.reserved),
+            "memoryManagerPolicy": "Static",
+            "kubeReserved": {"memory": str(RESERVED_BYTES - 50 * MIB)},
+            "evictionHard": {
+                "memory.available": "50Mi",
+                "nodefs.available": "0%",
+                "nodefs.inodesFree": "0%",
+                "imagefs.available": "0%",
+                "imagefs.inodesFree": "0%",
+            },
+            "reservedMemory": [{"numaNode": 0, "limits": {"memory": str(RESERVED_BYTES)}}],
+        }
+
+
+def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[str, Any]:
+    """One that sleeps; what it requests is its limit, so a pod of such ones is Guaranteed."""
+    amounts = {"cpu": cpu, "memory": memory} if cpu else {}
+    return {
+        "name": name,
+        "image": image.NAME,
+        "imagePullPolicy": "Never",
+        "command": list(image.SLEEP),
+        "resources": {"requests": amounts, "limits": amounts},
+        **more,
+    }
+
+
+@contextlib.contextmanager
+def running(containerd: Containerd) -> Iterator[Kubelet]:
+    """It has the containerd for itself: a kubelet removes containers that it does not know. The
+    test is skipped where there is no kubelet."""
+    program = tools.kubernetes("kubelet")
+    if isinstance(program, str):
+        pytest.skip(program)
+    before = {file: file.read_text() for file in _TUNABLES if file.exists()}
+    kubelet = Kubelet(Path(tempfile.mkdtemp(prefix="topolet-")), program, containerd)
+    try:
+        kubelet.start()
+        try:
+            yield kubelet
+        finally:
+            kubelet.close()
+    finally:
+        kubelet.kill()
+        remove_all_pods(containerd.socket)
+        kubelet.remove_cgroups()
+        shutil.rmtree(kubelet.folder, ignore_errors=True)
+        for file, text in before.items():
+            file.write_text(text)
+
+
+def _make_cgroups(name: str) -> None:
+    """The kubelet wants its root with every controller; a new cpuset of v1 has no CPUs."""
+    if (MOUNTS / "cgroup.controllers").exists():
+        (MOUNTS / name).mkdir(exist_ok=True)
+        for group in (MOUNTS, MOUNTS / name):
+            there = (group / "cgroup.controllers").read_text().split()
+            wanted = " ".join(f"+{each}" for each in there if each in _CONTROLLERS)
+            (group / "cgroup.subtree_control").write_text(wanted)
+        return
+    for mount in MOUNTS.iterdir():
+        if os.path.ismount(mount):
+            (mount / name).mkdir(exist_ok=True)
+    for file in ("cpuset.cpus", "cpuset.mems"):
+        (MOUNTS / "cpuset" / name / file).write_text((MOUNTS / "cpuset" / file).read_text())

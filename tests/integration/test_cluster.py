@@ -1,0 +1,119 @@
+"""The agent beside a real API server and a real runtime."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.kube.errors import KubeError
+from demo.pods import run_pod
+from demo.stage import free_port
+from tests.deploy.manifests import objects
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import TestNode
+from tests.integration.incluster import READING, WRITING, Account
+from tests.waiting import eventually
+
+PATIENCE_SECONDS = 40.0
+STATUS = "scheduling.koordinator.sh/resource-status"
+QOS = "koordinator.sh/qosClass"
+TOPOLOGY = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/"
+
+
+class Place:
+    """A node's name, and an account, of one test's own."""
+
+    def __init__(self, api: ApiServer, node: TestNode, name: str, rules: list[Any]) -> None:
+        self.api = api
+        self.name = name
+        api.namespace(name)
+        api.node(name)
+        api.account(name, "agent", rules)
+        self.account = Account(api, node)
+        self.account.put(api.token(name, "agent"))
+
+    def start_agent(self, node: TestNode, *flags: str) -> None:
+        self.account.start_agent(node, f"--node-name={self.name}", *flags)
+
+    def pod(self, name: str, qos: str, cpuset: str) -> str:
+        """Its uid."""
+        self.api.account(self.name, "default", [])
+        status = json.dumps({"cpuset": cpuset})
+        made = self.api.pod(
+            self.name, name, self.name, labels={QOS: qos}, annotations={STATUS: status}
+        )
+        return str(made["metadata"]["uid"])
+
+    def reported(self) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads(self.api.admin.get(TOPOLOGY + self.name))
+        except KubeError:
+            return None
+        return found
+
+
+@pytest.fixture
+def definitions(apiserver: ApiServer) -> ApiServer:
+    for each in objects("crds"):
+        apiserver.apply(each)
+    return apiserver
+
+
+def test_a_claim_that_changes_in_the_cluster_moves_a_running_container(
+    definitions: ApiServer, node: TestNode
+) -> None:
+    place = Place(definitions, node, "moves", [*READING, *WRITING])
+    uid = place.pod("own", "LSR", "1")
+    _, own = run_pod(node.direct, node.spec("own", "LSR", "1", uid=uid))
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    place.start_agent(node)
+    eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
+    changed = {"metadata": {"annotations": {STATUS: '{"cpuset": "0"}'}}}
+    place.api.admin.merge("/api/v1/namespaces/moves/pods/own", changed)
+    moved = lambda: (node.cpus(own), node.cpus(ls)) == ("0", "1")  # noqa: E731
+    eventually("moved", moved, PATIENCE_SECONDS)
+    node.kill_agent()
+    place.api.kill_server()
+    try:
+        place.start_agent(node)
+        eventually("looked", lambda: node.metric('topolet_looks_total{result="ok"}') >= 2)
+        assert moved(), "a restart without a server decides as before"
+    finally:
+        place.api.start_server()
+
+
+def test_an_agent_that_lacks_a_right_says_which_and_does_the_rest(
+    definitions: ApiServer, node: TestNode
+) -> None:
+    nodes_only = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["patch"]}
+    place = Place(definitions, node, "lacks", [*READING, nodes_only])
+    place.start_agent(node)
+    account = "system:serviceaccount:lacks:agent"
+    lacking = (
+        f"no role lets {account} get noderesourcetopologies of topology.node.k8s.io",
+        f"no role lets {account} get devices of scheduling.koordinator.sh",
+    )
+    eventually("told", lambda: all(each in node.log("agent") for each in lacking), PATIENCE_SECONDS)
+    assert node.metric("topolet_cluster_troubles") == 1
+    labels = json.loads(place.api.admin.get("/api/v1/nodes/lacks"))["metadata"]["labels"]
+    assert labels["topology.topolet.io/cpus"]
+
+
+def test_without_a_server_the_node_is_looked_after(node: TestNode) -> None:
+    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    _, own = run_pod(node.direct, node.spec("own", "LSE", "1"))
+    folder = node.folder / "account"
+    folder.mkdir()
+    (folder / "token").write_text("token")
+    node.start_agent(
+        f"--service-account-dir={folder}",
+        environ={
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(free_port()),
+        },
+    )
+    eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
+    eventually("told", lambda: node.metric("topolet_cluster_troubles") >= 1, PATIENCE_SECONDS)
+    node.stop_agent()

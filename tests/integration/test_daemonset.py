@@ -1,0 +1,185 @@
+"""The DaemonSet with what it is given: image, flags, mounts, account, role and policies, on a real
+runtime and a real API server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.qos import QOS_LABEL
+from demo.pods import run_pod
+from demo.stage import free_port
+from tests.deploy.api import Api, Who
+from tests.deploy.manifests import SCHEDULER, objects, pod_of
+from tests.integration import deployed
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import TestNode, fresh_node
+from tests.integration.image import Image, Mount
+from tests.waiting import eventually
+
+# The image may have to be built first, and its base.
+pytestmark = pytest.mark.timeout(900)
+
+Object = dict[str, Any]
+NAMESPACE = "topolet-system"
+ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+
+LACKING = re.compile(
+    "Permission denied|Operation not permitted|Read-only file|no role lets| 403 |Traceback"
+)
+
+
+class Played:
+    """A pod of the DaemonSet on the node `name`, started as a kubelet would."""
+
+    def __init__(
+        self, image: Image, server: ApiServer, node: TestNode, folder: Path, overlay: str
+    ) -> None:
+        self.name = f"daemonset-{overlay}"
+        self.pod: Object = pod_of(overlay)
+        self.node = node
+        self.ports: dict[str, int] = {}
+        self._image = image
+        self._folder = folder
+        self._environ = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": server.url.rpartition(":")[2],
+        }
+        account = self.pod["serviceAccountName"]
+        server.node(self.name)
+        server.pod(NAMESPACE, self.name, self.name, account)
+        secret = folder / "account"
+        secret.mkdir()
+        (secret / "token").write_text(server.token(NAMESPACE, account, self.name))
+        (secret / "ca.crt").write_bytes((server.folder / "ca.crt").read_bytes())
+        kubelet = folder / "kubelet"
+        kubelet.mkdir()
+        node.state.mkdir()
+        self._places = {each["name"]: each["hostPath"]["path"] for each in self.pod["volumes"]}
+        self._here = {
+            "/run/containerd": str(node.containerd.folder),
+            "/var/run/nri": str(node.containerd.folder),
+            "/run/topolet": str(node.state),
+            "/var/lib/kubelet": str(kubelet),
+        }
+        self._mounts = [Mount(ACCOUNT, str(secret))]
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """All its containers."""
+        with contextlib.ExitStack() as stack:
+            for each in self.pod["containers"]:
+                process = stack.enter_context(self._started(each))
+                eventually(
+                    f"{each['name']} is ready", lambda c=each, p=process: self._ready(c, p), 30
+                )
+            yield
+
+    def log(self, container: str) -> str:
+        return (self._folder / f"{container}.log").read_text()
+
+    def _started(
+        self, container: Object
+    ) -> contextlib.AbstractContextManager[subprocess.Popen[bytes]]:
+        name = container["name"]
+        self.ports[name] = free_port()
+        flag = {"agent": "--http", "nri": "--nri-http"}[name]
+        words = [each.replace("$(NODE_NAME)", self.name) for each in container["args"]]
+        mounts = [
+            Mount(
+                each["mountPath"],
+                self._here.get(self._places[each["name"]], self._places[each["name"]]),
+                each.get("readOnly", False),
+            )
+            for each in container["volumeMounts"]
+        ]
+        return self._image.running(
+            self._folder / f"{name}.log",
+            [
+                *self._image.configuration["Entrypoint"],
+                *words,
+                f"{flag}=127.0.0.1:{self.ports[name]}",
+            ],
+            env=self._environ,
+            mounts=[*mounts, *self._mounts],
+            host_network=True,
+        )
+
+    def _ready(self, container: Object, process: subprocess.Popen[bytes]) -> bool:
+        name = container["name"]
+        assert process.poll() is None, self.log(name)[-3000:]
+        page, said = ("readyz", "") if name == "agent" else ("metrics", "topolet_nri_ready 1")
+        with contextlib.suppress(OSError):
+            url = f"http://127.0.0.1:{self.ports[name]}/{page}"
+            with urllib.request.urlopen(url, timeout=5) as reply:
+                return said in reply.read().decode()
+        return False
+
+
+@pytest.fixture(scope="module")
+def api(apiserver: ApiServer) -> Api:
+    made = deployed.administrator(apiserver, "daemonset-deployer")
+    account = {"name": "default", "namespace": "default"}
+    default = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
+    deployed.apply(made, [*objects("overlays/reconcile"), default])
+    return made
+
+
+def scheduled(api: Api, node: str, name: str, qos: str, cpuset: str) -> str:
+    """The uid of a pod as our scheduler left it."""
+    amounts = {"cpu": "1"} if qos == "LSE" else {}
+    claim = {RESOURCE_STATUS: json.dumps({"cpuset": cpuset})} if cpuset else {}
+    resources = {"requests": amounts, "limits": amounts}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": {QOS_LABEL: qos}, "annotations": claim},
+        "spec": {
+            "nodeName": node,
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "main", "image": "i", "resources": resources}],
+        },
+    }
+    made = api.request("POST", "/api/v1/namespaces/default/pods", body, Who(SCHEDULER))
+    return str(made["metadata"]["uid"])
+
+
+@pytest.mark.parametrize(
+    ("overlay", "runtime"), [("reconcile", "containerd"), ("nri", "containerd2")]
+)
+def test_the_daemonset_does_its_work(
+    image: Image,
+    apiserver: ApiServer,
+    api: Api,
+    tmp_path: Path,
+    overlay: str,
+    runtime: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    with fresh_node(request.getfixturevalue(runtime)) as node:
+        played = Played(image, apiserver, node, tmp_path, overlay)
+        with played.running():
+            cpus = {}
+            for qos, cpuset, wanted in (("LSE", "1", "1"), ("LS", "", "0")):
+                name = f"{overlay}-{qos.lower()}"
+                uid = scheduled(api, played.name, name, qos, cpuset)
+                _, container = run_pod(node.direct, node.spec(name, qos, cpuset, uid=uid))
+                cpus[container] = wanted
+                if overlay == "nri":
+                    assert node.cpus(container) == wanted, "from its first moment"
+            for container, wanted in cpus.items():
+                eventually("on its CPUs", lambda c=container, w=wanted: node.cpus(c) == w, 30)
+            path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{played.name}"
+            eventually("the node is reported", lambda: deployed.there(api, path), 30)
+        for each in played.ports:
+            assert not LACKING.search(played.log(each)), played.log(each)

@@ -1,0 +1,272 @@
+"""A day of an agent's life in a cluster, in fast motion: what it reports is held against a
+computation from the API server's objects alone, after every step."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube.errors import KubeError
+from agent.model import fingerprint
+from agent.model.cpuset import CpuSet, union
+from agent.model.nodetopology import decode
+from benchmarks import trees
+from tests.deploy.manifests import objects
+from tests.integration.apiserver import server
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import TestNode
+from tests.integration.incluster import Account
+from tests.waiting import eventually
+
+NODE = "node-a"
+SOCKETS, NODES, CORES = 2, 2, 16
+PER_NODE = CORES * 2
+CPUS = SOCKETS * NODES * PER_NODE
+WAVE, WAVES = 100, 10
+STATUS = "scheduling.koordinator.sh/resource-status"
+QOS = "koordinator.sh/qosClass"
+TOPOLOGIES = "/apis/topology.node.k8s.io/{}/noderesourcetopologies"
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """One of its own, without policies, which knows the older version only."""
+    with server.running(tmp_path_factory.mktemp("day")) as it:
+        for each in objects("crds", "base"):
+            if each["metadata"]["name"].startswith("noderesourcetopologies"):
+                each = only(each, "v1alpha1")
+            if each["kind"] != "DaemonSet":
+                it.apply(each)
+        it.node(NODE)
+        it.create("/api/v1/namespaces/default/serviceaccounts", {"metadata": {"name": "default"}})
+        yield it
+
+
+def only(definition: dict[str, Any], version: str) -> dict[str, Any]:
+    kept = copy.deepcopy(definition)
+    kept["spec"]["versions"] = [
+        {**each, "storage": True}
+        for each in definition["spec"]["versions"]
+        if each["name"] == version
+    ]
+    return kept
+
+
+class Day:
+    """The cluster's side: what people and controllers do."""
+
+    def __init__(self, api: ApiServer, node: TestNode) -> None:
+        self.api = api
+        self.node = node
+        self.version = "v1alpha1"
+        self.luck = random.Random(7)
+        self._numbers = itertools.count()
+        self._names = itertools.count()
+        self._root = trees.write(
+            str(node.folder / "machine"), trees.machine(SOCKETS, NODES, 1, CORES, 2)
+        )
+        (Path(self._root) / "proc").mkdir(exist_ok=True)
+        self._account = Account(api, node)
+        self._agents_pod = ""
+        self.rotate()
+
+    def start(self) -> None:
+        self._account.start_agent(self.node, f"--root={self._root}", "--recheck-seconds=2")
+
+    def rotate(self) -> None:
+        """Another token; the last one is not good any more."""
+        last, self._agents_pod = self._agents_pod, f"agent-{next(self._names)}"
+        space = "topolet-system"
+        self.api.pod(space, self._agents_pod, NODE, "topolet-agent")
+        self._account.put(self.api.token(space, "topolet-agent", pod=self._agents_pod))
+        if last:
+            self._remove(space, last)
+
+    def pods(self) -> list[dict[str, Any]]:
+        query = {"fieldSelector": f"spec.nodeName={NODE}"}
+        items: list[dict[str, Any]] = json.loads(self.api.admin.get("/api/v1/pods", query))["items"]
+        return items
+
+    def come(self, count: int) -> None:
+        """Pods, half of them with CPUs that nobody has."""
+        free = sorted(CpuSet(range(CPUS)) - self._claimed() - CpuSet([0]))
+        self.luck.shuffle(free)
+        for number in range(count):
+            name = f"p{next(self._numbers)}"
+            metadata: dict[str, Any] = {"labels": {QOS: "LS"}}
+            if number % 2 and len(free) > 4:
+                own = CpuSet(free.pop() for _ in range(self.luck.randint(1, 4)))
+                metadata = {
+                    "labels": {QOS: self.luck.choice(["LSE", "LSR"])},
+                    "annotations": {STATUS: json.dumps({"cpuset": str(own)})},
+                }
+            self.api.pod("default", name, NODE, **metadata)
+
+    def go(self, count: int) -> None:
+        """Some begin to run, some end, some are removed."""
+        phases = {
+            each["metadata"]["name"]: each["status"]["phase"]
+            for each in self.pods()
+            if each["metadata"]["namespace"] == "default"
+        }
+        for name in self.luck.sample(sorted(phases), min(count, len(phases))):
+            match self.luck.randrange(4), phases[name]:
+                case 0, "Pending":
+                    self._phase(name, "Running")
+                case 1, "Pending" | "Running":
+                    self._phase(name, "Succeeded")
+                case _:
+                    self._remove("default", name)
+
+    def reported(self, version: str = "") -> dict[str, Any]:
+        path = TOPOLOGIES.format(version or self.version)
+        found: dict[str, Any] = json.loads(self.api.admin.get(f"{path}/{NODE}"))
+        return found
+
+    def is_right(self) -> bool:
+        """Whether the zones, the pool and the fingerprint are what the pods make of the machine."""
+        path = TOPOLOGIES.format(self.version)
+        try:
+            listed = json.loads(self.api.admin.get(path))["items"]
+        except KubeError:  # a kind that it just learned
+            return False
+        if not listed:
+            return False
+        found = decode(listed[0])
+        claimed = self._claimed()
+        begun = [
+            (each["metadata"]["namespace"], each["metadata"]["name"])
+            for each in self.pods()
+            if each["status"]["phase"] != "Pending"
+        ]
+        zones = {zone.node: zone.resources["cpu"] for zone in found.zones}
+        pools = json.loads(found.annotations["node.koordinator.sh/cpu-shared-pools"])
+        return (
+            found.fingerprint == fingerprint.of(begun)
+            and union(CpuSet.parse(each["cpuset"]) for each in pools)
+            == CpuSet(range(CPUS)) - claimed
+            and {node: (cpu.capacity, cpu.available) for node, cpu in zones.items()}
+            == {
+                node: (1000 * PER_NODE, 1000 * len(on_node(node) - claimed))
+                for node in range(SOCKETS * NODES)
+            }
+        )
+
+    def settles(self, step: str) -> None:
+        eventually(f"the report is right after {step}", self.is_right, PATIENCE_SECONDS)
+
+    def _claimed(self) -> CpuSet:
+        return union(
+            CpuSet.parse(json.loads(notes[STATUS])["cpuset"])
+            for each in self.pods()
+            if each["status"]["phase"] not in ("Succeeded", "Failed")
+            if STATUS in (notes := each["metadata"].get("annotations", {}))
+        )
+
+    def _phase(self, name: str, phase: str) -> None:
+        path = f"/api/v1/namespaces/default/pods/{name}/status"
+        self.api.admin.merge(path, {"status": {"phase": phase}})
+
+    def _remove(self, namespace: str, name: str) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        self.api.admin.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def on_node(node: int) -> CpuSet:
+    """As the made machine numbers them: first threads of all cores, then second threads."""
+    first = range(node * CORES, (node + 1) * CORES)
+    return CpuSet([*first, *(cpu + CPUS // 2 for cpu in first)])
+
+
+@pytest.mark.timeout(400)
+def test_a_day(cluster: ApiServer, node: TestNode) -> None:
+    day = Day(cluster, node)
+    day.start()
+    day.settles("the start")
+    metadata = day.reported()["metadata"]
+    uid = json.loads(cluster.admin.get(f"/api/v1/nodes/{NODE}"))["metadata"]["uid"]
+    assert [(each["kind"], each["uid"]) for each in metadata["ownerReferences"]] == [("Node", uid)]
+    assert metadata["labels"]["app.kubernetes.io/managed-by"] == "topolet"
+
+    for wave in range(WAVES):
+        before = node.metric('topolet_reports_total{result="written"}')
+        day.come(WAVE)
+        match wave:
+            case 2:
+                cluster.restart_server()
+            case 4:
+                day.rotate()
+            case 6:
+                cluster.kill_server()
+                cluster.compact()
+                cluster.start_server()
+            case 8:
+                node.kill_agent()
+                day.start()
+                before = 0
+        day.settles(f"wave {wave}")
+        assert node.metric('topolet_reports_total{result="written"}') - before <= 5
+        day.go(WAVE - 10)
+        day.settles(f"the ebb of wave {wave}")
+
+    quiet = day.reported()["metadata"]["resourceVersion"]
+    checked = node.metric('topolet_reports_total{result="unchanged"}')
+    eventually(
+        "compared thrice",
+        lambda: node.metric('topolet_reports_total{result="unchanged"}') >= checked + 3,
+        PATIENCE_SECONDS,
+    )
+    assert day.reported()["metadata"]["resourceVersion"] == quiet, "an idle node writes nothing"
+
+    labels = {"topology.topolet.io/cpus": None, "topology.topolet.io/smt": "maybe", "theirs": "1"}
+    cluster.admin.merge(f"/api/v1/nodes/{NODE}", {"metadata": {"labels": labels}})
+
+    def relabelled() -> bool:
+        found = json.loads(cluster.admin.get(f"/api/v1/nodes/{NODE}"))["metadata"]["labels"]
+        ours = found.get("topology.topolet.io/cpus"), found.get("topology.topolet.io/smt")
+        return (*ours, found.get("theirs")) == (str(CPUS), "true", "1")
+
+    eventually("our labels are back", relabelled, PATIENCE_SECONDS)
+
+    body = day.reported()
+    zones = [{"name": "card-0", "type": "Card", "resources": []}, *body["zones"]]
+    zones[1]["resources"][0]["available"] = "0"
+    notes = {"theirs.io/note": "1", "node.koordinator.sh/cpu-shared-pools": "[]"}
+    path = f"{TOPOLOGIES.format(day.version)}/{NODE}"
+    cluster.admin.merge(path, {"zones": zones, "metadata": {"annotations": notes}})
+    day.settles("another writer")
+    after = day.reported()
+    assert "card-0" in [zone["name"] for zone in after["zones"]]
+    assert after["metadata"]["annotations"]["theirs.io/note"] == "1"
+
+    for each in objects("crds"):
+        cluster.apply(each)
+    day.version = "v1alpha2"
+    eventually("the newer version is served", lambda: served(cluster), PATIENCE_SECONDS)
+    eventually(
+        "the newer version is written",
+        lambda: "attributes" in day.reported(),
+        PATIENCE_SECONDS,
+    )
+    day.come(WAVE)
+    day.settles("the upgrade")
+    named = {each["name"]: each["value"] for each in day.reported()["attributes"]}
+    assert named["topologyManagerPolicy"] == "none"
+    assert "card-0" in [zone["name"] for zone in day.reported()["zones"]]
+    log = node.log("agent")
+    assert not re.findall("Traceback|round failed", log), log
+    node.stop_agent()
+
+
+def served(cluster: ApiServer) -> bool:
+    group = json.loads(cluster.admin.get("/apis/topology.node.k8s.io"))
+    return "v1alpha2" in [each["version"] for each in group["versions"]]

@@ -1,0 +1,109 @@
+"""The image: what the manifests run, as they run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from agent.cli.main import COMMANDS
+from demo.stage import free_port
+from tests.deploy.manifests import of_kind
+from tests.integration.apiserver.certificates import Authority
+from tests.integration.image import MACHINE, Image, Mount
+from tests.waiting import eventually
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def good(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_command_is_the_entrypoint(image: Image) -> None:
+    assert image.configuration["Entrypoint"] == ["topolet"]
+    for name in ("agent", "nri", "webhook"):
+        assert good(image.run("topolet", name, "--help")).startswith(f"usage: topolet {name} ")
+    told = good(image.run(*image.configuration["Entrypoint"], "--help"))
+    assert all(f"  {name} " in told for name in COMMANDS)
+
+
+def test_it_sees_the_machine_through_the_mounts(image: Image) -> None:
+    words = ("topolet", "topology", "--output", "json")
+    inside = json.loads(good(image.run(*words, "--root", "/host", mounts=MACHINE)))
+    outside = subprocess.run(
+        [sys.executable, "-m", "agent", *words[1:]], capture_output=True, check=True, text=True
+    )
+    assert inside == json.loads(outside.stdout)
+
+
+def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
+    """By its Deployment, with a Secret as the kubelet mounts it, and no API server to be found."""
+    pod = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    user, group = pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]
+    folders = {each["name"]: tmp_path / each["name"] for each in pod["volumes"]}
+    for each in folders.values():
+        each.mkdir()
+    authority = Authority(tmp_path)
+    authority.server("server")
+    (folders["policy"] / "binders").write_text("somebody\n")
+    for ending in ("crt", "key"):
+        file = folders["tls"] / f"tls.{ending}"
+        file.write_bytes((tmp_path / f"server.{ending}").read_bytes())
+        file.chmod(0o440)
+        os.chown(file, 0, group)
+    port = free_port()
+    log = tmp_path / "webhook.log"
+    with image.running(
+        log,
+        ["topolet", *container["args"], f"--webhook-https=127.0.0.1:{port}"],
+        user=user,
+        env={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": "1"},
+        mounts=[
+            Mount(each["mountPath"], str(folders[each["name"]]))
+            for each in container["volumeMounts"]
+        ],
+        host_network=True,
+    ):
+        eventually("listens", lambda: "webhook listens" in log.read_text(), 30)
+        trust = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+        page = container["livenessProbe"]["httpGet"]["path"]
+        url = f"https://127.0.0.1:{port}{page}"
+        with urllib.request.urlopen(url, context=trust, timeout=10) as reply:
+            assert reply.status == 200
+
+
+def test_what_the_modes_need_is_there(image: Image) -> None:
+    good(image.run("/opt/topolet/bin/python3", "-c", "import cheroot, grpc"))
+    done = image.run("/opt/topolet/bin/python3", "-c", "import pytest")
+    assert "No module named 'pytest'" in done.stderr
+
+
+def test_bytecode_is_there_and_nobody_asks_whether_it_is_old(image: Image) -> None:
+    library = image.root / "opt" / "topolet" / "lib"
+    sources = list(library.rglob("*.py"))
+    assert len(sources) > 300
+    for source in sources:
+        (compiled,) = (source.parent / "__pycache__").glob(f"{source.stem}.cpython-*.pyc")
+        assert compiled.read_bytes()[4:8] == b"\x01\0\0\0", f"{compiled}: not unchecked-hash"
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("agent", "--help"), ("topology", "--root", "/host")]
+)
+def test_a_start_compiles_nothing(image: Image, words: tuple[str, ...]) -> None:
+    """The command's own file of five lines is no module, and has no bytecode."""
+    done = image.run("topolet", *words, env={"PYTHONVERBOSE": "1"}, mounts=MACHINE)
+    good(done)
+    read = re.findall(r"# code object from '?([^'\n]+)", done.stderr)
+    assert [each for each in read if each.endswith(".pyc")]
+    assert [each for each in read if not each.endswith(".pyc")] == []

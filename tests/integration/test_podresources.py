@@ -1,0 +1,199 @@
+"""A real kubelet's PodResources API, beside its state files and the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from agent.kubelet import cpu_manager_state, memory_manager_state
+from agent.kubelet.podresources import RateLimitError
+from agent.model.availability import Held, Reserved
+from agent.model.cpuset import CpuSet
+from agent.model.devices import Portion
+from agent.model.podholdings import device_portions, holdings, reserved
+from agent.model.podresources import ContainerResources, GivenDevice, MemoryBlock, PodResources
+from agent.node.podresources import PodResourcesView
+from tests.integration.harness import kernel_cpus
+from tests.integration.kubelet import standalone
+from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin
+from tests.integration.kubelet.standalone import MIB, RESERVED_BYTES, Kubelet, container
+from tests.waiting import eventually
+
+SECONDS = standalone.START_SECONDS
+
+
+@contextlib.contextmanager
+def pod(
+    kubelet: Kubelet, name: str, *containers: dict[str, object], **spec: object
+) -> Iterator[str]:
+    """Runs while the block does."""
+    full = kubelet.run(name, containers, **spec)
+    try:
+        eventually(f"pod {name} is listed", lambda: kubelet.listed(full), SECONDS)
+        yield full
+    finally:
+        kubelet.end(name)
+
+
+def running_pid(kubelet: Kubelet, pod: str, container: str) -> int:
+    """0 while it does not run."""
+    sandboxes = {each.id for each in kubelet.cri.sandboxes() if each.name == pod}
+    ids = [
+        each.id
+        for each in kubelet.cri.containers()
+        if each.sandbox_id in sandboxes and each.name == container
+    ]
+    return kubelet.cri.container_placement(ids[0]).pid if ids else 0
+
+
+def spare(kubelet: Kubelet) -> CpuSet:
+    """What the kubelet gives first: the lowest CPU that is not reserved, on any machine."""
+    return kubelet.topology.online - kubelet.reserved
+
+
+def test_cpus_and_memory_of_an_integer_guaranteed_pod(kubelet: Kubelet) -> None:
+    with (
+        pod(kubelet, "shared", container("main", "")),
+        pod(kubelet, "own", container("main", "1")) as own,
+    ):
+        eventually("it runs", lambda: running_pid(kubelet, own, "main"), SECONDS)
+        listed = kubelet.listed(own)
+        assert listed is not None
+        (main,) = listed.containers
+        assert len(main.cpus) == 1
+        assert main.cpus <= spare(kubelet)
+        assert CpuSet.parse(kernel_cpus(running_pid(kubelet, own, "main"))) == main.cpus
+        state = cpu_manager_state.read(str(kubelet.root / cpu_manager_state.FILE_NAME))
+        ((uid, cpus),) = state.by_uid.items()
+        assert cpus == main.cpus
+        blocks = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
+        (block,) = blocks.entries[uid]["main"]
+        assert main.memory == (MemoryBlock("memory", 32 * MIB, block.nodes),)
+        assert kubelet.client.pod("default", own) == listed
+
+        held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable())
+        assert held.problems == ()
+        (node,) = block.nodes
+        expected = Held(main.cpus, {node: {"memory": 32 * MIB}})
+        assert held.pods == {("default", own): expected}, "who shares CPUs holds none"
+    assert kubelet.client.pods() == ()
+
+
+def test_memory_of_more_than_one_numa_node_is_where_the_kubelet_says(kubelet: Kubelet) -> None:
+    sizes = [
+        each.size_bytes for each in kubelet.client.allocatable().memory if "huge" not in each.kind
+    ]
+    if len(sizes) < 2:
+        pytest.skip("needs two NUMA nodes with memory")
+    large = container("main", "1", f"{max(sizes) // MIB + 64}Mi")
+    with pod(kubelet, "large", large) as name:
+        held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()).pods[
+            ("default", name)
+        ]
+        state = memory_manager_state.read(str(kubelet.root / memory_manager_state.FILE_NAME))
+        given = {
+            node: {"memory": of_node.memory["memory"].reserved_bytes}
+            for node, of_node in state.machine.items()
+            if of_node.memory["memory"].reserved_bytes
+        }
+        assert len(given) > 1
+        assert held.amounts == given
+
+
+def test_what_is_reserved_is_what_the_kubelet_was_told_to_keep(kubelet: Kubelet) -> None:
+    nodes = {node.id: 0 for node in kubelet.topology.numa_nodes if node.memory_bytes}
+    assert reserved(kubelet.topology, kubelet.client.allocatable()) == Reserved(
+        kubelet.reserved, nodes | {0: RESERVED_BYTES}
+    )
+
+
+def test_sidecars_are_listed_and_init_containers_are_not(kubelet: Kubelet) -> None:
+    init = [
+        container("first", "10m", command=["/bin/busybox", "true"]),
+        container("sidecar", "10m", restartPolicy="Always"),
+    ]
+    with pod(kubelet, "inits", container("main", "10m"), initContainers=init) as name:
+        eventually("all run", lambda: running_pid(kubelet, name, "main"), SECONDS)
+        listed = kubelet.listed(name)
+        assert listed is not None
+        assert [each.name for each in listed.containers] == ["sidecar", "main"]
+
+
+def test_pod_that_ended_is_listed_no_more(kubelet: Kubelet) -> None:
+    command = ["/bin/busybox", "sleep", "1"]
+    name = kubelet.run("job", [container("main", "1", command=command)], restartPolicy="Never")
+    eventually("it is listed", lambda: kubelet.listed(name), SECONDS)
+    eventually("and no more", lambda: kubelet.listed(name) is None, SECONDS)
+    kubelet.end("job")
+
+
+def test_pod_that_is_not_there(kubelet: Kubelet) -> None:
+    assert kubelet.client.pod("default", "nobody") is None
+
+
+def test_devices_of_a_plugin_near_a_numa_node_and_near_none(kubelet: Kubelet) -> None:
+    plugin = DevicePlugin(kubelet.shared / "device-plugins")
+    plugin.start({"d0": (0,), "d1": ()})
+    try:
+        near, far = GivenDevice(RESOURCE, "d0", (0,)), GivenDevice(RESOURCE, "d1")
+        eventually(
+            "both are known", lambda: kubelet.client.allocatable().devices == (near, far), SECONDS
+        )
+        amounts = {"cpu": "10m", "memory": "8Mi", RESOURCE: "2"}
+        taker = container("main", "", resources={"requests": amounts, "limits": amounts})
+        with pod(kubelet, "taker", taker) as name:
+            block = MemoryBlock("memory", 8 * MIB, (0,))
+            taken = ContainerResources("main", memory=(block,), devices=(near, far))
+            expected = PodResources("default", name, (taken,))
+            eventually("it has them", lambda: kubelet.listed(name) == expected, SECONDS)
+            plugin.has({"d1": ()}, ill={"d0": (0,)})
+            eventually(
+                "one is ill", lambda: kubelet.client.allocatable().devices == (far,), SECONDS
+            )
+            pods, allocatable = kubelet.client.pods(), kubelet.client.allocatable()
+            assert device_portions(pods, allocatable) == (Portion(RESOURCE, 0, 1, 0, 1),)
+            held = holdings(pods, kubelet.topology, allocatable).pods
+            assert held[("default", name)].amounts == {0: {"memory": 8 * MIB, RESOURCE: 1}}
+    finally:
+        plugin.stop()
+
+
+def test_who_asks_too_often_is_told_so(kubelet: Kubelet) -> None:
+    def too_often() -> bool:
+        try:
+            kubelet.client.allocatable()
+        except RateLimitError as error:
+            return "rejected by rate limit" in str(error)
+        return False
+
+    eventually("the limit is met", lambda: any(too_often() for _ in range(100)), SECONDS)
+    eventually("and is over", lambda: not too_often(), SECONDS)
+
+
+def test_view_outlives_the_kubelet(kubelet: Kubelet) -> None:
+    view = PodResourcesView(kubelet.socket, None, 0.5, 0.1)
+    try:
+        with pod(kubelet, "stays", container("main", "1")) as name:
+
+            def cpus() -> CpuSet:
+                told = view.told()
+                pods = told.pods if told is not None else ()
+                return next(
+                    (each.containers[0].cpus for each in pods if each.name == name), CpuSet()
+                )
+
+            view.ask()
+            eventually("the view has it", cpus, SECONDS)
+            first = cpus()
+            kubelet.kill()
+            view.ask()
+            assert cpus() == first
+            kubelet.start()
+            before = view.told()
+            assert before is not None
+            eventually("the view was told again", lambda: view.told() is not before, SECONDS)
+            eventually("the same", lambda: cpus() == first, SECONDS)
+    finally:
+        view.close()

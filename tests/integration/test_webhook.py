@@ -1,0 +1,347 @@
+"""A real API server asks the webhook, which runs as its own process with its own account."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.host import files
+from demo.stage import free_port
+from tests.deploy.api import Api, RefusedError, Who
+from tests.deploy.manifests import EVERYTHING, ROOT, SCHEDULER, objects, of_kind
+from tests.integration import deployed
+from tests.integration.apiserver.certificates import Authority
+from tests.integration.apiserver.server import ApiServer
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+Object = dict[str, Any]
+
+ALICE = Who()
+OURS = Who(SCHEDULER)
+WEBHOOK = Who("system:serviceaccount:topolet-system:topolet-webhook", "system:serviceaccounts")
+PLAIN: Object = {"cpu": "1"}
+GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
+
+
+class Webhook:
+    """The process; its certificate and accounts lie in `folder`."""
+
+    def __init__(self, folder: Path, kubeconfig: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder)
+        self.authority.server("tls")
+        self.binders = folder / "binders"
+        self.binders.write_text(of_kind("ConfigMap")["topolet-policy"]["data"]["binders"])
+        self.port = free_port()
+        self._kubeconfig = kubeconfig
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> None:
+        """Returns when it listens."""
+        with (self.folder / "webhook.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "agent", "webhook"),
+                    f"--webhook-https=127.0.0.1:{self.port}",
+                    f"--tls-certificate-file={self.folder / 'tls.crt'}",
+                    f"--tls-key-file={self.folder / 'tls.key'}",
+                    f"--binders-file={self.binders}",
+                    f"--kubeconfig={self._kubeconfig}",
+                    *flags,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        before = self.log().count("webhook listens")
+        eventually("listens", lambda: self._alive() and self.log().count("listens") > before)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(DEADLINE_SECONDS)
+        self._process = None
+        return code
+
+    def log(self) -> str:
+        return (self.folder / "webhook.log").read_text()
+
+    def _alive(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        return True
+
+    def __enter__(self) -> Webhook:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.end(signal.SIGKILL)
+
+
+class Cluster:
+    """Two namespaces, one with the label, each with a pod that has a GPU and one that has none."""
+
+    def __init__(self, api: Api, webhook: Webhook) -> None:
+        self.api = api
+        self.webhook = webhook
+
+    def bind(
+        self, name: str, who: Who, namespace: str = "hooked", *, old: bool = False, dry: bool = True
+    ) -> Object:
+        """`old`: in the place that takes Bindings since before there was one of each pod."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": name, "namespace": namespace},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": "node-1"},
+        }
+        place = "bindings" if old else f"pods/{name}/binding"
+        path = f"/api/v1/namespaces/{namespace}/{place}" + ("?dryRun=All" if dry else "")
+        return self.api.request("POST", path, body, who)
+
+    def refuses(self, name: str, who: Who) -> str:
+        """Why; empty where it does not."""
+        try:
+            self.bind(name, who)
+        except RefusedError as refused:
+            return str(refused)
+        return ""
+
+
+def pod(name: str, namespace: str, limits: Object) -> Object:
+    container = {"name": "c", "image": "i", "resources": {"limits": limits}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"automountServiceAccountToken": False, "containers": [container]},
+    }
+
+
+def kubeconfig(server: ApiServer, token: str) -> Object:
+    named = {"name": "it", "cluster": {"server": server.url}}
+    named["cluster"]["certificate-authority"] = str(server.folder / "ca.crt")
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "it",
+        "clusters": [named],
+        "users": [{"name": "it", "user": {"token": token}}],
+        "contexts": [{"name": "it", "context": {"cluster": "it", "user": "it"}}],
+    }
+
+
+def configuration(webhook: Webhook) -> Object:
+    """The manifest, with a URL in the place of the Service, which nobody serves here."""
+    made = json.loads(json.dumps(of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]))
+    (asked,) = made["webhooks"]
+    asked["clientConfig"] = {
+        "url": f"https://127.0.0.1:{webhook.port}{asked['clientConfig']['service']['path']}",
+        "caBundle": webhook.authority.bundle(),
+    }
+    return made  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    api = deployed.administrator(apiserver, "webhook-deployer")
+    binding = of_kind("ValidatingAdmissionPolicyBinding")["topolet-gpu-binders"]
+    told = {**binding, "spec": {**binding["spec"], "validationActions": ["Audit"]}}
+    deployed.apply(
+        api,
+        [
+            told if each == binding else each
+            for each in objects(EVERYTHING)
+            if each["kind"] != "ValidatingWebhookConfiguration"
+        ],
+    )
+    api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}})
+    for name, label in (("hooked", {"topolet.io/gpu-scheduling": "enabled"}), ("unhooked", {})):
+        metadata = {"name": name, "labels": label}
+        api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        account = {"name": "default", "namespace": name}
+        api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        for title, limits in (("gpu", GPU), ("plain", PLAIN)):
+            eventually(f"{title} is made", partial(_applied, api, pod(title, name, limits)), 20)
+    folder = tmp_path_factory.mktemp("webhook")
+    config = folder / "kubeconfig"
+    token = apiserver.token("topolet-system", "topolet-webhook")
+    config.write_text(json.dumps(kubeconfig(apiserver, token)))
+    with Webhook(folder, config) as webhook:
+        webhook.start()
+        made = Cluster(api, webhook)
+        asked = configuration(webhook)
+        api.apply(asked)
+        eventually("the webhook is asked", lambda: "may not bind" in made.refuses("gpu", ALICE), 30)
+        eventually("the policy only tells", lambda: not made.refuses("plain", ALICE), 30)
+        yield made
+        path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
+        api.request("DELETE", path + asked["metadata"]["name"])
+        api.apply(binding)
+
+
+def _applied(api: Api, body: Object) -> bool:
+    """False while the policies have not heard of their settings yet."""
+    with contextlib.suppress(RefusedError):
+        api.apply(body)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(cluster: Cluster, old: bool) -> None:
+    with pytest.raises(
+        RefusedError,
+        match=r"alice may not bind pod hooked/gpu, which asks for koordinator\.sh/gpu-core, "
+        r"koordinator\.sh/gpu-memory: pods with GPUs are bound by configured accounts only",
+    ) as refused:
+        cluster.bind("gpu", ALICE, old=old)
+    assert refused.value.code == 403
+    assert cluster.bind("gpu", OURS, old=old)
+
+
+def test_other_pods_and_other_namespaces_are_nobodys_business(cluster: Cluster) -> None:
+    assert cluster.bind("plain", ALICE)
+    assert cluster.bind("gpu", ALICE, "unhooked")
+
+
+def test_the_binding_that_passes_is_made(cluster: Cluster) -> None:
+    cluster.api.apply(pod("once", "hooked", GPU))
+    with pytest.raises(RefusedError, match="alice may not bind"):
+        cluster.bind("once", ALICE, dry=False)
+    cluster.bind("once", OURS, dry=False)
+    seen = cluster.api.request("GET", "/api/v1/namespaces/hooked/pods/once")
+    assert seen["spec"]["nodeName"] == "node-1"
+
+
+def test_a_pod_that_is_not_there_is_not_bound(cluster: Cluster) -> None:
+    with pytest.raises(RefusedError, match="pod hooked/none is not there") as refused:
+        cluster.bind("none", ALICE)
+    assert refused.value.code == 404
+
+
+def test_the_account_of_the_webhook_may_look_at_pods_and_no_more(cluster: Cluster) -> None:
+    pods = "/api/v1/namespaces/hooked/pods"
+    assert cluster.api.request("GET", f"{pods}/gpu", None, WEBHOOK)
+    for method, path in (
+        ("GET", pods),
+        ("DELETE", f"{pods}/gpu"),
+        ("GET", "/api/v1/nodes"),
+        ("GET", "/api/v1/namespaces/topolet-system/secrets"),
+    ):
+        with pytest.raises(RefusedError, match="cannot") as refused:
+            cluster.api.request(method, path, None, WEBHOOK)
+        assert refused.value.code == 403
+    with pytest.raises(RefusedError, match="cannot create resource"):
+        cluster.bind("plain", WEBHOOK)
+
+
+def test_accounts_change_while_it_runs(cluster: Cluster) -> None:
+    before = cluster.webhook.binders.read_text()
+    cluster.webhook.binders.write_text(f"{before}\nalice\n")
+    assert not cluster.refuses("gpu", ALICE)
+    cluster.webhook.binders.write_text(before)
+    assert "may not bind" in cluster.refuses("gpu", ALICE)
+
+
+def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None:
+    """The same process: the API server trusts the new authority only, and asks on a new
+    connection."""
+    webhook = cluster.webhook
+    webhook.authority = Authority(webhook.folder)
+    webhook.authority.server("tls")
+    before = webhook.log().count("was replaced")
+    cluster.api.apply(configuration(webhook))
+    eventually("shows it", lambda: _connected_anew(cluster, before), 30)
+
+
+def _connected_anew(cluster: Cluster, before: int) -> bool:
+    said = cluster.refuses("gpu", ALICE)
+    assert "may not bind" in said or "failed calling webhook" in said
+    return "may not bind" in said and cluster.webhook.log().count("was replaced") > before
+
+
+def test_the_certificate_that_the_document_makes_is_trusted(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """For another name than the Service's, which nobody can find here."""
+    page = (ROOT / "docs" / "webhook.md").read_text()
+    found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    assert found is not None
+    name, command = found.groups()
+    service = of_kind("Service")["topolet-webhook"]["metadata"]
+    assert name == f"{service['name']}.{service['namespace']}.svc"
+    env = {**os.environ, "name": "localhost"}
+    subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=True, capture_output=True)
+    webhook = cluster.webhook
+    for file in ("tls.key", "tls.crt"):
+        files.replace(str(webhook.folder / file), (tmp_path / file).read_bytes(), durable=False)
+    asked = configuration(webhook)
+    (hook,) = asked["webhooks"]
+    hook["clientConfig"]["url"] = hook["clientConfig"]["url"].replace("127.0.0.1", "localhost")
+    hook["clientConfig"]["caBundle"] = base64.b64encode(
+        (tmp_path / "tls.crt").read_bytes()
+    ).decode()
+    before = webhook.log().count("was replaced")
+    cluster.api.apply(asked)
+    eventually("shows it", lambda: _connected_anew(cluster, before), 30)
+
+
+@contextlib.contextmanager
+def without_role(cluster: Cluster) -> Iterator[None]:
+    binding = of_kind("ClusterRoleBinding")["topolet-webhook"]
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/topolet-webhook"
+    cluster.api.request("DELETE", path)
+    try:
+        yield
+    finally:
+        cluster.api.apply(binding)
+
+
+@pytest.mark.parametrize("policy", ["Fail", "Ignore"])
+def test_a_pod_that_cannot_be_looked_up_is_left_to_the_policy(
+    cluster: Cluster, policy: str
+) -> None:
+    cluster.webhook.end()
+    cluster.webhook.start(f"--webhook-failure-policy={policy}")
+    try:
+        with without_role(cluster):
+            if policy == "Fail":
+                eventually(
+                    "the role is gone",
+                    lambda: "could not be looked up" in cluster.refuses("plain", ALICE),
+                )
+                assert "no role lets" in cluster.refuses("plain", ALICE)
+                assert not cluster.refuses("gpu", OURS), "who needs no look is bound"
+            else:
+                eventually("the role is gone", lambda: not cluster.refuses("gpu", ALICE))
+                assert "pod hooked/gpu could not be looked up" in cluster.webhook.log()
+        eventually("the role is back", lambda: "may not bind" in cluster.refuses("gpu", ALICE))
+        assert not cluster.refuses("plain", ALICE)
+    finally:
+        cluster.webhook.end()
+        cluster.webhook.start()
+
+
+def test_without_a_webhook_no_pod_is_bound_where_the_label_is(cluster: Cluster) -> None:
+    assert cluster.webhook.end() == 0
+    try:
+        for name, who in (("gpu", ALICE), ("plain", ALICE), ("gpu", OURS)):
+            assert "failed calling webhook" in cluster.refuses(name, who)
+        assert cluster.bind("plain", ALICE, "unhooked")
+    finally:
+        cluster.webhook.start()
+    assert not cluster.refuses("plain", ALICE)

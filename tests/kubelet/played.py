@@ -1,0 +1,84 @@
+"""A kubelet's PodResources API on a real gRPC server, for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+from google.protobuf.message import Message
+
+from agent.proto import podresources_pb2 as pb
+
+Answer = Message | bytes | tuple[grpc.StatusCode, str]
+
+
+class Kubelet(grpc.GenericRpcHandler):
+    """Answers what it is given: by method a message, raw bytes, or a status. A method without an
+    answer is not served. While `silent` is set it does not answer; `hanging`: how many calls began
+    then."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[tuple[str, bytes]] = []
+        self.silent = threading.Event()
+        self.hanging = 0
+        self.ended = threading.Event()
+
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        service, _, method = details.method.rpartition("/")
+        if service != "/v1.PodResourcesLister" or method not in self.answers:
+            return None
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            self.asked.append((method, request))
+            if self.silent.is_set():
+                self.hanging += 1
+                while self.silent.is_set() and not self.ended.wait(0.01) and context.is_active():
+                    pass
+            told = self.answers[method]
+            if isinstance(told, tuple):
+                context.abort(*told)
+            return told.SerializeToString() if isinstance(told, Message) else told
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def has(self, *pods: pb.PodResources) -> None:
+        self.answers["List"] = pb.ListPodResourcesResponse(pod_resources=pods)
+
+    def times(self, method: str) -> int:
+        """How often it was asked."""
+        return sum(1 for each, _ in self.asked if each == method)
+
+
+@contextlib.contextmanager
+def serving(path: Path, kubelet: Kubelet) -> Iterator[None]:
+    limits = [("grpc.max_send_message_length", -1)]
+    server = grpc.server(futures.ThreadPoolExecutor(4), options=limits)
+    server.add_generic_rpc_handlers((kubelet,))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield
+    finally:
+        kubelet.ended.set()
+        server.stop(None).wait()
+
+
+def memory(kind: str, size_bytes: int, *nodes: int) -> pb.ContainerMemory:
+    return pb.ContainerMemory(memory_type=kind, size=size_bytes, topology=topology(*nodes))
+
+
+def device(resource: str, name: str, *nodes: int) -> pb.ContainerDevices:
+    """Of no NUMA node: without topology."""
+    where = topology(*nodes) if nodes else None
+    return pb.ContainerDevices(resource_name=resource, device_ids=[name], topology=where)
+
+
+def topology(*nodes: int) -> pb.TopologyInfo:
+    return pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.foreign.carriers import Carriers
+from agent.hooks.wire import patch
+from agent.kubelet import device_answer, device_checkpoint
+from agent.kubelet.device_grants import grants
+from agent.model.holding import Grant, Source
+
+TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
+"""The answer of a real plugin, from a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""
+
+
+def checkpoint(
+    ids: Any, answer: str | None = None, **outer: Any
+) -> device_checkpoint.DeviceCheckpoint:
+    entry = {
+        "PodUID": "pod",
+        "ContainerName": "main",
+        "ResourceName": "nvidia.com/gpu",
+        "DeviceIDs": ids,
+        "AllocResp": answer,
+    }
+    return device_checkpoint.decode(
+        json.dumps({"Data": {"PodDeviceEntries": [entry]}} | outer).encode()
+    )
+
+
+def test_an_answer_as_carriers() -> None:
+    answer = b"".join(
+        [
+            patch((1,), patch((1,), "NVIDIA_VISIBLE_DEVICES") + patch((2,), "GPU-a,GPU-b")),
+            patch((2,), patch((1,), "/in/the/container") + patch((2,), "/dev/null")),
+            patch((3,), patch((1,), "/dev/in") + patch((2,), "/dev/nvidia0") + patch((3,), "rw")),
+            patch((3,), patch((2,), "/dev/nvidiactl")),
+            patch((4,), patch((1,), "cdi.k8s.io/x") + patch((2,), "nvidia.com/gpu=0")),
+            patch((5,), patch((1,), "nvidia.com/gpu=GPU-a")),
+        ]
+    )
+    assert device_answer.carriers(answer) == Carriers(
+        environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a,GPU-b"),),
+        cdi_devices=("nvidia.com/gpu=GPU-a",),
+        annotations=(("cdi.k8s.io/x", "nvidia.com/gpu=0"),),
+        mounts=("/in/the/container",),
+        nodes=("/dev/nvidia0", "/dev/nvidiactl"),
+    )
+
+
+def test_a_real_answer() -> None:
+    found = device_answer.carriers(base64.b64decode(TEGRA))
+    assert found == Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "tegra"),))
+
+
+@pytest.mark.parametrize("ids", [["GPU-b", "GPU-a"], {"1": ["GPU-b"], "0": ["GPU-a", "GPU-b"]}])
+def test_both_shapes_of_ids(ids: Any) -> None:
+    found, problems = grants(checkpoint(ids))
+    assert problems == ()
+    assert found == (Grant("pod", "main", "nvidia.com/gpu", ("GPU-a", "GPU-b"), Source.CHECKPOINT),)
+
+
+def test_ids_and_answer() -> None:
+    found, problems = grants(checkpoint({"-1": ["tegra"]}, TEGRA))
+    assert problems == ()
+    assert found == (
+        Grant("pod", "main", "nvidia.com/gpu", ("tegra",), Source.CHECKPOINT),
+        Grant("pod", "main", "", ("tegra",), Source.CONTAINER),
+    )
+
+
+def test_an_answer_that_is_torn_is_told_and_the_ids_count() -> None:
+    found, problems = grants(checkpoint(["GPU-a"], base64.b64encode(b"\x0a\x7f").decode()))
+    assert [each.names for each in found] == [("GPU-a",)]
+    (problem,) = problems
+    assert problem.startswith("pod pod, main: AllocResp: ")
+
+
+@pytest.mark.parametrize(
+    ("told", "boot", "problems"),
+    [
+        ("", "now", ()),
+        ("now", "now", ()),
+        ("before", "", ()),
+        ("before", "now", ("BootID before: written before the last reboot",)),
+    ],
+)
+def test_the_boot_that_it_is_of(told: str, boot: str, problems: tuple[str, ...]) -> None:
+    found, seen = grants(checkpoint(["GPU-a"], BootID=told), boot)
+    assert seen == problems
+    assert len(found) == 1
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_carriers_or_a_value_error(answer: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        device_answer.carriers(answer)

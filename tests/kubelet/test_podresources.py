@@ -1,0 +1,386 @@
+"""Against a real grpcio server that plays the kubelet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kubelet import podmessages
+from agent.kubelet.podmessages import FieldError
+from agent.kubelet.podresources import (
+    MAX_REPLY_BYTES,
+    MalformedError,
+    NobodyAnswersError,
+    NotServedError,
+    PodResourcesClient,
+    PodResourcesError,
+    RateLimitError,
+)
+from agent.model.cpuset import CpuSet
+from agent.model.podresources import (
+    Allocatable,
+    Claim,
+    ClaimedDevice,
+    ContainerResources,
+    GivenDevice,
+    MemoryBlock,
+    PodResources,
+)
+from agent.proto import podresources_pb2 as pb
+from tests.kubelet.played import Kubelet, device, memory, serving
+
+GI = 1 << 30
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kubelet.sock"
+
+
+@pytest.fixture
+def kubelet(path: Path) -> Iterator[Kubelet]:
+    played = Kubelet()
+    with serving(path, played):
+        yield played
+
+
+@pytest.fixture
+def client(path: Path) -> Iterator[PodResourcesClient]:
+    client = PodResourcesClient(str(path), 5.0)
+    yield client
+    client.close()
+
+
+def with_container(**fields: object) -> pb.PodResources:
+    container = pb.ContainerResources(name="c", **fields)
+    return pb.PodResources(namespace="ns", name="p", containers=[container])
+
+
+def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> None:
+    claimed = pb.ClaimResource(
+        cdi_devices=[pb.CDIDevice(name="vendor.example/gpu=g0")],
+        driver_name="gpu.example",
+        pool_name="node-a",
+        device_name="gpu-0",
+        share_id="s1",
+    )
+    claim = pb.DynamicResource(
+        claim_namespace="ns", claim_name="one-gpu", claim_resources=[claimed]
+    )
+    message = with_container(
+        cpu_ids=[5, 2],
+        memory=[memory("memory", 3 * GI, 1, 0), memory("hugepages-2Mi", GI, 0)],
+        devices=[device("vendor.example/nic", "n1"), device("vendor.example/nic", "n0", 1)],
+        dynamic_resources=[claim],
+    )
+    message.cpu_ids.extend([2, 3, 5])
+    message.memory.append(memory("memory", 4 * GI, 0, 1))
+    kubelet.has(message, pb.PodResources(namespace="ns", name="idle"))
+    idle, pod = client.pods()
+    container = ContainerResources(
+        "c",
+        CpuSet([2, 5]),
+        (MemoryBlock("hugepages-2Mi", GI, (0,)), MemoryBlock("memory", 3 * GI, (0, 1))),
+        (GivenDevice("vendor.example/nic", "n0", (1,)), GivenDevice("vendor.example/nic", "n1")),
+        (
+            Claim(
+                "ns",
+                "one-gpu",
+                (
+                    ClaimedDevice(
+                        "gpu.example", "node-a", "gpu-0", ("vendor.example/gpu=g0",), "s1"
+                    ),
+                ),
+            ),
+        ),
+    )
+    whole = (MemoryBlock("memory", 4 * GI, (0, 1)),)
+    assert pod == PodResources("ns", "p", (container,), CpuSet([2, 3, 5]), whole)
+    assert idle == PodResources("ns", "idle")
+
+
+def test_order_of_pods_and_drivers_is_not_the_kubelets(
+    client: PodResourcesClient, kubelet: Kubelet
+) -> None:
+    """Both come out of Go's maps, another way each time."""
+    one, two = (pb.ClaimResource(driver_name=name) for name in ("one", "two"))
+
+    def told(drivers: list[pb.ClaimResource], names: str) -> tuple[PodResources, ...]:
+        claim = pb.DynamicResource(claim_name="k", claim_resources=drivers)
+        container = pb.ContainerResources(name="c", dynamic_resources=[claim])
+        kubelet.has(
+            *(pb.PodResources(namespace="ns", name=name, containers=[container]) for name in names)
+        )
+        return client.pods()
+
+    assert told([one, two], "ab") == told([two, one], "ba")
+
+
+def test_allocatable(client: PodResourcesClient, kubelet: Kubelet) -> None:
+    kubelet.answers["GetAllocatableResources"] = pb.AllocatableResourcesResponse(
+        devices=[device("vendor.example/nic", "n0", 1)],
+        cpu_ids=[3, 1],
+        memory=[memory("memory", GI, 0)],
+    )
+    assert client.allocatable() == Allocatable(
+        CpuSet([1, 3]),
+        (MemoryBlock("memory", GI, (0,)),),
+        (GivenDevice("vendor.example/nic", "n0", (1,)),),
+    )
+
+
+def test_one_pod_by_name(client: PodResourcesClient, kubelet: Kubelet) -> None:
+    kubelet.answers["Get"] = pb.GetPodResourcesResponse(pod_resources=with_container(cpu_ids=[1]))
+    assert client.pod("ns", "p") == PodResources("ns", "p", (ContainerResources("c", CpuSet([1])),))
+    _, request = kubelet.asked[0]
+    assert pb.GetPodResourcesRequest.FromString(request) == pb.GetPodResourcesRequest(
+        pod_namespace="ns", pod_name="p"
+    )
+    with pytest.raises(MalformedError, match="pod ns/other: the answer is of ns/p"):
+        client.pod("ns", "other")
+
+
+def test_device_near_two_numa_nodes_is_one_device() -> None:
+    """The kubelet has an entry for each NUMA node (1.36, cm/container_manager.go)."""
+    message = with_container(devices=[device("v/x", "d", 1), device("v/x", "d", 0)])
+    assert podmessages.pod(message).containers[0].devices == (GivenDevice("v/x", "d", (0, 1)),)
+
+
+def test_device_on_no_numa_node_may_say_so_with_minus_one() -> None:
+    """As the kernel does, and plugins that read it (devices.md §3.6)."""
+    message = with_container(devices=[device("v/x", "d", -1)])
+    assert podmessages.pod(message).containers[0].devices == (GivenDevice("v/x", "d"),)
+
+
+@pytest.mark.parametrize(
+    ("told", "own"),
+    [
+        ([["a"], ["a", "b"], ["a", "b", "c", "d"]], [("a",), ("b",), ("c", "d")]),
+        ([["a"], ["b"]], [("a",), ("b",)]),
+        ([["a"], ["a"]], [("a",), ("a",)]),
+        ([["a"], ["b", "a"]], [("a",), ("b", "a")]),
+        ([[], ["a"]], [(), ("a",)]),
+    ],
+)
+def test_cdi_names_that_the_kubelet_repeats_belong_to_the_device_before(
+    told: list[list[str]], own: list[tuple[str, ...]]
+) -> None:
+    """1.36 collects them over the devices of a driver (cm/container_manager_linux.go)."""
+    claim = pb.DynamicResource(
+        claim_name="c",
+        claim_resources=[
+            pb.ClaimResource(
+                driver_name="d",
+                device_name=str(at),
+                cdi_devices=[pb.CDIDevice(name=n) for n in names],
+            )
+            for at, names in enumerate(told)
+        ],
+    )
+    (value,) = podmessages.pod(with_container(dynamic_resources=[claim])).containers[0].claims
+    assert [each.cdi for each in value.devices] == own
+
+
+def test_another_drivers_cdi_names_are_its_own() -> None:
+    shared = pb.CDIDevice(name="a")
+    one = pb.ClaimResource(driver_name="one", cdi_devices=[shared])
+    two = pb.ClaimResource(driver_name="two", cdi_devices=[shared, pb.CDIDevice(name="b")])
+    claim = pb.DynamicResource(claim_name="c", claim_resources=[one, two])
+    (value,) = podmessages.pod(with_container(dynamic_resources=[claim])).containers[0].claims
+    assert [each.cdi for each in value.devices] == [("a",), ("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        (pb.PodResources(name="p"), "pod ''/'p'"),
+        (pb.PodResources(namespace="ns"), "pod 'ns'/''"),
+        (
+            pb.PodResources(namespace="ns", name="p", containers=[pb.ContainerResources()]),
+            "pod ns/p: a container has no name",
+        ),
+        (with_container(cpu_ids=[0, -1]), "pod ns/p, container c: cpu_ids: -1 is no CPU"),
+        (with_container(cpu_ids=[1 << 62]), f"container c: cpu_ids: {1 << 62} is no CPU"),
+        (with_container(cpu_ids=[1] * 70_000), "container c: cpu_ids: 70000 of them"),
+        (pb.PodResources(namespace="ns", name="p", cpu_ids=[-3]), "pod ns/p: cpu_ids: -3"),
+        (with_container(memory=[memory("", 1, 0)]), "container c: memory: a block has no"),
+        (
+            with_container(memory=[memory("memory", 1 << 63, 0)]),
+            f"container c: memory memory: size: {1 << 63} bytes",
+        ),
+        (
+            with_container(memory=[memory("memory", 1, -1)]),
+            "container c: memory memory: topology: -1 is no NUMA node",
+        ),
+        (with_container(devices=[device("v/x", "d", -2)]), "devices v/x: topology: -2"),
+        (with_container(devices=[device("v/x", "d", 1024)]), "devices v/x: topology: 1024"),
+        (with_container(devices=[device("v/x", "")]), "devices v/x: resource_name or a device id"),
+        (with_container(devices=[device("", "d")]), "container c: devices : resource_name"),
+        (with_container(dynamic_resources=[pb.DynamicResource()]), "has no claim_name"),
+        (
+            with_container(
+                dynamic_resources=[
+                    pb.DynamicResource(claim_name="k", claim_resources=[pb.ClaimResource()])
+                ]
+            ),
+            "claim_resources of k: driver_name is empty",
+        ),
+    ],
+)
+def test_what_cant_be_true_is_refused_by_name(
+    client: PodResourcesClient, kubelet: Kubelet, path: Path, message: pb.PodResources, named: str
+) -> None:
+    kubelet.has(pb.PodResources(namespace="ns", name="good"), message)
+    with pytest.raises(MalformedError) as error:
+        client.pods()
+    assert str(error.value).startswith(f"{path}: List: ")
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ((grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"), RateLimitError),
+        ((grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"), NotServedError),
+        ((grpc.StatusCode.UNAVAILABLE, "not yet"), NobodyAnswersError),
+        ((grpc.StatusCode.INTERNAL, "on fire"), PodResourcesError),
+        (b"\xff\xff", MalformedError),
+        (b"\x0a\x02\x0a\x01", MalformedError),
+        (None, NotServedError),
+    ],
+)
+def test_each_trouble_has_its_error(
+    client: PodResourcesClient,
+    kubelet: Kubelet,
+    path: Path,
+    answer: tuple[grpc.StatusCode, str] | bytes | None,
+    kind: type[PodResourcesError],
+) -> None:
+    methods = {
+        "List": client.pods,
+        "GetAllocatableResources": client.allocatable,
+        "Get": lambda: client.pod("ns", "p"),
+    }
+    for method, ask in methods.items():
+        if answer is not None:
+            kubelet.answers[method] = answer
+        with pytest.raises(PodResourcesError) as error:
+            ask()
+        assert type(error.value) is kind
+        assert (error.value.socket, error.value.method) == (str(path), method)
+        assert str(error.value).startswith(f"{path}: {method}: ")
+
+
+def test_pod_that_the_kubelet_does_not_have(client: PodResourcesClient, kubelet: Kubelet) -> None:
+    """1.36 says so as UNKNOWN (podresources/server_v1.go)."""
+    text = "pod p in namespace ns not found"
+    for code in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.NOT_FOUND):
+        kubelet.answers["Get"] = (code, text)
+        assert client.pod("ns", "p") is None
+    kubelet.answers["Get"] = pb.GetPodResourcesResponse()
+    with pytest.raises(MalformedError, match="pod ''/''"):
+        client.pod("ns", "p")
+
+
+def test_no_socket_and_one_that_nobody_answers(path: Path) -> None:
+    client = PodResourcesClient(str(path), 0.05)
+    with pytest.raises(NobodyAnswersError, match=r"kubelet\.sock: List: .*No such file"):
+        client.pods()
+    path.write_text("")
+    with pytest.raises(NobodyAnswersError, match=r"kubelet\.sock: List: .*Connection refused"):
+        client.pods()
+    path.unlink()
+    played = Kubelet()
+    played.has()
+    played.silent.set()
+    with serving(path, played):
+        with pytest.raises(NobodyAnswersError, match="List: DEADLINE_EXCEEDED"):
+            client.pods()
+        played.silent.clear()
+        patient = PodResourcesClient(str(path))
+        assert patient.pods() == ()
+        patient.close()
+    client.close()
+
+
+def test_reply_beyond_the_limit_is_refused_and_the_next_is_read(
+    client: PodResourcesClient, kubelet: Kubelet
+) -> None:
+    large = [
+        pb.PodResources(namespace="ns", name="n" * (1 << 20)) for _ in range(MAX_REPLY_BYTES >> 20)
+    ]
+    kubelet.has(*large)
+    with pytest.raises(PodResourcesError, match="larger than"):
+        client.pods()
+    kubelet.has(*large[:-1])
+    assert len(client.pods()) == len(large) - 1
+
+
+ids = st.lists(st.integers(-(1 << 63), (1 << 63) - 1), max_size=3)
+small = st.text(max_size=3)
+topologies = st.builds(
+    lambda nodes: pb.TopologyInfo(nodes=[pb.NUMANode(ID=each) for each in nodes]), ids
+)
+blocks = st.lists(
+    st.builds(
+        pb.ContainerMemory,
+        memory_type=small,
+        size=st.integers(0, (1 << 64) - 1),
+        topology=topologies,
+    ),
+    max_size=2,
+)
+given_devices = st.builds(
+    pb.ContainerDevices,
+    resource_name=small,
+    device_ids=st.lists(small, max_size=2),
+    topology=topologies,
+)
+containers = st.builds(
+    pb.ContainerResources,
+    name=small,
+    cpu_ids=ids,
+    memory=blocks,
+    devices=st.lists(given_devices, max_size=2),
+)
+hostile = st.builds(
+    pb.PodResources,
+    name=small,
+    namespace=small,
+    containers=st.lists(containers, max_size=2),
+    cpu_ids=ids,
+    memory=blocks,
+)
+
+
+@given(hostile)
+def test_any_message_is_a_value_within_bounds_or_refused(message: pb.PodResources) -> None:
+    try:
+        value = podmessages.pod(message)
+    except FieldError:
+        return
+    assert value.key == (message.namespace, message.name)
+    assert set(value.cpus) == set(message.cpu_ids)
+    for said, read in zip(message.containers, value.containers, strict=True):
+        assert set(read.cpus) == set(said.cpu_ids)
+        assert sum(each.size_bytes for each in read.memory) == sum(m.size for m in said.memory)
+        assert {each.id for each in read.devices} == {i for d in said.devices for i in d.device_ids}
+        near = {node for each in read.devices for node in each.nodes}
+        assert near <= {node.ID for d in said.devices for node in d.topology.nodes}
+        assert all(node >= 0 for node in near)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_within_bounds_or_refused(raw: bytes) -> None:
+    try:
+        value = podmessages.allocatable(pb.AllocatableResourcesResponse.FromString(raw))
+    except (DecodeError, FieldError):
+        return
+    assert all(node >= 0 for block in value.memory for node in block.nodes)
+    assert all(device.id and device.resource for device in value.devices)

@@ -1,0 +1,35 @@
+import pytest
+
+from agent.model.annotations import AnnotationError
+from agent.model.checkpoints import DEVICES_CHECKPOINTS, decode, encode
+from agent.model.holding import Grant, Source
+
+
+def test_nothing_is_written_where_nothing_is_held() -> None:
+    assert encode(()) == {}
+    assert decode({}) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "grants"),
+    [
+        ("", ()),
+        ("null", ()),
+        ("[]", ()),
+        ('[{"podUID":"a"}]', (Grant("a", "", "", (), Source.CHECKPOINT),)),
+        (
+            '[{"podUID":"a","containerName":"c","resourceName":"r","deviceIDs":["GPU-1"],'
+            '"allocResp":"AAAA","more":1}]',
+            (Grant("a", "c", "r", ("GPU-1",), Source.CHECKPOINT),),
+        ),
+        ('[{"podUID":"a","deviceIDs":null}]', (Grant("a", "", "", (), Source.CHECKPOINT),)),
+    ],
+)
+def test_the_words_of_others(text: str, grants: tuple[Grant, ...]) -> None:
+    assert decode({DEVICES_CHECKPOINTS: text}) == grants
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '["a"]', '[{"deviceIDs":"GPU-1"}]', "[" * 100_000])
+def test_what_cannot_be_read_names_the_annotation(text: str) -> None:
+    with pytest.raises(AnnotationError, match=DEVICES_CHECKPOINTS):
+        decode({DEVICES_CHECKPOINTS: text})

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from agent.model import minors
+from agent.model.devicelist import DeviceList, Found, Published, device_list, published
+from agent.model.deviceobject import decode, encode
+from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
+from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
+from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
+from tests.model.found import by_address, function, gpu_function, nic
+
+NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+
+
+def again(found: Found, before: DeviceList, now: str = LATER, **others: object) -> DeviceList:
+    """What a later look makes of it, by way of the published object."""
+    body = encode("node", before.devices, annotations=minors.encode(before.gone))
+    earlier, problems = published(body)
+    assert problems == ()
+    return device_list(found, earlier, now, **others)  # type: ignore[arg-type]
+
+
+def ids(found: DeviceList) -> list[tuple[str, str, int, bool]]:
+    return [(each.type, each.uuid, each.minor, each.healthy) for each in found.devices]
+
+
+def gpu(minor: int, uuid: str = "") -> Device:
+    condition = Condition("Healthy", "True", "NoTrouble", "", "2020-01-01T00:00:00Z")
+    return Device("gpu", uuid or f"GPU-{minor}", minor, {}, conditions=(condition,))
+
+
+def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
+    devices = (gpu(0),)
+    body = encode("node", devices, annotations={minors.GONE_MINORS: "["})
+    earlier, (problem,) = published(body)
+    assert earlier == Published(devices)
+    assert problem.startswith(f"annotation {minors.GONE_MINORS}: ")
+
+
+def test_gpus_stay_as_they_were_made() -> None:
+    gpus = (gpu(2), gpu(0))
+    assert device_list(Found(gpus=gpus), Published(), NOW) == DeviceList((gpu(0), gpu(2)), {})
+
+
+def test_devices_of_a_type_that_others_write_are_not_remembered() -> None:
+    others = Published((Device("npu", "NPU-0", 0, {}),))
+    assert device_list(Found(), others, NOW) == DeviceList((), {})
+
+
+def test_the_number_of_a_gpu_is_its_drivers() -> None:
+    before = device_list(Found(gpus=(gpu(2),)), Published(), NOW)
+    assert again(Found(), before) == DeviceList((), {})
+    assert ids(again(Found(gpus=(gpu(0, "GPU-2"),)), before)) == [("gpu", "GPU-2", 0, True)]
+
+
+def test_gpus_that_nobody_could_tell_apart() -> None:
+    found = device_list(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
+    assert ids(found) == [("gpu", "a", 1, True)]
+    assert found.problems == (
+        "GPU b, minor 1: another one has that name",
+        "GPU a, minor 2: another one has that name",
+    )
+
+
+@pytest.mark.parametrize(
+    ("states", "healthy", "message"),
+    [
+        (("ACTIVE",), True, "device is healthy"),
+        (("ACTIVE", "DOWN"), True, "device is healthy"),
+        (("DOWN",), False, "no port is active: mlx5_0/1"),
+        (("INIT", "DOWN"), False, "no port is active: mlx5_0/1, mlx5_0/2"),
+        ((), False, "no port is active: mlx5_0"),
+    ],
+)
+def test_health_of_an_adapter(states: tuple[str, ...], healthy: bool, message: str) -> None:
+    (device,) = device_list(Found(rdma=(nic("1a:00.0", *states),)), Published(), NOW).devices
+    assert device.healthy is healthy
+    assert device.conditions[0].message == message
+    assert device.resources == {"koordinator.sh/rdma": 100}
+
+
+def test_virtual_functions_are_grouped_by_their_driver() -> None:
+    physical = function("1a:00.0", virtual=((0, "0000:1a:00.1"), (1, "0000:1a:00.2")))
+    virtual = (
+        RdmaFunction(function("1a:00.1", driver="mlx5_core"), number=0),
+        RdmaFunction(function("1a:01.2", driver="vfio-pci"), number=9),
+        RdmaFunction(function("1a:00.2", driver="mlx5_core"), number=1),
+    )
+    port = Port(1, "ACTIVE", link_layer="InfiniBand")
+    rdma = RdmaDevice(RdmaFunction(physical, (Link("ibp26s0", ports=(port,)),)), virtual)
+    (device,) = device_list(Found(rdma=(rdma,)), Published(), NOW).devices
+    assert device.labels == {"topolet.io/links": "ibp26s0", "topolet.io/link-layer": "InfiniBand"}
+    assert device.vf_groups == (
+        VfGroup(
+            {"topolet.io/driver": "mlx5_core"},
+            (VirtualFunction(0, "0000:1a:00.1"), VirtualFunction(1, "0000:1a:00.2")),
+        ),
+        VfGroup({"topolet.io/driver": "vfio-pci"}, (VirtualFunction(9, "0000:1a:01.2"),)),
+    )
+
+
+def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
+    two = device_list(
+        Found(rdma=(nic("3e:00.0", "ACTIVE"), nic("1a:00.0", "ACTIVE"))), Published(), NOW
+    )
+    assert ids(two) == [("rdma", "0000:1a:00.0", 0, True), ("rdma", "0000:3e:00.0", 1, True)]
+    one = again(Found(rdma=(nic("3e:00.0", "ACTIVE"),)), two)
+    assert ids(one) == [("rdma", "0000:3e:00.0", 1, True)]
+    new = again(Found(rdma=(nic("02:00.0", "ACTIVE"), nic("3e:00.0", "ACTIVE"))), one)
+    assert [each[1:3] for each in ids(new)] == [("0000:3e:00.0", 1), ("0000:02:00.0", 2)]
+    assert new.gone == {"rdma": {"0000:1a:00.0": 0}}
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: bool) -> None:
+    """Also where what it has was withheld from the object, since it is in use."""
+    before = device_list(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
+    (device,) = before.devices
+    before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
+    virtual = {"virtual": ((0, "0000:1a:00.1"), (1, "0000:1a:00.2"))}
+    found = Found(
+        by_address(function("1a:00.0", **virtual), function("1a:00.1", driver="mlx5_core"))
+    )
+    after = again(found, before, held={("rdma", "0000:1a:00.0")} if held else ())
+    assert ids(after) == [("rdma", "0000:1a:00.0", 0, held)]
+    assert after.devices[0].resources == device.resources
+    assert after.devices[0].labels == device.labels
+    assert after.devices[0].vf_groups == (
+        VfGroup({"topolet.io/driver": "mlx5_core"}, (VirtualFunction(0, "0000:1a:00.1"),)),
+    )
+    if not held:
+        assert after.devices[0].conditions[0].reason == "NotVisible"
+    assert ids(again(Found(), after)) == [], "without a function it is gone"
+
+
+def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
+    card = function("3b:00.0", virtual=((0, "0000:3b:00.1"),))
+    port = function("3b:00.1", physical="0000:3b:00.0", driver="dfl-pci")
+    fpgas = (
+        Fpga(port, FpgaDriver.DFL, (AcceleratorPort("dfl-port.0", "ab" * 16),)),
+        Fpga(card, FpgaDriver.DFL, interface_id="cd" * 16),
+    )
+    (device,) = device_list(Found(fpgas=fpgas), Published(), NOW).devices
+    assert (device.uuid, device.minor, device.healthy) == ("0000:3b:00.0", 0, True)
+    assert device.resources == {"koordinator.sh/fpga": 100}
+    assert device.labels == {
+        "topolet.io/function-id": "ab" * 16,
+        "topolet.io/interface-id": "cd" * 16,
+    }
+    assert device.vf_groups[0].vfs == (VirtualFunction(0, "0000:3b:00.1"),)
+    (alone,) = device_list(Found(fpgas=fpgas[1:]), Published(), NOW).devices
+    assert alone.conditions[0].reason == "NoAcceleratorPort"
+
+
+buses = st.lists(st.integers(1, 40), unique=True, max_size=6)
+
+
+@given(buses, buses, st.randoms(use_true_random=False))
+def test_the_order_of_finding_changes_nothing(
+    cards: list[int], adapters: list[int], random: object
+) -> None:
+    functions = [gpu_function(f"{bus:02x}:00.0") for bus in cards]
+    gpus = [gpu(number) for number in range(len(cards))]
+    nics = [nic(f"{bus:02x}:00.1", "ACTIVE") for bus in adapters]
+
+    def found() -> Found:
+        return Found(by_address(*functions), tuple(gpus), tuple(nics))
+
+    straight = device_list(found(), Published(), NOW)
+    for each in (functions, gpus, nics):
+        random.shuffle(each)  # type: ignore[attr-defined]
+    assert device_list(found(), Published(), NOW) == straight
+    assert decode(encode("node", straight.devices)) == straight.devices
+    assert again(found(), straight) == straight

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from agent.kube.errors import ForbiddenError, ServerError, StoreError, TooManyRequestsError
+from agent.model.nodetopology import NodeTopology
+from agent.model.report import DeviceReport, Report
+from agent.node.outbox import AGAIN_SECONDS, Outbox, Pace
+from agent.telemetry.metrics import AgentMetrics
+from tests.waiting import eventually
+
+PACE = Pace(settle_seconds=1, most_seconds=10, recheck_seconds=300)
+
+
+def report(name: str) -> Report:
+    return Report(NodeTopology(name), {}, {}, DeviceReport())
+
+
+class Server:
+    """Takes reports, or fails."""
+
+    def __init__(self) -> None:
+        self.delivered: list[str] = []
+        self.failing: StoreError | None = None
+        self.tried = 0
+
+    def __call__(self, told: Report) -> bool:
+        self.tried += 1
+        if self.failing is not None:
+            raise self.failing
+        self.delivered.append(told.topology.name)
+        return True
+
+
+class Time:
+    """Moves when the test says so; who waits is woken to look at it."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.outbox: Outbox
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passes(self, seconds: float) -> None:
+        self.now += seconds
+        with self.outbox._news:
+            self.outbox._news.notify()
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def outbox(server: Server, time: Time) -> Iterator[Outbox]:
+    time.outbox = it = Outbox(server, AgentMetrics(), PACE, time)
+    it.start()
+    yield it
+    it.close()
+    assert not [each for each in threading.enumerate() if each.name == "reports"]
+
+
+def test_a_burst_is_one_report_and_the_newest(outbox: Outbox, server: Server, time: Time) -> None:
+    for number in range(100):
+        outbox.put(report(str(number)))
+    assert server.delivered == []
+    time.passes(1)
+    eventually("delivered", lambda: server.delivered == ["99"])
+
+
+def test_reports_without_end_are_sent_now_and_then(
+    outbox: Outbox, server: Server, time: Time
+) -> None:
+    for number in range(40):
+        outbox.put(report(str(number)))
+        time.passes(0.5)
+        if number == 20:
+            eventually("delivered", lambda: len(server.delivered) == 1)
+    assert len(server.delivered) <= 2
+
+
+def test_what_is_stored_is_looked_at_again_after_a_while(
+    outbox: Outbox, server: Server, time: Time
+) -> None:
+    outbox.put(report("a"))
+    time.passes(1)
+    eventually("delivered", lambda: server.tried == 1)
+    time.passes(299)
+    assert server.tried == 1
+    time.passes(2)
+    eventually("again", lambda: server.tried == 2)
+
+
+def test_who_takes_our_fields_makes_us_write_seldom(
+    outbox: Outbox, server: Server, time: Time
+) -> None:
+    outbox.put(report("a"))
+    time.passes(1)
+    eventually("delivered", lambda: server.tried == 1)
+    for _ in range(10):
+        outbox.again()
+        time.passes(1)
+    assert server.tried == 1
+    time.passes(AGAIN_SECONDS)
+    eventually("again", lambda: server.tried == 2)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ServerError("PATCH /x: 500 broken"),
+        ForbiddenError("PATCH /x: 403 no role", "patch", "nodes/status"),
+        StoreError("no"),
+    ],
+)
+def test_what_fails_is_told_once_and_tried_ever_more_seldom(
+    outbox: Outbox,
+    server: Server,
+    time: Time,
+    failure: StoreError,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server.failing = failure
+    outbox.put(report("a"))
+    time.passes(1)
+    eventually("tried", lambda: server.tried == 1)
+    for _ in range(20):
+        time.passes(0.5)
+    assert server.tried <= 5
+    assert str(failure) in outbox.trouble
+    told = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert len(told) == 1
+    server.failing = None
+    outbox.put(report("b"))
+    time.passes(100)
+    eventually("delivered", lambda: server.delivered == ["b"])
+    eventually("no trouble", lambda: outbox.trouble == "")
+
+
+def test_a_server_that_asks_for_patience_has_it(outbox: Outbox, server: Server, time: Time) -> None:
+    server.failing = TooManyRequestsError("PATCH /x: 429", 60.0)
+    outbox.put(report("a"))
+    time.passes(1)
+    eventually("tried", lambda: server.tried == 1)
+    time.passes(59)
+    outbox.put(report("b"))
+    assert server.tried == 1
+    time.passes(5)
+    eventually("tried again", lambda: server.tried == 2)
+
+
+def test_nothing_is_sent_after_the_end(server: Server, time: Time) -> None:
+    time.outbox = it = Outbox(server, AgentMetrics(), PACE, time)
+    it.start()
+    it.put(report("a"))
+    it.close()
+    time.passes(100)
+    assert server.tried == 0

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model import apipods
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.apinode import ApiNode
+from agent.model.apipods import ApiPod
+from agent.model.node_annotations import SYSTEM_QOS
+from agent.model.podwords import Words
+from agent.model.qos import QOS_LABEL
+from agent.node.assigned import Assigned
+from agent.node.remembered import Known, Memory, known
+from tests.node.world import World
+
+
+def claim(cpus: str) -> dict[str, str]:
+    return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'}
+
+
+def api_pod(uid: str, qos: str = "", cpus: str = "", **metadata: Any) -> ApiPod:
+    phase = metadata.pop("phase", "Pending")
+    notes = metadata.pop("annotations", {})
+    body = {
+        "metadata": {
+            "name": uid,
+            "namespace": "ns",
+            "uid": uid,
+            "labels": {QOS_LABEL: qos} if qos else {},
+            "annotations": {**notes, **(claim(cpus) if cpus else {})},
+            **metadata,
+        },
+        "spec": {"nodeName": "n"},
+        "status": {"phase": phase, "qosClass": "Burstable"},
+    }
+    return apipods.from_object(body)
+
+
+def assigned(*pods: ApiPod, node: ApiNode | None = None) -> Assigned:
+    return Assigned(node, {each.uid: each for each in pods}, True)
+
+
+ENDS = "2026-01-01T00:00:00Z"
+
+
+@pytest.mark.parametrize(
+    ("given", "claims"),
+    [
+        (api_pod("a", "LSE", "1"), True),
+        (api_pod("a", "LSE", "1", phase="Running"), True),
+        (api_pod("a", "LSE", "1", phase="Succeeded"), False),
+        (api_pod("a", "LSE", "1", phase="Failed"), False),
+        (api_pod("a", "LSE", "1", deletionTimestamp=ENDS), False),
+    ],
+)
+def test_a_pod_that_the_cluster_gave_claims_before_the_runtime_has_it(
+    tmp_path: Path, given: ApiPod, claims: bool
+) -> None:
+    world = World(tmp_path)
+    ls = world.container(world.sandbox("ls", "LS"))
+    world.told.pods = {given.uid: given}
+    world.agent().look()
+    assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == ("0,2-3" if claims else "0-3")
+    assert ("a" in world.snapshot().pods) is claims
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        api_pod("a", "LSE", "1", phase="Succeeded"),
+        api_pod("a", "LSE", "1", deletionTimestamp=ENDS),
+        api_pod("b", "LS"),
+    ],
+)
+def test_whatever_the_cluster_says_of_its_end_a_pod_has_its_cpus_while_it_runs(
+    tmp_path: Path, given: ApiPod
+) -> None:
+    world = World(tmp_path)
+    world.container(world.sandbox("a", "LSE", "1"))
+    world.told.pods = {given.uid: given}
+    world.agent().look()
+    assert [each.cpuset for each in world.snapshot().owners] == ["1"]
+
+
+def test_another_claim_in_the_cluster_counts_and_outlives_restart_and_deletion(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path)
+    own = world.container(world.sandbox("a", "LSE", "1"))
+    world.agent().look()
+    world.told.pods = {"a": api_pod("a", "LSE", "2")}
+    world.agent().look()
+    group = f"kubepods/burstable/poda/{own.id}"
+    assert world.cpus(group) == "2"
+    world.told.pods = {}
+    world.agent().look()
+    assert world.cpus(group) == "2", "a server that is away, or an object that was removed by force"
+
+
+def test_two_pods_of_one_name_keep_apart(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.container(world.sandbox("old", "LSE", "1"))
+    new = msgspec.structs.replace(api_pod("new", "LSE", "2"), name="old")
+    world.told.pods = {"new": new}
+    world.agent().look()
+    assert {each.uid: each.cpuset for each in world.snapshot().owners} == {"old": "1", "new": "2"}
+
+
+def test_the_nodes_words_are_kept_while_nobody_tells(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.json")
+    node = ApiNode("u", {"other": "x"}, {SYSTEM_QOS: "{}", "other": "y"})
+    memory = Memory(path)
+    memory.update(assigned(node=node), [])
+    again = Memory(path)
+    assert again.known == Known(ApiNode("u", {}, {SYSTEM_QOS: "{}"}))
+    assert again.update(Assigned(), []) == again.known
+
+
+@pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])
+def test_a_torn_memory_is_an_empty_one(
+    tmp_path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_bytes(torn)
+    memory = Memory(str(path))
+    assert memory.known == Known()
+    assert "is lost" in caplog.text
+    memory.update(assigned(api_pod("a", "LS")), ["a"])
+    assert Memory(str(path)).known.pods == {"a": Words({QOS_LABEL: "LS"})}
+
+
+def test_a_memory_that_cannot_be_written_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = Memory(str(tmp_path / "nowhere" / "cluster.json"))
+    assert memory.update(assigned(api_pod("a", "LS")), ["a"]).pods
+    assert "is not kept" in caplog.text
+
+
+names = st.sampled_from("abcd")
+
+
+@given(st.sets(names), st.sets(names), st.sets(names))
+def test_words_are_of_listed_pods_and_the_newest(
+    listed: set[str], before: set[str], now: set[str]
+) -> None:
+    last = Known(pods={uid: Words(annotations={RESOURCE_STATUS: "old"}) for uid in before})
+    told = [api_pod(uid, annotations={RESOURCE_STATUS: "new"}) for uid in now]
+    found = known(last, assigned(*told), listed).pods
+    assert found.keys() == listed & (before | now)
+    for uid, words in found.items():
+        assert words.annotations[RESOURCE_STATUS] == ("new" if uid in now else "old")

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.host import files
+from agent.scheduler.certificates import CertificateError, CertificateFiles
+from agent.scheduler.server import BadRequestError, Limits, Reply, Route, Server, ServerError
+from tests.integration.apiserver.certificates import Authority
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+LIMITS = Limits(body_bytes=1000, header_bytes=2000, request_seconds=1.0, threads=4, waiting=8)
+
+
+class Held:
+    """A handler that answers when it is let go."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.go = threading.Event()
+
+    def __call__(self, body: bytes) -> Reply:
+        self.asked.set()
+        assert self.go.wait(DEADLINE_SECONDS)
+        return Reply(200, b'"held"')
+
+
+def echo(body: bytes) -> Reply:
+    if body == b"no":
+        raise BadRequestError("no is no body")
+    return Reply(200, json.dumps(body.decode()).encode())
+
+
+def broken(body: bytes) -> Reply:
+    raise RuntimeError("a fault of ours")
+
+
+def certified(folder: Path) -> Authority:
+    made = Authority(folder)
+    made.server("server")
+    return made
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return certified(tmp_path_factory.mktemp("certificates"))
+
+
+Started = Callable[..., Server]
+
+
+@pytest.fixture(scope="module")
+def started(authority: Authority) -> Iterator[Started]:
+    servers: list[Server] = []
+
+    def start(
+        limits: Limits = LIMITS, held: Held | None = None, shown: Authority = authority
+    ) -> Server:
+        server = Server(
+            "127.0.0.1:0",
+            {
+                "/echo": Route("POST", echo),
+                "/broken": Route("POST", broken),
+                "/held": Route("POST", held or Held()),
+                "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
+            },
+            CertificateFiles(*paths(shown)),
+            limits,
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for each in servers:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def server(started: Started) -> Server:
+    return started()
+
+
+def paths(authority: Authority) -> tuple[str, str]:
+    return str(authority.folder / "server.crt"), str(authority.folder / "server.key")
+
+
+def connection(server: Server, authority: Authority) -> http.client.HTTPSConnection:
+    trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
+    return http.client.HTTPSConnection("127.0.0.1", server.port, context=trust, timeout=10)
+
+
+def ask(
+    made: http.client.HTTPSConnection,
+    method: str,
+    path: str,
+    body: bytes | Iterator[bytes] | None = None,
+    content_type: str = "application/json; charset=utf-8",
+) -> tuple[int, str]:
+    made.request(method, path, body, {"Content-Type": content_type})
+    reply = made.getresponse()
+    return reply.status, reply.read().decode()
+
+
+def test_answers_on_one_connection(server: Server, authority: Authority) -> None:
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert ask(made, "POST", "/echo?timeout=5s", b"hello") == (200, '"hello"')
+    first = made.sock
+    assert ask(made, "POST", "/echo", b"") == (200, '""')
+    assert made.sock is first
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "content_type", "status", "said"),
+    [
+        ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
+        ("GET", "/none", None, "", 404, "there are /broken, /echo, /healthz, /held"),
+        ("GET", "/echo", None, "", 405, "takes POST only"),
+        ("POST", "/healthz", b"", "application/json", 405, "takes GET only"),
+        ("POST", "/echo", iter([b"a"]), "application/json", 411, "Content-Length is missing"),
+        ("POST", "/echo", b"x" * 1001, "application/json", 413, "exceeds the maximum"),
+        ("POST", "/echo", b"a", "text/plain", 415, "is not application/json"),
+        ("GET", "/healthz?" + "x" * 3000, None, "", 414, "exceeds the maximum"),
+        ("POST", "/broken", b"a", "application/json", 500, ""),
+    ],
+)
+def test_what_is_wrong_is_said(
+    server: Server,
+    authority: Authority,
+    method: str,
+    path: str,
+    body: bytes | Iterator[bytes] | None,
+    content_type: str,
+    status: int,
+    said: str,
+) -> None:
+    made = connection(server, authority)
+    code, text = ask(made, method, path, body, content_type)
+    assert (code, said in text) == (status, True), text
+    made.close()
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_who_speaks_plain_http_is_told(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"this port speaks HTTPS only" in plain.recv(4096)
+
+
+def test_who_only_connects_holds_no_thread(started: Started, authority: Authority) -> None:
+    """More of them than there are threads; a request of theirs would take for ever."""
+    server = started(msgspec.structs.replace(LIMITS, request_seconds=3600.0))
+    silent = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    made.close()
+    for each in silent:
+        each.close()
+
+
+def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
+    server: Server, authority: Authority
+) -> None:
+    halves = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    for each in halves:
+        each.sendall(b"\x16\x03\x01\x02")
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    for each in halves:
+        assert each.recv(1) == b""
+        each.close()
+    made.close()
+
+
+def test_a_request_that_drips_in_ends_in_time(server: Server, authority: Authority) -> None:
+    """Each byte comes within any limit of a single read."""
+    made = connection(server, authority)
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.putrequest("POST", "/echo")
+    made.putheader("Content-Type", "application/json")
+    made.putheader("Content-Length", "1000")
+    made.endheaders()
+    ended = threading.Event()
+
+    def drip() -> None:
+        while not ended.wait(0.1):
+            try:
+                made.sock.send(b"x")
+            except OSError:
+                return
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        assert made.getresponse().status == 408
+    finally:
+        ended.set()
+        thread.join()
+        made.close()
+
+
+def serial(server: Server, authority: Authority) -> str:
+    made = connection(server, authority)
+    made.connect()
+    found = made.sock.getpeercert()
+    made.close()
+    assert found
+    return str(found["serialNumber"])
+
+
+def test_a_certificate_that_is_replaced_is_shown(
+    started: Started, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = certified(tmp_path)
+    server = started(shown=authority)
+    before = serial(server, authority)
+    kept = connection(server, authority)
+    assert ask(kept, "GET", "/healthz")[0] == 200
+    certificate, key = paths(authority)
+    old = [Path(path).read_bytes() for path in (certificate, key)]
+    authority.server("server")
+    new = [Path(path).read_bytes() for path in (certificate, key)]
+    files.replace(key, old[1], durable=False)
+    assert serial(server, authority) == before, "certificate and key don't fit each other"
+    assert serial(server, authority) == before
+    said = [each for each in caplog.messages if "the last certificate stays in force" in each]
+    assert len(said) == 1, "said once, not for every connection"
+    assert certificate in said[0]
+    files.replace(key, new[1], durable=False)
+    assert serial(server, authority) != before
+    Path(key).unlink()
+    assert serial(server, authority) != before
+    assert ask(kept, "GET", "/healthz")[0] == 200, "connections that were there go on"
+    kept.close()
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    certificate, key = paths(certified(tmp_path))
+    Path(certificate).write_text("none")
+    with pytest.raises(CertificateError, match=f"certificate {certificate}, key {key}"):
+        CertificateFiles(certificate, key)
+    with pytest.raises(CertificateError, match="No such file"):
+        CertificateFiles(certificate + ".none", key)
+
+
+def test_requests_under_way_end_before_the_server_does(
+    started: Started, authority: Authority
+) -> None:
+    held = Held()
+    server = started(held=held)
+    idle = connection(server, authority)
+    assert ask(idle, "GET", "/healthz")[0] == 200
+    made = connection(server, authority)
+    answers: list[tuple[int, str]] = []
+    asking = threading.Thread(target=lambda: answers.append(ask(made, "POST", "/held", b"{}")))
+    asking.start()
+    assert held.asked.wait(DEADLINE_SECONDS)
+    closing = threading.Thread(target=server.close)
+    closing.start()
+    eventually("accepts no more", lambda: not accepts(server))
+    held.go.set()
+    closing.join(DEADLINE_SECONDS)
+    asking.join(DEADLINE_SECONDS)
+    assert answers == [(200, '"held"')]
+    assert idle.sock.recv(1) == b""
+    idle.close()
+    made.close()
+
+
+def accepts(server: Server) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", server.port)) == 0
+
+
+# cheroot leaves the socket that it could not bind to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_address_that_is_taken_is_named(server: Server, authority: Authority) -> None:
+    second = Server(f"127.0.0.1:{server.port}", {}, CertificateFiles(*paths(authority)))
+    with pytest.raises(ServerError, match=f"127.0.0.1:{server.port}.*in use"):
+        second.start()
