@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.model.cards import Links
 from agent.model.gpus import Ancestor, Gpu, GpuPair, LinkEnd, NvLink
 
 MB_PER_SECOND: Final = {1: 20_000, 2: 25_000, 3: 25_000, 4: 25_000, 5: 50_000}
@@ -50,16 +49,3 @@ def _switched(gpu: Gpu) -> list[NvLink]:
 def _speed(links: list[NvLink]) -> int:
     versions = (min(link.version or _UNTOLD, _NEWEST) for link in links)
     return sum(MB_PER_SECOND[version] for version in versions)
-
-
-def links(pairs: Iterable[GpuPair], minors: Mapping[str, int]) -> Links:
-    """Of the cards that have a minor (by UUID), ascending."""
-    speeds: dict[tuple[int, int], int] = {}
-    known: set[int] = set()
-    for pair in pairs:
-        if pair.one in minors and pair.two in minors:
-            one, two = minors[pair.one], minors[pair.two]
-            known |= {one, two}
-            speeds[one, two] = speeds[two, one] = pair.mb_per_second * 1_000_000
-    ordered = tuple(sorted(known))
-    return Links(ordered, tuple(tuple(speeds.get((i, j), 0) for j in ordered) for i in ordered))

@@ -12,7 +12,7 @@ from agent.kube.objects import Change, ChangeKind, Objects
 from agent.model import apinode, apipods
 from agent.model.apinode import ApiNode, NodeObject
 from agent.model.apipods import ApiPod, PodObject
-from agent.model.inventory import Published
+from agent.model.devicelist import Published
 from agent.model.objects import ObjectError
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from agent.kube.errors import ForbiddenError
 from agent.kube.objects import Objects
 from agent.kube.transport import Transport
 from agent.model import apinode, deviceobject
-from agent.model.inventory import Published, published
+from agent.model.devicelist import Published, published
 from agent.model.objects import ObjectError
 from agent.model.report import Report
 from agent.model.settings import Settings

@@ -23,7 +23,7 @@ from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.node import local, reload
+from agent.node import local, reload, sight
 from agent.node.beside import Beside
 from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
@@ -176,6 +176,7 @@ def run(
         local=local_cpus,
         notices=Notices(settings.state_dir),
         devices=devices,
+        sight_policy=sight.policy(settings),
         migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude

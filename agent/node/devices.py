@@ -6,10 +6,14 @@ import datetime
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Final
 
+import msgspec
+
+from agent.allocate.foreign.existing import existing
+from agent.allocate.foreign.names import keys
 from agent.discover import fpga, pci, rdma
 from agent.discover.facts import DiscoveryError
 from agent.discover.gpuwatcher import GpuWatcher
@@ -19,29 +23,43 @@ from agent.model import (
     gpuconditions,
     gpudevices,
     gpuhealth,
-    gpulinks,
     minors,
 )
-from agent.model import inventory as found_devices
 from agent.model import partitions as gpu_partitions
 from agent.model.annotations import AnnotationError
 from agent.model.apinode import ApiNode
 from agent.model.device_allocation import Holdings, allocated, together
+from agent.model.devicefiles import DeviceFiles
+from agent.model.devicelist import Found, Published, device_list
+from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
+from agent.model.fpga import Fpgas
+from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import GpuPair
-from agent.model.holding import Holding
-from agent.model.inventory import Found, Published
+from agent.model.holding import Grant, Holding
+from agent.model.pci import Function
 from agent.model.pods import Pod
+from agent.model.rdma import Rdma
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
 from agent.model.topology import Topology
+from agent.model.visible import DeviceNode
 
 log = logging.getLogger(__name__)
 
 RESCAN_SECONDS: Final = 60.0
 """Nobody tells when the port of a network card goes up or down."""
+
+
+class SeenDevices(msgspec.Struct, frozen=True):
+    """What is reported of devices, the files that reach them, and what of them pods hold that no
+    scheduler gave it to."""
+
+    report: DeviceReport = DeviceReport()
+    files: DeviceFiles = DeviceFiles()
+    existing: tuple[Holding, ...] = ()
 
 
 class DeviceView:
@@ -66,7 +84,10 @@ class DeviceView:
         self._scanned: tuple[Topology, float] | None = None
         self._stale = True
         self._scan_problems: tuple[str, ...] = ()
-        self._found = Found()
+        self._functions: Mapping[str, Function] = {}
+        self._rdma = Rdma()
+        self._fpgas = Fpgas()
+        self._files = DeviceFiles()
         self._health: GpuHealth | None = None
         self._pairs: tuple[GpuPair, ...] = ()
         self._before: Published | None = None
@@ -88,43 +109,60 @@ class DeviceView:
         topology: Topology,
         published: Published,
         node: ApiNode,
-        pods: Iterable[Pod],
-        holdings: Iterable[Holding] = (),
-    ) -> DeviceReport:
+        pods: Collection[Pod],
+        grants: Iterable[Grant] = (),
+    ) -> SeenDevices:
         """`published`: what the Device object said when we began; GPUs stay as it had them until
-        the driver has answered. `holdings`: of pods that no scheduler gave them to. Never fails:
-        what can't be read is logged once."""
+        the driver has answered. `grants`: what the kubelet gave to pods. Never fails: what can't be
+        read is logged once."""
         if self._before is None:
             self._before = published
             self._health = gpuconditions.restored(published.devices, self._actions)
         problems = self._scan(topology)
-        cards = found_devices.nvidia_cards(self._found.functions)
+        cards = nvidia_cards(self._functions)
         health = self._looked(cards)
         memory_bytes = sum(each.memory_bytes for each in topology.numa_nodes)
         cordoned = gpuconditions.cordoned(node.annotations, (card.gpu for card in health.cards))
-        gpus = gpudevices.devices(
-            health, found_devices.places(self._found.functions), cordoned, memory_bytes
-        )
-        held, troubles = _held(pods)
-        made = found_devices.inventory(
-            Found(self._found.functions, gpus, self._found.rdma, self._found.fpgas),
+        gpus = gpudevices.devices(health, places(self._functions), cordoned, memory_bytes)
+        given, troubles = _given(pods)
+        held = together(given.values())
+        made = device_list(
+            Found(self._functions, gpus, self._rdma.devices, self._fpgas.devices),
             self._before,
             _rfc3339(self._clock()),
             _ids(held, self._before.devices),
         )
         self._before = Published(made.devices, made.gone)
-        self._say((*problems, *troubles, *made.problems))
-        return DeviceReport(
+        cards_found = [card.gpu for card in health.cards]
+        found = existing(
+            grants,
+            keys(made.devices, cards_found, self._rdma.devices, self._fpgas.devices),
+            {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
+            {pod.uid for pod in pods},
+        )
+        self._files = device_files(
+            made.devices, cards_found, self._rdma, self._fpgas, self._capabilities(), self._files
+        )
+        self._say((*problems, *troubles, *made.problems, *found.problems))
+        report = DeviceReport(
             made.devices,
             gpudevices.facts(health),
             {
                 **minors.encode(made.gone),
                 **gpu_partitions.encode(self._partitions(made.devices)),
-                **checkpoints.encode(holdings),
+                **checkpoints.encode(found.holdings),
             },
             held,
             self._gfd_labels,
         )
+        return SeenDevices(report, self._files, found.holdings)
+
+    def _capabilities(self) -> dict[str, DeviceNode]:
+        mig_minors, known = (
+            _text(os.path.join(self._root, path))
+            for path in ("proc/driver/nvidia-caps/mig-minors", "proc/devices")
+        )
+        return capabilities(mig_minors, known)
 
     def _scan(self, topology: Topology) -> tuple[str, ...]:
         """Reads sysfs where that is due; what can't be listed leaves what was known."""
@@ -141,7 +179,7 @@ class DeviceView:
         self._scanned = topology, now
         infiniband = rdma.read(self._root, functions.by_address)
         fpgas = fpga.read(self._root, functions.by_address)
-        self._found = Found(functions.by_address, rdma=infiniband.devices, fpgas=fpgas.devices)
+        self._functions, self._rdma, self._fpgas = functions.by_address, infiniband, fpgas
         self._scan_problems = functions.problems + infiniband.problems + fpgas.problems
         return self._scan_problems
 
@@ -168,8 +206,7 @@ class DeviceView:
         return health
 
     def _partitions(self, devices: Iterable[Device]) -> gpu_partitions.Table:
-        links = gpulinks.links(self._pairs, {each.uuid: each.minor for each in devices})
-        return gpu_partitions.from_links(links)
+        return gpu_partitions.from_links(gpu_partitions.links(devices, self._pairs))
 
     def _say(self, problems: Iterable[str]) -> None:
         now = frozenset(problems)
@@ -190,15 +227,16 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
     return DeviceView(settings.root, watch, actions, gfd_labels=settings.gfd_labels)
 
 
-def _held(pods: Iterable[Pod]) -> tuple[Holdings, tuple[str, ...]]:
-    """By device and resource what schedulers gave these pods, and what of it can't be read."""
-    found, troubles = [], []
+def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
+    """By pod (uid) what schedulers gave it, and what of it can't be read."""
+    found, troubles = {}, []
     for pod in pods:
         try:
-            found.append(allocated(pod.annotations))
+            if of_pod := allocated(pod.annotations):
+                found[pod.uid] = of_pod
         except AnnotationError as error:
             troubles.append(f"pod {pod.title}: {error}")
-    return together(found), tuple(troubles)
+    return found, tuple(troubles)
 
 
 def _ids(held: Holdings, devices: Iterable[Device]) -> frozenset[tuple[str, str]]:
@@ -213,9 +251,17 @@ def _rfc3339(seconds: float) -> str:
 
 def _booted(root: str) -> int | None:
     """Seconds since 1970."""
+    for line in _text(os.path.join(root, "proc/stat")).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "btime" and value.isdecimal():
+            return int(value)
+    return None
+
+
+def _text(path: str) -> str:
+    """Empty where it can't be read."""
     try:
-        with open(os.path.join(root, "proc/stat"), encoding="ascii", errors="replace") as file:
-            words = (line.split() for line in file)
-            return next((int(each[1]) for each in words if each and each[0] == "btime"), None)
-    except (OSError, ValueError, IndexError):
-        return None
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""

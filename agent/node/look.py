@@ -29,17 +29,17 @@ from agent.model.doorbell import (
 )
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
-from agent.model.report import DeviceReport
 from agent.model.snapshot import LocalOwner, Owner
+from agent.model.topology import Topology
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
-from agent.node.devices import DeviceView
+from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays
+from agent.node.kubeletword import KubeletSays, KubeletWord
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
@@ -47,6 +47,7 @@ from agent.node.observed import Observer
 from agent.node.publisher import Publisher
 from agent.node.remembered import Memory
 from agent.node.report import Reporter
+from agent.node.sight import Sight, SightPolicy, sight
 from agent.node.telling import Teller
 from agent.node.witness import Witness
 from agent.runtime.cri import Cri
@@ -90,6 +91,7 @@ class Node:
         local: LocalCpus | None = None,
         notices: Notices | None = None,
         devices: DeviceView | None = None,
+        sight_policy: SightPolicy | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
@@ -110,6 +112,7 @@ class Node:
         self._local = local or LocalCpus()
         self._notices = notices
         self._devices = devices
+        self._sight_policy = sight_policy or SightPolicy()
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
@@ -181,6 +184,8 @@ class Node:
         self._enforcement.prepare_created(observed, decision, holds)
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
+        word = self._kubelet_says.now(topology, pods)
+        seen, shown = self._seen(topology, assigned, pods, word)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -193,18 +198,15 @@ class Node:
             left_alone=[each.id for each in alone],
             memory_stays=self._enforcement.memory_stays,
             cpu_policy=cpu_policy,
+            sight=shown,
         )
         self._rung = False
         failures += self._enforcement.finish(observed, decision, freed)
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        word = self._kubelet_says.now(topology, pods)
-        devices = DeviceReport()
-        if self._devices is not None and assigned.devices is not None:
-            devices = self._devices.now(topology, assigned.devices, known.node, pods)
         self._reporter.report(
-            topology, decision, pods, kubelet, configured, assigned, devices, word
+            topology, decision, pods, kubelet, configured, assigned, seen.report, word
         )
         if failures:
             raise RoundError("; ".join(failures))
@@ -217,6 +219,18 @@ class Node:
         known = self._memory.update(assigned, [pod.uid for pod in there])
         pods = present(assigned.pods.values(), there, known.pods)
         return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
+
+    def _seen(
+        self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord
+    ) -> tuple[SeenDevices, Sight | None]:
+        """The devices, and what of them containers see: nothing is said of it before the numbers
+        are known that they had."""
+        if self._devices is None or assigned.devices is None:
+            return SeenDevices(), None
+        node = self._memory.known.node
+        seen = self._devices.now(topology, assigned.devices, node, pods, word.grants)
+        asked = assigned.pods.values()
+        return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy)
 
 
 def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.allocate.present import Words, words
+from agent.allocate.present import words
 from agent.host import files
 from agent.model import jsontext
 from agent.model.apinode import ApiNode
 from agent.model.jsontext import JsonError
+from agent.model.podwords import Words
 from agent.node.assigned import Assigned
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ import pytest
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.model.apinode import ApiNode
 from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.devicelist import Published
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.gpuactions import GpuActions
 from agent.model.gpus import pci_address
-from agent.model.inventory import Published
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
-from agent.node.devices import DeviceView, device_view
+from agent.node.devices import DeviceView, SeenDevices, device_view
 from tests.builders import machine, pod
 from tests.discover import buses, fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
@@ -58,7 +58,7 @@ class Node:
         buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
 
     def now(self) -> DeviceReport:
-        return self.view.now(TOPOLOGY, self.published, self.words, self.pods)
+        return self.view.now(TOPOLOGY, self.published, self.words, self.pods).report
 
     def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
         last = self.now()
@@ -90,7 +90,7 @@ def health(report: DeviceReport) -> list[bool]:
 
 def test_a_machine_without_cards_has_no_child(tmp_path: Path) -> None:
     view = DeviceView(str(tmp_path), lambda: pytest.fail("a child"), GpuActions({}))
-    assert view.now(TOPOLOGY, Published(), ApiNode(), ()) == DeviceReport()
+    assert view.now(TOPOLOGY, Published(), ApiNode(), ()) == SeenDevices()
     view.close()
 
 
@@ -126,7 +126,7 @@ def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
     first = mixed.until(lambda it: it.devices)
     empty = DeviceView(str(tmp_path / "other"), lambda: pytest.fail("a child"), GpuActions({}))
     (tmp_path / "other").mkdir()
-    assert empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ()).devices == ()
+    assert empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ()).report.devices == ()
 
 
 def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
