@@ -18,7 +18,6 @@ from __future__ import annotations
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import combinations
@@ -28,8 +27,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, report, skipped
-from peers.kubelet_peer import KubeletPeer, PeerError, program
+from common import Row, alone, arguments, compared, report, skipped, timed
+from peers.go_peer import KUBELET, GoPeer, PeerError, program
 
 from agent.allocate import accumulator, layout
 from agent.allocate.cpu_request import CpuRequest, Taken
@@ -103,7 +102,7 @@ class Question(msgspec.Struct, frozen=True):
 class Rivals:
     """Asks both sides in turns. `peer`: the other side, or why there is none."""
 
-    def __init__(self, peer: KubeletPeer | str, turns: Turns) -> None:
+    def __init__(self, peer: GoPeer | str, turns: Turns) -> None:
         self._peer = peer
         self._turns = turns
 
@@ -136,21 +135,11 @@ class Rivals:
         return compared(case, times.ours, times.base, BASE, UNIT)
 
     def _ask(self, question: Question, calls: int) -> dict[str, Any]:
-        assert isinstance(self._peer, KubeletPeer)
+        assert isinstance(self._peer, GoPeer)
         try:
             return self._peer.ask(question.asked, calls, ANSWER_SECONDS)
         except PeerError as error:
             raise SystemExit(f"{question.case}: {BASE}: {error}") from None
-
-
-def timed(call: Callable[[], Any], calls: int) -> list[int]:
-    """Nanoseconds of each call."""
-    took = []
-    for _ in range(calls):
-        start = time.perf_counter_ns()
-        call()
-        took.append(time.perf_counter_ns() - start)
-    return took
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -276,7 +265,7 @@ def same_mask(ours: Any, answer: dict[str, Any]) -> bool:
     return (mask, ours.preferred, ours.admit) == found
 
 
-def rows(peer: KubeletPeer | str, turns: Turns) -> list[Row]:
+def rows(peer: GoPeer | str, turns: Turns) -> list[Row]:
     rivals = Rivals(peer, turns)
     table: list[Row] = []
     for size in SHAPES:
@@ -289,10 +278,10 @@ def rows(peer: KubeletPeer | str, turns: Turns) -> list[Row]:
 def main() -> None:
     options = arguments(__doc__)
     turns = QUICK if options.quick else FULL
-    peer: KubeletPeer | str
+    peer: GoPeer | str
     with ExitStack() as stack:
         try:
-            peer = stack.enter_context(KubeletPeer(program(build=not options.quick)))
+            peer = stack.enter_context(GoPeer(program(KUBELET, build=not options.quick)))
         except PeerError as error:
             peer = str(error)
         table = rows(peer, turns)

@@ -37,6 +37,16 @@ def interleaved(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[fl
     return samples
 
 
+def timed(call: Callable[[], Any], calls: int) -> list[int]:
+    """Nanoseconds of each call."""
+    took = []
+    for _ in range(calls):
+        start = time.perf_counter_ns()
+        call()
+        took.append(time.perf_counter_ns() - start)
+    return took
+
+
 def compared(case: str, ours: float, base: float, base_name: str, unit: str, **more: float) -> Row:
     """A row with a base beside it; `ratio` is ours / base."""
     return {

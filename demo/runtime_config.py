@@ -37,6 +37,7 @@ sandbox = {image}
 [plugins.'io.containerd.cri.v1.runtime']
 restrict_oom_score_adj = true
 disable_apparmor = true
+cdi_spec_dirs = [{cdi}]
 [plugins.'io.containerd.cri.v1.runtime'.cni]
 bin_dirs = [{cni}]
 conf_dir = {cni}
@@ -54,12 +55,14 @@ plugin_config_path = {nri_plugins}
 def text(major: int, folder: pathlib.Path, socket: str, image: str, snapshotter: str) -> str:
     """The file for containerd `major`.x; everything of it lies below `folder`.
 
-    2.x: NRI listens on `nri.sock` there. 1.x: no NRI, which 1.6 has not.
+    2.x: NRI listens on `nri.sock` there, and CDI's specifications are in `cdi`. 1.x: neither, which
+    1.6 has not, or has not switched on.
     """
     values = {
         "root": folder / "root",
         "state": folder / "state",
         "cni": folder / "cni",
+        "cdi": folder / "cdi",
         "nri": folder / "nri.sock",
         "nri_plugins": folder / "nri",
         "socket": socket,

@@ -14,23 +14,16 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.model.annotations import KEYS_READ
+from agent.model import podwords
 from agent.model.apipods import ApiPod
 from agent.model.pods import Pod
-from agent.model.qos import QOS_LABEL
-
-
-class Words(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Those labels and annotations of a pod that decisions read."""
-
-    labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+from agent.model.podwords import Words
 
 
 def words(told: Iterable[ApiPod]) -> dict[str, Words]:
     """By the runtime's uid, what counts of what the API says."""
     return {
-        pod.runtime_uid: Words(_only(_LABELS_READ, pod.labels), _only(KEYS_READ, pod.annotations))
+        pod.runtime_uid: podwords.words(pod.labels, pod.annotations)
         for pod in told
         if not pod.mirror
     }
@@ -63,19 +56,12 @@ def coming(pod: ApiPod) -> bool:
     return bool(pod.node) and not pod.terminal and not pod.deleted
 
 
-_LABELS_READ = (QOS_LABEL,)
-
-
 def _with(pod: Pod, said: Words) -> Pod:
-    labels = _without(_LABELS_READ, pod.labels) | said.labels
-    annotations = _without(KEYS_READ, pod.annotations) | said.annotations
+    labels = _without(podwords.LABELS, pod.labels) | said.labels
+    annotations = _without(podwords.ANNOTATIONS, pod.annotations) | said.annotations
     if (labels, annotations) == (pod.labels, pod.annotations):
         return pod
     return msgspec.structs.replace(pod, labels=labels, annotations=annotations)
-
-
-def _only(keys: Iterable[str], texts: Mapping[str, str]) -> dict[str, str]:
-    return {key: texts[key] for key in keys if key in texts}
 
 
 def _without(keys: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Where ours chooses other devices than Koordinator on purpose, each told by a look at the case."""
+"""Where ours chooses other devices than Koordinator on purpose."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.devices.allocation import DeviceRequest
-from agent.allocate.devices.joint import partners
 from agent.allocate.devices.need import Need, need
-from agent.allocate.devices.request import FULL, Reason
+from agent.allocate.devices.request import Reason
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import selected, view
+from agent.allocate.devices.view import view
+from agent.conformance import device_reasons as reasons
+from agent.conformance.device_reasons import Answers
 from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.verdict import Difference
-from agent.model.device_wishes import Exclusion, JointScope, Scope, Strategy
-from agent.model.devices import DeviceType
-from agent.model.nodestatus import GPU_CORE
+from agent.model.device_wishes import Exclusion
 from agent.model.policies import NumaStrategy
 
-GPU: Final = DeviceType.GPU.value
+Test = Callable[[DeviceRequest, dict[str, Need], Answers], bool]
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -33,131 +32,9 @@ class Question(msgspec.Struct, frozen=True):
     strategy: NumaStrategy | None
 
 
-class Answers(msgspec.Struct, frozen=True):
-    """Both sides' allocation by device type; None for an error."""
-
-    theirs: dict[str, Any] | None
-    ours: dict[str, Any] | None
-
-    def minors(self, kind: str) -> tuple[list[int], list[int]]:
-        """Theirs and ours."""
-        both = [(each or {}).get(kind, ()) for each in (self.theirs, self.ours)]
-        theirs, ours = ([one["minor"] for one in each] for each in both)
-        return theirs, ours
-
-
-Test = Callable[[DeviceRequest, dict[str, Need], Answers], bool]
-
-
-def _core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    ask = request.asks.get(GPU)
-    return (
-        ask is not None
-        and ask.count > 1
-        and ask.shared
-        and ask.total.get(GPU_CORE, 0) > FULL
-        and answers.theirs is None
-    )
-
-
-def _for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    return answers.theirs is None and any(
-        each.hint is not None
-        and each.hint.strategy is Strategy.APPLY_FOR_ALL
-        and selected(each.seen.fleet, each.hint) & ~each.seen.fleet.healthy
-        for each in needs.values()
-    )
-
-
-def _pcie_exclusive(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    """They would share a switch that has a device in use."""
-    return any(
-        each.hint is not None
-        and each.hint.exclusion is Exclusion.PCIE_LEVEL
-        and any(not each.seen.allowed >> minor & 1 for minor in answers.minors(each.kind)[0])
-        for each in needs.values()
-    )
-
-
-def _partition_order(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    gpus = needs.get(GPU)
-    if gpus is None or gpus.ask.shared:
-        return False
-    table = gpus.node.inventory.partitions.table or {}
-    theirs, ours = answers.minors(GPU)
-    sets = {each.minors: each for each in table.get(gpus.ask.count, ())}
-    named = [sets.get(tuple(minors)) for minors in (theirs, ours) if minors]
-    several = any(
-        len({each.score for each in group}) > 1
-        for size, group in table.items()
-        if size >= gpus.ask.count
-    )
-    return several and all(each is not None for each in named) and theirs != ours
-
-
-def _shares_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    gpus = needs.get(GPU)
-    theirs, ours = answers.minors(GPU)
-    if gpus is None or not gpus.ask.shared or len(theirs) != 1 or len(ours) != 1:
-        return False
-    return gpus.seen.liking(ours[0]) > gpus.seen.liking(theirs[0])
-
-
-def _shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    gpus = needs.get(GPU)
-    return (
-        gpus is not None
-        and answers.theirs is None
-        and gpus.ask.shared
-        and gpus.ask.count > 1
-        and gpus.hint is not None
-        and gpus.hint.scope is not Scope.ANYWHERE
-    )
-
-
-def _switch_found(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    joint = request.wishes.joint
-    if joint is None or joint.scope is not JointScope.SAME_PCIE or answers.theirs is not None:
-        return False
-    kinds = partners(joint, request.wishes.hints, needs)
-    switches = []
-    for kind in kinds:
-        places = (needs[kind].seen.fleet.devices[each].topology for each in answers.minors(kind)[1])
-        switches.append({place.pcie for place in places if place is not None})
-    return len(kinds) > 1 and all(each == switches[0] for each in switches)
-
-
-def _as_many_as_asked(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    """Ours are the first of theirs."""
-    joint = request.wishes.joint
-    if joint is None or joint.scope is not JointScope.PREFERRED:
-        return False
-    for kind, each in needs.items():
-        theirs, ours = answers.minors(kind)
-        if theirs != ours and not (
-            len(theirs) > each.ask.count == len(ours) and theirs[: len(ours)] == ours
-        ):
-            return False
-    return True
-
-
-def _gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    joint = request.wishes.joint
-    if joint is None:
-        return False
-    lead, *others = partners(joint, request.wishes.hints, needs) or [""]
-    return GPU in others and answers.minors(lead)[0] == answers.minors(lead)[1]
-
-
-def _functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
-    wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
-    same = all(theirs == ours for theirs, ours in map(answers.minors, needs))
-    return wanted and same
-
-
 _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
-    (CORE_OF_SEVERAL, _core_of_several),
-    (HEALTHY_ALONE, _for_all_healthy),
+    (CORE_OF_SEVERAL, reasons.core_of_several),
+    (HEALTHY_ALONE, reasons.for_all_healthy),
     (
         Difference(
             "pcie-level-exclusion",
@@ -165,7 +42,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "under the switch are in use",
             listed=True,
         ),
-        _pcie_exclusive,
+        reasons.pcie_exclusive,
     ),
     (
         Difference(
@@ -174,7 +51,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "at the worst alone; ours goes from the best down",
             listed=True,
         ),
-        _partition_order,
+        reasons.partition_order,
     ),
     (
         Difference(
@@ -183,7 +60,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "fuller switch whatever the strategy; ours goes by the strategy",
             listed=True,
         ),
-        _shares_as_asked,
+        reasons.shares_as_asked,
     ),
     (
         Difference(
@@ -191,7 +68,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "shares of several cards within a scope are refused; ours chooses them",
             listed=True,
         ),
-        _shares_in_scope,
+        reasons.shares_in_scope,
     ),
     (
         Difference(
@@ -200,7 +77,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "finds switches that have both",
             listed=True,
         ),
-        _switch_found,
+        reasons.switch_found,
     ),
     (
         Difference(
@@ -209,7 +86,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "for; ours gives as many as asked",
             listed=True,
         ),
-        _as_many_as_asked,
+        reasons.as_many_as_asked,
     ),
     (
         Difference(
@@ -218,7 +95,7 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "switch first",
             listed=True,
         ),
-        _gpu_beside,
+        reasons.gpu_beside,
     ),
     (
         Difference(
@@ -226,7 +103,14 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
             "virtual functions are taken in the order of texts, 10 before 2; ours by number",
             listed=True,
         ),
-        _functions_by_number,
+        reasons.functions_by_number,
+    ),
+    (
+        Difference(
+            "resource-not-listed",
+            "a device that does not list a resource gives any amount of it; ours gives none",
+        ),
+        reasons.not_listed,
     ),
 )
 

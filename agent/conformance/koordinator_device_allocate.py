@@ -6,7 +6,12 @@ from typing import Any
 
 import msgspec
 
-from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate
+from agent.allocate.devices.allocation import (
+    Allocation,
+    DeviceRequest,
+    allocate,
+    node_score,
+)
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Refusal
@@ -19,6 +24,7 @@ from agent.conformance.verdict import Verdict
 from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
     allocated,
+    functions_together,
     together,
     virtual_functions,
 )
@@ -64,7 +70,12 @@ def _answer(question: Question) -> dict[str, Any]:
     )
     if isinstance(found, Refusal):
         return {"error": f"{found.type}: {found.cause}"}
-    return _written(found)
+    written: dict[str, Any] = {"allocation": _written(found)}
+    if question.strategy is not None:
+        written["score"] = node_score(
+            question.node, question.request, found, question.strategy, numa=question.numa
+        )
+    return written
 
 
 def node(case: dict[str, Any]) -> NodeDevices:
@@ -72,11 +83,8 @@ def node(case: dict[str, Any]) -> NodeDevices:
     annotations = {} if table is None else {GPU_PARTITIONS: _json(table)}
     known = partitions(case.get("deviceLabels", {}), annotations, case.get("nodeLabels", {}))
     pods = [{DEVICE_ALLOCATED: _json(_annotation(pod))} for pod in case["allocated"]]
-    taken: dict[tuple[str, int], frozenset[str]] = {}
-    for pod in pods:
-        for device, functions in virtual_functions(pod).items():
-            taken[device] = taken.get(device, frozenset()) | functions
-    held = together(allocated(pod) for pod in pods)
+    taken = functions_together(map(virtual_functions, pods))
+    held = together(map(allocated, pods))
     return node_devices(inventory(devices(case["devices"]), known), held, taken)
 
 
@@ -91,7 +99,7 @@ def _annotation(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 def _written(found: Allocation) -> dict[str, Any]:
-    allocation = {
+    return {
         kind: [
             {
                 "minor": each.minor,
@@ -102,7 +110,6 @@ def _written(found: Allocation) -> dict[str, Any]:
         ]
         for kind, chosen in found.devices.items()
     }
-    return {"allocation": allocation} | ({} if found.score is None else {"score": found.score})
 
 
 def _json(value: object) -> str:

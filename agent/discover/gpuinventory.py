@@ -100,22 +100,27 @@ class InventoryReader:
 
     def _instances(self, handle: Any) -> tuple[MigInstance, ...]:
         most = self._nvml.maybe("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
-        found = (self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
-                 for place in range(most))  # fmt: skip
-        return tuple(self._instance(each) for each in found if each is not None)
+        found = (
+            (place, self._nvml.maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, place))
+            for place in range(most)
+        )
+        told = (self._instance(place, each) for place, each in found if each is not None)
+        return tuple(each for each in told if each is not None)
 
-    def _instance(self, handle: Any) -> MigInstance:
-        attributes = self._nvml.maybe("nvmlDeviceGetAttributes_v2", handle)
+    def _instance(self, index: int, handle: Any) -> MigInstance | None:
+        """None of one that is just being taken away."""
+        ask = self._nvml.maybe
+        uuid = ask("nvmlDeviceGetUUID", handle)
+        gpu_instance = ask("nvmlDeviceGetGpuInstanceId", handle)
+        if uuid is None or gpu_instance is None:
+            return None
+        attributes = ask("nvmlDeviceGetAttributes_v2", handle)
         slices = None
         if attributes is not None:
             slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
-        return MigInstance(
-            self._nvml.must("nvmlDeviceGetUUID", handle),
-            self._nvml.must("nvmlDeviceGetGpuInstanceId", handle),
-            self._nvml.maybe("nvmlDeviceGetComputeInstanceId", handle),
-            slices,
-            total_memory(self._nvml, handle),
-        )
+        compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
+        memory = total_memory(self._nvml, handle)
+        return MigInstance(uuid, gpu_instance, compute_instance, slices, memory, index)
 
     def _links_of(self, handle: Any) -> tuple[NvLink, ...]:
         links = []

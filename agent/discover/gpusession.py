@@ -35,16 +35,17 @@ class GpuSession:
     """
 
     def __init__(self, driver_root: str = "", environment: Mapping[str, str] | None = None) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words = [sys.executable, "-P", "-m", "agent.discover.gpuchild", driver_root]
-            try:
+        words = [sys.executable, "-P", "-m", "agent.discover.gpuchild", driver_root]
+        try:
+            ours, theirs = socket.socketpair()
+            with theirs, contextlib.ExitStack() as undo:
+                undo.enter_context(ours)
                 self._process: subprocess.Popen[bytes] = subprocess.Popen(
                     words, stdin=theirs.fileno(), stdout=subprocess.DEVNULL, env=environment
                 )
-            except OSError as error:
-                ours.close()
-                raise SessionError(NO_PROCESS, f"can't start {words[0]}: {error}") from None
+                undo.pop_all()
+        except OSError as error:
+            raise SessionError(NO_PROCESS, f"can't start {words[0]}: {error}") from None
         self._socket = ours
         self._socket.setblocking(False)
         self._poll = select.poll()

@@ -7,6 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -15,14 +16,19 @@ from agent.model.gpus import LET_GO, GpuEvent, GpuSight
 
 
 class GpuTiming(msgspec.Struct, frozen=True):
-    """Seconds: between two looks; until an answer must be there, and the first, for which the
-    driver may have to wake every card; until another try, doubled each time up to the most."""
+    """Seconds: between two looks; between two at least, however many events come; until an answer
+    must be there, and the first, for which the driver may have to wake every card; until another
+    try, doubled each time up to the most."""
 
     period: float = 10.0
+    least: float = 1.0
     answer: float = 30.0
     first_answer: float = 120.0
     retry: float = 1.0
     most_retry: float = 300.0
+
+
+TIMING: Final = GpuTiming()
 
 
 class GpuNews(msgspec.Struct, frozen=True):
@@ -39,7 +45,7 @@ class GpuWatcher:
         self,
         news: Callable[[], None],
         driver_root: str = "",
-        timing: GpuTiming = GpuTiming(),  # noqa: B008
+        timing: GpuTiming = TIMING,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._news = news
@@ -139,29 +145,33 @@ class GpuWatcher:
 
     def _attend(self, session: GpuSession) -> None:
         """Until it is over. Raises SessionError."""
-        due = time.monotonic() + self._timing.period
+        looked = time.monotonic()
+        due = looked + self._timing.period
         poll = select.poll()
         poll.register(session, select.POLLIN)
         poll.register(self._wake, select.POLLIN)
         while not self._stopping and not self._released:
-            woken = False
             # Those that came with an answer are no longer in the socket.
             if not session.events:
                 left = max(0.0, due - time.monotonic())
                 ready = {fd for fd, _ in poll.poll(left * 1000)}
                 if session.fileno() in ready:
                     session.listen()
-                woken = self._wake in ready
-            if woken:
-                os.eventfd_read(self._wake)
-            if self._hear(session) or woken or time.monotonic() >= due:
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                    due = looked
+            if self._hear(session):
+                due = min(due, looked + self._timing.least)
+            if time.monotonic() >= due:
                 self._show(session.look(self._timing.answer))
-                due = time.monotonic() + self._timing.period
+                looked = time.monotonic()
+                due = looked + self._timing.period
 
     def _hear(self, session: GpuSession) -> bool:
         heard, session.events = session.events, []
         with self._lock:
-            self._events += heard
+            # A card in trouble can say the same thousands of times.
+            self._events = list(dict.fromkeys([*self._events, *heard]))
         if heard:
             self._news()
         return bool(heard)

@@ -29,9 +29,10 @@ MEMORY_V2: Final = pynvml.nvmlMemory_v2
 
 _LIBRARY: Final = "libnvidia-ml.so.1"
 _TRIES: Final = 3
+_MOST_LINKS: Final = 8
 
 _ENDED: Final = {
-    pynvml.NVML_ERROR_UNINITIALIZED: "DriverNotLoaded",
+    pynvml.NVML_ERROR_UNINITIALIZED: "SessionLost",
     pynvml.NVML_ERROR_DRIVER_NOT_LOADED: "DriverNotLoaded",
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: "LibraryNotFound",
     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "DriverMismatch",
@@ -76,7 +77,7 @@ class GpuGoneError(NvmlError):
 
 class Nvml:
     """An open session. `driver_root`: where the driver's own tree is, as that of a driver in a
-    container; "": the linker finds the library. Raises DriverGoneError."""
+    container; the linker looks where it has no library, or is "". Raises DriverGoneError."""
 
     def __init__(self, driver_root: str = "") -> None:
         # pynvml asks for the library by its SONAME, and gets the one that is loaded already.
@@ -147,4 +148,17 @@ def _error(call: str, code: int) -> NvmlError:
 def _candidates(driver_root: str) -> list[str]:
     if not driver_root:
         return []
-    return [os.path.join(driver_root, folder, _LIBRARY) for folder in _FOLDERS]
+    paths = (os.path.join(driver_root, folder, _LIBRARY) for folder in _FOLDERS)
+    return [_followed(driver_root, path) for path in paths]
+
+
+def _followed(root: str, path: str) -> str:
+    """Where a link below the root leads, which says it as seen from there."""
+    for _ in range(_MOST_LINKS):
+        try:
+            target = os.readlink(path)
+        except OSError:
+            break
+        base = root if target.startswith("/") else os.path.dirname(path)
+        path = os.path.join(base, target.lstrip("/"))
+    return path

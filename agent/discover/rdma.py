@@ -79,7 +79,7 @@ def _links(reader: Reader, address: str) -> tuple[Link, ...]:
             firmware=reader.text(f"{folder}/{name}/fw_ver") or "",
             board=reader.text(f"{folder}/{name}/board_id") or "",
             ports=_ports(reader, f"{folder}/{name}/ports"),
-            char_devices=tuple(sorted(files.get(name, ()))),
+            char_devices=tuple(sorted(files.get(name, ()), key=lambda file: file.path)),
         )
         for name in names
     )

@@ -18,7 +18,7 @@ from agent.model.pci import CharDevice
 Value = TypeVar("Value")
 
 _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-fA-F]{1,16}")
-_NUMBER: Final = re.compile(r"[0-9]+:[0-9]+")
+_NUMBER: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
 class Reader:
@@ -61,11 +61,11 @@ class Reader:
 
     def char_device(self, path: str, file: str) -> CharDevice:
         """`path`: of the device's folder."""
-        number = self.text(f"{path}/dev") or ""
-        if number and not _NUMBER.fullmatch(number):
-            self.problems.append(f"{self.tree.path(path)}/dev: {number[:80]!r} is no device number")
-            number = ""
-        return CharDevice(file, number)
+        text = self.text(f"{path}/dev")
+        match = _NUMBER.fullmatch(text) if text else None
+        if text and not match:
+            self.problems.append(f"{self.tree.path(path)}/dev: {text[:80]!r} is no device number")
+        return CharDevice(file, (int(match[1]), int(match[2])) if match else None)
 
     def _told(self, read: Callable[[], Value | None], path: str) -> Value | None:
         try:

@@ -116,7 +116,9 @@ def is_mig_name(name: str) -> bool:
 
 
 def refers(name: str, uuid: str, index: str) -> bool:
-    """Whether the name means the device. A prefix of a UUID does too, for NVIDIA's runtime."""
+    """Whether the name means the device. A prefix of a UUID does too, for NVIDIA's runtime; what
+    stands behind `::` is the number of a replica."""
+    name = name.partition("::")[0]
     number = _NUMBER.fullmatch(name)
     if number:
         return number[2] == index

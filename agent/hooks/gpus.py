@@ -68,7 +68,8 @@ def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
     if not present:
         return list(names)
     kind = present[0].rpartition("=")[0]
-    chosen = [f"{kind}={name}" for name in _written(gpus, present)]
+    like = [name for name in present if name.startswith(f"{kind}=")]
+    chosen = [f"{kind}={name}" for name in _written(gpus, like)]
     kept = [
         chosen if name == present[0] else [name]
         for name in dict.fromkeys(names)

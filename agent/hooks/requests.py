@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.hooks import wire
-from agent.model.annotations import KEYS_READ
-from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS
 from agent.model.pods import Pod, pod_uid
-from agent.model.qos import QOS_LABEL, kube_class
+from agent.model.podwords import words
+from agent.model.qos import kube_class
 
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
@@ -30,9 +29,6 @@ CONTAINER_PATH, HOST_PATH, READ_ONLY = 1, 2, 3
 UPDATE_RESOURCES = (2,)
 # LinuxContainerResources
 CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
-
-_ANNOTATIONS_READ = (*KEYS_READ, DEVICE_ALLOCATED)
-_LABELS_READ = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
 
 
 class CreateContainer(msgspec.Struct, frozen=True):
@@ -96,12 +92,13 @@ def pod_comes(
     cgroup_parent: str,
 ) -> PodComes:
     """With those labels and annotations alone that decisions read."""
+    read = words(labels, annotations)
     return PodComes(
         uid=pod_uid(uid, namespace, name),
         namespace=namespace,
         name=name,
-        labels={key: labels[key] for key in _LABELS_READ if key in labels},
-        annotations={key: annotations[key] for key in _ANNOTATIONS_READ if key in annotations},
+        labels=read.labels,
+        annotations=read.annotations,
         cgroup_parent=cgroup_parent,
     )
 

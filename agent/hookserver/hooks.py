@@ -54,10 +54,9 @@ class Hooks:
     def create(self, call: Call, request: CreateContainer) -> Changes | Hold | Refuse:
         self._settle()
         if not isinstance(call.state, Creation):
-            waiting = self._waiting(call, failurepolicy.CREATE)
-            call.state = Creation(request, waiting, call.carried)
+            call.state = Creation(request, self._waiting(call, failurepolicy.CREATE))
             self._over(request.pod.uid, request.container_name)
-        answer = self._admission.create(call.state)
+        answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Held):
             return HOLD
         if isinstance(answer, Refused):

@@ -8,8 +8,6 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import yaml
-
 from agent.host.files import Stamp, stamp
 from agent.kube.errors import StoreError
 
@@ -189,12 +187,14 @@ class KubeconfigAccess:
                 f"kubeconfig {self._path}: needs the package kubernetes, "
                 "pip install 'topolet[kubeconfig]'"
             ) from error
+        from yaml import YAMLError
+
         configuration: Any = client.Configuration()
         try:
             config.load_kube_config(
                 self._path, self._context, client_configuration=configuration, persist_config=False
             )
-        except (config.ConfigException, yaml.YAMLError, OSError, ValueError, TypeError) as error:
+        except (config.ConfigException, YAMLError, OSError, ValueError, TypeError) as error:
             raise AccessError(f"kubeconfig {self._path}: {error}") from error
         self._configuration = configuration
         self._files = FileAccess(

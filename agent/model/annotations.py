@@ -21,9 +21,6 @@ SHARED_CONTAINERS = "topolet.io/shared-containers"
 
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
 
-KEYS_READ = (RESOURCE_STATUS, SHARED_CONTAINERS, EXTENDED_RESOURCE_SPEC)
-"""What decisions read, and so what the doorbell carries to the agent."""
-
 
 class AnnotationError(ValueError):
     """An annotation that can't be understood; `key` names it, the text says why."""

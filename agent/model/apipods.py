@@ -31,11 +31,13 @@ class Phase(enum.StrEnum):
 
 
 class ApiContainer(msgspec.Struct, frozen=True):
-    """What a container requests and is limited to; `cpu` in milli-CPU, the rest in units."""
+    """What a container requests and is limited to; `cpu` in milli-CPU, the rest in units.
+    `sidecar`: an init container that goes on beside all after it."""
 
     name: str
     requests: dict[str, int] = {}
     limits: dict[str, int] = {}
+    sidecar: bool = False
 
 
 class ApiPod(msgspec.Struct, frozen=True):
@@ -129,9 +131,10 @@ class _RawResources(msgspec.Struct, frozen=True):
     limits: dict[str, Quantity] | None = None
 
 
-class _RawContainer(msgspec.Struct, frozen=True):
+class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
     name: str
     resources: _RawResources = _RawResources()
+    restart_policy: str = ""
 
 
 class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -171,6 +174,7 @@ def _containers(
             each.name,
             _amounts(title, f"spec.{field}[{place}].resources.requests", each.resources.requests),
             _amounts(title, f"spec.{field}[{place}].resources.limits", each.resources.limits),
+            field == "initContainers" and each.restart_policy == "Always",
         )
         for place, each in enumerate(raw or ())
     )

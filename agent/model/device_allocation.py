@@ -86,6 +86,15 @@ def together(holdings: Iterable[Holdings]) -> Holdings:
     return sums
 
 
+def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
+    """What several pods hold."""
+    sets: VirtualFunctions = {}
+    for each in held:
+        for device, buses in each.items():
+            sets[device] = sets.get(device, frozenset()) | buses
+    return sets
+
+
 class _Function(msgspec.Struct, frozen=True):
     bus: str = msgspec.field(default="", name="busID")
 

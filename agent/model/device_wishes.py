@@ -56,10 +56,12 @@ class Hint(msgspec.Struct, frozen=True):
 
 
 class JointScope(enum.StrEnum):
-    """`PREFERRED`: under the same PCIe switches as far as that goes."""
+    """`PREFERRED`: under the same PCIe switches as far as that goes. `SAME_NUMA_NODE` is ours,
+    Koordinator has the others."""
 
     PREFERRED = ""
     SAME_PCIE = "SamePCIe"
+    SAME_NUMA_NODE = "SameNUMANode"
 
 
 class Joint(msgspec.Struct, frozen=True):

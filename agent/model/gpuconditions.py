@@ -9,7 +9,7 @@ from typing import Final
 from agent.model import gpuactions
 from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
-from agent.model.gpuhealth import Ailment, GpuCard, GpuHealth
+from agent.model.gpuhealth import RESET_ENDS, Ailment, GpuCard, GpuHealth
 from agent.model.gpus import Gpu
 from agent.model.nodestatus import GPU_MEMORY
 
@@ -24,6 +24,12 @@ pods."""
 _GRAVITY: Final = list(Action)
 
 
+def rfc3339(seconds: int) -> str:
+    """Of seconds since 1970."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
 def cordoned(annotations: dict[str, str], cards: Iterable[Gpu]) -> frozenset[str]:
     """UUIDs of the cards that the annotation names."""
     named = {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")}
@@ -34,15 +40,15 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     """The gravest ailment gives Healthy its reason; its message has them all."""
     graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
-    turned = _rfc3339(card.turned)
+    turned = rfc3339(card.turned)
     if graver:
         healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
     else:
-        healthy = Condition(HEALTHY, "True", "NoTrouble", "", turned)
+        healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
     found = [healthy]
     for each in card.ailments:
         reason = each.action.value.title().replace("-", "")
-        found.append(Condition(each.reason, "True", reason, each.message, _rfc3339(each.since)))
+        found.append(Condition(each.reason, "True", reason, each.message, rfc3339(each.since)))
     if cordoned:
         # The annotation has no time of its own.
         said = f"annotation {CORDONED_GPUS}"
@@ -58,12 +64,17 @@ def restored(devices: Iterable[Device], actions: GpuActions) -> GpuHealth:
 
 
 def _card(device: Device, actions: GpuActions) -> GpuCard:
-    times = {each.type: _seconds(each.last_transition_time) for each in device.conditions}
+    times = {
+        each.type: _seconds(each.last_transition_time)
+        for each in device.conditions
+        if each.status == "True" or each.type == HEALTHY
+    }
+    states = [time for name, time in times.items() if name in RESET_ENDS]
+    messages = {each.type: each.message for each in device.conditions}
     ailments = tuple(
-        Ailment(each.type, action, times[each.type], each.message)
-        for each in sorted(device.conditions, key=lambda each: each.type)
-        if gpuactions.is_xid(each.type) and each.status == "True"
-        if (action := actions[each.type]) is not Action.IGNORE
+        Ailment(name, action, time, messages[name], cleared=any(each >= time for each in states))
+        for name, time in sorted(times.items())
+        if gpuactions.is_xid(name) and (action := actions[name]) is not Action.IGNORE
     )
     gpu = Gpu(
         device.uuid,
@@ -74,11 +85,6 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
         module=device.module,
     )
     return GpuCard(gpu, max(times.values(), default=0), times.get(HEALTHY, 0), ailments)
-
-
-def _rfc3339(seconds: int) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _seconds(text: str) -> int:

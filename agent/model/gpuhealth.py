@@ -42,7 +42,8 @@ _EVIDENCE: Final = {
     Action.REBOOT: frozenset({Evidence.BOOTED, Evidence.CLEARED}),
     Action.SUPPORT: frozenset({Evidence.BOOTED}),
 }
-_RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED})
+RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED})
+"""States that nothing less than a reset of the card ends."""
 
 
 class Ailment(msgspec.Struct, frozen=True):
@@ -75,7 +76,8 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """By UUID, sorted. `unclaimed`: PCI addresses where there is a GPU that NVML never told of."""
+    """By UUID, sorted. `unclaimed`: PCI addresses where there is a GPU that NVML never told of,
+    as it does of none without a driver."""
 
     cards: tuple[GpuCard, ...] = ()
     driver: str = ""
@@ -115,7 +117,10 @@ def looked(
     """After a look. `buses`: where PCI has NVIDIA's GPUs, None if nobody looked; `booted`: when
     the machine started."""
     if sight.inventory is None:
-        return health if sight.fault in OUR_FAULTS else _without_driver(health, sight, now, actions)
+        if sight.fault in OUR_FAULTS:
+            return health
+        cards = [_without_driver(card, sight, now, actions) for card in health.cards]
+        return _summed(cards, health.driver, buses)
     states = GpuStates(sight.inventory, sight.readings, buses)
     driver = sight.inventory.driver
     look = _Look(states, now, actions, booted, restart_seconds, health.driver not in ("", driver))
@@ -125,12 +130,13 @@ def looked(
     for gpu in _named(sight.inventory.silent):
         known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
     cards = [look.at(card) for card in known.values() if not look.forgets(card)]
-    claimed = {card.gpu.bus for card in cards}
-    return GpuHealth(
-        tuple(sorted(cards, key=lambda card: card.gpu.uuid)),
-        driver,
-        tuple(sorted(set(buses or ()) - claimed)),
-    )
+    return _summed(cards, driver, buses)
+
+
+def _summed(cards: Iterable[GpuCard], driver: str, buses: Collection[str] | None) -> GpuHealth:
+    ordered = tuple(sorted(cards, key=lambda card: card.gpu.uuid))
+    unclaimed = set(buses or ()) - {card.gpu.bus for card in ordered}
+    return GpuHealth(ordered, driver, tuple(sorted(unclaimed)))
 
 
 def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
@@ -138,21 +144,18 @@ def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
     return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
 
 
-def _without_driver(health: GpuHealth, sight: GpuSight, now: int, actions: GpuActions) -> GpuHealth:
-    """What is known of the cards stays as it was, under the one trouble of them all."""
-    action = actions[sight.fault]
-
-    def under(card: GpuCard) -> GpuCard:
-        old = {each.reason: each for each in card.ailments}
-        kept = [
-            replace(each, cleared=each.cleared or sight.fault in _RESET_ENDS)
-            for each in card.ailments
-            if gpuactions.is_xid(each.reason) or each.reason in gpuactions.STATES
-        ]
-        fault = old.get(sight.fault) or Ailment(sight.fault, action, now, sight.message)
-        return _with(card, [*kept, fault], now)
-
-    return replace(health, cards=tuple(map(under, health.cards)))
+def _without_driver(card: GpuCard, sight: GpuSight, now: int, actions: GpuActions) -> GpuCard:
+    """What is known of the card stays as it was, under the one trouble of them all."""
+    cleared = sight.fault in RESET_ENDS
+    fault = Ailment(sight.fault, actions[sight.fault], now, sight.message)
+    kept = {
+        each.reason: replace(each, cleared=each.cleared or cleared)
+        for each in card.ailments
+        if gpuactions.is_xid(each.reason)
+        or each.reason in gpuactions.STATES
+        or each.reason == sight.fault
+    }
+    return _with(card, {sight.fault: fault, **kept}.values(), now)
 
 
 class _Look:
@@ -191,7 +194,7 @@ class _Look:
         before = card.energy_millijoules
         fell = energy is not None and before is not None and energy < before
         reloaded = self._other_driver or fell
-        cleared = any(each.reason in _RESET_ENDS for each in states)
+        cleared = any(each.reason in RESET_ENDS for each in states)
         xids = [
             replace(each, reloaded=each.reloaded or reloaded, cleared=each.cleared or cleared)
             for each in card.ailments

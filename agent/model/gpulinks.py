@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -50,13 +49,3 @@ def _switched(gpu: Gpu) -> list[NvLink]:
 def _speed(links: list[NvLink]) -> int:
     versions = (min(link.version or _UNTOLD, _NEWEST) for link in links)
     return sum(MB_PER_SECOND[version] for version in versions)
-
-
-def peers(pairs: Iterable[GpuPair]) -> dict[str, tuple[str, ...]]:
-    """By UUID the cards that NVLinks lead to, sorted."""
-    found: dict[str, set[str]] = collections.defaultdict(set)
-    for pair in pairs:
-        if pair.links:
-            found[pair.one].add(pair.two)
-            found[pair.two].add(pair.one)
-    return {uuid: tuple(sorted(others)) for uuid, others in sorted(found.items())}

@@ -44,13 +44,15 @@ class NvLink(msgspec.Struct, frozen=True):
 
 
 class MigInstance(msgspec.Struct, frozen=True):
-    """`slices`: of the GPU instance and of the compute instance in it."""
+    """`index`: NVML's number of it on its card; `slices`: of the GPU instance and of the compute
+    instance in it."""
 
     uuid: str
     gpu_instance: int
     compute_instance: int | None = None
     slices: tuple[int, int] | None = None
     memory_bytes: int | None = None
+    index: int | None = None
 
 
 class Gpu(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from agent.model.jsontext import JsonError
 GONE_MINORS: Final = "topolet.io/gone-device-minors"
 """On the Device: `{"rdma": {"0000:1a:00.0": 0}}`, the numbers that devices had which are gone."""
 
-MOST: Final = 4096
+MOST: Final = 1024
 """Devices of one type that are remembered, and as many as a node can have."""
 
 Minors = dict[str, dict[str, int]]

@@ -8,14 +8,16 @@ cards: collectives run around it, at the speed of its slowest link.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Final
 
 import msgspec
 
-from agent.model.cards import Links
 from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.devices import Device, DeviceType
+from agent.model.gpus import GpuPair
+from agent.model.nodestatus import GPU_CORE
 
 NVLINK: Final = "NVLink"
 
@@ -23,6 +25,14 @@ MOST: Final = 16
 """Cards: a node has no more, and the halves of more could not be tried."""
 
 Matrix = tuple[tuple[int, ...], ...]
+
+
+class Links(msgspec.Struct, frozen=True):
+    """`bytes_per_second[i][j]`: one direction between the cards with minors `minors[i]` and
+    `minors[j]`, by NVLinks, with a switch or without; 0 where only PCIe is."""
+
+    minors: tuple[int, ...]
+    bytes_per_second: Matrix
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -37,6 +47,23 @@ class Partition(msgspec.Struct, frozen=True):
 
 Table = dict[int, tuple[Partition, ...]]
 """By number of cards."""
+
+
+def links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
+    """Of the cards that can be had as a whole, ill ones too: a set of them can't be had, but comes
+    back with the card."""
+    minors = {
+        device.uuid: device.minor
+        for device in sorted(devices, key=lambda each: each.minor)
+        if device.type == DeviceType.GPU and device.resources.get(GPU_CORE)
+    }
+    place = {uuid: at for at, uuid in enumerate(minors)}
+    rows = [[0] * len(minors) for _ in minors]
+    for pair in pairs:
+        one, two = place.get(pair.one), place.get(pair.two)
+        if one is not None and two is not None:
+            rows[one][two] = rows[two][one] = pair.mb_per_second * 10**6
+    return Links(tuple(minors.values()), tuple(map(tuple, rows)))
 
 
 def from_links(links: Links) -> Table:

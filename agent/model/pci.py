@@ -11,11 +11,11 @@ import msgspec
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
 
-class CharDevice(msgspec.Struct, frozen=True, order=True):
-    """A file below /dev; `number` as `major:minor`, "" where the kernel does not tell it."""
+class CharDevice(msgspec.Struct, frozen=True):
+    """A file below /dev; `number`: major and minor, None where the kernel does not tell them."""
 
     path: str
-    number: str = ""
+    number: tuple[int, int] | None = None
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -81,15 +81,6 @@ def proximity(one: Function, other: Function) -> Proximity:
 
 def is_address(text: str) -> bool:
     return _ADDRESS.fullmatch(text) is not None
-
-
-def address(text: str) -> str:
-    """The kernel's way of writing an address that others write with capitals and eight digits of
-    domain (NVML's `00000000:3B:00.0`); a text that is no address stays as it is."""
-    match = _ADDRESS.fullmatch(text.lower())
-    if match is None:
-        return text
-    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}"
 
 
 def address_key(text: str) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from agent.model.pci import CharDevice, Function
@@ -48,7 +50,7 @@ class RdmaFunction(msgspec.Struct, frozen=True):
 
     @property
     def char_devices(self) -> tuple[CharDevice, ...]:
-        return tuple(sorted(each for link in self.links for each in link.char_devices))
+        return tuple(each for link in self.links for each in link.char_devices)
 
     @property
     def active(self) -> bool:
@@ -71,6 +73,13 @@ class RdmaDevice(msgspec.Struct, frozen=True):
 
     physical: RdmaFunction
     virtual: tuple[RdmaFunction, ...] = ()
+
+    def char_devices(self, addresses: Collection[str] = ()) -> tuple[CharDevice, ...]:
+        """Of the virtual functions at these addresses, without any of the physical one."""
+        if not addresses:
+            return self.physical.char_devices
+        chosen = (each for each in self.virtual if each.address in addresses)
+        return tuple(file for each in chosen for file in each.char_devices)
 
 
 class Rdma(msgspec.Struct, frozen=True):

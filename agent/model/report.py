@@ -25,7 +25,7 @@ from agent.model.topology import Topology
 MANAGER: Final = {MANAGED_BY: "topolet"}
 
 
-class Inventory(msgspec.Struct, frozen=True):
+class DeviceReport(msgspec.Struct, frozen=True):
     """The devices of a node, and what its pods hold of them. `annotations`: of its Device object;
     `gfd_labels`: the Node has those of NVIDIA's feature discovery too."""
 
@@ -48,7 +48,7 @@ class Facts(msgspec.Struct, frozen=True):
     held: tuple[Held, ...]
     reserved: Reserved
     configured: NodeConfiguration
-    inventory: Inventory = Inventory()
+    devices: DeviceReport = DeviceReport()
     plugged: tuple[Portion, ...] = ()
     owner: Owner | None = None
     fingerprint: str | None = None
@@ -60,25 +60,23 @@ class Report(msgspec.Struct, frozen=True):
     topology: NodeTopology
     labels: dict[str, str]
     resources: dict[str, int]
-    inventory: Inventory
+    devices: DeviceReport
 
 
 def built(facts: Facts) -> Report:
     """The same facts make the same report."""
-    devices, configured = facts.inventory.devices, facts.configured
+    devices, configured = facts.devices.devices, facts.configured
     attributes = core_kinds(facts.topology)
     if facts.fingerprint is not None:
         attributes[FINGERPRINT_METHOD] = "all"
-    gpu_labels = nodestatus.gpu_labels(
-        facts.inventory.gpus, devices, gfd=facts.inventory.gfd_labels
-    )
+    gpu_labels = nodestatus.gpu_labels(facts.devices.gpus, devices, gfd=facts.devices.gfd_labels)
     topology = NodeTopology(
         facts.name,
         zones(
             facts.topology,
             facts.held,
             facts.reserved,
-            portions(devices, facts.inventory.held) + facts.plugged,
+            portions(devices, facts.devices.held) + facts.plugged,
         ),
         configured.topology_policy,
         configured.topology_scope,
@@ -94,6 +92,6 @@ def built(facts: Facts) -> Report:
     return Report(
         topology,
         {**node_labels(facts.topology), **gpu_labels},
-        nodestatus.extended_resources(devices, facts.inventory.gpus),
-        facts.inventory,
+        nodestatus.extended_resources(devices, facts.devices.gpus),
+        facts.devices,
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from agent.model.snapshot import CpuPolicy
+from agent.model.visible import Unasked
 
 
 class SettingsError(ValueError):
@@ -80,6 +81,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "does not start beside another one; detect: whatever it is"
         ),
     ] = "detect"
+    devices: Annotated[
+        bool,
+        msgspec.Meta(description="the agent looks for GPUs, RDMA devices and FPGAs"),
+    ] = True
+    gpu_driver_root: Annotated[
+        str,
+        msgspec.Meta(
+            description="where the files of NVIDIA's driver are; empty: "
+            "where the system looks for libraries"
+        ),
+    ] = ""
+    gpu_actions: Annotated[
+        str,
+        msgspec.Meta(
+            description="XID=ACTION or STATE=ACTION, separated by commas, where NVIDIA's catalogue "
+            "is not wanted: ignore, restart-app, reset, reboot or support; `*` for unknown XIDs"
+        ),
+    ] = ""
     gfd_labels: Annotated[
         bool,
         msgspec.Meta(
@@ -140,6 +159,30 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "cgroup v2, which always moves them, leaves running containers as they are"
         ),
     ] = False
+    unasked_gpus: Annotated[
+        Unasked,
+        msgspec.Meta(
+            description="containers that no GPU was given to: leave them as they come; hide every "
+            "GPU where the request names none, whatever the image says; deny also a request for "
+            "`all`, which monitors make. By NRI, which shows image and request as one, hide takes "
+            "`all` for the image's"
+        ),
+    ] = "hide"
+    gpu_cdi_kind: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"^([A-Za-z][A-Za-z0-9_.-]*/[A-Za-z][A-Za-z0-9_-]*)?$",
+            description="kind of the CDI devices, named by UUID, that GPUs are given by where a "
+            "request has no sign of any (nvidia.com/gpu); empty: by NVIDIA_VISIBLE_DEVICES",
+        ),
+    ] = ""
+    hami_core_library: Annotated[
+        str,
+        msgspec.Meta(
+            description="HAMi-core's library on this host, for pods that want their part of a GPU "
+            "enforced; empty: there is none"
+        ),
+    ] = ""
     http: Annotated[
         str,
         msgspec.Meta(description="agent: ADDRESS:PORT of /metrics, /healthz, /readyz; empty: none"),

@@ -12,6 +12,7 @@ from agent.kube.objects import Change, ChangeKind, Objects
 from agent.model import apinode, apipods
 from agent.model.apinode import ApiNode, NodeObject
 from agent.model.apipods import ApiPod, PodObject
+from agent.model.devicelist import Published
 from agent.model.objects import ObjectError
 
 log = logging.getLogger(__name__)
@@ -19,11 +20,12 @@ log = logging.getLogger(__name__)
 
 class Assigned(msgspec.Struct, frozen=True):
     """One moment. `node` None: not told yet, or not there. `pods_told`: all pods are known, by the
-    uid of the API."""
+    uid of the API. `devices`: what the Device object said when we began, None: not told yet."""
 
     node: ApiNode | None = None
     pods: dict[str, ApiPod] = {}
     pods_told: bool = False
+    devices: Published | None = None
 
 
 class Assignments:

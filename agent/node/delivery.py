@@ -62,13 +62,11 @@ def _deliver_topology(objects: Objects, report: Report) -> bool:
 
 def _deliver_devices(objects: Objects, report: Report) -> bool:
     """A node without devices has no Device object, unless it had some."""
-    name, inventory = report.topology.name, report.inventory
-    if not inventory.devices:
+    name, told = report.topology.name, report.devices
+    if not told.devices:
         before = objects.get(deviceobject.KIND, name)
         labels = (before or {}).get("metadata", {}).get("labels") or {}
         if labels.get(MANAGED_BY) != MANAGER[MANAGED_BY]:
             return False
-    labels = {**MANAGER, **nodestatus.gpu_labels(inventory.gpus, inventory.devices)}
-    return objects.apply(
-        deviceobject.encode(name, inventory.devices, labels, inventory.annotations)
-    )
+    labels = {**MANAGER, **nodestatus.gpu_labels(told.gpus, told.devices)}
+    return objects.apply(deviceobject.encode(name, told.devices, labels, told.annotations))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Set
 from typing import Final
 
+from agent.discover import hotplug
 from agent.host import inotify
 from agent.host.inotify import Inotify
 from agent.host.uevents import Uevents
@@ -27,7 +28,7 @@ pauses that double from FIRST_PAUSE_SECONDS to the period."""
 FIRST_PAUSE_SECONDS: Final = 0.02
 LEAST_REST_SECONDS: Final = 0.02
 
-_HOTPLUGGED: Final = frozenset({"cpu", "node"})
+_HOTPLUGGED: Final = frozenset({"cpu", "node"}) | hotplug.SUBSYSTEMS
 
 
 class Source(enum.Enum):

@@ -8,10 +8,12 @@ from typing import Protocol
 
 import msgspec
 
+from agent.allocate.foreign.podresources import grants
 from agent.allocate.shares import kubelet_may_own
 from agent.model.availability import Held
 from agent.model.cpuset import EMPTY
 from agent.model.devices import Portion
+from agent.model.holding import Grant
 from agent.model.podholdings import by_uid, device_portions, holdings, kept, reserved
 from agent.model.podresources import PodName
 from agent.model.pods import Pod
@@ -23,11 +25,12 @@ log = logging.getLogger(__name__)
 
 class KubeletWord(msgspec.Struct, frozen=True):
     """`held` by pod uid; `portions` of devices that plugins gave to the kubelet;
-    `reserved_memory_bytes` by NUMA node."""
+    `reserved_memory_bytes` by NUMA node; `grants`: devices by plugin or driver."""
 
     held: Mapping[str, Held] = {}
     portions: tuple[Portion, ...] = ()
     reserved_memory_bytes: Mapping[int, int] = {}
+    grants: tuple[Grant, ...] = ()
 
 
 class View(Protocol):
@@ -60,15 +63,25 @@ class KubeletSays:
             uid: msgspec.structs.replace(each, cpus=EMPTY) if uid in shares else each
             for uid, each in by_uid(self._held, names).items()
         }
+        given = grants(told.pods, _only_one(names))
         if told.allocatable is None:
-            return KubeletWord(held)
+            return KubeletWord(held, grants=given)
         return KubeletWord(
             held,
             device_portions(told.pods, told.allocatable, over),
             reserved(topology, told.allocatable).memory_bytes,
+            given,
         )
 
     def _say(self, problems: tuple[str, ...]) -> None:
         for problem in sorted(frozenset(problems) - self._said):
             log.error("the kubelet says what can't be: %s", problem)
         self._said = frozenset(problems)
+
+
+def _only_one(names: Mapping[str, PodName]) -> dict[PodName, str]:
+    """Uids by name, of names that one pod alone has: the API does not tell whose word it is."""
+    uids: dict[PodName, list[str]] = {}
+    for uid, name in names.items():
+        uids.setdefault(name, []).append(uid)
+    return {name: of_name[0] for name, of_name in uids.items() if len(of_name) == 1}

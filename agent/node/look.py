@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
 from agent.allocate import pools
-from agent.allocate.pools import Decision
 from agent.allocate.present import present
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
-from agent.model.annotations import shared_containers
-from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.doorbell import (
     ContainerComes,
     ContainerFailed,
@@ -29,15 +23,16 @@ from agent.model.doorbell import (
 )
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
-from agent.model.snapshot import LocalOwner, Owner
+from agent.model.topology import Topology
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.configured import NodeObject, rules
+from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays
+from agent.node.kubeletword import KubeletSays, KubeletWord
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
@@ -45,6 +40,8 @@ from agent.node.observed import Observer
 from agent.node.publisher import Publisher
 from agent.node.remembered import Memory
 from agent.node.report import Reporter
+from agent.node.running import running_on, settled
+from agent.node.sight import Sight, SightPolicy, sight
 from agent.node.telling import Teller
 from agent.node.witness import Witness
 from agent.runtime.cri import Cri
@@ -87,11 +84,14 @@ class Node:
         teller: Teller | None = None,
         local: LocalCpus | None = None,
         notices: Notices | None = None,
+        devices: DeviceView | None = None,
+        sight_policy: SightPolicy | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
         """Without a teller the runtime is not told what changed in cgroups; without `local` there
-        is no node-local policy, and without `notices` no container is told its CPUs."""
+        is no node-local policy, without `notices` no container is told its CPUs, and without
+        `devices` there are none."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
@@ -105,6 +105,8 @@ class Node:
         self._metrics = metrics
         self._local = local or LocalCpus()
         self._notices = notices
+        self._devices = devices
+        self._sight_policy = sight_policy or SightPolicy()
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
@@ -156,17 +158,17 @@ class Node:
         configured = self._node_object.configured(known.node, topology)
         configured = self._beside.applied(configured, topology)
         holds = self._enforcement.holds(observed, topology)
-        running_on = _running_on(pods, holds)
+        running = running_on(pods, holds)
         cpu_policy = self._local.policy(kubelet.static)
         coming = self._announced_containers.missing_from(pods, time.monotonic())
         local, last = None, self._publisher.local_owners
         if cpu_policy != "none":
             local = self._local.demand(topology, pods, coming, holds, last)
         decision = pools.decide(
-            topology, pods, kubelet, self._publisher.owners, running_on, rules(configured), local
+            topology, pods, kubelet, self._publisher.owners, running, rules(configured), local
         )
         self.again = decision.again
-        self._witness.decided(pods, decision, _settled(decision, last), holds)
+        self._witness.decided(pods, decision, settled(decision, last), holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._enforcement.remember_replaced(observed)
         failures += self._enforcement.give_back(alone)
@@ -176,6 +178,8 @@ class Node:
         self._enforcement.prepare_created(observed, decision, holds)
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
+        word = self._kubelet_says.now(topology, pods)
+        seen, shown = self._seen(topology, assigned, pods, word)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -188,14 +192,16 @@ class Node:
             left_alone=[each.id for each in alone],
             memory_stays=self._enforcement.memory_stays,
             cpu_policy=cpu_policy,
+            sight=shown,
         )
         self._rung = False
         failures += self._enforcement.finish(observed, decision, freed)
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        word = self._kubelet_says.now(topology, pods)
-        self._reporter.report(topology, decision, pods, kubelet, configured, assigned, word=word)
+        self._reporter.report(
+            topology, decision, pods, kubelet, configured, assigned, seen.report, word
+        )
         if failures:
             raise RoundError("; ".join(failures))
 
@@ -208,32 +214,17 @@ class Node:
         pods = present(assigned.pods.values(), there, known.pods)
         return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
 
-
-def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:
-    """Owners without what a node-local policy gives them just now: there others may still run."""
-    before: dict[str, CpuSet] = {}
-    for each in last.values():
-        before[each.uid] = before.get(each.uid, EMPTY) | CpuSet.parse(each.cpuset)
-    local = {each.uid for each in decision.local_owners}
-    return tuple(
-        msgspec.structs.replace(owner, cpuset=str(owner.cpus & before.get(owner.uid, EMPTY)))
-        if owner.uid in local
-        else owner
-        for owner in decision.owners
-    )
-
-
-def _running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-    """Side-cars that stay on a pool say nothing of their pod's own CPUs."""
-    running = {}
-    for pod in pods:
-        aside = shared_containers(pod.annotations)
-        running[pod.uid] = union(
-            holds[each.id]
-            for each in pod.containers
-            if each.state is ContainerState.RUNNING and each.id in holds and each.name not in aside
-        )
-    return {uid: cpus for uid, cpus in running.items() if cpus}
+    def _seen(
+        self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord
+    ) -> tuple[SeenDevices, Sight | None]:
+        """The devices, and what of them containers see: nothing is said of it before the numbers
+        are known that they had."""
+        if self._devices is None or assigned.devices is None:
+            return SeenDevices(), None
+        node = self._memory.known.node
+        seen = self._devices.now(topology, assigned.devices, node, pods, word.grants)
+        asked = assigned.pods.values()
+        return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy)
 
 
 def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:

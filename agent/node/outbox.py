@@ -41,9 +41,12 @@ class Outbox:
         metrics: AgentMetrics,
         pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
+        first: Callable[[], None] = lambda: None,
     ) -> None:
-        """`deliver` says whether anything was written; raises StoreError."""
+        """`deliver` says whether anything was written; raises StoreError. So does `first`, which is
+        called until it succeeds before anything is delivered."""
         self._deliver = deliver
+        self._first = first
         self._metrics = metrics
         self._pace = pace or Pace()
         self._clock = clock
@@ -102,8 +105,22 @@ class Outbox:
         return max(due, self._not_before)
 
     def _run(self) -> None:
+        while not self._began():
+            with self._news:
+                if self._closed:
+                    return
+                self._news.wait(self._backoff.next())
         while (report := self._next()) is not None:
             self._send(report)
+
+    def _began(self) -> bool:
+        try:
+            self._first()
+        except StoreError as error:
+            self._failed(str(error))
+            return False
+        self._backoff.reset()
+        return True
 
     def _next(self) -> Report | None:
         """Waits until one is due; None when closed."""

@@ -16,6 +16,7 @@ from agent.model.exclusion import Patterns
 from agent.model.pods import ContainerState, Pod
 from agent.model.snapshot import CpuPolicy, LocalOwner, Snapshot
 from agent.model.wanted import NOTHING, PodWanted, Wanted
+from agent.node.sight import Sight
 
 log = logging.getLogger(__name__)
 
@@ -65,17 +66,22 @@ class Publisher:
         left_alone: Collection[str] = (),
         memory_stays: bool = False,
         cpu_policy: CpuPolicy = "none",
+        sight: Sight | None = None,
     ) -> None:
         """Writes if something changed or `fresh` asks for it. Raises OSError.
 
         `blocked`: by pod uid, why its containers must not be created yet. `left_alone`: ids of
         containers that a pattern of `excluded` names. `memory_stays`: no update changes the memory
-        nodes of a container that runs.
+        nodes of a container that runs. `sight` None: nothing is said of devices.
         """
         wanted = {
             uid: _blocked(each, blocked[uid]) if uid in blocked else each
             for uid, each in decision.pods.items()
         }
+        by_container = _by_container(pods, wanted, memory_stays)
+        for uid, shown in sight.pods.items() if sight else ():
+            if uid in wanted:
+                wanted[uid] = wanted[uid].seeing(shown.each, shown.containers)
         new = Snapshot(
             generation=self.generation + 1,
             looked_at=looked_at,
@@ -86,13 +92,14 @@ class Publisher:
             owners=decision.owners,
             pods=wanted,
             containers={
-                **_by_container(pods, wanted, memory_stays),
+                **by_container,
                 **dict.fromkeys(left_alone, NOTHING),
             },
             excluded=excluded,
             system=str(decision.system),
             cpu_policy=cpu_policy,
             local_owners=decision.local_owners,
+            devices=sight.node if sight else None,
         )
         unchanged = self._last is not None and _same(self._last, new)
         if unchanged and not fresh and os.path.exists(self._path):

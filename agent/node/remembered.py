@@ -8,16 +8,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from agent.allocate.present import Words, words
+from agent.allocate.present import words
 from agent.host import files
 from agent.model import jsontext
 from agent.model.apinode import ApiNode
 from agent.model.jsontext import JsonError
+from agent.model.podwords import Words
 from agent.node.assigned import Assigned
 
 log = logging.getLogger(__name__)
 
-_NODE_KEYS = "node.koordinator.sh/"
+_NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
 
 
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):

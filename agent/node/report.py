@@ -15,7 +15,7 @@ from agent.model.availability import Held, Reserved
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.nodetopology import Owner
 from agent.model.pods import Pod
-from agent.model.report import Facts, Inventory, Report
+from agent.model.report import DeviceReport, Facts, Report
 from agent.model.resources import NodeConfiguration, PodCpuAlloc
 from agent.model.topology import Topology
 from agent.node.assigned import Assigned
@@ -23,7 +23,7 @@ from agent.node.configured import rules
 from agent.node.kubeletword import KubeletWord
 
 _NOBODY = Assigned()
-_NO_DEVICES = Inventory()
+_NO_DEVICES = DeviceReport()
 _NO_WORD = KubeletWord()
 
 
@@ -34,7 +34,7 @@ class Reporter:
         self, node_name: str, tell: Callable[[Report], bool], *, waits: bool = False
     ) -> None:
         """`tell` says whether anything was written. `waits`: nothing is said before the cluster
-        told of Node and pods, as half of them would be taken for the whole."""
+        told of Node, pods and devices, as a part of them would be taken for the whole."""
         self._name = node_name
         self._tell = tell
         self._waits = waits
@@ -48,12 +48,12 @@ class Reporter:
         kubelet: KubeletCpus,
         configured: NodeConfiguration,
         assigned: Assigned = _NOBODY,
-        inventory: Inventory = _NO_DEVICES,
+        devices: DeviceReport = _NO_DEVICES,
         word: KubeletWord = _NO_WORD,
     ) -> bool:
         """Whether anything was written; raises what `tell` raises. The kubelet's state tells which
         policy is at work, its `word` what else it gave to pods."""
-        if self._waits and not (assigned.pods_told and assigned.node):
+        if self._waits and not (assigned.pods_told and assigned.node and assigned.devices):
             return False
         now = facts(
             self._name,
@@ -63,7 +63,7 @@ class Reporter:
             kubelet,
             configured,
             assigned,
-            inventory,
+            devices,
             word,
         )
         if now == self._reported:
@@ -81,7 +81,7 @@ def facts(
     kubelet: KubeletCpus,
     configured: NodeConfiguration,
     assigned: Assigned = _NOBODY,
-    inventory: Inventory = _NO_DEVICES,
+    devices: DeviceReport = _NO_DEVICES,
     word: KubeletWord = _NO_WORD,
 ) -> Facts:
     """What is reported at this moment."""
@@ -95,7 +95,7 @@ def facts(
         held(decision, pods, kubelet, word.held),
         _reserved(configured, word),
         msgspec.structs.replace(configured, kubelet_policy="static" if kubelet.static else "none"),
-        inventory,
+        devices,
         word.portions,
         Owner(name, uid) if uid else None,
         _fingerprint(assigned.pods.values()) if uid else None,

@@ -75,9 +75,8 @@ class Hooks:
     def create(self, call: Call) -> Changes | Hold | Refuse:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)
-            waiting = self._waiting(call, failurepolicy.CREATE)
-            call.state = Creation(call.request, waiting, call.carried)
-        answer = self._admission.create(call.state)
+            call.state = Creation(call.request, self._waiting(call, failurepolicy.CREATE))
+        answer = self._admission.create(call.state, call.carried)
         if isinstance(answer, Held):
             return HOLD
         if isinstance(answer, Refused):

@@ -3,7 +3,8 @@ grants and doorbell, and asks the hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,6 +31,9 @@ from agent.proxy.calls import Creation, Unread, Update
 from agent.proxy.grants import Grants
 from agent.proxy.outcomes import Outcomes
 from agent.proxy.snapshots import SnapshotFile
+
+if TYPE_CHECKING:
+    from agent.hooks.carriers import Carried
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -73,9 +77,11 @@ class Admission:
         """What came of the sandbox."""
         self._bell.ring(Look() if made else PodFailed(pod.uid))
 
-    def create(self, creation: Creation) -> Changes | Held | Refused:
+    def create(
+        self, creation: Creation, carried: Callable[[], Carried]
+    ) -> Changes | Held | Refused:
         """What the request to make a container goes on with; from then on the creation counts as
-        under way, until `created` or `abandoned`."""
+        under way, until `created` or `abandoned`. `carried` reads what it names of devices."""
         request, snapshot = creation.request, self._seen()
         grants = self._grants.all()
         answer = cpuset.create(request, snapshot, grants)
@@ -98,7 +104,7 @@ class Admission:
 
             try:
                 node = snapshot.devices if snapshot is not None else None
-                shown = shown_to(creation, visible, node, self._says, self.outcomes)
+                shown = shown_to(creation, carried, visible, node, self._says, self.outcomes)
             except DeniedError as error:
                 return self._refused(creation, str(error))
         changes = self._granted(creation, answer, snapshot)

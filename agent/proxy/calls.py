@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import ContainerFailed, Look, Ring
 from agent.proxy.bell import Bell
-
-if TYPE_CHECKING:
-    from agent.hooks.carriers import Carried
 
 RING_AGAIN_SECONDS: Final = 0.1
 
@@ -38,15 +34,11 @@ class Waiting:
 
 
 class Creation:
-    """One container from the request to make it to what came of that. `carried` reads what its
-    request names of devices."""
+    """One container from the request to make it to what came of that."""
 
-    def __init__(
-        self, request: CreateContainer, waiting: Waiting, carried: Callable[[], Carried]
-    ) -> None:
+    def __init__(self, request: CreateContainer, waiting: Waiting) -> None:
         self.request = request
         self.waiting = waiting
-        self.carried = carried
         self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
         self.qos = announced(request.pod, 0).qos
         """For the failure policy: LSR also where a node-local policy gives the container CPUs."""

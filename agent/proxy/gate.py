@@ -97,12 +97,8 @@ class CpusetGate:
 
     def _create(self, call: Call, message: bytes) -> Verdict:
         if not isinstance(call.state, Creation):
-            call.state = Creation(
-                requests.create_container(message),
-                self._waiting(call),
-                partial(_carried, message),
-            )
-        answer = self._admission.create(call.state)
+            call.state = Creation(requests.create_container(message), self._waiting(call))
+        answer = self._admission.create(call.state, partial(_carried, message))
         if isinstance(answer, Held):
             return Hold()
         if isinstance(answer, Refused):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from agent.hooks import devices
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import UNCHANGED, Changes, Says, beyond
 from agent.hooks.cpuset import Wait
 from agent.hooks.devices import TakenError
@@ -27,6 +30,7 @@ class _DoorError(UnhonouredError):
 
 def shown_to(
     creation: Creation,
+    carried: Callable[[], Carried],
     visible: Visible | Wait,
     node: NodeDevices | None,
     says: Says,
@@ -38,12 +42,12 @@ def shown_to(
     title = creation.pod_title
     try:
         try:
-            return _decided(creation, visible, node, says, outcomes)
+            return _decided(creation, carried, visible, node, says, outcomes)
         except UnhonouredError as error:
             why = f"{title}: {error}"
             if outcomes.fails(CREATE, DEVICES, error.reason, why):
                 raise DeniedError(why) from None
-            return _kept(creation, node, says)
+            return _kept(creation, carried, node, says)
     except TakenError as error:
         why = f"{title}: {error}"
         outcomes.refused(CREATE, DEVICES, "taken", why)
@@ -52,6 +56,7 @@ def shown_to(
 
 def _decided(
     creation: Creation,
+    carried: Callable[[], Carried],
     visible: Visible | Wait,
     node: NodeDevices | None,
     says: Says,
@@ -62,19 +67,21 @@ def _decided(
         raise _LateError(f"no devices after {patience:g} s: {visible.reason}")
     if node is None:
         return UNCHANGED
-    carried = creation.carried()
-    if carried.privileged and visible.gpus is not None:
+    found = carried()
+    if found.privileged and visible.gpus is not None:
         why = f"{creation.pod_title}: is privileged, and reaches every device"
         outcomes.goes_on(CREATE, DEVICES, "privileged", why)
-    changes = devices.changes(creation.request.pod.uid, carried, visible, node)
+    changes = devices.changes(creation.request.pod.uid, found, visible, node)
     if lacking := beyond(changes, says):
         raise _DoorError(f"this way into the runtime can't change {', '.join(lacking)}")
     return changes
 
 
-def _kept(creation: Creation, node: NodeDevices | None, says: Says) -> Changes:
+def _kept(
+    creation: Creation, carried: Callable[[], Carried], node: NodeDevices | None, says: Says
+) -> Changes:
     if node is None:
         return UNCHANGED
-    uid, carried = creation.request.pod.uid, creation.carried()
-    changes = devices.unallocated(uid, carried, node, given=creation.allocated)
+    uid = creation.request.pod.uid
+    changes = devices.unallocated(uid, carried(), node, given=creation.allocated)
     return UNCHANGED if beyond(changes, says) else changes

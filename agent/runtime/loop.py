@@ -49,7 +49,7 @@ class Loop:
         self._order = itertools.count()
         self._stopped = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.register(self._wake, READ, lambda events: None)
+        self.register(self._wake, READ, self._woken)
 
     def register(self, fd: int, events: int, on_ready: OnReady) -> None:
         """Level-triggered; errors and hang-ups are always reported."""
@@ -113,6 +113,9 @@ class Loop:
     def close(self) -> None:
         self._epoll.close()
         os.close(self._wake)
+
+    def _woken(self, events: int) -> None:
+        os.eventfd_read(self._wake)
 
     def _patience(self, seconds: float) -> float:
         while self._timers and self._timers[0][2].call is None:

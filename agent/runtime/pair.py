@@ -23,6 +23,8 @@ _CALL_SLICES: Final = 4
 """More than so many of the upstream in a row, without a word of the client, are a stream."""
 _STREAM_SECONDS: Final = 0.001
 """What comes slower has no more behind it yet."""
+_MOST_OF_MESSAGES_BYTES: Final = 1 << 16
+"""A slice beyond it is of one long message, whose sender waits until we have read."""
 _CONNECT_RETRY_SECONDS: Final = 0.01
 _CONNECT_ATTEMPTS: Final = 200
 
@@ -233,6 +235,8 @@ class Pair:
         data = self._upstream.read(self._buffer)
         if data is None:
             return False
+        if len(data) > _MOST_OF_MESSAGES_BYTES:
+            self._slices = 0
         try:
             if self._from_upstream(data):
                 self._hooking()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import compileall
 import os
 import shutil
 import socket
@@ -15,7 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from peers.h2client import Client
+from peers.packages import NoPackageError, cached
 
+ROOT = Path(__file__).resolve().parents[2]
 # grpcio and mypy bring typing_extensions, which nothing that `topolet` depends on does; where it
 # is found msgspec takes it, and with it a megabyte that an installation has not.
 START = (
@@ -33,16 +35,16 @@ PEER = str(Path(__file__).resolve().parent / "grpc_peer.py")
 
 def grpcio_environment() -> dict[str, str] | str:
     """What the grpcio processes need in their environment, or why they can't be had."""
-    if importlib.util.find_spec("grpc"):
-        return dict(os.environ)
-    home = os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet"
-    target = Path(home) / f"grpcio-{sys.version_info.major}.{sys.version_info.minor}"
-    if not (target / "grpc").is_dir():
-        command = [sys.executable, "-m", "pip", "install", "-q", "--target", str(target), "grpcio"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            return f"grpcio can't be installed: {done.stderr.strip()[-200:]}"
-    return {**os.environ, "PYTHONPATH": str(target)}
+    try:
+        target = cached("grpcio", ("grpc",))
+    except NoPackageError as error:
+        return str(error)
+    return {**os.environ, **({"PYTHONPATH": str(target)} if target else {})}
+
+
+def compiled() -> None:
+    """As in an installation, no process of ours has to compile its source, which costs memory."""
+    compileall.compile_dir(str(ROOT / "agent"), quiet=2)
 
 
 @contextmanager
@@ -69,9 +71,26 @@ class Process:
         return spent / 1e9
 
     def rss_mb(self) -> float:
-        status = Path(f"/proc/{self.pid}/status").read_text()
-        line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return int(line.split()[1]) / 1_000
+        return rss_mb(self.pid)
+
+
+def rss_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1_000
+
+
+def bare_rss_mb() -> float:
+    """Of an interpreter that has imported nothing."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = rss_mb(process.pid)
+        process.stdin.write(b"\n")
+        return found
 
 
 def accepting_after(path: Path, process: subprocess.Popen[bytes]) -> float:
@@ -103,6 +122,7 @@ class Stage:
         self.folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._stack = stack
         self._environment = environment
+        compiled()
 
     def backend(self, path: str) -> None:
         """The trivial one."""

@@ -1,4 +1,4 @@
-"""A private containerd for the CRI benchmark: one pod in which containers are created."""
+"""A private containerd for benchmarks, with a pod in which containers are created, and others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from agent.runtime.cri import Cri
 from demo import containerd
 from demo.cgroups import remove_cgroups
-from demo.pods import PodSpec, create_request, run_sandbox
+from demo.pods import PodSpec, create_request, run_pod, run_sandbox
+from tests import tools
 
 CGROUP_ROOT = "/topolet-benchmark"
 
@@ -24,16 +25,25 @@ class NoRuntimeError(Exception):
     """Why none can run here."""
 
 
-class Runtime:
-    """Raises NoRuntimeError."""
+def with_events() -> Path:
+    """The programs of a containerd that tells each client of containers: 2 and later. Raises
+    NoRuntimeError."""
+    programs = tools.built("containerd")
+    if isinstance(programs, str):
+        raise NoRuntimeError(programs)
+    return programs
 
-    def __init__(self) -> None:
+
+class Runtime:
+    """`programs`: a folder with another containerd than this machine's. Raises NoRuntimeError."""
+
+    def __init__(self, programs: Path | None = None) -> None:
         if os.geteuid():
             raise NoRuntimeError("needs root: containers and cgroups are real")
-        if lacking := containerd.missing():
+        if lacking := containerd.missing(programs):
             raise NoRuntimeError(f"not on this machine: {', '.join(lacking)}")
         self._folder = Path(tempfile.mkdtemp(prefix="topolet-"))
-        self._containerd = containerd.Containerd(self._folder)
+        self._containerd = containerd.Containerd(self._folder, programs=programs)
         self.socket = self._containerd.socket
         self._numbers = itertools.count(1)
         try:
@@ -61,6 +71,14 @@ class Runtime:
         """A container that was not asked for before."""
         name = f"c{next(self._numbers)}"
         return create_request(self._spec, self._sandbox, name).SerializeToString()
+
+    def run(self, name: str, uid: str) -> None:
+        """A pod that runs, as the kubelet makes one of the API's."""
+        run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=CGROUP_ROOT))
+
+    def clear(self) -> None:
+        """No pod is left."""
+        containerd.remove_all_pods(self.socket)
 
     def containers(self) -> int:
         """How many there are."""

@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import present as rule
-from agent.allocate.present import Words, coming, words
+from agent.allocate.present import coming, words
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
 from agent.model.pods import Container, ContainerState, Pod
+from agent.model.podwords import Words
 from agent.model.qos import QOS_LABEL
 
 

@@ -119,7 +119,7 @@ class FakeDriver:
 
     def tell(self, machine: Machine) -> None:
         new = self.facts.with_suffix(".new")
-        new.write_text(machine.text())
+        new.write_text(machine.text(), errors="surrogateescape")
         new.replace(self.facts)
 
     def event(

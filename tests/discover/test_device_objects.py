@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from agent.discover import cpus, fpga, pci, rdma
+from agent.model.devicelist import Found, Published, device_list
 from agent.model.deviceobject import encode
-from agent.model.inventory import Found, Published, inventory
 
 
 def device_object(root: str) -> dict[str, Any]:
@@ -18,7 +18,7 @@ def device_object(root: str) -> dict[str, Any]:
     cards = fpga.read(root, functions.by_address)
     assert functions.problems + adapters.problems + cards.problems == ()
     found = Found(functions.by_address, (), adapters.devices, cards.devices)
-    return encode("node", inventory(found, Published(), "2026-01-01T00:00:00Z").devices)
+    return encode("node", device_list(found, Published(), "2026-01-01T00:00:00Z").devices)
 
 
 @pytest.mark.parametrize(

@@ -38,10 +38,10 @@ def test_a_card_of_the_device_feature_list(tmp_path: Path) -> None:
     assert found.problems == ()
     (card,) = found.devices
     assert (card.address, card.driver) == ("0000:3b:00.0", FpgaDriver.DFL)
-    port = CharDevice("/dev/dfl-port.0", "241:0")
+    port = CharDevice("/dev/dfl-port.0", (241, 0))
     assert card.ports == (AcceleratorPort("dfl-port.0", LOOPBACK, port),)
     assert card.interface_id == INTERFACE
-    assert card.management == CharDevice("/dev/dfl-fme.0", "241:1")
+    assert card.management == CharDevice("/dev/dfl-fme.0", (241, 1))
 
 
 @pytest.mark.parametrize("linked", [True, False])

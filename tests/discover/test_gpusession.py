@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -110,8 +111,17 @@ def test_mig(start: Start) -> None:
     ]
     instance = found.gpus[1].instances[1]
     assert instance.uuid.startswith("MIG-")
-    assert (instance.gpu_instance, instance.compute_instance, instance.slices) == (2, 0, (3, 3))
+    assert (instance.index, instance.gpu_instance, instance.compute_instance) == (1, 2, 0)
+    assert instance.slices == (3, 3)
     assert instance.memory_bytes == 20096 << 20
+
+
+def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start) -> None:
+    going = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
+    card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(going,))
+    _, session = start(Machine((card,)))
+    found = inventory(session)
+    assert [(gpu.mig, gpu.instances) for gpu in found.gpus] == [(True, ())]
 
 
 def test_gb10_has_no_memory_of_its_own(start: Start) -> None:
@@ -207,6 +217,14 @@ def test_one_that_may_not_be_opened_is_left_out(start: Start) -> None:
     assert (len(found.gpus), [each.fault for each in found.silent]) == (1, ["NoPermission"])
 
 
+def test_text_that_is_none_costs_a_card_its_product_or_itself(start: Start) -> None:
+    machine = gpumachines.mixed().but(0, name="NVIDIA \udcff").but(1, uuid="GPU-\udcff")
+    _, session = start(machine)
+    found = inventory(session)
+    assert [(gpu.uuid, gpu.product) for gpu in found.gpus] == [(gpumachines.uuid(0), "")]
+    assert [(each.index, each.fault) for each in found.silent] == [(1, "NoAnswer")]
+
+
 def test_a_card_that_fell_off_the_bus_shifts_the_indices_and_no_uuid(start: Start) -> None:
     machine = gpumachines.a100_hgx()
     driver, session = start(machine)
@@ -237,7 +255,7 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
         ({"init": 999}, "NoAnswer"),
         ({"alive": 18}, "DriverMismatch"),
         ({"alive": 9}, "DriverNotLoaded"),
-        ({"alive": 1}, "DriverNotLoaded"),
+        ({"alive": 1}, "SessionLost"),
     ],
 )
 def test_without_a_driver_to_talk_to_the_session_is_over(
@@ -267,12 +285,45 @@ def test_a_driver_upgrade_ends_the_session_and_the_next_one_has_the_new_driver(
         assert again.close()
 
 
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_a_child_that_cant_be_started_is_a_fault_of_ours(more: int) -> None:
+    """For want of descriptors: for the socket, for the child's streams, for what tells of exec."""
+    program = (
+        "import os, resource\n"
+        "from agent.discover.gpusession import GpuSession, SessionError\n"
+        f"most = len(os.listdir('/proc/self/fd')) + {more}\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))\n"
+        "before = os.listdir('/proc/self/fd')\n"
+        "try:\n    GpuSession()\n"
+        "except SessionError as error:\n"
+        "    print(error.fault, before == os.listdir('/proc/self/fd'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert done.stdout == b"NoProcess True\n", done.stderr
+
+
 def test_no_library(tmp_path: Path) -> None:
     session = GpuSession(str(tmp_path))
     try:
         with pytest.raises(SessionError) as raised:
             look(session)
         assert raised.value.fault == "LibraryNotFound"
+    finally:
+        assert session.close()
+
+
+def test_links_to_the_library_are_those_of_the_drivers_root(tmp_path: Path) -> None:
+    driver = FakeDriver(tmp_path, gpumachines.mixed())
+    folder = driver.root / "usr" / "lib64"
+    (folder / "current").mkdir()
+    (folder / fakenvml.SONAME).rename(folder / "current" / "library")
+    alternatives = driver.root / "etc" / "alternatives"
+    alternatives.mkdir(parents=True)
+    (folder / fakenvml.SONAME).symlink_to("/etc/alternatives/nvml")
+    (alternatives / "nvml").symlink_to("../../usr/lib64/current/library")
+    session = GpuSession(str(driver.root), driver.environment)
+    try:
+        assert len(inventory(session).gpus) == 2
     finally:
         assert session.close()
 

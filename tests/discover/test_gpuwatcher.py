@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(fakenvml.missing() is not None, reason=str(faken
 
 NEVER = 3600.0
 QUICK = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
-ASKED = GpuTiming(period=NEVER, answer=DEADLINE_SECONDS, retry=NEVER)
+ASKED = GpuTiming(period=NEVER, least=0.0, answer=DEADLINE_SECONDS, retry=NEVER)
 """Looks only when it must."""
 
 
@@ -33,8 +33,8 @@ class Watch:
         self.driver = driver
         self.events: list[GpuEvent] = []
         self.sight = GpuSight("nothing yet")
-        self._told = threading.Event()
-        self.watcher = GpuWatcher(self._told.set, str(driver.root), timing, driver.environment)
+        self.told = threading.Event()
+        self.watcher = GpuWatcher(self.told.set, str(driver.root), timing, driver.environment)
         self.watcher.start()
 
     def until(self, check: Callable[[GpuSight], object]) -> GpuSight:
@@ -45,8 +45,8 @@ class Watch:
                 self.sight = news.sight
                 if check(news.sight):
                     return news.sight
-            assert self._told.wait(DEADLINE_SECONDS), f"nothing came after {self.sight}"
-            self._told.clear()
+            assert self.told.wait(DEADLINE_SECONDS), f"nothing came after {self.sight}"
+            self.told.clear()
 
 
 def good(sight: GpuSight) -> bool:
@@ -98,6 +98,25 @@ def test_an_event_is_told_at_once_and_causes_a_look(watch: Callable[..., Watch])
     assert here.events == [GpuEvent(gpumachines.uuid(0), 79)]
     assert sight.inventory is not None
     assert [each.fault for each in sight.inventory.silent] == ["GpuLost"]
+
+
+def test_a_storm_of_events_causes_no_storm_of_looks(
+    watch: Callable[..., Watch],
+) -> None:
+    timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
+    here = watch(gpumachines.mixed(), timing)
+    here.until(good)
+    for _ in range(50):
+        here.driver.event(0, 31)
+    here.driver.event(1, 79)
+    last = GpuEvent(gpumachines.uuid(1), 79)
+    taken = [here.watcher.take()]
+    while last not in taken[-1].events:
+        assert here.told.wait(DEADLINE_SECONDS)
+        here.told.clear()
+        taken.append(here.watcher.take())
+    assert all(len(set(news.events)) == len(news.events) for news in taken)
+    assert {news.sight for news in taken} == {None}
 
 
 def test_who_asks_gets_a_look_before_its_time(watch: Callable[..., Watch]) -> None:

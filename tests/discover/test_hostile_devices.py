@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.discover import fpga, pci, rdma
+from agent.model.devicelist import DeviceList, Found, Published, device_list
 from agent.model.devices import Device
-from agent.model.inventory import Found, Inventory, Published, inventory
 from tests.discover.buses import plug, put, topology
 
 MACHINE = topology({0: "0-3", 1: "4-7"})
@@ -35,12 +35,12 @@ FILES = (
 LINKS = ("../0000:3b:00.0", "../0000:18:00.0", "../0000:3b:00.1", "gone", "/", "virtfn0", ".")
 
 
-def look(root: Path) -> Inventory:
+def look(root: Path) -> DeviceList:
     functions = pci.read(str(root), MACHINE)
     adapters = rdma.read(str(root), functions.by_address)
     cards = fpga.read(str(root), functions.by_address)
     found = Found(functions.by_address, (), adapters.devices, cards.devices)
-    made = inventory(found, Published(), "2026-01-01T00:00:00Z")
+    made = device_list(found, Published(), "2026-01-01T00:00:00Z")
     problems = functions.problems + adapters.problems + cards.problems
     assert all(each.startswith(str(root)) for each in problems)
     return made
@@ -54,7 +54,7 @@ def sound(root: Path) -> None:
     )
 
 
-def device(found: Inventory, bus: str) -> Device:
+def device(found: DeviceList, bus: str) -> Device:
     return next(each for each in found.devices if each.uuid == bus)
 
 
@@ -100,7 +100,7 @@ def test_the_order_of_listings_changes_nothing(random: Random) -> None:
     ways = [f"pci0000:{bus:02x}/0000:{bus:02x}:00.0" for bus in range(4)]
     ways += [f"pci0000:17/0000:17:00.0/0000:18:00.{n}" for n in range(4)]
 
-    def built(order: list[str]) -> Inventory:
+    def built(order: list[str]) -> DeviceList:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder)
             for way in order:

@@ -56,9 +56,9 @@ def test_an_hca_that_is_no_network_controller_by_class(
     )
     assert only.ports == (Port(1, "ACTIVE", "LinkUp", "InfiniBand", 40.0),)
     assert physical.char_devices == (
-        CharDevice("/dev/infiniband/issm0", "231:64"),
-        CharDevice("/dev/infiniband/umad0", "231:0"),
-        CharDevice("/dev/infiniband/uverbs0", "231:192"),
+        CharDevice("/dev/infiniband/issm0", (231, 64)),
+        CharDevice("/dev/infiniband/umad0", (231, 0)),
+        CharDevice("/dev/infiniband/uverbs0", (231, 192)),
     )
     assert (physical.down, device.virtual) == ((), ())
 
@@ -75,7 +75,7 @@ def test_names_of_any_kind(tmp_path: Path, name: str) -> None:
     assert [each.name for each in device.physical.links] == [name]
     assert device.physical.char_devices == (
         CharDevice("/dev/infiniband/umad7"),
-        CharDevice("/dev/infiniband/uverbs7", "231:199"),
+        CharDevice("/dev/infiniband/uverbs7", (231, 199)),
     )
 
 
@@ -132,6 +132,9 @@ def test_virtual_functions_with_their_numbers_and_files(tmp_path: Path) -> None:
         (1, "0000:18:00.2", 0),
         (2, "0000:18:00.3", 2),
     ]
+    assert [file.path[-1] for file in device.char_devices()] == ["0", "0"]
+    assert [file.path[-1] for file in device.char_devices({"0000:18:00.3"})] == ["4", "4"]
+    assert device.char_devices({"0000:18:00.2"}) == ()
 
 
 @pytest.mark.parametrize("physical", [None, {}])
@@ -147,7 +150,7 @@ def test_a_virtual_function_whose_physical_one_has_no_rdma_is_a_device(
 
 def test_the_connection_manager_is_for_all(tmp_path: Path) -> None:
     put(tmp_path / "sys/class/misc/rdma_cm", {"dev": "10:58\n"})
-    assert read(tmp_path).common == (CharDevice("/dev/infiniband/rdma_cm", "10:58"),)
+    assert read(tmp_path).common == (CharDevice("/dev/infiniband/rdma_cm", (10, 58)),)
 
 
 def test_what_is_torn_is_told_and_the_device_stays(tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ def test_a_name_has_the_form_of_those_that_it_replaces(
         ("1", True),
         ("gpu1", True),
         ("11", False),
+        ("GPU-abc::2", True),
         ("GPU-abc", True),
         ("GPU-a", True),
         ("GPU-b", False),

@@ -163,6 +163,15 @@ def test_mounts(carried: Carried, chosen: list[VisibleGpu], changed: Changes) ->
             id="two strategies at once",
         ),
         pytest.param(
+            Carried(("void",), cdi_devices=("nvidia.com/gpu=0", f"{KIND}=GPU-x")),
+            [B],
+            Changes(
+                cdi_devices=("nvidia.com/gpu=1",),
+                removed_cdi_devices=("nvidia.com/gpu=0", f"{KIND}=GPU-x"),
+            ),
+            id="in the form that the first kind has",
+        ),
+        pytest.param(
             Carried(annotations=(("cdi.k8s.io/p", f"{KIND}=GPU-x,other.example/nic=0"),)),
             [A],
             Changes(

@@ -16,11 +16,12 @@ from agent.model.podholdings import device_portions, holdings, reserved
 from agent.model.podresources import ContainerResources, GivenDevice, MemoryBlock, PodResources
 from agent.node.podresources import PodResourcesView
 from tests.integration.harness import kernel_cpus
+from tests.integration.kubelet import standalone
 from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin
 from tests.integration.kubelet.standalone import MIB, RESERVED_BYTES, Kubelet, container
 from tests.waiting import eventually
 
-SECONDS = 60.0
+SECONDS = standalone.START_SECONDS
 
 
 @contextlib.contextmanager

@@ -81,6 +81,11 @@ def test_cards_without_a_minor_come_after_those_with_one() -> None:
     ]
 
 
+def test_cards_that_all_lack_a_minor_are_counted() -> None:
+    health = seen(gpu(1, minor=None), gpu(0, minor=None))
+    assert [(each.uuid, each.minor) for each in devices(health, {})] == [("GPU-0", 0), ("GPU-1", 1)]
+
+
 def test_an_ill_card_stays_and_gives_nothing() -> None:
     health = struck(seen(gpu(0), gpu(1)), GpuEvent("GPU-0", 79), NOW, ACTIONS)
     found = devices(health, {})

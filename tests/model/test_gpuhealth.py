@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.model.devices import Condition
 from agent.model.gpuactions import Action, GpuActions, parse
 from agent.model.gpuconditions import conditions, cordoned, restored
 from agent.model.gpudevices import devices
@@ -110,6 +111,8 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[95], LOST, XID[95], REPEATED], [["XID95"], *[["GpuLost", "XID95"]] * 2, ["XID95"]]),
         # The driver was loaded anew: its counters tell, or its version.
         ([XID[95], sight(energy_millijoules=5)], [["XID95"], []]),
+        ([XID[95], sight(energy_millijoules=None), sight(energy_millijoules=5)],
+         [["XID95"], ["XID95"], []]),
         ([XID[95], sight(driver="570")], [["XID95"], []]),
         ([XID[95], without_driver("DriverNotLoaded"), REPEATED],
          [["XID95"], ["DriverNotLoaded", "XID95"], []]),
@@ -143,6 +146,7 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([LOST, LOST, REPEATED], [["GpuLost"], ["GpuLost"], []]),
         ([sight(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
         ([sight(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
+        ([sight(without=[A], silent=[SilentGpu(0, "GpuLost", "GPU-x")])], [["NotEnumerated"]]),
         # Without a driver the cards are what they were, and have that trouble too.
         ([PENDING, without_driver("DriverMismatch"), without_driver("DriverHung"), REPEATED],
          [["RowRemapPending"], ["DriverMismatch", "RowRemapPending"],
@@ -190,8 +194,17 @@ def test_a_card_that_is_lost_from_the_start_is_known_by_what_it_tells() -> None:
     assert (back.cards[0].healthy, back.cards[0].gpu) == (True, GPUS[A])
 
 
+def test_trouble_that_lasts_has_the_time_of_its_beginning() -> None:
+    health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
+    for fault in ("DriverMismatch", "DriverMismatch", "LetGo", "DriverMismatch"):
+        health = looked(health, without_driver(fault), health.cards[0].turned + 5, ACTIONS, BUSES)
+    assert [each.since for each in health.cards[0].ailments] == [FIRST + 5]
+
+
 def test_without_a_driver_from_the_start_there_are_no_gpus() -> None:
-    assert looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES).cards == ()
+    health = looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS, BUSES)
+    assert (health.cards, health.unclaimed) == ((), BUSES)
+    assert looked(GpuHealth(), without_driver("LibraryNotFound"), FIRST, ACTIONS) == GpuHealth()
 
 
 def test_a_card_in_the_place_of_another_is_another_card() -> None:
@@ -212,6 +225,9 @@ def test_a_card_that_was_taken_out_is_forgotten_after_a_boot() -> None:
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
     # PCI still has it.
     kept = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES, booted=FIRST + 5)
+    assert [card.gpu.uuid for card in kept.cards] == [A, B]
+    # The driver still has it.
+    kept = looked(health, LOST, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
     assert [card.gpu.uuid for card in kept.cards] == [A, B]
     left = looked(health, MISSING, FIRST + 9, ACTIONS, BUSES[1:], booted=FIRST + 5)
     assert [card.gpu.uuid for card in left.cards] == [B]
@@ -271,6 +287,16 @@ def test_a_restart_of_the_agent_is_no_recovery() -> None:
     assert booted.cards[0].healthy
 
 
+def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
+    health = looked(GpuHealth(), PENDING, FIRST, ACTIONS, BUSES)
+    health = struck(health, GpuEvent(A, 95), FIRST + 1, ACTIONS)
+    again = restored(devices(health, {}), ACTIONS)
+    assert not looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
+    health = looked(health, ADVISED, FIRST + 2, ACTIONS, BUSES)
+    again = restored(devices(health, {}), ACTIONS)
+    assert looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
+
+
 def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
     (device, *_) = devices(health, {})
@@ -286,18 +312,23 @@ def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     )
     (card,) = restored([replace(device, conditions=strange)], ACTIONS).cards
     assert card.healthy
-    (card,) = restored(
-        [
-            replace(
-                device,
-                conditions=(
-                    replace(condition, type="XID79", status="True", last_transition_time="soon"),
-                ),
-            )
-        ],
-        ACTIONS,
-    ).cards
-    assert [(each.reason, each.since) for each in card.ailments] == [("XID79", 0)]
+
+
+@pytest.mark.parametrize(
+    ("time", "since"),
+    [
+        ("2023-11-14T22:13:20Z", FIRST),
+        ("2023-11-14T23:13:20+01:00", FIRST),
+        ("2023-11-14T22:13:20", FIRST),
+        ("soon", 0),
+        ("", 0),
+    ],
+)
+def test_times_of_other_writers(time: str, since: int) -> None:
+    (device, *_) = devices(looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), {})
+    struck = Condition("XID79", "True", "Reboot", "", time)
+    (card,) = restored([replace(device, conditions=(struck,))], ACTIONS).cards
+    assert [(each.reason, each.since) for each in card.ailments] == [("XID79", since)]
 
 
 _sights = st.one_of(
@@ -324,7 +355,7 @@ _sights = st.one_of(
             st.none(), st.lists(st.integers(1, 3), max_size=2).map(lambda n: pids(*n))
         ),
     ),
-    st.sampled_from(["DriverMismatch", "DriverNotLoaded", "DriverHung", "ChildEnded"]).map(
+    st.sampled_from(["DriverMismatch", "DriverNotLoaded", "GpuLost", "ChildEnded"]).map(
         without_driver
     ),
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.gpulinks import pairs, peers
+from agent.model.gpulinks import pairs
 from agent.model.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
 
 
@@ -80,8 +80,6 @@ def test_whatever_the_ends_say_no_pair_has_more_links_than_either_card(ends: lis
     assert all(0 <= pair.links <= min(most[pair.one], most[pair.two]) for pair in found)
     assert all((pair.links == 0) == (pair.mb_per_second == 0) for pair in found)
     assert found == pairs(list(reversed(gpus)), {})
-    linked = peers(found)
-    assert all(uuid in linked[other] for uuid, others in linked.items() for other in others)
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model.cards import Links
 from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.partitions import Partition, Table, encode, from_links
+from agent.model.devices import Device
+from agent.model.gpus import GpuPair
+from agent.model.partitions import Links, Partition, Table, encode, from_links, links
 
 GB = 10**9
 
 
-def links(text: str, speed: int = 25 * GB) -> Links:
+def matrix(text: str, speed: int = 25 * GB) -> Links:
     """Rows of how many links each pair has; `-` on the diagonal."""
     rows = [line.split() for line in text.strip().splitlines()]
     return Links(
@@ -23,7 +24,7 @@ def links(text: str, speed: int = 25 * GB) -> Links:
 
 
 def switched(count: int, lanes: int = 18) -> Links:
-    return links(
+    return matrix(
         "\n".join(
             " ".join("-" if i == j else str(lanes) for j in range(count)) for i in range(count)
         )
@@ -70,7 +71,7 @@ def test_eight_behind_switches_give_the_table_that_koordinator_has_for_hopper() 
 
 
 def test_a_mesh_of_cubes() -> None:
-    table = from_links(links(DGX1_VOLTA))
+    table = from_links(matrix(DGX1_VOLTA))
     assert sets(table, 4) == [(0, 1, 2, 3), (4, 5, 6, 7)]
     assert sets(table, 2) == [(0, 3), (1, 2), (4, 7), (5, 6)]
     assert [each.ring_bytes_per_second for each in table[2]] == [50 * GB] * 4
@@ -79,13 +80,13 @@ def test_a_mesh_of_cubes() -> None:
 
 
 def test_bridges_between_cards_that_are_no_neighbours() -> None:
-    table = from_links(links(BRIDGED_APART))
+    table = from_links(matrix(BRIDGED_APART))
     assert sets(table, 2) == [(0, 2), (1, 3), (4, 6), (5, 7)]
     assert sorted(table) == [1, 2], "greater sets are joined by PCIe alone"
 
 
 def test_the_faster_of_two_pairs_scores_higher() -> None:
-    table = from_links(links("- 1 0 0\n1 - 0 0\n0 0 - 2\n0 0 2 -"))
+    table = from_links(matrix("- 1 0 0\n1 - 0 0\n0 0 - 2\n0 0 2 -"))
     assert [(each.minors, each.score) for each in table[2]] == [((0, 1), 1), ((2, 3), 2)]
 
 
@@ -101,9 +102,9 @@ def test_numbers_that_are_no_power_of_two(count: int, sizes: list[int]) -> None:
         assert all(len(each.minors) == size for each in partitions)
 
 
-@pytest.mark.parametrize("matrix", [links("-"), links("- 0\n0 -"), Links((), ()), switched(17)])
-def test_no_table(matrix: Links) -> None:
-    assert from_links(matrix) == {}
+@pytest.mark.parametrize("few", [matrix("-"), matrix("- 0\n0 -"), Links((), ()), switched(17)])
+def test_no_table(few: Links) -> None:
+    assert from_links(few) == {}
     assert encode({}) == {}
 
 
@@ -120,6 +121,19 @@ def test_links_that_make_no_sense(
 ) -> None:
     with pytest.raises(ValueError, match=problem):
         from_links(Links(minors, rows))
+
+
+def test_links_of_the_cards_that_can_be_had_whole() -> None:
+    def card(uuid: str, minor: int, core: int = 100, kind: str = "gpu") -> Device:
+        return Device(kind, uuid, minor, {"koordinator.sh/gpu-core": core} if core else {})
+
+    devices = (card("c", 4), card("a", 2), card("mig", 3, 0), card("a", 0, kind="rdma"))
+    pairs = (
+        GpuPair("a", "mig", links=6, mb_per_second=150_000),
+        GpuPair("c", "a", links=12, mb_per_second=300_000),
+        GpuPair("a", "gone", links=12, mb_per_second=300_000),
+    )
+    assert links(devices, pairs) == Links((2, 4), ((0, 300 * GB), (300 * GB, 0)))
 
 
 def test_a_link_that_its_ends_tell_differently_is_the_slower() -> None:
@@ -141,12 +155,12 @@ def matrices(draw: st.DrawFn) -> Links:
     )
 
 
-def ring_by_trying(links: Links, members: tuple[int, ...]) -> int:
-    place = {minor: at for at, minor in enumerate(links.minors)}
+def ring_by_trying(linked: Links, members: tuple[int, ...]) -> int:
+    place = {minor: at for at, minor in enumerate(linked.minors)}
     ways = permutations(members[1:])
     return max(
         min(
-            links.bytes_per_second[place[a]][place[b]]
+            linked.bytes_per_second[place[a]][place[b]]
             for a, b in zip((members[0], *way), (*way, members[0]), strict=True)
         )
         for way in ways
@@ -154,33 +168,33 @@ def ring_by_trying(links: Links, members: tuple[int, ...]) -> int:
 
 
 @given(matrices())
-def test_every_set_is_as_fast_as_the_best_way_around_it(links: Links) -> None:
-    for partitions in from_links(links).values():
+def test_every_set_is_as_fast_as_the_best_way_around_it(linked: Links) -> None:
+    for partitions in from_links(linked).values():
         for each in partitions:
             if len(each.minors) > 1:
-                assert each.ring_bytes_per_second == ring_by_trying(links, each.minors) > 0
+                assert each.ring_bytes_per_second == ring_by_trying(linked, each.minors) > 0
 
 
 @given(matrices(), st.randoms(use_true_random=False))
-def test_the_order_of_the_cards_changes_nothing(links: Links, random: object) -> None:
-    order = list(range(len(links.minors)))
+def test_the_order_of_the_cards_changes_nothing(linked: Links, random: object) -> None:
+    order = list(range(len(linked.minors)))
     random.shuffle(order)  # type: ignore[attr-defined]
-    rows = links.bytes_per_second
+    rows = linked.bytes_per_second
     other = Links(
-        tuple(links.minors[i] for i in order),
+        tuple(linked.minors[i] for i in order),
         tuple(tuple(rows[i][j] for j in order) for i in order),
     )
-    assert encode(from_links(other)) == encode(from_links(links))
+    assert encode(from_links(other)) == encode(from_links(linked))
 
 
 @settings(max_examples=30)
 @given(matrices())
-def test_pairs_of_four_are_the_best_that_there_are(links: Links) -> None:
+def test_pairs_of_four_are_the_best_that_there_are(linked: Links) -> None:
     """Of the three ways to pair four cards, none has a faster slowest pair."""
-    if len(links.minors) != 4:
+    if len(linked.minors) != 4:
         return
-    table = from_links(links)
-    rows = links.bytes_per_second
+    table = from_links(linked)
+    rows = linked.bytes_per_second
     slowest = [min(rows[0][a], rows[b][c]) for a, b, c in ((1, 2, 3), (2, 1, 3), (3, 1, 2))]
     pairs = table.get(2, ())
     if max(slowest) > 0:

@@ -10,7 +10,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodestatus import GpuFacts
 from agent.model.nodetopology import Owner, Version, decode, encode
-from agent.model.report import Facts, Inventory, Report, built
+from agent.model.report import DeviceReport, Facts, Report, built
 from agent.model.resources import NodeConfiguration
 from agent.model.snapshot import Pool
 from agent.model.topology import HugePages, Topology
@@ -27,7 +27,7 @@ GPUS = tuple(
     )
     for minor in range(2)
 )
-INVENTORY = Inventory(
+DEVICES = DeviceReport(
     GPUS,
     GpuFacts("nvidia", "NVIDIA H200", "570.1"),
     held={("gpu", 0): {"koordinator.sh/gpu-core": 40}},
@@ -80,7 +80,7 @@ def test_reserved_amounts_are_not_available() -> None:
 
 
 def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
-    report = told(machine(2, 2), inventory=INVENTORY)
+    report = told(machine(2, 2), devices=DEVICES)
     assert amounts(report)["koordinator.sh/gpu-core"] == (200, 100, 60)
     assert "koordinator.sh/gpu-core" not in report.topology.zones[1].resources
     assert report.resources == {
@@ -90,7 +90,7 @@ def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
     }
     assert report.labels["node.koordinator.sh/gpu-model"] == "H200"
     assert "nvidia.com/gpu.count" not in report.labels
-    both = told(machine(2, 2), inventory=msgspec.structs.replace(INVENTORY, gfd_labels=True))
+    both = told(machine(2, 2), devices=msgspec.structs.replace(DEVICES, gfd_labels=True))
     assert both.labels["nvidia.com/gpu.count"] == "2"
 
 

@@ -16,7 +16,7 @@ from agent.kube.errors import (
 from agent.kube.store import EmbeddedStore
 from agent.model.devices import Device
 from agent.model.nodetopology import NodeTopology
-from agent.model.report import Inventory, Report
+from agent.model.report import DeviceReport, Report
 from agent.node.delivery import deliver
 
 GPU = Device("gpu", "GPU-1", 0, {"koordinator.sh/gpu-core": 100})
@@ -24,9 +24,9 @@ REPORT = Report(
     NodeTopology("n"),
     {"topology.topolet.io/cpus": "4"},
     {"koordinator.sh/gpu-core": 100},
-    Inventory((GPU,)),
+    DeviceReport((GPU,)),
 )
-EMPTY = msgspec.structs.replace(REPORT, resources={}, inventory=Inventory())
+EMPTY = msgspec.structs.replace(REPORT, resources={}, devices=DeviceReport())
 
 
 class Limited(EmbeddedStore):

@@ -7,7 +7,7 @@ import pytest
 
 from agent.kube.errors import ForbiddenError, ServerError, StoreError, TooManyRequestsError
 from agent.model.nodetopology import NodeTopology
-from agent.model.report import Inventory, Report
+from agent.model.report import DeviceReport, Report
 from agent.node.outbox import AGAIN_SECONDS, Outbox, Pace
 from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually
@@ -16,7 +16,7 @@ PACE = Pace(settle_seconds=1, most_seconds=10, recheck_seconds=300)
 
 
 def report(name: str) -> Report:
-    return Report(NodeTopology(name), {}, {}, Inventory())
+    return Report(NodeTopology(name), {}, {}, DeviceReport())
 
 
 class Server:

@@ -7,13 +7,16 @@ import pytest
 
 from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import Decision, decide
+from agent.allocate.visibility.shown import PodShown
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.snapshot import Snapshot
+from agent.model.visible import HeldDevice, NodeDevices, Visible, VisibleGpu
 from agent.model.wanted import PodWanted, Wanted
 from agent.node.publisher import Publisher
+from agent.node.sight import Sight
 from tests.builders import machine, pod, running
 
 PODS = (
@@ -38,8 +41,11 @@ def publish(
     blocked: dict[str, str] | None = None,
     looked_at: int = 1,
     fresh: bool = False,
+    sight: Sight | None = None,
 ) -> None:
-    publisher.publish(decision(pods), pods, blocked or {}, False, looked_at, fresh=fresh)
+    publisher.publish(
+        decision(pods), pods, blocked or {}, False, looked_at, fresh=fresh, sight=sight
+    )
 
 
 def read(path: Path) -> Snapshot:
@@ -145,3 +151,24 @@ def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: 
     for stays, runs in ((False, bound), (True, Wanted("1", limits=Limits(shares=5)))):
         publisher.publish(each, (one,), {}, False, 1, fresh=True, memory_stays=stays)
         assert read(path).containers == {"runs": runs, "created": bound}
+
+
+def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path) -> None:
+    publish(Publisher(str(path), "boot"))
+    without = path.read_bytes()
+    assert b"visible" not in without
+    assert b"devices" not in without
+    card = Visible((VisibleGpu("GPU-1", "0"),))
+    sight = Sight(
+        {"a": PodShown(Visible(()), {"main": card}), "gone": PodShown(card)},
+        NodeDevices((HeldDevice("GPU-1", holders=("a",)),), "hide"),
+    )
+    publish(Publisher(str(path), "boot"), sight=sight)
+    written = read(path)
+    assert written.devices == sight.node
+    assert written.pods["a"].of("main").visible == card
+    assert written.pods["a"].of("main").cpuset == "1"
+    assert written.pods["a"].of("other").visible == Visible(())
+    assert written.pods["b"].of("main").visible is None
+    assert written.containers["c1"] == Wanted("1", exclusive=True)
+    assert "gone" not in written.pods

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.present import Words
 from agent.model import apipods
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apinode import ApiNode
 from agent.model.apipods import ApiPod
 from agent.model.node_annotations import SYSTEM_QOS
+from agent.model.podwords import Words
 from agent.model.qos import QOS_LABEL
 from agent.node.assigned import Assigned
 from agent.node.remembered import Known, Memory, known

@@ -102,3 +102,18 @@ def test_another_thread_stops_a_loop_that_waits_for_ever() -> None:
     thread.join(10)
     assert not thread.is_alive()
     loop.close()
+
+
+def test_a_stop_does_not_keep_awake_what_runs_on_after_it() -> None:
+    loop = Loop()
+    loop.stop()
+    loop.run()
+    looks: list[float] = []
+
+    def until() -> bool:
+        looks.append(time.monotonic())
+        return False
+
+    loop.run_on(until, 0.1)
+    assert len(looks) <= 3
+    loop.close()

@@ -19,6 +19,7 @@ from agent.host.listener import ListenError
 from agent.rpc import frames
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import Code, RpcError
+from agent.runtime import pair
 from agent.runtime.downward import Downward
 from agent.runtime.gate import FORWARD, HOLD, Call, Forward, Refuse, Replace, Verdict
 from agent.runtime.held import Limits
@@ -373,12 +374,18 @@ class Bare:
         for end in (self.client, self.upstream):
             end.settimeout(WAIT_SECONDS)
 
+    def stop_loop(self) -> None:
+        """What it has to do from now on, a test does in steps."""
+        self.loop.stop()
+        self.thread.join(WAIT_SECONDS)
+        self.loop.step(0)
+
     def close(self) -> None:
         self.client.close()
         self.upstream.close()
-        until(lambda: self.server.connections == 0)
-        self.loop.stop()
-        self.thread.join(WAIT_SECONDS)
+        if self.thread.is_alive():
+            until(lambda: self.server.connections == 0)
+            self.stop_loop()
         self.server.close()
         self.loop.close()
 
@@ -440,34 +447,40 @@ def test_what_the_upstream_said_last_arrives_though_it_hung_up(bare: Bare) -> No
     assert received == answer
 
 
+@pytest.mark.parametrize(
+    ("between", "slice_bytes", "seconds", "yields"),
+    [
+        pytest.param(20, 17, 1e9, 16, id="stream"),
+        pytest.param(4, 17, 1e9, 0, id="calls"),
+        pytest.param(20, 17, 0.0, 0, id="slow"),
+        pytest.param(20, 70_000, 1e9, 0, id="long-message"),
+    ],
+)
 def test_only_in_a_stream_is_its_writer_let_go_first(
-    bare: Bare, monkeypatch: pytest.MonkeyPatch
+    bare: Bare,
+    monkeypatch: pytest.MonkeyPatch,
+    between: int,
+    slice_bytes: int,
+    seconds: float,
+    yields: int,
 ) -> None:
-    yields: list[None] = []
-    monkeypatch.setattr(os, "sched_yield", lambda: yields.append(None))
-    ping = frames.frame(frames.PING, 0, 0, b"12345678")
-
-    def passes(source: socket.socket, target: socket.socket) -> None:
-        source.sendall(ping)
-        assert target.recv(100) == ping
-
-    bare.client.sendall(frames.PREFACE)
-    assert bare.upstream.recv(100) == frames.PREFACE
-    for _ in range(50):
-        passes(bare.client, bare.upstream)
-        for _ in range(3):
-            passes(bare.upstream, bare.client)
-    assert not yields
-
-    def stream() -> bool:
-        passes(bare.upstream, bare.client)
-        return bool(yields)
-
-    assert any(stream() for _ in range(10_000))
-    passes(bare.client, bare.upstream)
-    yields.clear()
-    passes(bare.upstream, bare.client)
-    assert not yields
+    """`between`: how many slices of the upstream there are between two words of the client."""
+    seen: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
+    monkeypatch.setattr(pair, "_STREAM_SECONDS", seconds)
+    bare.stop_loop()
+    word = frames.PREFACE
+    for _ in range(3):
+        bare.client.sendall(word)
+        bare.loop.step(WAIT_SECONDS)
+        assert bare.upstream.recv(100) == word
+        word = frames.SETTINGS_ACK
+        for _ in range(between):
+            part = frames.frame(99, 0, 1, bytes(slice_bytes - frames.HEAD_BYTES))
+            bare.upstream.sendall(part)
+            bare.loop.step(WAIT_SECONDS)
+            assert bare.client.recv(slice_bytes, socket.MSG_WAITALL) == part
+    assert len(seen) == 3 * yields
 
 
 def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(

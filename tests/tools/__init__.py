@@ -28,7 +28,7 @@ _MODULES = {
     "etcd": "go.etcd.io/etcd/server/v3",
     "kubernetes": "k8s.io/kubernetes",
 }
-_SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
+SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
 """Only read, for what they bring beside their Go."""
 
 # Drivers of storage that no test uses.
@@ -107,7 +107,7 @@ def kubernetes(program: str) -> Path | str:
 def source(name: str) -> Path | str:
     """The published source of the module that a folder here pins, as Go unpacks it; or the reason
     why it can't be had."""
-    module = _SOURCES[name]
+    module = SOURCES[name]
     try:
         done = subprocess.run(
             ["go", "mod", "download", "-json", module],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from tests.tools import ASSETS, NAMES, built, folder
+from tests.tools import ASSETS, NAMES, SOURCES, built, folder, source
 
 
 def main() -> None:
@@ -20,6 +20,10 @@ def main() -> None:
             print(f"tests that need it will be skipped: {where}")
         else:
             print(f"built: {where.name} in {time.monotonic() - began:.0f} s")
+    for name in SOURCES:
+        where = source(name)
+        if isinstance(where, str):
+            print(f"tests that need it will be skipped: {where}")
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ def install_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
         return calls
 
-    tools.built.cache_clear()
+    for function in (tools.built, tools.source):
+        function.cache_clear()
     yield install
-    tools.built.cache_clear()
+    for function in (tools.built, tools.source):
+        function.cache_clear()
 
 
 def test_who_asks_at_the_same_time_gets_one_build(install_go: Callable[[str], Path]) -> None:
@@ -59,6 +61,16 @@ def test_without_go_it_is_told(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert tools.built("containerd") == "containerd: no go here to build it"
+
+
+def test_source_that_cant_be_had_is_told(
+    install_go: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_go("""echo '{"Error": "no such host"}'; exit 1""")
+    assert tools.source("go-nvml") == "go-nvml: no such host"
+    tools.source.cache_clear()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert str(tools.source("go-nvml")).startswith("go-nvml: no go here to download it")
 
 
 @pytest.mark.parametrize("change", ["go.sum", "descriptor/main.go"])

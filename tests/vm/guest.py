@@ -28,6 +28,23 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 NODES = ("0-3", "4-7", "8-11", "12-15")
 DISTANCES = ((10, 12, 21, 21), (12, 10, 21, 21), (21, 21, 10, 12), (21, 21, 12, 10))
 _MEMORY_GB = 1
+FAR_NODE, FAR_BUS = 2, 64
+_DEVICES = (
+    f"pxb-pcie,id=far,bus_nr={FAR_BUS},bus=pcie.0,numa_node={FAR_NODE}",
+    "pcie-root-port,id=entry,bus=far,chassis=1,slot=1",
+    "x3130-upstream,id=upper,bus=entry",
+    "xio3130-downstream,id=beside,bus=upper,chassis=2,slot=2",
+    "xio3130-downstream,id=below,bus=upper,chassis=3,slot=3",
+    "x3130-upstream,id=lower,bus=below",
+    "xio3130-downstream,id=left,bus=lower,chassis=4,slot=4",
+    "xio3130-downstream,id=right,bus=lower,chassis=5,slot=5",
+    "virtio-rng-pci,bus=beside",
+    "virtio-rng-pci,bus=left",
+    "nvme-subsys,id=disks",
+    "nvme,serial=1,subsys=disks,bus=right,max_ioqpairs=6,msix_qsize=5"
+    ",sriov_max_vfs=2,sriov_vq_flexible=4,sriov_vi_flexible=2",
+)
+"""A bus of NUMA node 2 with a switch below a switch, and a disk with virtual functions there."""
 
 
 class GuestError(RuntimeError):
@@ -114,7 +131,7 @@ def _boot(share: pathlib.Path, paths: list[str], deadline: float) -> str:
 def command(share: pathlib.Path, paths: list[str]) -> list[str]:
     """What boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
-    words = [start, share, REPOSITORY, sys.executable, *paths]
+    words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
     numa = [f"--numa={_MEMORY_GB}G,cpus={cpus}" for cpus in NODES]
     numa += [
         f"--numa-distance={one},{other}={DISTANCES[one][other]}"
@@ -126,6 +143,7 @@ def command(share: pathlib.Path, paths: list[str]) -> list[str]:
         "-accel tcg,thread=single -cpu Skylake-Server"
         " -fsdev local,id=whole,path=/,security_model=none,readonly=on,multidevs=remap"
         " -device virtio-9p-pci,fsdev=whole,mount_tag=whole"
+        + "".join(f" -device {each}" for each in _DEVICES)
     )
     return [
         *("vng", "--run", str(kernel()), "--disable-kvm", "--force-9p", "--user=root", "--verbose"),

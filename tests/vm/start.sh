@@ -1,13 +1,15 @@
 #!/bin/sh
 # The guest's program: cgroup v2 and a root whose reads are cached, then pytest in it.
-#   start.sh SHARE REPOSITORY PYTHON PATHS...
+#   start.sh SHARE REPOSITORY PYTHON CACHE PATHS...
 # SHARE is the one folder that the host sees too. The guest's own root asks the host again at every
 # step of a path; started from there, a Python takes 6 s instead of 2.
 set -eu
-share=$1 repository=$2 python=$3
-shift 3
+share=$1 repository=$2 python=$3 cache=$4
+shift 4
 exec >"$share/output.txt" 2>&1
 echo "guest started, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+
+modprobe nvme || echo "no driver for the disk with virtual functions"
 
 root=/run/root
 mkdir "$root"
@@ -24,7 +26,7 @@ echo "+cpuset +cpu +io +memory +pids" >/sys/fs/cgroup/cgroup.subtree_control
 code=0
 chroot "$root" env --chdir="$repository" \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
-    PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TOPOLET_GUEST=1 TOPOLET_TEST_DEADLINE_SECONDS=60 \
+    PYTHONDONTWRITEBYTECODE=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 TOPOLET_GUEST=1 TOPOLET_CACHE="$cache" TOPOLET_TEST_DEADLINE_SECONDS=60 \
     "$python" -m pytest -v -p pytest_timeout --timeout=150 -p no:cacheprovider \
     --junit-xml="$share/junit.xml" "$@" || code=$?
 echo "$code" >"$share/code.new"

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.allocate.bits import members
 from agent.allocate.devices.joint import partners, together
 from agent.allocate.devices.need import Chosen, Need, need
 from agent.allocate.devices.refusal import Cause, Refusal
 from agent.allocate.devices.request import Ask, asks
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
+from agent.allocate.devices.view import allowed_devices
 from agent.model.device_wishes import DeviceWishes, wishes
 from agent.model.policies import NumaStrategy
 
@@ -27,11 +29,9 @@ class DeviceRequest(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True):
-    """By device type, in the order of choice. `score`: 0 to 100 for each type, added up, of the
-    devices that the pod may have once these are given away; None without a strategy."""
+    """By device type, in the order of choice."""
 
     devices: dict[str, tuple[Chosen, ...]]
-    score: int | None = None
 
 
 def device_request(
@@ -51,7 +51,7 @@ def allocate(
     strategy: NumaStrategy | None = None,
 ) -> Allocation | Refusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
-    devices, and in its score which nodes, are liked better; None: the lowest minors."""
+    devices are liked better; None: the lowest minors."""
     wanted = request.wishes
     needs: dict[str, Need] = {}
     for kind, ask in request.asks.items():
@@ -74,18 +74,27 @@ def allocate(
             if isinstance(alone, Cause):
                 return Refusal(kind, alone)
             chosen[kind] = alone
-    points = None
-    if strategy is not None:
-        points = sum(_score(of_kind, chosen[kind], strategy) for kind, of_kind in needs.items())
-    return Allocation({kind: tuple(each) for kind, each in chosen.items()}, points)
+    return Allocation({kind: tuple(each) for kind, each in chosen.items()})
 
 
-def _score(of_kind: Need, chosen: list[Chosen], strategy: NumaStrategy) -> int:
-    seen = of_kind.seen
-    allowed = [minor for minor in seen.fleet.devices if seen.allowed >> minor & 1]
-    return score(
-        summed(each.resources for each in chosen),
-        summed(seen.fleet.totals[minor] for minor in allowed),
-        summed(seen.stock.free[minor] for minor in allowed),
-        strategy,
-    )
+def node_score(
+    node: NodeDevices,
+    request: DeviceRequest,
+    allocation: Allocation,
+    strategy: NumaStrategy,
+    *,
+    numa: int | None = None,
+) -> int:
+    """0 to 100 for each type, added up: of the devices that the pod may have, once those of the
+    allocation are given away."""
+    points = 0
+    for kind, chosen in allocation.devices.items():
+        fleet, stock = node.inventory.fleets[kind], node.stocks[kind]
+        total, free = fleet.sums, stock.sums
+        mask = allowed_devices(fleet, stock, request.wishes.hints.get(kind), numa)
+        if mask != fleet.everyone:
+            allowed = list(members(mask))
+            total = summed(fleet.totals[minor] for minor in allowed)
+            free = summed(stock.free[minor] for minor in allowed)
+        points += score(summed(each.resources for each in chosen), total, free, strategy)
+    return points

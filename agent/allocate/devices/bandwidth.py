@@ -22,6 +22,12 @@ from agent.allocate.bits import members
 MOST: Final = 16
 """GPUs: a table has an entry for each of their sets."""
 
+REMEMBERED: Final = 1 << 15
+"""Answers of a table, so that it does not grow without end."""
+
+FASTEST: Final = 1 << 48
+"""Of a pair, in whatever unit; sums over all pairs stay within 64 bits."""
+
 Matrix = tuple[tuple[int, ...], ...]
 """What each pair is worth, symmetric, 0 or more; the diagonal means nothing."""
 
@@ -46,6 +52,8 @@ class BandwidthTable:
         if answer is None:
             if not 0 < count <= free.bit_count() or free >> self._count:
                 return None
+            if len(self._answers) >= REMEMBERED:
+                self._answers.clear()
             answer = self._answers[asked] = self._best(free, count)
         return answer
 
@@ -139,7 +147,7 @@ def checked(matrix: Matrix) -> None:
         if len(row) != count:
             raise ValueError(f"links of GPU {i}: {len(row)} for {count} GPUs")
         for j, value in enumerate(row):
-            if i != j and (value < 0 or value != matrix[j][i]):
+            if i != j and not (0 <= value <= FASTEST and value == matrix[j][i]):
                 raise ValueError(f"links of GPUs {i} and {j}: {value} and {matrix[j][i]}")
 
 

@@ -7,13 +7,14 @@ Of equals the first in the order of numbers: of partitions, with sets in the ord
 member, the one whose first differing set has the lower numbers (a set that is the remainder comes
 after those that it begins); of sets the one with the lower first member.
 
-The best total of a set of GPUs is made of the best totals of its parts, which are remembered: the
-policy's own enumeration has two million partitions of 16 GPUs into pairs, this has 1,596 parts.
+The best partition of a set of GPUs is made of those of its parts, which are remembered: the
+policy's own enumeration has two million partitions of 16 GPUs into pairs, this has some thousand
+parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from array import array
 from itertools import combinations
 from typing import Final
 
@@ -29,22 +30,21 @@ class BestEffortTable:
         self._count = len(matrix)
         self._sums = pair_sums(matrix)
         self._sized: dict[int, _Parted] = {}
-        self._answers: dict[tuple[int, int], int] = {}
 
     def best(self, free: int, count: int) -> int | None:
-        """A mask of `count` of the GPUs in the mask `free`, None where there are fewer."""
-        asked = free, count
-        answer = self._answers.get(asked)
-        if answer is None:
-            if not 0 < count <= free.bit_count() or free >> self._count:
-                return None
-            answer = self._answers[asked] = self._best(free, count)
-        return answer
+        """A mask of `count` of the GPUs in the mask `free`, None where there are fewer. What was
+        not asked before, or prepared, may take milliseconds where there are more than eight."""
+        if not 0 < count <= free.bit_count() or free >> self._count:
+            return None
+        if count == 1:
+            return free & -free
+        return self._of_size(count).best(free)
 
     def prepare(self, count: int) -> None:
-        """Makes now what the first query for so many of all GPUs would have to."""
+        """Makes now what queries for so many would have to: seconds for 16 GPUs."""
         if 1 < count <= self._count:
-            self._of_size(count).total((1 << self._count) - 1)
+            for free in range(1 << self._count):
+                self._of_size(count).total(free)
 
     def worth(self, chosen: int, free: int) -> tuple[int, int, int]:
         """By which a set of `free` is compared with others of its size: more is better."""
@@ -58,58 +58,59 @@ class BestEffortTable:
             sized = self._sized[count] = _Parted(self._sums, count)
         return sized
 
-    def _best(self, free: int, count: int) -> int:
-        if count == 1:
-            return free & -free
-        full = [each for each in self._of_size(count).first(free) if each.bit_count() == count]
-        return max(full, key=self._sums.__getitem__)
-
 
 class _Parted:
-    """Partitions into sets of one size, 2 or more."""
+    """The best partitions into sets of one size, 2 or more: by mask the greatest sum, -1 where it
+    is not known yet, and the set that is chosen of the first such partition, 0 for none."""
 
     def __init__(self, sums: list[int], count: int) -> None:
         self._sums = sums
         self._count = count
-        self._totals: dict[int, int] = {0: 0}
+        self._totals = array("q", [-1]) * len(sums)
+        self._chosen = array("q", [0]) * len(sums)
+        self._totals[0] = 0
+
+    def best(self, mask: int) -> int:
+        self.total(mask)
+        return self._chosen[mask]
 
     def total(self, mask: int) -> int:
-        """The greatest sum that a partition of it has. A remainder is left where the size does not
-        divide: in every part of the whole but those from which it was taken already."""
-        known = self._totals.get(mask)
-        if known is None:
-            sums, totals = self._sums, self._totals
-            known = 0
-            for part in self._parts(mask):
-                rest = totals.get(mask ^ part)
-                worth = sums[part] + (self.total(mask ^ part) if rest is None else rest)
-                if worth > known:
-                    known = worth
-            totals[mask] = known
+        """A remainder is left where the size does not divide: in every part of the whole but those
+        from which it was taken already."""
+        known = self._totals[mask]
+        if known >= 0:
+            return known
+        sums, totals = self._sums, self._totals
+        full, remainders = self._parts(mask)
+        for part in (*full, *remainders):
+            if totals[mask ^ part] < 0:
+                self.total(mask ^ part)
+        known = taken = 0
+        for parts in filter(None, (full, remainders)):
+            worths = [sums[part] + totals[mask ^ part] for part in parts]
+            most = max(worths)
+            first = parts[worths.index(most)]
+            if not taken or most > known or (most == known and _order(first) < _order(taken)):
+                known, taken = most, first
+        totals[mask] = known
+        self._chosen[mask] = self._better(taken, self._chosen[mask ^ taken])
         return known
 
-    def first(self, mask: int) -> Iterator[int]:
-        """The sets of the first partition with that sum."""
-        while mask:
-            wanted = self.total(mask)
-            sums, total = self._sums, self.total
-            equals = (
-                each for each in self._parts(mask) if sums[each] + total(mask ^ each) == wanted
-            )
-            part = min(equals, key=_order)
-            yield part
-            mask ^= part
+    def _better(self, first: int, later: int) -> int:
+        """Of the part that has the lowest member, and what is chosen of the others."""
+        if first.bit_count() < self._count:
+            return later
+        return first if not later or self._sums[first] >= self._sums[later] else later
 
-    def _parts(self, mask: int) -> Iterable[int]:
-        """The sets that may hold the lowest member: of full size, or the remainder."""
-        width = mask.bit_count()
-        if width < self._count:
-            return (mask,)
+    def _parts(self, mask: int) -> tuple[list[int], list[int]]:
+        """The sets that may hold the lowest member, in order: of full size, and the remainder."""
         lowest, *others = (1 << place for place in members(mask))
-        full = [lowest + sum(each) for each in combinations(others, self._count - 1)]
-        if remainder := width % self._count:
-            full += [lowest + sum(each) for each in combinations(others, remainder - 1)]
-        return full
+        width = len(others) + 1
+        if width < self._count:
+            return [], [mask]
+        full = [lowest + each for each in map(sum, combinations(others, self._count - 1))]
+        size = width % self._count
+        return full, [lowest + sum(each) for each in combinations(others, size - 1)] if size else []
 
 
 def _order(mask: int) -> tuple[int, ...]:

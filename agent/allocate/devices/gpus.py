@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import combinations
+from typing import Final
 
 from agent.allocate.bits import members
 from agent.allocate.devices.inventory import LEVELS, Group, Inventory, Links
@@ -38,15 +40,78 @@ def choose(
         return _liked(seen, ask.count)
     if ask.shared and ask.count == 1:
         return _one_share(groups, seen, scope)
-    found = [
-        (group.level, _in_use(group, seen.used), group.mask & seen.fitting)
-        for group in _within(groups, scope)
-        if (group.mask & seen.fitting).bit_count() >= ask.count
-    ]
-    if not found:
+    near = _narrowest(groups, seen, scope, ask.count)
+    if not near:
         return Cause.SCOPE if scope else Cause.INSUFFICIENT
-    _, _, mask = max(found, key=lambda each: each[:2])
-    return _liked(seen.within(mask), ask.count) if ask.shared else _lowest(mask, ask.count)
+    return _liked(seen.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
+
+
+def _narrowest(groups: tuple[Group, ...], seen: View, scope: Scope, count: int) -> int:
+    """The fitting cards of the narrowest group that has enough, of equals of the first where most
+    is in use; 0 where none has."""
+    best, rank = 0, -1
+    for group in _within(groups, scope):
+        mask = group.mask & seen.fitting
+        if mask.bit_count() >= count:
+            of_group = group.level * _RANKS + _in_use(group, seen.used)
+            if of_group > rank:
+                best, rank = mask, of_group
+    return best
+
+
+_RANKS: Final = 3
+"""How many answers `_in_use` has."""
+
+
+def touching(minors: Iterable[int], groups: Iterable[int]) -> bool:
+    """Has each group one of these?"""
+    chosen = of_nodes(minors)
+    return all(group & chosen for group in groups)
+
+
+def choose_from_each(
+    inventory: Inventory,
+    seen: View,
+    ask: Ask,
+    scope: Scope,
+    spec: PartitionSpec | None,
+    groups: tuple[int, ...],
+) -> list[int] | Cause:
+    """As `choose`, of sets that have a card of each group: the first of the partition table by
+    score; else the best linked ones; else one card of each group as liked, and the lowest."""
+    count = ask.count
+    if len(groups) > count or not _holds(seen, scope, sum(groups)):
+        return Cause.JOINT
+    known = inventory.partitions
+    if not ask.shared and known.table is not None:
+        idle = seen.allowed & seen.stock.idle
+        sets = feasible(known.table, count, idle, spec, groups)
+        if sets or known.honor or spec is not None:
+            return list(sets[0].minors) if sets else Cause.PARTITION
+    if not ask.shared and inventory.links is not None:
+        links = inventory.links
+        cards = [each for each in members(seen.fitting) if each in links.minors]
+        sets_of_all = (each for each in combinations(cards, count) if touching(each, groups))
+        everywhere = _places(links, seen.fitting)
+        best = max(
+            sets_of_all,
+            key=lambda each: links.table.worth(_places(links, of_nodes(each)), everywhere),
+            default=None,
+        )
+        return Cause.JOINT if best is None else list(best)
+    first = [next((each for each in seen.liked() if group >> each & 1), -1) for group in groups]
+    if -1 in first:
+        return Cause.JOINT
+    others = [each for each in seen.liked() if each not in first]
+    return sorted([*first, *others[: count - len(first)]])
+
+
+def _holds(seen: View, scope: Scope, mask: int) -> bool:
+    """Is all of the mask within one group of this scope?"""
+    if not scope:
+        return True
+    groups = seen.fleet.groups or ()
+    return any(not mask & ~group.mask for group in groups if group.level >= LEVELS[scope])
 
 
 def _partition(
@@ -106,8 +171,10 @@ def _one_share(groups: tuple[Group, ...], seen: View, scope: Scope) -> list[int]
 
 
 def _within(groups: tuple[Group, ...], scope: Scope) -> Iterable[Group]:
-    narrowest = LEVELS[scope]
-    return (group for group in groups if group.level >= narrowest)
+    if not scope:
+        return groups
+    widest = LEVELS[scope]
+    return [group for group in groups if group.level >= widest]
 
 
 def _in_use(group: Group, used: int) -> int:

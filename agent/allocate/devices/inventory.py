@@ -13,6 +13,7 @@ import msgspec
 from agent.allocate.devices.bandwidth import MOST, Matrix
 from agent.allocate.devices.objectives import GpuTable, Objective, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
+from agent.allocate.devices.scores import summed
 from agent.model.device_wishes import Scope
 from agent.model.devices import Device, DeviceType
 
@@ -36,12 +37,13 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All devices of one type. `totals`: nothing of one that is ill. `pcies`: by switch. `groups`:
-    narrower ones before those around them, by NUMA id and switch; None where a device does not say
-    where it sits."""
+    """All devices of one type. `totals`: nothing of one that is ill; `sums`: of what scores weigh.
+    `pcies`: by switch. `groups`: narrower ones before those around them, by NUMA id and switch;
+    None where a device does not say where it sits."""
 
     devices: dict[int, Device]
     totals: dict[int, dict[str, int]]
+    sums: dict[str, int]
     everyone: int
     healthy: int
     numa: dict[int, int]
@@ -101,9 +103,11 @@ def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
             node, pcie = device.topology.node, device.topology.pcie
             numa[node] = numa.get(node, 0) | 1 << minor
             pcies[pcie] = pcies.get(pcie, 0) | 1 << minor
+    totals = {minor: each.resources if each.healthy else {} for minor, each in devices.items()}
     return Fleet(
         devices,
-        {minor: each.resources if each.healthy else {} for minor, each in devices.items()},
+        totals,
+        summed(totals.values()),
         everyone=sum(1 << minor for minor in devices),
         healthy=sum(1 << minor for minor, each in devices.items() if each.healthy),
         numa=dict(sorted(numa.items())),

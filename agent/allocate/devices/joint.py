@@ -1,12 +1,14 @@
-"""Devices of several types that sit under the same PCIe switches: GPUs and their NICs.
+"""Devices of several types that sit close together: GPUs and their NICs.
 
-The leading type is chosen as if it were alone, the others beside it. Where that fails and the same
-switches are demanded, sets of switches that have every type are tried, few before many.
+The leading type is chosen as if it were alone, the others near it. Where that fails and the same
+places (PCIe switches, or NUMA nodes) are demanded, sets of places that have every type are tried,
+few before many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from agent.allocate.bits import members
 from agent.allocate.devices.need import Chosen, Need
@@ -15,6 +17,8 @@ from agent.allocate.numa.masks import subsets
 from agent.model.device_wishes import Hint, Joint, JointScope, Strategy
 
 Found = dict[str, list[Chosen]]
+Place = str | int
+"""A PCIe switch, or a NUMA node."""
 
 
 def partners(joint: Joint, hints: Mapping[str, Hint], needs: Mapping[str, Need]) -> list[str]:
@@ -29,81 +33,93 @@ def partners(joint: Joint, hints: Mapping[str, Hint], needs: Mapping[str, Need])
 
 def together(needs: Sequence[Need], scope: JointScope) -> Found | Refusal:
     """`needs`: the leading one first."""
-    lead, *others = needs
-    chosen = lead.choose()
+    chosen = needs[0].choose()
     if isinstance(chosen, Cause):
-        return Refusal(lead.kind, chosen)
-    found: Found = {lead.kind: chosen}
+        return Refusal(needs[0].kind, chosen)
     if scope is JointScope.PREFERRED:
-        for need in others:
-            beside = _beside(need, _switches(lead, chosen))
-            if isinstance(beside, Cause):
-                return Refusal(need.kind, beside)
-            found[need.kind] = beside
-        return found
-    same = _same_switches(needs, found, _switches(lead, chosen))
+        return _near(needs, chosen)
+    same = _same_places(needs, scope, chosen)
     if not isinstance(same, Refusal):
         return same
-    for switches in _common(needs):
-        chosen = lead.within(_under(lead, switches)).choose()
-        if isinstance(chosen, Cause) or _switches(lead, chosen) != switches:
-            continue
-        elsewhere = _same_switches(needs, {lead.kind: chosen}, switches)
-        if not isinstance(elsewhere, Refusal):
-            return elsewhere
+    for places in _common(needs, scope):
+        at = _at(needs[0], scope, places)
+        chosen = needs[0].within(sum(at)).choose(at, every=True)
+        if not isinstance(chosen, Cause) and _places(needs[0], scope, chosen) == places:
+            elsewhere = _same_places(needs, scope, chosen)
+            if not isinstance(elsewhere, Refusal):
+                return elsewhere
     return same
 
 
-def _beside(need: Need, switches: set[str]) -> list[Chosen] | Cause:
-    """Near the leading devices as far as that goes."""
-    if need.of_gpus:
-        near = need.within(_under(need, switches)).choose()
-        return need.choose() if isinstance(near, Cause) else near
-    pcies = need.seen.fleet.pcies
-    return need.choose(tuple(pcies[each] for each in sorted(switches) if each in pcies))
-
-
-def _same_switches(needs: Sequence[Need], found: Found, switches: set[str]) -> Found | Refusal:
-    """Every other type has devices under each of these switches, and under no other."""
+def _near(needs: Sequence[Need], chosen: list[Chosen]) -> Found | Refusal:
+    """Under the leading devices' switches as far as that goes."""
+    found: Found = {needs[0].kind: chosen}
+    switches = _places(needs[0], JointScope.SAME_PCIE, chosen)
     for need in needs[1:]:
-        near = need.within(_under(need, switches)).at_least(len(switches))
-        beside = _beside(near, switches)
+        at = _at(need, JointScope.SAME_PCIE, switches)
+        beside: list[Chosen] | Cause = Cause.INSUFFICIENT
+        if need.of_gpus:
+            beside = need.within(sum(at)).choose()
+        if isinstance(beside, Cause):
+            beside = need.choose(at)
         if isinstance(beside, Cause):
             return Refusal(need.kind, beside)
-        if _switches(need, beside) != switches:
+        found[need.kind] = beside
+    return found
+
+
+def _same_places(needs: Sequence[Need], scope: JointScope, chosen: list[Chosen]) -> Found | Refusal:
+    """Every other type has devices at each place of the leading ones, and at no other."""
+    found: Found = {needs[0].kind: chosen}
+    places = _places(needs[0], scope, chosen)
+    for need in needs[1:]:
+        at = _at(need, scope, places)
+        beside = need.within(sum(at)).at_least(len(places)).choose(at, every=True)
+        if isinstance(beside, Cause):
+            return Refusal(need.kind, beside)
+        if _places(need, scope, beside) != places:
             return Refusal(need.kind, Cause.JOINT)
         found[need.kind] = beside
     return found
 
 
-def _common(needs: Sequence[Need]) -> Iterator[set[str]]:
-    """Sets of switches that have enough of every type; those in use count as lower ones."""
+def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[Place]]:
+    """Sets of places that have enough of every type; those in use count as lower ones."""
     lead = needs[0]
     having = [
-        pcie
-        for pcie, mask in lead.seen.fleet.pcies.items()
+        place
+        for place, mask in _masks(lead, scope).items()
         if mask & lead.seen.fitting
-        and all(each.seen.fleet.pcies.get(pcie, 0) & each.seen.fitting for each in needs[1:])
+        and all(_masks(each, scope).get(place, 0) & each.seen.fitting for each in needs[1:])
     ]
-    used = lead.seen.stock.used
-    having.sort(key=lambda pcie: not lead.seen.fleet.pcies[pcie] & used)
+    having.sort(key=lambda place: not _masks(lead, scope)[place] & lead.seen.used)
     most = min(each.ask.count for each in needs if each is lead or each.of_gpus)
-    for places in subsets(range(len(having))):
-        if places.bit_count() > most:
+    for chosen in subsets(range(len(having))):
+        if chosen.bit_count() > most:
             return
-        switches = {having[place] for place in members(places)}
+        places = {having[number] for number in members(chosen)}
         if all(
-            (_under(each, switches) & each.seen.fitting).bit_count() >= each.ask.count
+            (sum(_at(each, scope, places)) & each.seen.fitting).bit_count() >= each.ask.count
             for each in needs
         ):
-            yield switches
+            yield places
 
 
-def _under(need: Need, switches: set[str]) -> int:
-    pcies = need.seen.fleet.pcies
-    return sum(pcies.get(each, 0) for each in switches)
+def _at(need: Need, scope: JointScope, places: set[Place]) -> tuple[int, ...]:
+    """The devices at each place that has any."""
+    return tuple(mask for place, mask in _masks(need, scope).items() if place in places)
 
 
-def _switches(need: Need, chosen: Sequence[Chosen]) -> set[str]:
-    places = (need.seen.fleet.devices[each.minor].topology for each in chosen)
-    return {place.pcie for place in places if place is not None}
+def _masks(need: Need, scope: JointScope) -> Mapping[Any, int]:
+    """By place; a device that names no NUMA node shares none."""
+    fleet = need.seen.fleet
+    if scope is JointScope.SAME_NUMA_NODE:
+        return {node: mask for node, mask in fleet.numa.items() if node >= 0}
+    return fleet.pcies
+
+
+def _places(need: Need, scope: JointScope, chosen: Sequence[Chosen]) -> set[Place]:
+    sites = (need.seen.fleet.devices[each.minor].topology for each in chosen)
+    if scope is JointScope.SAME_NUMA_NODE:
+        return {site.node for site in sites if site is not None}
+    return {site.pcie for site in sites if site is not None}

@@ -51,12 +51,16 @@ class Need(msgspec.Struct, frozen=True):
         more = Ask(ask.total, count, ask.per)
         return Need(self.node, self.kind, more, self.hint, self.partition, self.seen)
 
-    def choose(self, near: tuple[int, ...] = ()) -> list[Chosen] | Cause:
-        """`near`: groups of devices, from each of which one is taken in turn before others are."""
+    def choose(self, near: tuple[int, ...] = (), every: bool = False) -> list[Chosen] | Cause:
+        """`near`: groups of devices. From each of them one is taken in turn before others are; of
+        GPUs only where `every` group has to give one."""
         if not self.of_gpus:
             return self._instances(near)
         scope = self.hint.scope if self.hint else Scope.ANYWHERE
-        minors = gpus.choose(self.node.inventory, self.seen, self.ask, scope, self.partition)
+        wanted = self.node.inventory, self.seen, self.ask, scope, self.partition
+        minors = gpus.choose(*wanted)
+        if every and not isinstance(minors, Cause) and not gpus.touching(minors, near):
+            minors = gpus.choose_from_each(*wanted, near)
         return minors if isinstance(minors, Cause) else [self._chosen(each) for each in minors]
 
     def _instances(self, near: tuple[int, ...]) -> list[Chosen] | Cause:

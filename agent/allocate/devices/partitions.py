@@ -63,17 +63,22 @@ def partitions(
 
 
 def feasible(
-    table: Table, count: int, available: int, spec: PartitionSpec | None
+    table: Table,
+    count: int,
+    available: int,
+    spec: PartitionSpec | None,
+    groups: tuple[int, ...] = (),
 ) -> tuple[Partition, ...]:
-    """Sets of `count` cards within the mask `available`, all of the best score that has any; of the
-    best score of the table alone for a restricted pod."""
+    """Sets of `count` cards within the mask `available` that have a card of each of these groups,
+    all of the best score that has any; of the best score of the table alone for a restricted
+    pod."""
     sets = table.get(count, ())
     asked = spec.bandwidth if spec else None
     found: list[Partition] = []
     for each in sets:
         if (found or (spec and spec.restricted)) and each.score != (found or sets)[0].score:
             break
-        if each.mask & ~available:
+        if each.mask & ~available or not all(each.mask & group for group in groups):
             continue
         if asked is None or (each.bandwidth is not None and each.bandwidth >= asked):
             found.append(each)
@@ -145,6 +150,8 @@ def _partition(size: int, place: int, raw: _RawPartition) -> Partition:
     where = f"{size}[{place}]"
     if not all(0 <= minor <= MAX_MINOR for minor in raw.minors):
         raise AnnotationError(GPU_PARTITIONS, f"{where}.minors: not within 0 and {MAX_MINOR}")
+    if not len(set(raw.minors)) == len(raw.minors) == size:
+        raise AnnotationError(GPU_PARTITIONS, f"{where}.minors: not {size} different cards")
     try:
         bandwidth = None if raw.ring_bus_bandwidth is None else whole(raw.ring_bus_bandwidth)
     except QuantityError as error:

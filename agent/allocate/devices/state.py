@@ -7,16 +7,19 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.allocate.devices.inventory import Inventory
+from agent.allocate.devices.scores import summed
 from agent.model.device_allocation import Holdings, VirtualFunctions
 
 Amounts = dict[str, int]
 
 
 class Stock(msgspec.Struct, frozen=True):
-    """Of one device type. `free`: by minor, what each still gives, nothing where it is ill. `used`:
-    those of which a pod holds something, well or not. `idle`: healthy, and nothing held."""
+    """Of one device type. `free`: by minor, what each still gives, nothing where it is ill, and the
+    `sums` of that. `used`: those of which a pod holds something, well or not. `idle`: healthy, and
+    nothing held."""
 
     free: dict[int, Amounts]
+    sums: Amounts
     used: int
     idle: int
 
@@ -43,7 +46,7 @@ def node_devices(
         for (of_kind, minor), amounts in held.items():
             if of_kind == kind and any(amounts.values()):
                 used |= 1 << minor
-        stocks[kind] = Stock(free, used, fleet.healthy & ~used)
+        stocks[kind] = Stock(free, summed(free.values()), used, fleet.healthy & ~used)
     return NodeDevices(inventory, stocks, taken or {})
 
 

@@ -59,16 +59,7 @@ def view(
     numa: int | None,
     strategy: NumaStrategy | None,
 ) -> View:
-    """`numa`: a mask of NUMA nodes. A device of no node is on any, one that does not say where it
-    sits on none."""
-    allowed = fleet.everyone
-    if numa is not None:
-        near = (mask for node, mask in fleet.numa.items() if node < 0 or numa >> node & 1)
-        allowed = sum(near)
-    if hint is not None and hint.selector is not None:
-        allowed &= selected(fleet, hint)
-    if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
-        allowed &= _undivided(fleet, stock)
+    allowed = allowed_devices(fleet, stock, hint, numa)
     fitting = 0
     items = tuple(per.items())
     healthy = allowed & fleet.healthy
@@ -77,6 +68,22 @@ def view(
             fitting |= 1 << minor
     used = stock.used & ~(allowed & ~fleet.healthy)
     return View(fleet, stock, per, allowed, fitting, used, strategy)
+
+
+def allowed_devices(fleet: Fleet, stock: Stock, hint: Hint | None, numa: int | None) -> int:
+    """`numa`: a mask of NUMA nodes. A device of no node is on any, one that does not say where it
+    sits on none."""
+    allowed = fleet.everyone
+    if numa is not None:
+        allowed = 0
+        for node, mask in fleet.numa.items():
+            if node < 0 or numa >> node & 1:
+                allowed |= mask
+    if hint is not None and hint.selector is not None:
+        allowed &= selected(fleet, hint)
+    if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
+        allowed &= _undivided(fleet, stock)
+    return allowed
 
 
 def selected(fleet: Fleet, hint: Hint | None) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.foreign.names import Keys, meaning
-from agent.model.device_allocation import Holdings
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.devices import Device
 from agent.model.holding import Form, Grant, Holding, Source
 
@@ -61,11 +61,11 @@ def existing(
 def of_allocation(
     uid: str,
     amounts: Holdings,
-    functions: Mapping[tuple[str, int], Collection[str]],
+    functions: VirtualFunctions,
     devices: Iterable[Device],
 ) -> tuple[Holding, ...]:
-    """What the annotation on a pod says, in the same terms. `functions`: addresses of virtual
-    functions, by type and minor. All that a device lists is the whole of it, less is a share."""
+    """What the annotation on a pod says, in the same terms. All that a device lists is the whole of
+    it, less is a share."""
     by_minor = {(device.type, device.minor): device for device in devices}
     found = []
     for key in sorted(amounts.keys() | functions.keys()):
@@ -96,9 +96,16 @@ def taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> Holdings:
     return dict(sorted(found.items()))
 
 
-def functions_taken(holdings: Iterable[Holding]) -> frozenset[str]:
-    """Addresses of virtual functions."""
-    return frozenset(each.part for each in holdings if each.form is Form.FUNCTION)
+def functions_taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> VirtualFunctions:
+    """Of the virtual functions which."""
+    minors = {(device.type, device.uuid): device.minor for device in devices}
+    found: VirtualFunctions = {}
+    for each in holdings:
+        minor = minors.get((each.type, each.device))
+        if minor is not None and each.form is Form.FUNCTION:
+            key = each.type, minor
+            found[key] = found.get(key, frozenset()) | {each.part}
+    return found
 
 
 def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[Device, ...]:
@@ -106,7 +113,7 @@ def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[De
     virtual functions that are taken not at all."""
     devices, holdings = tuple(devices), tuple(holdings)
     used = taken(holdings, devices)
-    functions = functions_taken(holdings)
+    functions = functions_taken(holdings, devices)
     return tuple(
         msgspec.structs.replace(
             device,
@@ -115,7 +122,12 @@ def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[De
             else device.resources,
             vf_groups=tuple(
                 msgspec.structs.replace(
-                    group, vfs=tuple(each for each in group.vfs if each.bus not in functions)
+                    group,
+                    vfs=tuple(
+                        each
+                        for each in group.vfs
+                        if each.bus not in functions.get((device.type, device.minor), ())
+                    ),
                 )
                 for group in device.vf_groups
             ),

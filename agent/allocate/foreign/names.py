@@ -12,12 +12,11 @@ from typing import Final
 
 import msgspec
 
-from agent.model.cards import CardNames
 from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga
+from agent.model.gpus import Gpu, pci_address
 from agent.model.holding import Form, Grant, Holding
-from agent.model.pci import address, is_address
 from agent.model.rdma import RdmaDevice
 
 
@@ -57,6 +56,7 @@ _NOT_OURS: Final = "is no device that is accounted for here"
 ROWS: Final = (
     Row(r".*", r"(GPU-[^:]+)::(.+)", r"\1", Form.REPLICA, r"\2"),
     Row(r".*", r"(MIG-[^:]+)::(.+)", r"\1", Form.INSTANCE, r"\1::\2"),
+    Row(r".*", r"(MIG-(GPU-[^/:]+)/\d+/\d+)", r"\2", Form.INSTANCE, r"\1"),
     Row(r".*", r"((GPU|MIG)-[^:]+)", r"\1"),
     Row(_NVIDIA, r"(?:gpu|mig)?(\d+(:\d+)?)", r"index:\1"),
     Row(_NVIDIA, r"(\d+)::(.+)", r"index:\1", Form.REPLICA, r"\2"),
@@ -85,7 +85,7 @@ class Meaning(msgspec.Struct, frozen=True):
 
 def keys(
     devices: Iterable[Device],
-    cards: Iterable[CardNames] = (),
+    gpus: Iterable[Gpu] = (),
     rdma: Iterable[RdmaDevice] = (),
     fpgas: Iterable[Fpga] = (),
 ) -> dict[str, Target]:
@@ -103,14 +103,11 @@ def keys(
                 found[function.bus] = target
         if device.type == DeviceType.GPU:
             found[f"minor:{device.minor}"] = found[f"/dev/nvidia{device.minor}"] = whole
-    for card in cards:
-        if card.index is not None:
-            found[f"index:{card.index}"] = Target(DeviceType.GPU, card.uuid)
-        for instance in card.instances:
-            part = Target(DeviceType.GPU, card.uuid, Form.INSTANCE, instance.uuid)
-            found[instance.uuid] = part
-            if card.index is not None and instance.index is not None:
-                found[f"index:{card.index}:{instance.index}"] = part
+    for gpu in gpus:
+        found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
+        for number, instance in enumerate(gpu.instances):
+            part = Target(DeviceType.GPU, gpu.uuid, Form.INSTANCE, instance.uuid)
+            found[instance.uuid] = found[f"index:{gpu.index}:{number}"] = part
     for adapter in rdma:
         physical = adapter.physical
         for file in physical.char_devices:
@@ -169,8 +166,9 @@ def _row(resource: str, name: str) -> tuple[Row, re.Match[str]]:
 
 def _target(key: str, keys: Keys) -> Target | None:
     """A beginning of a UUID leads to the one that begins so, as for NVIDIA's runtime."""
-    if is_address(key.lower()):
-        return keys.get(address(key))
+    address = pci_address(key)
+    if address:
+        return keys.get(address)
     if key in keys or not key.startswith(("GPU-", "MIG-")):
         return keys.get(key)
     targets = {each for uuid, each in keys.items() if uuid.startswith(key)}

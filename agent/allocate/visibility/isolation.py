@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.visibility.split import Wish
+from agent.allocate.devices.request import Ask
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Given
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.visible import Mount, Visible
@@ -31,7 +31,7 @@ def isolated(
     visible: Visible,
     labels: Mapping[str, str],
     cards: Sequence[Given],
-    wish: Wish | None,
+    wish: Ask | None,
     isolation: Isolation,
 ) -> Visible:
     """With what holds the container to its part of the cards; the same for one that has whole ones

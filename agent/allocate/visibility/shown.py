@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
+from agent.allocate.devices.request import Ask
 from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation, isolated
-from agent.allocate.visibility.split import ContainerWish, SplitError, Wish, split
+from agent.allocate.visibility.split import ContainerWish, SplitError, split
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import Given, given
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
@@ -66,23 +68,35 @@ _Taken = dict[str, list[tuple[str, _Found]]]
 """By key, pods (their titles) and what they have."""
 
 
+Elsewhere = Mapping[str, Mapping[str, str]]
+"""By uuid or PCI address, what pods hold that no scheduler gave it to: their titles by uid."""
+
+
 def shown(
-    pods: Iterable[DevicePod], files: DeviceFiles, isolation: Isolation = NO_ISOLATION
+    pods: Iterable[DevicePod],
+    files: DeviceFiles,
+    isolation: Isolation = NO_ISOLATION,
+    elsewhere: Elsewhere = MappingProxyType({}),
 ) -> dict[str, PodShown]:
-    """By uid, for pods that were given devices of types that are known here. `pods`: whoever has
-    its devices already comes before whoever only claims them."""
+    """By uid, for pods that were given devices of types that are known here; none yet for pods with
+    GPUs whose driver has not told them. `pods`: whoever has its devices already comes before
+    whoever only claims them."""
     taken: _Taken = {}
     answers = {}
     for pod in pods:
         try:
-            found = {
-                kind: [_find(kind, each, files) for each in devices]
+            ours = {
+                kind: sorted(devices, key=_place)
                 for kind, devices in given(pod.annotations).items()
                 if devices and _is_ours(kind, devices)
             }
-            if not found:
+            if not ours or (DeviceType.GPU in ours and files.cards is None):
                 continue
-            _check(found, taken)
+            found = {
+                kind: [_find(kind, each, files) for each in devices]
+                for kind, devices in ours.items()
+            }
+            _check(pod.uid, found, taken, elsewhere)
             answers[pod.uid] = _pod_shown(pod, found, files, isolation)
         except (AnnotationError, SplitError, _RefusedError) as error:
             answers[pod.uid] = PodShown(Visible(refused=str(error)))
@@ -94,7 +108,8 @@ def shown(
 
 
 def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, ...]:
-    """Every device of the node with the pods that have it, as hooks need to know them."""
+    """Every device of the node with the pods that have it, as hooks need to know them. The files of
+    an RDMA device are left out: they are open to many at once, those of its functions are not."""
     holders: dict[str, list[str]] = {}
     for uid, pod in sorted(pods.items()):
         for device in pod.devices:
@@ -105,7 +120,7 @@ def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, 
         return HeldDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
 
     devices = []
-    for each in files.cards:
+    for each in files.cards or ():
         devices.append(one(each.gpu.uuid, each.gpu.nodes, each.gpu.index))
         devices += [
             one(
@@ -117,9 +132,14 @@ def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, 
             for part in each.instances
         ]
     for other in files.others:
-        devices.append(one(other.uuid, other.nodes))
+        if other.type != DeviceType.RDMA:
+            devices.append(one(other.uuid, other.nodes))
         devices += [one(bus, nodes) for bus, nodes in sorted(other.functions.items())]
     return tuple(devices)
+
+
+def _place(device: Given) -> tuple[int, str]:
+    return device.minor, device.id
 
 
 def _is_ours(kind: str, devices: Sequence[Given]) -> bool:
@@ -134,7 +154,7 @@ def _is_ours(kind: str, devices: Sequence[Given]) -> bool:
 def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
     title = f"{kind} {device.id or device.minor}"
     if kind == DeviceType.GPU:
-        gpu = _gpu(title, device, files.cards)
+        gpu = _gpu(title, device, files.cards or ())
         return _Found(device, (gpu.uuid,), gpu)
     other = _other(kind, title, device, files.others)
     if not device.functions:
@@ -167,10 +187,15 @@ def _other(kind: str, title: str, device: Given, others: Iterable[OtherFiles]) -
     raise _RefusedError(f"{title} is not on this node")
 
 
-def _check(found: Mapping[str, Iterable[_Found]], taken: _Taken) -> None:
+def _check(
+    uid: str, found: Mapping[str, Iterable[_Found]], taken: _Taken, elsewhere: Elsewhere
+) -> None:
     """Raises _RefusedError for a device that others leave too little of."""
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
+            for other, title in sorted(elsewhere.get(key, {}).items()):
+                if other != uid:
+                    raise _RefusedError(f"{key} belongs to pod {title}")
             others = taken.get(key, [])
             for name in _PERCENTS:
                 used = sum(other.percent(name) for _, other in others)
@@ -186,7 +211,7 @@ def _pod_shown(
 ) -> PodShown:
     keys = frozenset(key for device in chain.from_iterable(found.values()) for key in device.keys)
 
-    def visible(own: Mapping[str, Sequence[_Found]], wish: Wish | None) -> Visible:
+    def visible(own: Mapping[str, Sequence[_Found]], wish: Ask | None) -> Visible:
         cards = own.get(DeviceType.GPU, ())
         gpus = tuple(dict.fromkeys(each.gpu for each in cards if each.gpu is not None))
         nodes = {

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from agent.allocate.devices.request import Ask
 from agent.model.device_allocation import Given
 
 
@@ -20,21 +21,12 @@ class SplitError(ValueError):
     """Containers ask for more than their pod was given; the text names the first that lacks."""
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What a container asks of one type: `count` devices, `per` of each by resource; `shared`: it
-    leaves a part of them to others."""
-
-    count: int
-    per: Mapping[str, int] = {}
-    shared: bool = False
-
-
 class ContainerWish(msgspec.Struct, frozen=True):
     """What one container asks for, by type. `init`: it runs before the others; `sidecar`: and goes
     on beside all after it."""
 
     name: str
-    wishes: Mapping[str, Wish] = {}
+    wishes: Mapping[str, Ask] = {}
     init: bool = False
     sidecar: bool = False
 
@@ -42,20 +34,21 @@ class ContainerWish(msgspec.Struct, frozen=True):
 def split(
     given: Sequence[Given], kind: str, containers: Sequence[ContainerWish]
 ) -> dict[str, tuple[int, ...]]:
-    """By name what the containers that ask for devices of the type have: places in `given`, by
-    minor. `containers` in the order in which they start. Raises SplitError."""
-    ordered = sorted(range(len(given)), key=lambda place: (given[place].minor, given[place].id))
+    """By name what the containers that ask for devices of the type have: places in `given`, which
+    is shared out from its front. `containers` in the order in which they start. Raises SplitError.
+    """
+    ordered = tuple(range(len(given)))
     asking = [each for each in containers if kind in each.wishes]
     if len(given) == 1 or len(asking) == 1:
-        return {each.name: tuple(ordered) for each in asking}
+        return {each.name: ordered for each in asking}
     staying = [each for each in asking if not each.init or each.sidecar]
-    room = _Room(kind, given, ordered)
+    room = _Room(kind, given)
     taken = {}
     for each in sorted(staying, key=lambda each: (not each.sidecar, each.wishes[kind].shared)):
         taken[each.name] = room.take(each)
     for before, each in enumerate(asking):
         if each.name not in taken:
-            room = _Room(kind, given, ordered)
+            room = _Room(kind, given)
             for earlier in asking[:before]:
                 if earlier.sidecar:
                     room.take(earlier)
@@ -66,11 +59,11 @@ def split(
 class _Room:
     """What is left of each device; None of one that is taken whole."""
 
-    def __init__(self, kind: str, given: Sequence[Given], ordered: Sequence[int]) -> None:
+    def __init__(self, kind: str, given: Sequence[Given]) -> None:
         self._kind = kind
         self._given = given
         self._left: dict[int, dict[str, int] | None] = {
-            place: dict(given[place].resources) for place in ordered
+            place: dict(each.resources) for place, each in enumerate(given)
         }
 
     def take(self, container: ContainerWish) -> tuple[int, ...]:
@@ -91,7 +84,7 @@ class _Room:
             )
         return tuple(fitting[: wish.count])
 
-    def _fits(self, place: int, wish: Wish) -> bool:
+    def _fits(self, place: int, wish: Ask) -> bool:
         left = self._left[place]
         if left is None or (not wish.shared and left != self._given[place].resources):
             return False

@@ -161,7 +161,8 @@ def _removed(name: str) -> str:
 
 
 def _with_denials(resources: pb.LinuxResources, changes: Changes) -> pb.LinuxResources:
-    """A node that is removed leaves the rule behind that lets the container use its number."""
+    """A node that is removed leaves the rule behind that lets the container use its number, and
+    runtimes with NRI 0.12 leave the node too: its number is denied."""
     used = {(each.major, each.minor) for each in changes.nodes}
     for each in changes.removed_nodes:
         if (each.major, each.minor) not in used:

@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from agent.allocate.devices.allocation import Allocation, device_request
+from agent.allocate.devices.allocation import (
+    Allocation,
+    allocate,
+    device_request,
+    node_score,
+)
+from agent.allocate.devices.inventory import linked
+from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Cause, Refusal
+from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import NumaStrategy
 from tests.allocate.devices.builders import (
     BYTES,
@@ -22,6 +31,7 @@ from tests.allocate.devices.builders import (
     nic,
     node,
 )
+from tests.allocate.devices.links import symmetric
 
 LEAST = NumaStrategy.LEAST_ALLOCATED
 MOST = NumaStrategy.MOST_ALLOCATED
@@ -36,7 +46,6 @@ def test_a_card_gives_what_is_asked_and_what_follows() -> None:
     (card,) = found.devices["gpu"]
     assert (card.minor, card.uuid, card.functions) == (0, "GPU-0", ())
     assert card.resources == {CORE: 50, RATIO: 50, MEMORY: BYTES // 2}
-    assert found.score is None
 
 
 def test_a_pod_that_asks_for_no_device() -> None:
@@ -119,10 +128,22 @@ def test_core_of_several_cards_is_spread_over_them() -> None:
 def test_a_node_is_scored_by_what_it_would_hold(cards: int, least: int, most: int) -> None:
     """Koordinator says 87 and 12 each time."""
     four = node([gpu(each) for each in range(4)])
-    for strategy, points in ((LEAST, least), (MOST, most)):
-        found = asked(four, {CARDS: cards}, strategy=strategy)
-        assert isinstance(found, Allocation)
-        assert found.score == points
+    request = device_request({CARDS: cards}, {})
+    assert request is not None
+    found = allocate(four, request)
+    assert isinstance(found, Allocation)
+    assert node_score(four, request, found, LEAST) == least
+    assert node_score(four, request, found, MOST) == most
+
+
+def test_a_score_is_of_the_devices_that_the_pod_may_have() -> None:
+    two = node([gpu(0, 0), gpu(1, 1)], {1: 100})
+    request = device_request({GPU: 50}, {})
+    assert request is not None
+    found = allocate(two, request, numa=0b01)
+    assert isinstance(found, Allocation)
+    assert node_score(two, request, found, LEAST) == 25
+    assert node_score(two, request, found, LEAST, numa=0b01) == 50
 
 
 def test_ill_devices_are_not_chosen_and_for_all_means_all_that_are_well() -> None:
@@ -228,6 +249,33 @@ def test_the_same_switches_mean_a_nic_under_each() -> None:
     assert asked(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == Refusal(
         "rdma", Cause.INSUFFICIENT
     )
+
+
+def test_cards_are_parted_over_switches_where_each_has_one_nic() -> None:
+    there = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")])
+    found = asked(there, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})
+    assert minors(found) == [0, 2]
+    assert minors(found, "rdma") == [0, 1]
+    lead = {"deviceTypes": ["rdma", "gpu"], "requiredScope": "SamePCIe"}
+    assert minors(asked(there, {CARDS: 2, RDMA: 200}, {JOINT: lead})) == [0, 2]
+    close = symmetric(4, lambda i, j: 9 if (i, j) == (1, 3) else 1)
+    known = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], links=linked(range(4), close))
+    assert minors(asked(known, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 3]
+    table = msgspec.json.encode({2: [{"minors": [0, 1]}, {"minors": [1, 2]}]}).decode()
+    sets = partitions({}, {GPU_PARTITIONS: table}, {})
+    parted = node([*EIGHT[:4], nic(0, 0, "p0"), nic(1, 0, "p1")], partitions=sets)
+    assert minors(asked(parted, {CARDS: 2, RDMA: 200}, {JOINT: SAME_PCIE})) == [1, 2]
+
+
+def test_one_numa_node_may_be_demanded_instead() -> None:
+    """Two switches of one NUMA node; the first NUMA node has no NIC that is free."""
+    joint = {**PREFERRED, "requiredScope": "SameNUMANode"}
+    there = node([*EIGHT, nic(0, 0, "p9"), nic(1, 1, "p9")], nics={0: 100})
+    found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
+    assert minors(found) == [4, 5]
+    assert minors(found, "rdma") == [1]
+    assert isinstance(asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), Refusal)
+    assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), Refusal)
 
 
 def test_gpus_beside_a_leading_nic() -> None:

@@ -117,6 +117,8 @@ def test_others_have_none(labels: dict[str, str]) -> None:
         ("{", "is not JSON"),
         ('{"2": [{"minors": "0,1"}]}', "minors"),
         ('{"2": [{"minors": [0, -1]}]}', "2[0].minors: not within 0 and 1023"),
+        ('{"2": [{"minors": [0, 0]}]}', "2[0].minors: not 2 different cards"),
+        ('{"2": [{"minors": [0, 1, 2]}]}', "2[0].minors: not 2 different cards"),
         ('{"2": [{"minors": [0, 1], "ringBusBandwidth": "fast"}]}', "'fast' is no quantity"),
     ],
 )

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
@@ -145,6 +145,7 @@ def test_whole_cards_are_refused_only_where_too_few_are_idle(
     assert isinstance(found, Allocation) == (len(idle) >= cards)
 
 
+@settings(max_examples=250)
 @given(nodes(), st.integers(1, 3), st.sampled_from((1, 50, 100, 200)), STRATEGIES)
 def test_the_same_switches_are_found_wherever_there_are_any(
     made: Made, cards: int, amount: int, strategy: NumaStrategy | None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from agent.allocate.foreign.names import Target, keys
-from agent.model.cards import CardNames, Instance
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
+from agent.model.gpus import Gpu, MigInstance
 from agent.model.pci import CharDevice, Function
 from agent.model.rdma import Link, RdmaDevice, RdmaFunction
 
@@ -33,10 +33,16 @@ DEVICES = (
     ),
     device("fpga", "0000:3b:00.0", 0, "0000:3b:00.0"),
 )
-CARDS = (
-    CardNames("GPU-a1", 2),
-    CardNames("GPU-b1", 0),
-    CardNames("GPU-b2", 1, (Instance("MIG-x", 0), Instance("MIG-y", 1))),
+GPUS = (
+    Gpu("GPU-a1", 2, "0000:01:00.0"),
+    Gpu("GPU-b1", 0, "0000:02:00.0"),
+    Gpu(
+        "GPU-b2",
+        1,
+        "0000:03:00.0",
+        mig=True,
+        instances=(MigInstance("MIG-x", 1), MigInstance("MIG-y", 2)),
+    ),
 )
 """NVML's numbers are not those of the device files."""
 
@@ -61,4 +67,4 @@ FPGAS = (
         (AcceleratorPort("dfl-port.0", char_device=CharDevice("/dev/dfl-port.0")),),
     ),
 )
-KEYS: dict[str, Target] = keys(DEVICES, CARDS, RDMA, FPGAS)
+KEYS: dict[str, Target] = keys(DEVICES, GPUS, RDMA, FPGAS)

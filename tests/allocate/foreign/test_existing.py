@@ -5,6 +5,10 @@ from collections.abc import Collection
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.state import node_devices
 from agent.allocate.foreign.carriers import Carriers, grants
 from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.existing import (
@@ -17,6 +21,8 @@ from agent.allocate.foreign.existing import (
 )
 from agent.allocate.foreign.names import keys, meaning
 from agent.model import checkpoints
+from agent.model.device_allocation import together
+from agent.model.device_wishes import DEVICE_ALLOCATE_HINT
 from agent.model.holding import Form, Grant, Holding, Source
 from tests.allocate.foreign.node import DEVICES, GPU, KEYS
 
@@ -124,7 +130,7 @@ def test_what_an_annotation_gave_in_the_same_terms() -> None:
             ("rdma", 0): {"koordinator.sh/rdma": 1},
             ("gpu", 77): dict(GPU),
         },
-        {("rdma", 0): {"0000:18:00.2"}},
+        {("rdma", 0): frozenset({"0000:18:00.2"})},
         DEVICES,
     )
     assert [(each.device, each.form, each.part) for each in found] == [
@@ -150,7 +156,7 @@ def test_what_schedulers_count_as_used() -> None:
         held(Form.WHOLE, "gpu", "GPU-gone"),
     )
     assert taken(holdings, DEVICES) == {("gpu", 0): GPU, ("gpu", 1): GPU}
-    assert functions_taken(holdings) == {"0000:18:00.1"}
+    assert functions_taken(holdings, DEVICES) == {("rdma", 0): {"0000:18:00.1"}}
     offered = {(each.type, each.minor): each for each in withheld(DEVICES, holdings)}
     assert {key: sum(each.resources.values()) for key, each in offered.items()} == {
         ("gpu", 0): 0,
@@ -214,7 +220,52 @@ def test_who_reads_the_device_object_gives_nothing_twice(found: list[Grant]) -> 
     assert all(each.unknown == () for each in read)
     there = [holding for each in read for holding in each.holdings]
     assert taken(there, DEVICES) == taken(here, DEVICES)
-    assert functions_taken(there) == functions_taken(here)
+    assert functions_taken(there, DEVICES) == functions_taken(here, DEVICES)
+
+
+def request(amounts: dict[str, int], hint: str = "{}") -> DeviceRequest:
+    asked = device_request(amounts, {DEVICE_ALLOCATE_HINT: hint})
+    assert asked is not None
+    return asked
+
+
+ASKED = (
+    request({"nvidia.com/gpu": 1}),
+    request({"koordinator.sh/gpu": 10}),
+    request({"koordinator.sh/fpga": 100}),
+    request({"koordinator.sh/rdma": 1}, '{"rdma":{"vfSelector":{}}}'),
+)
+
+
+@given(some_grants, st.booleans())
+def test_nothing_is_given_twice(found: list[Grant], annotated: bool) -> None:
+    """Whether a scheduler reads the annotation, or knows nothing but the devices: it gives one
+    after the other until nothing is left, and none of what pods hold is among it."""
+    here = look(*found).holdings
+    held = {each.device for each in here if each.form not in (Form.OPEN, Form.FUNCTION, Form.CPUS)}
+    functions = {each.part for each in here if each.form is Form.FUNCTION}
+    if annotated:
+        devices = inventory(DEVICES)
+        used, taken_functions = taken(here, DEVICES), functions_taken(here, DEVICES)
+    else:
+        devices, used, taken_functions = inventory(withheld(DEVICES, here)), {}, {}
+    for asked in ASKED:
+        gone, gone_functions = dict(used), dict(taken_functions)
+        for turn in range(40):
+            given_now = allocate(node_devices(devices, gone, gone_functions), asked)
+            if isinstance(given_now, Refusal):
+                assert turn or here, "there are devices"
+                break
+            for kind, chosen in given_now.devices.items():
+                for each in chosen:
+                    assert each.uuid not in held
+                    key = kind, each.minor
+                    gone = together((gone, {key: each.resources}))
+                    buses = frozenset(function.bus for function in each.functions)
+                    assert not buses & functions
+                    gone_functions[key] = gone_functions.get(key, frozenset()) | buses
+        else:
+            raise AssertionError("it never ends")
 
 
 @given(some_grants, st.randoms(use_true_random=False))

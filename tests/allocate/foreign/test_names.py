@@ -22,6 +22,7 @@ TABLE = [
     ("nvidia.com/mig-1g.10gb", "MIG-x", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
     (PLUGIN, "MIG-y", "gpu", "GPU-b2", Form.INSTANCE, "MIG-y"),
     ("nvidia.com/mig-1g.10gb", "MIG-x::1", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x::1"),
+    (PLUGIN, "MIG-GPU-a1/7/0", "gpu", "GPU-a1", Form.INSTANCE, "MIG-GPU-a1/7/0"),
     (PLUGIN, "0", "gpu", "GPU-b1", Form.WHOLE, ""),
     (PLUGIN, "0::1", "gpu", "GPU-b1", Form.REPLICA, "1"),
     ("", "2", "gpu", "GPU-a1", Form.WHOLE, ""),

@@ -6,14 +6,17 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 
 from agent.allocate.visibility.isolation import Isolation
 from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
-from agent.allocate.visibility.split import ContainerWish, Wish
+from agent.allocate.visibility.split import ContainerWish
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.visible import DeviceNode, HeldDevice, Mount, Visible, VisibleGpu
+from tests.allocate.visibility.asks import ask
 
 GIB = 1 << 30
 CM = DeviceNode("/dev/infiniband/rdma_cm", 10, 58)
@@ -32,12 +35,13 @@ def card(number: int, minor: int) -> CardFiles:
 PART = VisibleGpu(
     "MIG-1", "2:0", (node("/dev/nvidia2", 2), node("/dev/nvidia-caps/nvidia-cap3", 3))
 )
+CARDS = (
+    card(0, 1),
+    card(1, 0),
+    CardFiles(VisibleGpu("GPU-2", "2", (node("/dev/nvidia2", 2),)), 2, True, (PART,)),
+)
 FILES = DeviceFiles(
-    (
-        card(0, 1),
-        card(1, 0),
-        CardFiles(VisibleGpu("GPU-2", "2", (node("/dev/nvidia2", 2),)), 2, True, (PART,)),
-    ),
+    CARDS,
     (
         OtherFiles(
             "rdma",
@@ -50,6 +54,7 @@ FILES = DeviceFiles(
             },
         ),
         OtherFiles("rdma", "0000:ca:00.0", 1, (DeviceNode("/dev/infiniband/uverbs3"),)),
+        OtherFiles("fpga", "0000:b1:00.0", 0, (DeviceNode("/dev/dfl-port.0"),)),
     ),
     {"rdma": (CM,)},
 )
@@ -80,7 +85,7 @@ def pod(
 
 def cards(name: str, count: int = 1, percent: int = 100) -> ContainerWish:
     per = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}
-    return ContainerWish(name, {"gpu": Wish(count, per, shared=percent < 100)})
+    return ContainerWish(name, {"gpu": ask(count, per, shared=percent < 100)})
 
 
 def uuids(visible: Visible) -> list[str] | None:
@@ -99,7 +104,7 @@ def test_each_container_sees_its_own_and_others_nothing() -> None:
     }
     assert uuids(it.each) == []
     assert it.devices == {"GPU-0", "GPU-1"}
-    assert it.containers["a"].gpus == (FILES.cards[1].gpu,)
+    assert it.containers["a"].gpus == (CARDS[1].gpu,)
 
 
 def test_the_uuid_wins_over_the_minor() -> None:
@@ -153,6 +158,13 @@ def test_cards_of_another_vendor_are_left_to_it() -> None:
     assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
 
 
+def test_nothing_is_decided_until_the_driver_has_told_its_cards() -> None:
+    early = DeviceFiles(None, FILES.others, FILES.common)
+    pods = [pod("gpu", {"gpu": [entry(0)], "rdma": [nic(1)]}), pod("rdma", {"rdma": [nic(1)]})]
+    assert list(shown(pods, early)) == ["rdma"]
+    assert held(early, {})[0].uuid == "0000:17:00.1"
+
+
 def test_nobody_is_given_what_another_pod_has() -> None:
     pods = [
         pod("first", {"gpu": [entry(0)]}),
@@ -173,8 +185,17 @@ def test_nobody_is_given_what_another_pod_has() -> None:
     }
 
 
+def test_nor_what_one_has_by_another_way() -> None:
+    elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
+    given = {"gpu": [entry(0)]}
+    found = shown([pod("own", given)], FILES, elsewhere=elsewhere)
+    assert found["own"].each.refused == "GPU-1 belongs to pod ns/plugins"
+    found = shown([pod("own", given)], FILES, elsewhere={"GPU-1": {"own": "ns/own"}})
+    assert not found["own"].each.refused
+
+
 def test_rdma_devices_come_with_what_all_need() -> None:
-    asks = ContainerWish("a", {"rdma": Wish(1, {RDMA: 100})})
+    asks = ContainerWish("a", {"rdma": ask(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerWish("b")))
     assert it.containers["a"] == Visible(
         nodes={"rdma": (CM, DeviceNode("/dev/infiniband/uverbs3"))}
@@ -205,7 +226,7 @@ def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> Non
 
 
 def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who_asked() -> None:
-    wish = {"rdma": Wish(2, {RDMA: 100})}
+    wish = {"rdma": ask(2, {RDMA: 100})}
     it = one(
         pod("p", {"rdma": [nic(0), nic(1)]}, ContainerWish("a", wish), ContainerWish("b", wish))
     )
@@ -265,8 +286,47 @@ def test_what_hooks_hear_of_every_device() -> None:
         HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
         HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
         HeldDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
-        HeldDevice("0000:17:00.0", nodes=("/dev/infiniband/uverbs0",)),
         HeldDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
         HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
-        HeldDevice("0000:ca:00.0", nodes=("/dev/infiniband/uverbs3",)),
+        HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
     )
+
+
+@for_all(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from([0, 1, 2]), st.sampled_from([30, 50, 100]), max_size=2),
+            st.lists(st.sampled_from(["0000:17:00.1", "0000:17:00.2", ""]), max_size=2),
+        ),
+        max_size=6,
+    )
+)
+def test_no_card_is_seen_by_more_pods_than_it_has_room_for(
+    wanted: list[tuple[dict[int, int], list[str]]],
+) -> None:
+    pods = [
+        pod(
+            f"p{place}",
+            {
+                "gpu": [entry(minor, percent=percent) for minor, percent in cards_.items()],
+                "rdma": [nic(0, 100, *([bus] if bus else [])) for bus in functions],
+            },
+        )
+        for place, (cards_, functions) in enumerate(wanted)
+    ]
+    found = shown(pods, FILES)
+    used: dict[str, int] = {}
+    functions_seen: list[str] = []
+    for place, (cards_, _) in enumerate(wanted):
+        it = found.get(f"p{place}")
+        if it is None or it.each.refused:
+            continue
+        for each in it.each.gpus or ():
+            assert each.uuid in it.devices
+        for minor, percent in cards_.items():
+            used[CARDS[minor].gpu.uuid] = used.get(CARDS[minor].gpu.uuid, 0) + percent
+        functions_seen += sorted(
+            {each.path for each in it.each.nodes.get("rdma", ()) if each.path[-1] in "12"}
+        )
+    assert all(percent <= 100 for percent in used.values())
+    assert len(functions_seen) == len(set(functions_seen))

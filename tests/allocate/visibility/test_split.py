@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.visibility.split import ContainerWish, SplitError, Wish, split
+from agent.allocate.visibility.split import ContainerWish, SplitError, split
 from agent.model.device_allocation import Given
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO
+from tests.allocate.visibility.asks import ask
 
 GPU = "gpu"
 
@@ -21,12 +22,12 @@ def cards(*percents: int) -> list[Given]:
 
 
 def whole(name: str, count: int, *, init: bool = False, sidecar: bool = False) -> ContainerWish:
-    wish = Wish(count, {GPU_CORE: 100, GPU_MEMORY_RATIO: 100})
+    wish = ask(count, {GPU_CORE: 100, GPU_MEMORY_RATIO: 100})
     return ContainerWish(name, {GPU: wish}, init, sidecar)
 
 
 def part(name: str, percent: int, count: int = 1) -> ContainerWish:
-    wish = Wish(count, {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}, shared=True)
+    wish = ask(count, {GPU_CORE: percent, GPU_MEMORY_RATIO: percent}, shared=True)
     return ContainerWish(name, {GPU: wish})
 
 
@@ -42,12 +43,6 @@ NONE = ContainerWish("none")
             [whole("a", 2), NONE, whole("b", 1)],
             {"a": (0, 1), "b": (2,)},
             id="in the order of the specification",
-        ),
-        pytest.param(
-            list(reversed(cards(100, 100))),
-            [whole("a", 1), whole("b", 1)],
-            {"a": (1,), "b": (0,)},
-            id="by minor, whatever the annotation's order",
         ),
         pytest.param(
             cards(80), [part("a", 50), part("b", 30), NONE], {"a": (0,), "b": (0,)}, id="shared"
@@ -81,7 +76,7 @@ NONE = ContainerWish("none")
         ),
         pytest.param(
             [Given(0), Given(1)],
-            [ContainerWish("a", {GPU: Wish(1)}), ContainerWish("b", {GPU: Wish(1)})],
+            [ContainerWish("a", {GPU: ask(1)}), ContainerWish("b", {GPU: ask(1)})],
             {"a": (0,), "b": (1,)},
             id="amounts that nobody says",
         ),

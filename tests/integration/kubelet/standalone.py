@@ -32,10 +32,10 @@ from demo.cgroups import MOUNTS, remove_cgroups
 from demo.containerd import Containerd, remove_all_pods
 from demo.stage import free_port
 from tests import tools
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
-START_SECONDS = 60.0
-"""A busy machine's patience; an idle one needs three."""
+START_SECONDS = 6 * DEADLINE_SECONDS
+"""A busy machine's patience; an idle one needs three, for a pod too."""
 NODE = "node-a"
 MIB = 1 << 20
 RESERVED_BYTES = 150 * MIB

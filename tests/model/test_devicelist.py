@@ -3,54 +3,28 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.model import minors
+from agent.model.devicelist import DeviceList, Found, Published, device_list, published
 from agent.model.deviceobject import decode, encode
-from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
+from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.inventory import (
-    Found,
-    Inventory,
-    Published,
-    inventory,
-    nvidia_cards,
-    places,
-    published,
-)
-from agent.model.pci import Function
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
+from tests.model.found import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
-SWITCH = ("0000:17:00.0", "0000:18:00.0", "0000:19:04.0")
 
 
-def function(bus: str, **others: object) -> Function:
-    facts = {"root": "pci0000:17", "bridges": SWITCH, "node": 1, "socket": 0} | others
-    return Function(f"0000:{bus}", **facts)  # type: ignore[arg-type]
-
-
-def gpu_function(bus: str, driver: str = "nvidia", **others: object) -> Function:
-    return function(bus, vendor=0x10DE, class_code=0x030200, driver=driver, **others)
-
-
-def nic(bus: str, *states: str, name: str = "mlx5_0", **others: object) -> RdmaDevice:
-    ports = tuple(Port(n, state, link_layer="InfiniBand") for n, state in enumerate(states, 1))
-    return RdmaDevice(RdmaFunction(function(bus, **others), (Link(name, ports=ports),)))
-
-
-def by_address(*functions: Function) -> dict[str, Function]:
-    return {each.address: each for each in functions}
-
-
-def again(found: Found, before: Inventory, now: str = LATER, **others: object) -> Inventory:
+def again(found: Found, before: DeviceList, now: str = LATER, **others: object) -> DeviceList:
     """What a later look makes of it, by way of the published object."""
     body = encode("node", before.devices, annotations=minors.encode(before.gone))
     earlier, problems = published(body)
     assert problems == ()
-    return inventory(found, earlier, now, **others)  # type: ignore[arg-type]
+    return device_list(found, earlier, now, **others)  # type: ignore[arg-type]
 
 
-def ids(found: Inventory) -> list[tuple[str, str, int, bool]]:
+def ids(found: DeviceList) -> list[tuple[str, str, int, bool]]:
     return [(each.type, each.uuid, each.minor, each.healthy) for each in found.devices]
 
 
@@ -69,45 +43,27 @@ def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
 
 def test_gpus_stay_as_they_were_made() -> None:
     gpus = (gpu(2), gpu(0))
-    assert inventory(Found(gpus=gpus), Published(), NOW) == Inventory((gpu(0), gpu(2)), {})
+    assert device_list(Found(gpus=gpus), Published(), NOW) == DeviceList((gpu(0), gpu(2)), {})
+
+
+def test_devices_of_a_type_that_others_write_are_not_remembered() -> None:
+    others = Published((Device("npu", "NPU-0", 0, {}),))
+    assert device_list(Found(), others, NOW) == DeviceList((), {})
 
 
 def test_the_number_of_a_gpu_is_its_drivers() -> None:
-    before = inventory(Found(gpus=(gpu(2),)), Published(), NOW)
-    assert again(Found(), before) == Inventory((), {})
+    before = device_list(Found(gpus=(gpu(2),)), Published(), NOW)
+    assert again(Found(), before) == DeviceList((), {})
     assert ids(again(Found(gpus=(gpu(0, "GPU-2"),)), before)) == [("gpu", "GPU-2", 0, True)]
 
 
 def test_gpus_that_nobody_could_tell_apart() -> None:
-    found = inventory(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
+    found = device_list(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
     assert ids(found) == [("gpu", "a", 1, True)]
     assert found.problems == (
         "GPU b, minor 1: another one has that name",
         "GPU a, minor 2: another one has that name",
     )
-
-
-@pytest.mark.parametrize(
-    ("bus", "told"),
-    [
-        (gpu_function("3b:00.0"), True),
-        (gpu_function("3b:00.0", ""), True),
-        (gpu_function("3b:00.0", "vfio-pci"), False),
-        (gpu_function("3b:00.4", physical="0000:3b:00.0"), False),
-        (function("3b:00.1", vendor=0x10DE, class_code=0x040300), False),
-        (function("3b:00.0", vendor=0x1002, class_code=0x030000), False),
-        (function("3b:00.0"), False),
-    ],
-)
-def test_which_functions_nvidias_driver_should_tell_of(bus: Function, told: bool) -> None:
-    assert nvidia_cards(by_address(bus)) == ((bus.address,) if told else ())
-
-
-def test_the_place_of_a_function() -> None:
-    adapter, card = function("1a:00.0"), gpu_function("3b:00.0")
-    found = places(by_address(adapter, card))
-    assert found[card.address] == DeviceTopology(0, 1, "0000:18:00.0", "0000:3b:00.0")
-    assert found[adapter.address].pcie == found[card.address].pcie, "below one switch"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +77,7 @@ def test_the_place_of_a_function() -> None:
     ],
 )
 def test_health_of_an_adapter(states: tuple[str, ...], healthy: bool, message: str) -> None:
-    (device,) = inventory(Found(rdma=(nic("1a:00.0", *states),)), Published(), NOW).devices
+    (device,) = device_list(Found(rdma=(nic("1a:00.0", *states),)), Published(), NOW).devices
     assert device.healthy is healthy
     assert device.conditions[0].message == message
     assert device.resources == {"koordinator.sh/rdma": 100}
@@ -136,7 +92,7 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
     )
     port = Port(1, "ACTIVE", link_layer="InfiniBand")
     rdma = RdmaDevice(RdmaFunction(physical, (Link("ibp26s0", ports=(port,)),)), virtual)
-    (device,) = inventory(Found(rdma=(rdma,)), Published(), NOW).devices
+    (device,) = device_list(Found(rdma=(rdma,)), Published(), NOW).devices
     assert device.labels == {"topolet.io/links": "ibp26s0", "topolet.io/link-layer": "InfiniBand"}
     assert device.vf_groups == (
         VfGroup(
@@ -148,7 +104,7 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
 
 
 def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
-    two = inventory(
+    two = device_list(
         Found(rdma=(nic("3e:00.0", "ACTIVE"), nic("1a:00.0", "ACTIVE"))), Published(), NOW
     )
     assert ids(two) == [("rdma", "0000:1a:00.0", 0, True), ("rdma", "0000:3e:00.0", 1, True)]
@@ -161,10 +117,21 @@ def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: bool) -> None:
-    before = inventory(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
-    found = Found(by_address(function("1a:00.0")))
+    """Also where what it has was withheld from the object, since it is in use."""
+    before = device_list(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
+    (device,) = before.devices
+    before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
+    virtual = {"virtual": ((0, "0000:1a:00.1"), (1, "0000:1a:00.2"))}
+    found = Found(
+        by_address(function("1a:00.0", **virtual), function("1a:00.1", driver="mlx5_core"))
+    )
     after = again(found, before, held={("rdma", "0000:1a:00.0")} if held else ())
     assert ids(after) == [("rdma", "0000:1a:00.0", 0, held)]
+    assert after.devices[0].resources == device.resources
+    assert after.devices[0].labels == device.labels
+    assert after.devices[0].vf_groups == (
+        VfGroup({"topolet.io/driver": "mlx5_core"}, (VirtualFunction(0, "0000:1a:00.1"),)),
+    )
     if not held:
         assert after.devices[0].conditions[0].reason == "NotVisible"
     assert ids(again(Found(), after)) == [], "without a function it is gone"
@@ -177,7 +144,7 @@ def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
         Fpga(port, FpgaDriver.DFL, (AcceleratorPort("dfl-port.0", "ab" * 16),)),
         Fpga(card, FpgaDriver.DFL, interface_id="cd" * 16),
     )
-    (device,) = inventory(Found(fpgas=fpgas), Published(), NOW).devices
+    (device,) = device_list(Found(fpgas=fpgas), Published(), NOW).devices
     assert (device.uuid, device.minor, device.healthy) == ("0000:3b:00.0", 0, True)
     assert device.resources == {"koordinator.sh/fpga": 100}
     assert device.labels == {
@@ -185,7 +152,7 @@ def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
         "topolet.io/interface-id": "cd" * 16,
     }
     assert device.vf_groups[0].vfs == (VirtualFunction(0, "0000:3b:00.1"),)
-    (alone,) = inventory(Found(fpgas=fpgas[1:]), Published(), NOW).devices
+    (alone,) = device_list(Found(fpgas=fpgas[1:]), Published(), NOW).devices
     assert alone.conditions[0].reason == "NoAcceleratorPort"
 
 
@@ -203,9 +170,9 @@ def test_the_order_of_finding_changes_nothing(
     def found() -> Found:
         return Found(by_address(*functions), tuple(gpus), tuple(nics))
 
-    straight = inventory(found(), Published(), NOW)
+    straight = device_list(found(), Published(), NOW)
     for each in (functions, gpus, nics):
         random.shuffle(each)  # type: ignore[attr-defined]
-    assert inventory(found(), Published(), NOW) == straight
+    assert device_list(found(), Published(), NOW) == straight
     assert decode(encode("node", straight.devices)) == straight.devices
     assert again(found(), straight) == straight

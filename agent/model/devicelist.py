@@ -1,0 +1,115 @@
+"""All devices of a node as the Device object has them, from what each source found.
+
+Numbers and times go on from what was published: it is all the memory that there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.model import deviceobject, minors
+from agent.model.annotations import AnnotationError
+from agent.model.devices import Device, DeviceType
+from agent.model.fpga import Fpga
+from agent.model.functiondevices import fpga_devices, rdma_devices
+from agent.model.minors import Minors
+from agent.model.pci import Function, address_key
+from agent.model.rdma import RdmaDevice
+
+_NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What there is. `functions`: all of PCI, by address; `gpus` as their driver's reader made
+    them, with their places from `functiondevices.places`."""
+
+    functions: Mapping[str, Function] = {}
+    gpus: tuple[Device, ...] = ()
+    rdma: tuple[RdmaDevice, ...] = ()
+    fpgas: tuple[Fpga, ...] = ()
+
+
+class Published(msgspec.Struct, frozen=True):
+    """What the Device object says so far; nothing on a node that is new."""
+
+    devices: tuple[Device, ...] = ()
+    gone: Minors = {}
+
+
+class DeviceList(msgspec.Struct, frozen=True):
+    """By type and minor. `gone`: numbers to be remembered."""
+
+    devices: tuple[Device, ...]
+    gone: Minors
+    problems: tuple[str, ...] = ()
+
+
+def published(body: object) -> tuple[Published, tuple[str, ...]]:
+    """Of a Device object, and problems; numbers that can't be read are those of its devices alone.
+    Raises ObjectError."""
+    devices = deviceobject.decode(body)
+    metadata = body.get("metadata") if isinstance(body, dict) else None
+    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    try:
+        return Published(devices, minors.decode(annotations or {})), ()
+    except AnnotationError as error:
+        return Published(devices), (str(error),)
+
+
+def device_list(
+    found: Found,
+    before: Published,
+    now: str,
+    held: Collection[tuple[str, str]] = (),
+) -> DeviceList:
+    """`now` in RFC 3339, for conditions that change; `held`: type and id of the devices that pods
+    hold."""
+    numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
+    known = minors.known(numbered_here, before.gone)
+    earlier = {(device.type, device.uuid): device for device in before.devices}
+    problems: list[str] = []
+    rdma = rdma_devices(found.rdma, found.functions, before.devices, held)
+    fpgas = fpga_devices(found.fpgas)
+    devices = [
+        *_unlike(found.gpus, problems),
+        *_with_minors(_by_address(rdma), known.get(DeviceType.RDMA, {})),
+        *_with_minors(_by_address(fpgas), known.get(DeviceType.FPGA, {})),
+    ]
+    ordered = sorted(devices, key=lambda each: (each.type, each.minor))
+    told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
+    return DeviceList(told, minors.gone(known, told), tuple(problems))
+
+
+def _unlike(gpus: Iterable[Device], problems: list[str]) -> Iterator[Device]:
+    """Without a second one of a minor or UUID, which nobody could tell apart."""
+    seen: set[str | int] = set()
+    for gpu in sorted(gpus, key=lambda each: (each.minor, each.uuid)):
+        if gpu.minor in seen or gpu.uuid in seen:
+            problems.append(f"GPU {gpu.uuid}, minor {gpu.minor}: another one has that name")
+        else:
+            seen |= {gpu.minor, gpu.uuid}
+            yield gpu
+
+
+def _since(device: Device, before: Device | None, now: str) -> Device:
+    """A condition without a time has the one from which its status stayed."""
+    times = {each.type: each for each in before.conditions} if before else {}
+    conditions = []
+    for each in device.conditions:
+        old = times.get(each.type)
+        same = old.last_transition_time if old and old.status == each.status else ""
+        time = each.last_transition_time or same or now
+        conditions.append(msgspec.structs.replace(each, last_transition_time=time))
+    return msgspec.structs.replace(device, conditions=tuple(conditions))
+
+
+def _by_address(devices: Iterable[Device]) -> list[Device]:
+    return sorted(devices, key=lambda each: address_key(each.uuid))
+
+
+def _with_minors(devices: list[Device], known: Mapping[str, int]) -> list[Device]:
+    numbers = minors.numbered((each.uuid for each in devices), known)
+    return [msgspec.structs.replace(each, minor=numbers[each.uuid]) for each in devices]

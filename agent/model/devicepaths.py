@@ -1,0 +1,125 @@
+"""Which files reach the devices that were found on a node.
+
+NVIDIA's cards have /dev/nvidiaMINOR; a MIG instance has beside its card's two capabilities, whose
+numbers the driver tells in /proc/driver/nvidia-caps/mig-minors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices import Device, DeviceType
+from agent.model.fpga import Fpga, Fpgas
+from agent.model.gpus import Gpu, MigInstance
+from agent.model.pci import CharDevice
+from agent.model.rdma import Rdma
+from agent.model.visible import DeviceNode, VisibleGpu
+
+NVIDIA_MAJOR: Final = 195
+_CAPABILITY: Final = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
+_CAPABILITIES_MAJOR: Final = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
+_NO_FILES: Final = DeviceFiles()
+
+
+def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:
+    """By `gpu0/gi1` and `gpu0/gi1/ci0` (the first number a card's minor), from the texts of
+    /proc/driver/nvidia-caps/mig-minors and /proc/devices."""
+    major = _CAPABILITIES_MAJOR.search(proc_devices)
+    return {
+        name: DeviceNode(
+            f"/dev/nvidia-caps/nvidia-cap{minor}", int(major[1]) if major else -1, int(minor)
+        )
+        for name, minor in _CAPABILITY.findall(mig_minors)
+    }
+
+
+def device_files(
+    devices: Iterable[Device],
+    gpus: Iterable[Gpu] | None,
+    rdma: Rdma,
+    fpgas: Fpgas,
+    capability_nodes: Mapping[str, DeviceNode] | None = None,
+    before: DeviceFiles = _NO_FILES,
+) -> DeviceFiles:
+    """Of the node's `devices`, by what was found of each; `gpus` None: not told yet. One whose
+    files can't be seen now has those of `before`: an RDMA device hides in the network namespace of
+    the pod that has it."""
+    listed = list(devices)
+    minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
+    now = {each.uuid: each for each in (*_rdma(rdma), *_fpgas(fpgas))}
+    earlier = {each.uuid: each for each in before.others}
+    others = []
+    for device in listed:
+        files = now.get(device.uuid) or earlier.get(device.uuid)
+        if files is not None and files.type == device.type:
+            others.append(
+                OtherFiles(device.type, device.uuid, device.minor, files.nodes, files.functions)
+            )
+    return DeviceFiles(
+        None
+        if gpus is None
+        else tuple(
+            _card(gpu, minors.get(gpu.uuid), capability_nodes or {})
+            for gpu in sorted(gpus, key=lambda each: (each.index, each.uuid))
+        ),
+        tuple(sorted(others, key=lambda each: (each.type, each.minor, each.uuid))),
+        {DeviceType.RDMA.value: tuple(map(_node, rdma.common))} if rdma.common else before.common,
+    )
+
+
+def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
+    nodes = (
+        ()
+        if gpu.minor is None
+        else (DeviceNode(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor),)
+    )
+
+    def instance(place: int, it: MigInstance) -> VisibleGpu:
+        name = f"gpu{gpu.minor}/gi{it.gpu_instance}"
+        wanted = (name, f"{name}/ci{it.compute_instance}")
+        own = [capability_nodes[each] for each in wanted if each in capability_nodes]
+        complete = len(own) == len(wanted) and nodes
+        return VisibleGpu(it.uuid, f"{gpu.index}:{place}", (*nodes, *own) if complete else ())
+
+    return CardFiles(
+        VisibleGpu(gpu.uuid, str(gpu.index), nodes),
+        minor,
+        bool(gpu.mig),
+        tuple(instance(place, each) for place, each in enumerate(gpu.instances)),
+    )
+
+
+def _rdma(rdma: Rdma) -> Iterable[OtherFiles]:
+    for each in rdma.devices:
+        yield OtherFiles(
+            DeviceType.RDMA,
+            each.physical.address,
+            -1,
+            tuple(map(_node, each.physical.char_devices)),
+            {virtual.address: tuple(map(_node, virtual.char_devices)) for virtual in each.virtual},
+        )
+
+
+def _fpgas(fpgas: Fpgas) -> Iterable[OtherFiles]:
+    """By their ports; what loads another bitstream is nothing to be had with a device."""
+    by_address = {each.address: each for each in fpgas.devices}
+    for each in fpgas.devices:
+        virtual = [by_address[place] for _, place in each.function.virtual if place in by_address]
+        yield OtherFiles(
+            DeviceType.FPGA,
+            each.address,
+            -1,
+            _ports(each),
+            {it.address: _ports(it) for it in virtual},
+        )
+
+
+def _ports(fpga: Fpga) -> tuple[DeviceNode, ...]:
+    return tuple(_node(port.char_device) for port in fpga.ports if port.char_device is not None)
+
+
+def _node(device: CharDevice) -> DeviceNode:
+    return DeviceNode(device.path, *(device.number or ()))

@@ -1,0 +1,185 @@
+"""The node's devices at each look: PCI, RDMA and FPGAs from sysfs, GPUs from a child with NVML."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+
+import msgspec
+
+from agent.allocate.foreign.existing import existing
+from agent.allocate.foreign.names import keys
+from agent.discover.gpuwatcher import GpuWatcher
+from agent.model import (
+    checkpoints,
+    gpuactions,
+    gpuconditions,
+    gpudevices,
+    minors,
+    partitions,
+)
+from agent.model.annotations import AnnotationError
+from agent.model.apinode import ApiNode
+from agent.model.device_allocation import Holdings, allocated, together
+from agent.model.devicefiles import DeviceFiles
+from agent.model.devicelist import Found, Published, device_list
+from agent.model.devicepaths import capabilities, device_files
+from agent.model.devices import Device
+from agent.model.functiondevices import nvidia_cards, places
+from agent.model.gpuactions import GpuActionError, GpuActions
+from agent.model.holding import Grant, Holding
+from agent.model.pods import Pod
+from agent.model.report import DeviceReport
+from agent.model.settings import Settings, SettingsError
+from agent.model.topology import Topology
+from agent.model.visible import DeviceNode
+from agent.node.gpus import GpuView
+from agent.node.plugged import Plugged, text
+
+log = logging.getLogger(__name__)
+
+
+class SeenDevices(msgspec.Struct, frozen=True):
+    """What is reported of devices, the files that reach them, and what of them pods hold that no
+    scheduler gave it to."""
+
+    report: DeviceReport = DeviceReport()
+    files: DeviceFiles = DeviceFiles()
+    existing: tuple[Holding, ...] = ()
+
+
+class DeviceView:
+    """Remembers numbers and times from the Device object's last state, which it is told once."""
+
+    def __init__(
+        self,
+        root: str,
+        watch: Callable[[], GpuWatcher],
+        actions: GpuActions,
+        *,
+        gfd_labels: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs."""
+        self._root = root
+        self._gfd_labels = gfd_labels
+        self._clock = clock
+        self._plugged = Plugged(root)
+        self._gpus = GpuView(root, watch, actions, clock)
+        self._files = DeviceFiles()
+        self._before: Published | None = None
+        self._said: frozenset[str] = frozenset()
+
+    def look_again(self) -> None:
+        """Something was plugged in or out."""
+        self._plugged.look_again()
+        self._gpus.look_again()
+
+    def close(self) -> None:
+        """Ends the child."""
+        self._gpus.close()
+
+    def now(
+        self,
+        topology: Topology,
+        published: Published,
+        node: ApiNode,
+        pods: Collection[Pod],
+        grants: Iterable[Grant] = (),
+    ) -> SeenDevices:
+        """`published`: what the Device object said when we began. `grants`: what the kubelet gave
+        to pods. Never fails: what can't be read is logged once."""
+        if self._before is None:
+            self._before = published
+            self._gpus.begin(published.devices)
+        plugged = self._plugged
+        plugged.look(topology)
+        health = self._gpus.now(nvidia_cards(plugged.functions))
+        cards = [card.gpu for card in health.cards]
+        given, troubles = _given(pods)
+        held = together(given.values())
+        made = device_list(
+            Found(
+                plugged.functions,
+                gpudevices.devices(
+                    health,
+                    places(plugged.functions),
+                    gpuconditions.cordoned(node.annotations, cards),
+                    sum(each.memory_bytes for each in topology.numa_nodes),
+                ),
+                plugged.rdma.devices,
+                plugged.fpgas.devices,
+            ),
+            self._before,
+            gpuconditions.rfc3339(int(self._clock())),
+            _ids(held, self._before.devices),
+        )
+        self._before = Published(made.devices, made.gone)
+        found = existing(
+            grants,
+            keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices),
+            {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
+            {pod.uid for pod in pods},
+        )
+        self._files = device_files(
+            made.devices, cards, plugged.rdma, plugged.fpgas, self._capabilities(), self._files
+        )
+        self._say((*plugged.problems, *troubles, *made.problems, *found.problems))
+        links = partitions.links(made.devices, self._gpus.pairs)
+        report = DeviceReport(
+            made.devices,
+            gpudevices.facts(health),
+            {
+                **minors.encode(made.gone),
+                **partitions.encode(partitions.from_links(links)),
+                **checkpoints.encode(found.holdings),
+            },
+            held,
+            self._gfd_labels,
+        )
+        return SeenDevices(report, self._files, found.holdings)
+
+    def _capabilities(self) -> dict[str, DeviceNode]:
+        mig_minors, known = (
+            text(os.path.join(self._root, path))
+            for path in ("proc/driver/nvidia-caps/mig-minors", "proc/devices")
+        )
+        return capabilities(mig_minors, known)
+
+    def _say(self, problems: Iterable[str]) -> None:
+        now = frozenset(problems)
+        for problem in sorted(now - self._said):
+            log.warning("devices: %s", problem)
+        self._said = now
+
+
+def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | None:
+    """As the settings want it, None where they don't. Raises SettingsError."""
+    try:
+        actions = gpuactions.parse(settings.gpu_actions)
+    except GpuActionError as error:
+        raise SettingsError(f"gpu-actions: {error}") from None
+    if not settings.devices:
+        return None
+    watch = partial(GpuWatcher, wake, settings.gpu_driver_root)
+    return DeviceView(settings.root, watch, actions, gfd_labels=settings.gfd_labels)
+
+
+def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
+    """By pod (uid) what schedulers gave it, and what of it can't be read."""
+    found, troubles = {}, []
+    for pod in pods:
+        try:
+            if of_pod := allocated(pod.annotations):
+                found[pod.uid] = of_pod
+        except AnnotationError as error:
+            troubles.append(f"pod {pod.title}: {error}")
+    return found, tuple(troubles)
+
+
+def _ids(held: Holdings, devices: Iterable[Device]) -> frozenset[tuple[str, str]]:
+    ids: Mapping[tuple[str, int], str] = {(each.type, each.minor): each.uuid for each in devices}
+    return frozenset((kind, ids[kind, minor]) for kind, minor in held if (kind, minor) in ids)

@@ -1,0 +1,83 @@
+"""What each container of the node sees of its devices, for the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation
+from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
+from agent.allocate.visibility.wishes import container_wishes
+from agent.model.apipods import ApiPod
+from agent.model.devicefiles import DeviceFiles
+from agent.model.holding import Form, Holding, Source
+from agent.model.pods import Pod
+from agent.model.settings import Settings
+from agent.model.visible import NodeDevices, Unasked
+
+_PARTS = frozenset({Form.INSTANCE, Form.FUNCTION})
+_TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})
+
+
+class SightPolicy(msgspec.Struct, frozen=True):
+    """What people set; see NodeDevices and Isolation."""
+
+    unasked: Unasked = "hide"
+    cdi_kind: str = ""
+    isolation: Isolation = NO_ISOLATION
+
+
+def policy(settings: Settings) -> SightPolicy:
+    """What the settings say."""
+    isolation = Isolation(settings.hami_core_library)
+    return SightPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """`pods` by uid, those alone that schedulers gave devices to."""
+
+    pods: Mapping[str, PodShown]
+    node: NodeDevices
+
+
+def sight(
+    pods: Iterable[Pod],
+    asked: Iterable[ApiPod],
+    files: DeviceFiles,
+    existing: Iterable[Holding] = (),
+    by: SightPolicy = SightPolicy(),  # noqa: B008  a frozen value
+) -> Sight:
+    """`asked`: the pods whose requests are known; `existing`: what pods hold that no scheduler gave
+    it to. Of two pods with one device it is the one whose containers exist that has it, then the
+    older one. Where the node has no GPU, none is hidden."""
+    known = {each.runtime_uid: each for each in asked}
+    ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
+    decided = shown(
+        [
+            DevicePod(
+                pod.uid,
+                pod.title,
+                pod.annotations,
+                pod.labels,
+                container_wishes(known[pod.uid]) if pod.uid in known else None,
+            )
+            for pod in ordered
+        ],
+        files,
+        by.isolation,
+        _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
+    )
+    unasked = "leave" if files.cards == () else by.unasked
+    return Sight(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))
+
+
+def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """A part of a card is had by its own name: its card can't be had whole then."""
+    found: dict[str, dict[str, str]] = {}
+    for each in existing:
+        if each.source is Source.ALLOCATION or each.form in _TAKES_NOTHING:
+            continue
+        key = each.part if each.form in _PARTS else each.device
+        found.setdefault(key, {})[each.uid] = titles.get(each.uid, each.uid)
+    return found

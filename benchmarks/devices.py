@@ -1,0 +1,341 @@
+"""Choices of devices: the best set of linked GPUs, and all devices of a pod.
+
+`best_gpu_set_N`: of N GPUs, the best set by the objective `bandwidth` for random sizes and sets of
+free GPUs, never asked before, once the tables of the matrix are made (`_setup`); over three
+matrices: PCIe alone, a mesh of NVLinks, one switch for all. Beside it a search of all sets by the
+definition, in Python, over the same matrix and questions. `_again`: the same questions once more.
+`_besteffort`: by that objective, over the mesh; its definition has too many partitions to search.
+
+`allocate_N`: a pod's devices on a node of N GPUs, the mean over pods of whole cards, shares, and
+cards with NICs under the same switches, as when the scheduler reserves them. Beside it the code of
+Koordinator's plugin DeviceShare on the same node and pods; both must give as many devices.
+`_linked`: ours where the node's links are known. `hints_8_nodes`: the hints of a pod for all sets
+of 8 NUMA nodes.
+
+A time is microseconds of a single call: the median of the rounds, and the mean over questions or
+pods. Both sides take turns in batches.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import msgspec
+from common import Row, alone, arguments, compared, percentile, report, skipped, timed
+from peers.go_peer import KOORDINATOR, GoPeer, PeerError, program
+
+from agent.allocate.bits import members
+from agent.allocate.devices.allocation import Allocation, allocate, device_request
+from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
+from agent.allocate.devices.besteffort import BestEffortTable
+from agent.allocate.devices.hints import device_hints
+from agent.allocate.devices.inventory import Links, inventory, linked
+from agent.allocate.devices.objectives import GpuTable
+from agent.allocate.devices.state import NodeDevices, node_devices
+from agent.model import deviceobject
+from agent.model.devices import Device, DeviceTopology
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
+from agent.model.policies import NumaStrategy
+
+UNIT = "us"
+BASE = "Koordinator"
+BRUTE = "all sets"
+ANSWER_SECONDS = 60.0
+GPU_BYTES = 80 << 30
+SIZES = (8, 16)
+STRATEGY = NumaStrategy.LEAST_ALLOCATED
+JOINT = "scheduling.koordinator.sh/device-joint-allocate"
+SAME_PCIE = '{"deviceTypes":["gpu","rdma"],"requiredScope":"SamePCIe"}'
+USED = {1: 50, 2: 100, 5: 100}
+"""By minor of a GPU, the percent that pods hold."""
+
+PODS: dict[str, tuple[dict[str, int], dict[str, str]]] = {
+    "one card": ({"nvidia.com/gpu": 1}, {}),
+    "two cards": ({"nvidia.com/gpu": 2}, {}),
+    "four cards": ({"nvidia.com/gpu": 4}, {}),
+    "a share": ({"koordinator.sh/gpu": 30}, {}),
+    "a share by memory": ({GPU_CORE: 20, GPU_MEMORY: GPU_BYTES // 8}, {}),
+    "cards and NICs": ({"nvidia.com/gpu": 2, RDMA: 100}, {JOINT: SAME_PCIE}),
+}
+"""Total requests, and annotations."""
+
+MATRICES: dict[str, Callable[[int, int], int]] = {
+    "PCIe": lambda i, j: 50 if i // 2 == j // 2 else 40 if i // 4 == j // 4 else 20,
+    "mesh": lambda i, j: (25, 50, 25, 0, 0, 25, 0)[(i * j + i ^ j) % 7] or 5,
+    "switch": lambda i, j: 300,
+}
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """How much is measured."""
+
+    questions: int
+    rounds: int
+    calls: int
+    parted: tuple[int, ...]
+    """Sizes of sets that besteffort is asked for."""
+
+
+FULL = Amount(questions=60, rounds=5, calls=300, parted=(2, 4, 8))
+QUICK = Amount(questions=20, rounds=3, calls=50, parted=(2, 8))
+
+Question = tuple[int, int]
+"""A mask of free GPUs, and how many are wanted."""
+
+
+def matrix(size: int, value: Callable[[int, int], int]) -> Matrix:
+    return tuple(
+        tuple(0 if i == j else value(min(i, j), max(i, j)) for j in range(size))
+        for i in range(size)
+    )
+
+
+def questions(size: int, count: int) -> list[Question]:
+    """The same every time, all different; what is no choice is left out."""
+    lot = random.Random(size)
+    found: set[Question] = set()
+    while len(found) < count:
+        free = lot.sample(range(size), lot.randint(3, size))
+        found.add((sum(1 << place for place in free), lot.randrange(2, len(free))))
+    return sorted(found)
+
+
+def by_definition(links: Matrix, free: int, count: int) -> int:
+    """Of all sets the best by `bandwidth`."""
+    places = tuple(members(free))
+
+    def key(chosen: tuple[int, ...]) -> tuple[int, int, int]:
+        inside = [links[i][j] for i, j in combinations(chosen, 2)]
+        rest = [each for each in places if each not in chosen]
+        return min(inside), sum(inside), sum(links[i][j] for i, j in combinations(rest, 2))
+
+    return sum(1 << place for place in max(combinations(places, count), key=key))
+
+
+def best_sets(size: int, amount: Amount) -> Iterator[Row]:
+    mine = Queries()
+    base: list[float] = []
+    asked = questions(size, amount.questions)
+    for value in MATRICES.values():
+        links = matrix(size, value)
+        table = mine.ask(partial(BandwidthTable, links), range(2, size), asked, amount.rounds)
+        for question in asked:
+            found: list[int] = []
+            base += micro(lambda: found.append(by_definition(links, *question)))  # noqa: B023
+            if found != [table.best(*question)]:
+                raise SystemExit(f"best_gpu_set_{size}: ours differs from {found}: {question}")
+    case = f"best_gpu_set_{size}"
+    row = compared(case, statistics.mean(mine.first), statistics.mean(base), BRUTE, UNIT)
+    yield {**row, "p99": percentile(mine.first, 99)}
+    yield from mine.others(case)
+
+
+def besteffort(size: int, amount: Amount) -> Iterator[Row]:
+    mine = Queries()
+    links = matrix(size, MATRICES["mesh"])
+    asked = [(free, count) for free, count in questions(size, 400) if count in amount.parted]
+    mine.ask(partial(BestEffortTable, links), amount.parted, asked, 1)
+    case = f"best_gpu_set_{size}_besteffort"
+    yield {**alone(case, statistics.mean(mine.first), UNIT), "p99": percentile(mine.first, 99)}
+    yield from mine.others(case)
+
+
+class Queries:
+    """Times of tables that are asked: microseconds of the `first` time that each question is asked
+    and of the second, each the median of the rounds, and of the setup."""
+
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        self.again: list[float] = []
+        self.setup: list[float] = []
+
+    def ask(
+        self,
+        make: Callable[[], GpuTable],
+        counts: Iterable[int],
+        asked: list[Question],
+        rounds: int,
+    ) -> GpuTable:
+        """Every round asks a table of its own, prepared for sets of these sizes. The last."""
+        first: list[list[float]] = []
+        again: list[list[float]] = []
+        for _ in range(rounds):
+            start = time.perf_counter_ns()
+            table = make()
+            for count in counts:
+                table.prepare(count)
+            self.setup.append((time.perf_counter_ns() - start) / 1e3)
+            for times in (first, again):
+                times.append([])
+                for free, count in asked:
+                    start = time.perf_counter_ns()
+                    table.best(free, count)
+                    times[-1].append((time.perf_counter_ns() - start) / 1e3)
+        self.first += map(statistics.median, zip(*first, strict=True))
+        self.again += map(statistics.median, zip(*again, strict=True))
+        return table
+
+    def others(self, case: str) -> Iterator[Row]:
+        yield alone(f"{case}_again", statistics.mean(self.again), UNIT)
+        yield alone(f"{case}_setup", statistics.median(self.setup) / 1e3, "ms")
+
+
+def micro(call: Callable[[], Any]) -> list[float]:
+    """Microseconds of one call."""
+    return [each / 1e3 for each in timed(call, 1)]
+
+
+def devices(size: int) -> list[Device]:
+    """Two GPUs and a NIC under each switch, two NUMA nodes."""
+    gpu = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100, GPU_MEMORY: GPU_BYTES}
+
+    def place(switch: int, bus: str) -> DeviceTopology:
+        return DeviceTopology(0, switch * 4 // size, f"pci{switch}", bus)
+
+    cards = [
+        Device("gpu", f"GPU-{each}", each, gpu, topology=place(each // 2, f"0000:{each:02x}:00.0"))
+        for each in range(size)
+    ]
+    nics = [
+        Device(
+            "rdma", f"0000:4{each}:00.0", each, {RDMA: 100}, topology=place(each, f"0000:4{each}")
+        )
+        for each in range(size // 2)
+    ]
+    return [*cards, *nics]
+
+
+def held(percent: int) -> dict[str, int]:
+    return {
+        GPU_CORE: percent,
+        GPU_MEMORY_RATIO: percent,
+        GPU_MEMORY: GPU_BYTES * percent // 100,
+    }
+
+
+def node(there: list[Device], links: Links | None = None) -> NodeDevices:
+    of_pods = {("gpu", minor): held(percent) for minor, percent in USED.items()}
+    return node_devices(inventory(there, None, links), of_pods)
+
+
+def told(there: list[Device], name: str) -> dict[str, Any]:
+    """One pod's question, for the other side."""
+    amounts, annotations = PODS[name]
+    requests = {resource: str(amount) for resource, amount in amounts.items()}
+    container = {"name": "main", "resources": {"requests": requests, "limits": requests}}
+    allocated = [
+        {"gpu": [{"minor": minor, "resources": {key: str(n) for key, n in held(part).items()}}]}
+        for minor, part in USED.items()
+    ]
+    return {
+        "device": deviceobject.encode("node", there),
+        "allocated": allocated,
+        "pod": {
+            "metadata": {"name": "pod", "namespace": "default", "annotations": annotations},
+            "spec": {"containers": [container]},
+        },
+        "strategy": STRATEGY.value,
+    }
+
+
+def allocations(size: int, peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
+    there = devices(size)
+    free = node(there)
+    mine: list[float] = []
+    theirs: list[float] = []
+    for name in PODS:
+        call = allocating(free, name)
+        chosen = call()
+        ours: list[int] = []
+        base: list[int] = []
+        for _ in range(amount.rounds):
+            ours += timed(call, amount.calls)
+            if isinstance(peer, GoPeer):
+                answer = asked_of(peer, there, name, amount.calls)
+                if {kind: len(each) for kind, each in answer["allocation"].items()} != chosen:
+                    raise SystemExit(f"allocate_{size}: {name}: ours differs: {answer}")
+                base += answer["ns"]
+        mine.append(statistics.median(ours) / 1e3)
+        if base:
+            theirs.append(statistics.median(base) / 1e3)
+    case = f"allocate_{size}"
+    if theirs:
+        yield compared(case, statistics.mean(mine), statistics.mean(theirs), BASE, UNIT)
+    else:
+        yield skipped(case, statistics.mean(mine), UNIT, str(peer))
+    known = node(there, linked(range(size), matrix(size, MATRICES["PCIe"])))
+    times = [statistics.median(timed(allocating(known, name), amount.calls)) / 1e3 for name in PODS]
+    yield alone(f"{case}_linked", statistics.mean(times), UNIT)
+
+
+def allocating(free: NodeDevices, name: str) -> Callable[[], dict[str, int]]:
+    """Gives how many devices of each type there are."""
+    request = device_request(*PODS[name])
+    assert request is not None
+
+    def call() -> dict[str, int]:
+        found = allocate(free, request, strategy=STRATEGY)
+        if not isinstance(found, Allocation):
+            raise SystemExit(f"{name}: {found}")
+        return {kind: len(each) for kind, each in found.devices.items()}
+
+    return call
+
+
+def asked_of(peer: GoPeer, there: list[Device], name: str, calls: int) -> dict[str, Any]:
+    try:
+        return peer.ask(told(there, name), calls, ANSWER_SECONDS)
+    except PeerError as error:
+        raise SystemExit(f"{name}: {BASE}: {error}") from None
+
+
+def hints(amount: Amount) -> Row:
+    request = device_request(*PODS["cards and NICs"])
+    assert request is not None
+    spread = [
+        msgspec.structs.replace(
+            each,
+            topology=DeviceTopology(0, each.minor if each.type == "rdma" else each.minor // 2, ""),
+        )
+        for each in devices(16)
+    ]
+    free = node(spread)
+    call = timed(lambda: device_hints(free, request, range(8), STRATEGY), amount.rounds)
+    return alone("hints_8_nodes", statistics.median(call) / 1e3, UNIT)
+
+
+def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
+    table: list[Row] = []
+    for size in reversed(SIZES):
+        table += best_sets(size, amount)
+        table += besteffort(size, amount)
+    for size in SIZES:
+        table += allocations(size, peer, amount)
+    return [*table, hints(amount)]
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    peer: GoPeer | str
+    with ExitStack() as stack:
+        try:
+            peer = stack.enter_context(GoPeer(program(KOORDINATOR, build=not options.quick)))
+        except PeerError as error:
+            peer = str(error)
+        table = rows(peer, QUICK if options.quick else FULL)
+    report(table, options.output)
+
+
+if __name__ == "__main__":
+    main()

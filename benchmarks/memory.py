@@ -1,0 +1,116 @@
+"""Resident memory of the agent on a node of 100 pods, and of the proxy after 1,000 creations.
+
+The agent: 100 real pods of one container each in a private containerd 2, the same pods in a real
+API server and in the answers of a PodResources API; the runtime's event stream, both watches and
+PodResources are open. `--quick` starts one pod and shows it to the agent as 100. Beside it stands
+what a bare interpreter has.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from common import Row, alone, arguments, report
+from cri import hooked_rss
+from peers import agent as agents
+from peers import cluster as clusters
+from peers import manypods, podresources
+from peers.agent import Agent
+from peers.cluster import NODE, Cluster, NoClusterError
+from peers.manypods import ManyPods
+from peers.packages import NoPackageError
+from peers.processes import OURS, Stage, bare_rss_mb, grpcio_environment
+from peers.runtime import NoRuntimeError, Runtime, with_events
+
+from agent.model.qos import QOS_LABEL
+
+PODS = 100
+AGENT = "agent_100_pods_mb"
+PROXY = "proxy_mb"
+
+
+def agent_row(quick: bool) -> Row:
+    try:
+        found = agent_mb(quick)
+    except (NoClusterError, NoRuntimeError, NoPackageError) as error:
+        return {"case": AGENT, "unit": "MB", "skipped": str(error)}
+    return {**alone(AGENT, found, "MB"), "base": bare_rss_mb(), "base_name": "bare interpreter"}
+
+
+def agent_mb(quick: bool) -> float:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topolet-")))
+        runtime = stack.enter_context(Runtime(with_events()))
+        cluster = stack.enter_context(clusters.running(folder))
+        uids = {}
+        for name in (f"pod-{number:03}" for number in range(PODS)):
+            pod = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
+            uids[name] = pod["metadata"]["uid"]
+        kubelet = folder / "kubelet.sock"
+        asked = stack.enter_context(podresources.serving(kubelet, list(uids)))
+        flags = [f"--pod-resources-socket={kubelet}", "--recheck-seconds=1"]
+        if quick:
+            socket = stack.enter_context(shown_as_many(folder, runtime, uids))
+            agent = stack.enter_context(agents.running(folder / "agent", cluster, socket, *flags))
+        else:
+            last, *others = uids.items()
+            with ThreadPoolExecutor(4) as together:
+                list(together.map(lambda pod: runtime.run(*pod), others))
+            agent = stack.enter_context(
+                agents.running(folder / "agent", cluster, runtime.socket, *flags)
+            )
+            runtime.run(*last)
+        return settled(agent, cluster, asked)
+
+
+@contextmanager
+def shown_as_many(folder: Path, runtime: Runtime, uids: dict[str, str]) -> Iterator[str]:
+    """The socket of a runtime with all these pods."""
+    runtime.clear()
+    first = min(uids)
+    runtime.run(first, uids[first])
+    socket = folder / "many.sock"
+    with manypods.serving(socket, ManyPods(runtime.socket, first, uids)):
+        yield str(socket)
+
+
+def settled(agent: Agent, cluster: Cluster, asked: Callable[[], int]) -> float:
+    """What it has when all is known, reported, and was compared a few times."""
+    agent.until("reporting", cluster.reported)
+    agent.until("asking the kubelet", lambda: asked() >= 3)
+    agent.until("comparing", lambda: agent.metric('topolet_reports_total{result="unchanged"}') >= 5)
+    agent.until(
+        "told by the runtime", lambda: agent.metric('topolet_wakes_total{source="runtime"}') > 0
+    )
+    if agent.has_mapped("grpc"):
+        raise SystemExit("the agent has loaded grpcio")
+    return agent.rss_mb()
+
+
+def proxy_row() -> Row:
+    environment = grpcio_environment()
+    if isinstance(environment, str):
+        return {"case": PROXY, "unit": "MB", "skipped": f"no backend: {environment}"}
+    with ExitStack() as stack:
+        stage = Stage(stack, environment)
+        backend = str(stage.folder / "direct")
+        stage.backend(backend)
+        ours = stage.start("ours", OURS, backend)
+        client = stage.client(str(stage.folder / "ours"))
+        return alone(PROXY, hooked_rss(client, ours), "MB")
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    report([agent_row(options.quick), proxy_row()], options.output)
+
+
+if __name__ == "__main__":
+    main()

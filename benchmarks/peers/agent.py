@@ -1,0 +1,98 @@
+"""Our agent as a process of a benchmark, in cluster mode."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from peers.cluster import Cluster
+from peers.processes import START, compiled, rss_mb
+
+from demo.stage import free_port
+
+PATIENCE_SECONDS = 60.0
+
+
+class Agent:
+    """`log` is what it says on standard error."""
+
+    def __init__(self, process: subprocess.Popen[bytes], http: str, log: Path) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._http = http
+        self._log = log
+
+    def rss_mb(self) -> float:
+        return rss_mb(self.pid)
+
+    def has_mapped(self, part: str) -> bool:
+        """Whether a library (or any file) with that in its path is in its memory."""
+        return part in Path(f"/proc/{self.pid}/maps").read_text()
+
+    def metric(self, series: str) -> float:
+        """Of one series with its labels; 0 while there is none."""
+        for line in self._get("/metrics").splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == series:
+                return float(value)
+        return 0.0
+
+    def ready(self) -> bool:
+        return bool(self._get("/readyz"))
+
+    def until(self, what: str, true: Callable[[], object]) -> None:
+        """Waits for it; ends the program when it does not come."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not true():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                tail = self._log.read_text()[-2000:]
+                raise SystemExit(f"the agent: not {what} in {PATIENCE_SECONDS:g} s\n{tail}")
+            time.sleep(0.05)
+
+    def _get(self, page: str) -> str:
+        """Empty where it does not answer, or not with 200."""
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://{self._http}{page}", timeout=5) as reply,
+        ):
+            return str(reply.read().decode())
+        return ""
+
+
+@contextmanager
+def running(folder: Path, cluster: Cluster, runtime_socket: str, *flags: str) -> Iterator[Agent]:
+    """A ready one, with its files in `folder`."""
+    compiled()
+    folder.mkdir()
+    log = folder / "agent.log"
+    http = f"127.0.0.1:{free_port()}"
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", START, "agent"),
+                f"--state-dir={folder / 'state'}",
+                f"--runtime-endpoint=unix://{runtime_socket}",
+                f"--http={http}",
+                f"--kubelet-dir={folder / 'kubelet'}",
+                *cluster.flags,
+                *flags,
+            ],
+            env=cluster.environment,
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        agent = Agent(process, http, log)
+        agent.until("ready", agent.ready)
+        yield agent
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -1,0 +1,37 @@
+"""Packages that only a base or a server needs: `pip install .` does not bring them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+
+class NoPackageError(Exception):
+    """Why it can't be had."""
+
+
+def cached(name: str, modules: tuple[str, ...]) -> Path | None:
+    """The folder with what `pip install NAME...` brings, made once in the cache; None where this
+    interpreter has all `modules` anyway. `name`: one or more, with spaces. Raises NoPackageError.
+    """
+    if all(importlib.util.find_spec(module) for module in modules):
+        return None
+    home = os.environ.get("TOPOLET_CACHE") or Path.home() / ".cache" / "topolet"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    target = Path(home) / f"{name.replace(' ', '-')}-{version}"
+    if not all((target / module).is_dir() for module in modules):
+        words = ["-m", "pip", "install", "-q", "--target", str(target), *name.split()]
+        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NoPackageError(f"{name} can't be installed: {done.stderr.strip()[-200:]}")
+    return target
+
+
+def imported(name: str, modules: tuple[str, ...]) -> None:
+    """From now on this process can import them. Raises NoPackageError."""
+    target = cached(name, modules)
+    if target is not None and str(target) not in sys.path:
+        sys.path.append(str(target))

@@ -1,0 +1,41 @@
+"""A kubelet's PodResources API for benchmarks: the tests' one, on a real gRPC server."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from peers.packages import imported
+
+MIB = 1 << 20
+
+
+@contextmanager
+def serving(path: Path, pods: Sequence[str]) -> Iterator[Callable[[], int]]:
+    """Pods of `default` that hold memory each; gives how often they were asked for. Raises
+    NoPackageError."""
+    imported("grpcio", ("grpc",))
+    from agent.proto import podresources_pb2 as pb
+    from tests.kubelet import played
+
+    kubelet = played.Kubelet()
+    memory = [played.memory("memory", 32 * MIB, 0)]
+    kubelet.has(
+        *(
+            pb.PodResources(
+                name=name,
+                namespace="default",
+                containers=[pb.ContainerResources(name="main", memory=memory)],
+            )
+            for name in pods
+        )
+    )
+    kubelet.answers["GetAllocatableResources"] = pb.AllocatableResourcesResponse(
+        cpu_ids=[0, 1], memory=[played.memory("memory", 8192 * MIB, 0)]
+    )
+    with played.serving(path, kubelet):
+        yield lambda: kubelet.times("List")

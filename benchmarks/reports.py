@@ -1,0 +1,121 @@
+"""What the agent writes to the API server, as the server counts it (its audit log).
+
+Idle: a node with a few real pods, on which nothing happens but the kubelet's heartbeats, while the
+agent compares its report with what is stored once a second (300 s is its habit). Burst: 100 pods
+with and without CPUs of their own come at once; counted until the report is right and was compared
+once more. One real etcd and kube-apiserver serve both.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import trees
+from common import Row, alone, arguments, report
+from peers import agent as agents
+from peers import cluster as clusters
+from peers.agent import Agent
+from peers.cluster import NODE, Cluster, NoClusterError
+from peers.runtime import NoRuntimeError, Runtime
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet, union
+from agent.model.qos import QOS_LABEL
+
+IDLE = "idle_writes_per_hour"
+BURST = "burst_100_pods_writes"
+RECHECK_SECONDS = 1
+REAL_PODS = 3
+PODS = 100
+CPUS = CpuSet(range(64))
+POOLS = "node.koordinator.sh/cpu-shared-pools"
+
+
+def compared_again(agent: Agent, times: int) -> None:
+    """Waits until the agent has held its report against the server's so often, and found no
+    difference."""
+    series = 'topolet_reports_total{result="unchanged"}'
+    before = agent.metric(series)
+    agent.until("comparing", lambda: agent.metric(series) >= before + times)
+
+
+def idle(folder: Path, cluster: Cluster, runtime: Runtime, seconds: float) -> Row:
+    for number in range(REAL_PODS):
+        name = f"idle-{number}"
+        made = cluster.api.pod("default", name, NODE, labels={QOS_LABEL: "LS"})
+        runtime.run(name, made["metadata"]["uid"])
+    flags = [f"--recheck-seconds={RECHECK_SECONDS}"]
+    with agents.running(folder, cluster, runtime.socket, *flags) as agent:
+        agent.until("reporting", cluster.reported)
+        compared_again(agent, 2)
+        before, began = len(cluster.writes()), time.monotonic()
+        while (passed := time.monotonic() - began) < seconds:
+            cluster.beat()
+            compared_again(agent, 1)
+        writes = len(cluster.writes()) - before
+    return alone(IDLE, writes * 3600 / passed, "writes/h")
+
+
+def burst(folder: Path, cluster: Cluster, runtime: Runtime) -> Row:
+    runtime.clear()  # the machine that the agent sees from here on has other CPUs than this one
+    root = trees.write(str(folder / "machine"), trees.machine(2, 1, 1, 16, 2))
+    (Path(root) / "proc").mkdir(exist_ok=True)
+    flags = [f"--root={root}", f"--recheck-seconds={RECHECK_SECONDS}"]
+    with agents.running(folder / "agent", cluster, runtime.socket, *flags) as agent:
+        agent.until("reporting", lambda: shared(cluster) == CPUS)
+        compared_again(agent, 1)
+        before = len(cluster.writes())
+        owned = CpuSet()
+        for number in range(PODS):
+            metadata: dict[str, dict[str, str]] = {"labels": {QOS_LABEL: "LS"}}
+            if number % 2:
+                own = CpuSet([number])
+                owned |= own
+                metadata = {
+                    "labels": {QOS_LABEL: "LSR"},
+                    "annotations": {RESOURCE_STATUS: json.dumps({"cpuset": str(own)})},
+                }
+            cluster.api.pod("default", f"burst-{number}", NODE, **metadata)
+        agent.until("right", lambda: shared(cluster) == CPUS - owned)
+        compared_again(agent, 1)
+        return alone(BURST, len(cluster.writes()) - before, "writes")
+
+
+def shared(cluster: Cluster) -> CpuSet:
+    """The CPUs of the shared pools, as reported."""
+    notes = (cluster.reported() or {}).get("metadata", {}).get("annotations", {})
+    return union(CpuSet.parse(each["cpuset"]) for each in json.loads(notes.get(POOLS, "[]")))
+
+
+def rows(seconds: float) -> list[Row]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="topolet-")))
+        try:
+            cluster = stack.enter_context(clusters.running(folder))
+            runtime = stack.enter_context(Runtime())
+        except (NoClusterError, NoRuntimeError) as error:
+            return [
+                {"case": case, "unit": unit, "skipped": str(error)}
+                for case, unit in ((IDLE, "writes/h"), (BURST, "writes"))
+            ]
+        (folder / "burst").mkdir()
+        return [
+            idle(folder / "idle", cluster, runtime, seconds),
+            burst(folder / "burst", cluster, runtime),
+        ]
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    report(rows(5.0 if options.quick else 60.0), options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.state import node_devices
+from agent.model.device_allocation import (
+    DEVICE_ALLOCATED,
+    allocated,
+    functions_together,
+    together,
+    virtual_functions,
+)
+from tests.allocate.devices.builders import BYTES, CORE, MEMORY, RATIO, gpu, nic, node, part
+
+
+def test_what_is_free_is_what_pods_do_not_hold() -> None:
+    stock = node([gpu(0), gpu(1), gpu(2)], {0: 30, 2: 100}).stocks["gpu"]
+    assert stock.free == {0: part(70), 1: part(100), 2: part(0)}
+    assert (stock.used, stock.idle) == (0b101, 0b010)
+    assert (stock.sums[RATIO], stock.sums[MEMORY]) == (170, BYTES * 170 // 100)
+
+
+def test_an_ill_device_has_nothing_free_and_may_be_in_use() -> None:
+    stock = node([gpu(0, healthy=False), gpu(1)], {0: 30}).stocks["gpu"]
+    assert stock.free == {0: {}, 1: part(100)}
+    assert (stock.used, stock.idle) == (0b01, 0b10)
+
+
+def test_more_than_there_is_and_devices_that_are_gone() -> None:
+    stock = node([gpu(0)], {0: 130, 5: 10}).stocks["gpu"]
+    assert stock.free == {0: part(0)}
+    assert stock.used == 0b100001
+    assert "rdma" not in node([gpu(0)], nics={0: 10}).stocks
+
+
+def test_of_two_devices_with_one_minor_the_later_counts() -> None:
+    fleet = inventory([gpu(0, 0, "p0"), gpu(0, 1, "p1"), nic(-1), nic(5000)]).fleets
+    assert fleet["gpu"].pcies == {"p1": 1}
+    assert "rdma" not in fleet
+
+
+def test_from_the_annotations_of_pods() -> None:
+    share = '{"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "25"}}]}'
+    pods = [{DEVICE_ALLOCATED: share}] * 2
+    there = node_devices(inventory([gpu(0)]), together(map(allocated, pods)))
+    assert there.stocks["gpu"].free[0][CORE] == 50
+
+
+def test_functions_that_pods_hold() -> None:
+    held = '{"minor": 1, "extension": {"vfs": [{"busID": "a"}, {"busID": "b", "minor": 3}]}}'
+    text = f'{{"rdma": [{held}, {{"minor": 2, "extension": null}}], "gpu": null}}'
+    assert virtual_functions({DEVICE_ALLOCATED: text}) == {("rdma", 1): frozenset("ab")}
+    assert virtual_functions({}) == {}
+    more = {("rdma", 1): frozenset("c"), ("rdma", 2): frozenset("a")}
+    assert functions_together([virtual_functions({DEVICE_ALLOCATED: text}), more]) == {
+        ("rdma", 1): frozenset("abc"),
+        ("rdma", 2): frozenset("a"),
+    }

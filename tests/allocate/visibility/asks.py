@@ -1,0 +1,13 @@
+"""What containers ask for, as tests write it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent.allocate.devices.request import Ask
+
+
+def ask(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> Ask:
+    """Of one type, `per` of each device."""
+    total = {name: amount * count for name, amount in per.items()}
+    return Ask(total, count, dict(per), shared)

@@ -1,0 +1,411 @@
+"""Which devices real containers see: their own environment, mounts, nodes and device cgroup.
+
+Cards are device nodes that no driver answers for, below the names that NVIDIA's have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import stat
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from agent.allocate.visibility.isolation import Isolation
+from agent.allocate.visibility.shown import DevicePod, held, shown
+from agent.allocate.visibility.split import ContainerWish
+from agent.hooks.carriers import MOUNT_ROOT, VISIBLE_DEVICES
+from agent.host import files
+from agent.model import snapshot as snapshots
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
+from agent.model.qos import QoS
+from agent.model.visible import DeviceNode, NodeDevices, Unasked, VisibleGpu
+from agent.model.wanted import PodWanted, Wanted
+from agent.proto import cri_pb2 as pb
+from agent.rpc.grpc import RpcError
+from agent.runtime.cri import Cri
+from demo.containerd import Containerd
+from demo.pods import PodSpec, create_container, create_request, run_sandbox, start_container
+from tests.allocate.visibility.asks import ask
+from tests.integration.harness import TestNode, fresh_node, kernel_group
+from tests.integration.plugged import EMPTY, PluggedNode, plugged_node
+from tests.waiting import eventually
+
+MAJOR = 240
+"""For experiments: nothing answers there."""
+KIND = "nvidia.com/gpu"
+ONE, TWO, THREE = "GPU-one", "GPU-two", "GPU-three"
+
+
+def node_of(path: str, minor: int) -> DeviceNode:
+    return DeviceNode(path, MAJOR, minor)
+
+
+CARDS = tuple(
+    CardFiles(VisibleGpu(uuid, str(index), (node_of(f"/dev/nvidia{minor}", minor),)), minor)
+    for index, (uuid, minor) in enumerate([(ONE, 241), (TWO, 242), (THREE, 243)])
+)
+FILES = DeviceFiles(
+    CARDS,
+    (OtherFiles("rdma", "0000:17:00.0", 0, (node_of("/dev/infiniband/uverbs244", 244),)),),
+    {"rdma": (node_of("/dev/infiniband/rdma_cm245", 245),)},
+)
+NUMBERS = range(241, 246)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cards() -> Iterator[None]:
+    """Their files, on this machine."""
+    if os.geteuid():
+        pytest.skip("needs root: device files are real")
+    nodes = [node for card in CARDS for node in card.gpu.nodes]
+    nodes += [*FILES.others[0].nodes, *FILES.common["rdma"]]
+    made = []
+    folder = pathlib.Path("/dev/infiniband")
+    had_folder = folder.exists()
+    try:
+        folder.mkdir(exist_ok=True)
+        for each in nodes:
+            try:
+                os.mknod(each.path, 0o600 | stat.S_IFCHR, os.makedev(each.major, each.minor))
+            except OSError as error:
+                pytest.skip(f"{each.path}: {error}")
+            made.append(each.path)
+        yield
+    finally:
+        for path in made:
+            os.unlink(path)
+        if not had_folder:
+            folder.rmdir()
+
+
+class Seen(msgspec.Struct):
+    """What a running container has: its variables, where it mounts something, the nodes of
+    NUMBERS with their minors, and the minors of these that its cgroup allows, with how."""
+
+    environment: dict[str, str]
+    mounts: set[str]
+    nodes: dict[str, int]
+    allowed: dict[int, str]
+
+
+class DeviceTest:
+    """A node whose agent the test plays: it decides by annotations and requests."""
+
+    def __init__(self, node: TestNode, cri: Cri) -> None:
+        self.node = node
+        self.cri = cri
+        self._pods: list[DevicePod] = []
+        self._sandboxes: dict[str, str] = {}
+        self.unasked: Unasked = "leave"
+        self.cdi_kind = ""
+        self.isolation = Isolation()
+
+    def pod(self, name: str, given: dict[str, object] | None, *wishes: ContainerWish) -> PodSpec:
+        """The agent knows it; `given` is its device-allocated."""
+        notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
+        spec = self.node.spec(name, "LS", annotations=notes)
+        labels = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
+        self._pods.append(DevicePod(spec.uid, f"default/{name}", notes, labels, wishes or None))
+        self._publish()
+        return spec
+
+    def run(
+        self, spec: PodSpec, config: Callable[[pb.ContainerConfig], None], name: str = "main"
+    ) -> Seen:
+        """Raises RpcError."""
+        if spec.uid not in self._sandboxes:
+            self._sandboxes[spec.uid] = run_sandbox(self.cri, spec)
+        request = create_request(spec, self._sandboxes[spec.uid], name)
+        config(request.config)
+        container = create_container(self.cri, request)
+        start_container(self.cri, container)
+        return self._seen(self.node.direct.container_placement(container).pid)
+
+    def _publish(self) -> None:
+        decided = shown(self._pods, FILES, self.isolation)
+        pods = {
+            pod.uid: PodWanted(pod.title, QoS.LS, Wanted("0-1")).seeing(it.each, it.containers)
+            for pod in self._pods
+            if (it := decided.get(pod.uid)) is not None
+        }
+        snapshot = msgspec.structs.replace(
+            EMPTY,
+            looked_at=time.monotonic_ns(),
+            pods=pods,
+            devices=NodeDevices(held(FILES, decided), self.unasked, self.cdi_kind),
+        )
+        self.node.state.mkdir(exist_ok=True)
+        path = str(self.node.state / "snapshot.json")
+        files.replace(path, snapshots.encode(snapshot), durable=False)
+
+    def _seen(self, pid: int) -> Seen:
+        process = pathlib.Path(f"/proc/{pid}")
+        eventually("its program runs", lambda: b"sleep" in process.joinpath("cmdline").read_bytes())
+        variables = process.joinpath("environ").read_bytes().decode().split("\0")
+        root = process / "root"
+        nodes = {}
+        for path in [*root.glob("dev/nvidia*"), *root.glob("dev/infiniband/*")]:
+            number = path.lstat().st_rdev
+            assert os.major(number) == MAJOR
+            nodes["/" + str(path.relative_to(root))] = os.minor(number)
+        allowed = re.findall(
+            rf"^c {MAJOR}:(\d+) (\w+)$",
+            kernel_group(pid, "devices").joinpath("devices.list").read_text(),
+            re.MULTILINE,
+        )
+        return Seen(
+            dict(each.split("=", 1) for each in variables if "=" in each),
+            {line.split()[4] for line in process.joinpath("mountinfo").read_text().splitlines()},
+            nodes,
+            {int(minor): "".join(sorted(how)) for minor, how in allowed},
+        )
+
+
+@contextlib.contextmanager
+def relayed(containerd: Containerd, *flags: str) -> Iterator[DeviceTest]:
+    with fresh_node(containerd) as node:
+        node.start_proxy("--hold-seconds=0.2", *flags)
+        yield DeviceTest(node, node.proxied)
+
+
+@pytest.fixture
+def relay(containerd: Containerd) -> Iterator[DeviceTest]:
+    """Containers pass the relay, on this machine's containerd."""
+    with relayed(containerd) as it:
+        yield it
+
+
+@pytest.fixture
+def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
+    with plugged_node(containerd2) as it:
+        yield it
+
+
+@pytest.fixture
+def plugin(plugged: PluggedNode) -> DeviceTest:
+    """Containers pass the NRI plugin, on containerd 2."""
+    it = DeviceTest(plugged.node, plugged.node.direct)
+    it._publish()
+    plugged.start_plugin("--hold-seconds=0.2")
+    return it
+
+
+@pytest.fixture(params=["relay", "plugin"])
+def door(request: pytest.FixtureRequest) -> DeviceTest:
+    it: DeviceTest = request.getfixturevalue(request.param)
+    return it
+
+
+def entry(minor: int, percent: int = 100) -> dict[str, object]:
+    resources = {GPU_CORE: percent, GPU_MEMORY_RATIO: percent, GPU_MEMORY: percent << 20}
+    return {"minor": minor, "resources": resources}
+
+
+def asks(name: str, count: int = 1) -> ContainerWish:
+    return ContainerWish(name, {"gpu": ask(count, {GPU_CORE: 100})})
+
+
+def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
+    """As a device plugin says it, with the nodes of its cards."""
+
+    def say(config: pb.ContainerConfig) -> None:
+        config.envs.add(key=VISIBLE_DEVICES, value=",".join(uuids).encode())
+        for card in CARDS:
+            if card.gpu.uuid in uuids:
+                path = card.gpu.nodes[0].path
+                config.devices.add(host_path=path, container_path=path, permissions="rw")
+
+    return say
+
+
+def by_mounts(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
+    def say(config: pb.ContainerConfig) -> None:
+        config.envs.add(key=VISIBLE_DEVICES, value=MOUNT_ROOT.encode())
+        for each in uuids:
+            config.mounts.add(host_path="/dev/null", container_path=f"{MOUNT_ROOT}/{each}")
+
+    return say
+
+
+def by_cdi(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
+    def say(config: pb.ContainerConfig) -> None:
+        for each in uuids:
+            config.CDI_devices.add(name=f"{KIND}={each}")
+
+    return say
+
+
+def nothing(config: pb.ContainerConfig) -> None:
+    pass
+
+
+def test_the_allocated_card_comes_in_place_of_the_plugins(
+    door: DeviceTest, request: pytest.FixtureRequest
+) -> None:
+    spec = door.pod("p", {"gpu": [entry(242)]}, asks("main"))
+    seen = door.run(spec, by_variable(ONE))
+    assert seen.environment[VISIBLE_DEVICES] == TWO
+    left = {"/dev/nvidia241": 241} if request.node.callspec.params["door"] == "plugin" else {}
+    assert seen.nodes == {"/dev/nvidia242": 242, **left}, "NRI does not pass on that a node goes"
+    assert list(seen.allowed) == [242], "not the plugin's, even by mknod"
+    assert "rw" in seen.allowed[242].replace("m", "")
+
+
+def test_each_container_of_a_pod_sees_its_own(door: DeviceTest) -> None:
+    spec = door.pod("p", {"gpu": [entry(243), entry(241)]}, asks("a"), asks("b"))
+    both = {name: door.run(spec, by_variable(TWO), name) for name in ("a", "b", "sidecar")}
+    assert {name: each.environment[VISIBLE_DEVICES] for name, each in both.items()} == {
+        "a": ONE,
+        "b": THREE,
+        "sidecar": "void",
+    }
+    assert {name: set(each.allowed) for name, each in both.items()} == {
+        "a": {241},
+        "b": {243},
+        "sidecar": set(),
+    }
+
+
+def test_names_in_mounts_are_replaced(door: DeviceTest) -> None:
+    spec = door.pod("p", {"gpu": [entry(242)]}, asks("main"))
+    seen = door.run(spec, by_mounts(ONE, THREE))
+    assert seen.environment[VISIBLE_DEVICES] == MOUNT_ROOT
+    assert {each for each in seen.mounts if each.startswith(MOUNT_ROOT)} == {f"{MOUNT_ROOT}/{TWO}"}
+    spec = door.pod("q", {"gpu": [entry(241)]}, asks("other"))
+    seen = door.run(spec, by_mounts(ONE))
+    assert seen.environment[VISIBLE_DEVICES] == "void"
+    assert not {each for each in seen.mounts if each.startswith(MOUNT_ROOT)}
+
+
+def test_without_a_device_plugin_the_variable_comes(door: DeviceTest) -> None:
+    spec = door.pod("p", {"gpu": [entry(242), entry(241)]})
+    assert door.run(spec, nothing).environment[VISIBLE_DEVICES] == f"{ONE},{TWO}"
+
+
+def test_rdma_devices_come_with_what_all_need(door: DeviceTest) -> None:
+    spec = door.pod(
+        "p", {"rdma": [{"minor": 0}]}, ContainerWish("main", {"rdma": ask(1)}), asks("other")
+    )
+    seen = door.run(spec, nothing)
+    assert seen.nodes == {"/dev/infiniband/uverbs244": 244, "/dev/infiniband/rdma_cm245": 245}
+    assert set(seen.allowed) == {244, 245}
+    assert VISIBLE_DEVICES not in seen.environment
+    assert not door.run(spec, nothing, "other").allowed
+
+
+def test_a_part_of_a_card_is_enforced(door: DeviceTest, tmp_path: pathlib.Path) -> None:
+    library = tmp_path / "libvgpu.so"
+    library.write_text("no library")
+    door.isolation = Isolation(str(library), str(tmp_path))
+    spec = door.pod("p", {"gpu": [entry(241, 50)]})
+    seen = door.run(
+        spec, lambda config: config.envs.add(key="LD_PRELOAD", value=b"/theirs.so") and None
+    )
+    assert seen.environment[VISIBLE_DEVICES] == ONE
+    assert seen.environment["CUDA_DEVICE_MEMORY_LIMIT"] == str(50 << 20)
+    assert seen.environment["CUDA_DEVICE_SM_LIMIT"] == "50"
+    assert seen.environment["LD_PRELOAD"] == f"{library}:/theirs.so"
+    assert {str(library), str(tmp_path)} <= seen.mounts
+
+
+def test_another_pods_card_is_refused_by_name(door: DeviceTest) -> None:
+    door.pod("owner", {"gpu": [entry(242)]})
+    other = door.pod("other", None)
+    with pytest.raises(RpcError, match="pod default/other: GPU-two of its request"):
+        door.run(other, by_variable(TWO))
+    assert set(door.run(other, by_variable(ONE)).allowed) == {241}
+
+
+def test_what_cannot_be_honoured_is_refused_by_name(door: DeviceTest) -> None:
+    spec = door.pod("p", {"gpu": [entry(7)]})
+    with pytest.raises(RpcError, match="pod default/p: gpu 7 is not on this node"):
+        door.run(spec, by_variable(ONE))
+
+
+def test_or_keeps_the_plugins_choice_by_policy(containerd: Containerd) -> None:
+    with relayed(containerd, "--hook-failure-policy=*=ignore") as relay:
+        relay.pod("owner", {"gpu": [entry(242)]})
+        spec = relay.pod("p", {"gpu": [entry(7)]})
+        assert set(relay.run(spec, by_variable(ONE)).allowed) == {241}
+        with pytest.raises(RpcError, match="GPU-two"):
+            relay.run(spec, by_variable(TWO))
+
+
+def test_who_asked_for_nothing_sees_nothing(door: DeviceTest) -> None:
+    door.unasked = "hide"
+    spec = door.pod("p", None)
+    assert door.run(spec, nothing).environment[VISIBLE_DEVICES] == "void"
+    assert set(door.run(spec, by_variable(ONE), "asks").allowed) == {241}
+
+
+@pytest.fixture
+def specification(containerd2: Containerd) -> None:
+    """As NVIDIA's tools write it: every card by its UUID, and `void` for the older way."""
+    devices = [
+        {
+            "name": card.gpu.uuid,
+            "containerEdits": {
+                "env": [f"CARD_{card.minor}=1"],
+                "deviceNodes": [{"path": card.gpu.nodes[0].path}],
+            },
+        }
+        for card in CARDS
+    ]
+    everywhere = {"env": [f"{VISIBLE_DEVICES}=void"]}
+    body = {
+        "cdiVersion": "0.6.0",
+        "kind": KIND,
+        "devices": devices,
+        "containerEdits": everywhere,
+    }
+    folder = containerd2.folder / "cdi"
+    folder.mkdir(exist_ok=True)
+    folder.joinpath("nvidia.json").write_text(json.dumps(body))
+
+
+@pytest.mark.usefixtures("specification")
+def test_names_of_cdi_are_replaced(containerd2: Containerd) -> None:
+    with relayed(containerd2) as relay:
+        spec = relay.pod("p", {"gpu": [entry(242)]}, asks("main"))
+        seen = relay.run(spec, by_cdi(ONE, THREE))
+        assert [each for each in seen.environment if each.startswith("CARD")] == ["CARD_242"]
+        assert (seen.nodes, set(seen.allowed)) == ({"/dev/nvidia242": 242}, {242})
+        assert seen.environment[VISIBLE_DEVICES] == "void"
+        side = relay.run(spec, by_cdi(ONE), "sidecar")
+        assert not side.nodes
+        assert not side.allowed
+
+        def by_annotation(config: pb.ContainerConfig) -> None:
+            config.annotations["cdi.k8s.io/plugin_x"] = f"{KIND}={ONE}"
+
+        spec = relay.pod("q", {"gpu": [entry(243)]}, asks("main"))
+        assert relay.run(spec, by_annotation).nodes == {"/dev/nvidia243": 243}
+        spec = relay.pod("r", {"gpu": [entry(241)]}, asks("other"))
+        assert not relay.run(spec, by_annotation).nodes
+
+
+@pytest.mark.usefixtures("specification")
+def test_a_card_comes_by_cdi_where_nothing_names_one(plugin: DeviceTest) -> None:
+    plugin.cdi_kind = KIND
+    seen = plugin.run(plugin.pod("p", {"gpu": [entry(242)]}), nothing)
+    assert (seen.nodes, set(seen.allowed)) == ({"/dev/nvidia242": 242}, {242})
+    assert seen.environment[VISIBLE_DEVICES] == "void"
+
+
+@pytest.mark.usefixtures("specification")
+def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
+    plugin: DeviceTest,
+) -> None:
+    spec = plugin.pod("p", {"gpu": [entry(242)]})
+    with pytest.raises(RpcError, match="removed_cdi_devices"):
+        plugin.run(spec, by_cdi(ONE))
+    assert plugin.run(spec, by_cdi(TWO)).nodes == {"/dev/nvidia242": 242}

@@ -1,0 +1,179 @@
+"""The agent's view of devices: sysfs of the test's own, and a real child with a driver of ours."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
+from agent.model.apinode import ApiNode
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.devicelist import Published
+from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.gpuactions import GpuActions
+from agent.model.gpus import pci_address
+from agent.model.pods import Pod
+from agent.model.report import DeviceReport
+from agent.model.settings import Settings, SettingsError
+from agent.node.devices import DeviceView, SeenDevices, device_view
+from tests.builders import machine, pod
+from tests.discover import buses, fakenvml, gpumachines
+from tests.discover.fakenvml import FakeDriver, Machine
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "numa_node": "0\n"}
+TOPOLOGY = machine(2, 2)
+HEALTHY = "Healthy"
+
+
+class Node:
+    """One machine with its view."""
+
+    def __init__(self, folder: Path, driver: Machine) -> None:
+        self.root = folder / "root"
+        (self.root / "sys").mkdir(parents=True)
+        self.driver = FakeDriver(folder, driver)
+        self.woken = threading.Event()
+        self.view = self.another()
+        self.published = Published()
+        self.words = ApiNode()
+        self.pods: tuple[Pod, ...] = ()
+
+    def another(self) -> DeviceView:
+        """Of an agent that starts anew."""
+        timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
+        root, environment = str(self.driver.root), self.driver.environment
+
+        def watch() -> GpuWatcher:
+            return GpuWatcher(self.woken.set, root, timing, environment)
+
+        return DeviceView(str(self.root), watch, GpuActions({}))
+
+    def card(self, bus: str) -> None:
+        address = pci_address(bus)
+        buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
+
+    def now(self) -> DeviceReport:
+        return self.view.now(TOPOLOGY, self.published, self.words, self.pods).report
+
+    def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
+        last = self.now()
+
+        def checked() -> bool:
+            nonlocal last
+            last = self.now()
+            return bool(check(last))
+
+        eventually("devices", checked)
+        return last
+
+
+@pytest.fixture
+def mixed(tmp_path: Path) -> Iterator[Node]:
+    if why := fakenvml.missing():
+        pytest.skip(why)
+    driver = gpumachines.mixed()
+    node = Node(tmp_path, driver)
+    for card in driver.cards:
+        node.card(card.bus)
+    yield node
+    node.view.close()
+
+
+def health(report: DeviceReport) -> list[bool]:
+    return [each.healthy for each in report.devices]
+
+
+def test_a_machine_without_cards_has_no_child(tmp_path: Path) -> None:
+    view = DeviceView(str(tmp_path), lambda: pytest.fail("a child"), GpuActions({}))
+    assert view.now(TOPOLOGY, Published(), ApiNode(), ()) == SeenDevices()
+    view.close()
+
+
+def test_cards_are_devices_with_their_places(mixed: Node) -> None:
+    report = mixed.until(lambda it: it.devices)
+    assert [each.type for each in report.devices] == ["gpu"] * len(report.devices)
+    for device in report.devices:
+        assert device.topology is not None
+        assert device.topology.node == 0
+        assert device.resources["koordinator.sh/gpu-core"] == 100
+    assert report.gpus.vendor == "nvidia"
+    assert report.gpus.driver_version == "550.163.01"
+
+
+def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> None:
+    first = mixed.until(lambda it: it.devices)
+    mixed.view.close()
+    mixed.driver.tell(gpumachines.mixed().but(init=9))
+    mixed.view = mixed.another()
+    mixed.published = Published(first.devices)
+    assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
+    ill = mixed.until(lambda it: not any(health(it)))
+    assert len(ill.devices) == len(first.devices)
+    (condition,) = (each for each in ill.devices[0].conditions if each.type == HEALTHY)
+    assert condition.reason == "DriverNotLoaded"
+    mixed.driver.tell(gpumachines.mixed())
+    mixed.until(lambda it: all(health(it)))
+
+
+def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
+    mixed: Node, tmp_path: Path
+) -> None:
+    first = mixed.until(lambda it: it.devices)
+    empty = DeviceView(str(tmp_path / "other"), lambda: pytest.fail("a child"), GpuActions({}))
+    (tmp_path / "other").mkdir()
+    assert empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ()).report.devices == ()
+
+
+def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
+    first = mixed.until(lambda it: it.devices)
+    uuid = first.devices[0].uuid
+    mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": uuid})
+    assert health(mixed.now()) == [False, *[True] * (len(first.devices) - 1)]
+    mixed.words = ApiNode()
+    assert all(health(mixed.now()))
+
+
+def test_linked_cards_are_told_as_partitions(tmp_path: Path) -> None:
+    if why := fakenvml.missing():
+        pytest.skip(why)
+    driver = gpumachines.dgx1()
+    node = Node(tmp_path, driver)
+    for card in driver.cards:
+        node.card(card.bus)
+    try:
+        report = node.until(lambda it: len(it.devices) == 8)
+        sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
+        assert {size: len(found) for size, found in sets.items()}["8"] == 1
+    finally:
+        node.view.close()
+
+
+def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed.until(lambda it: it.devices)
+    given = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
+    holder = msgspec.structs.replace(
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+    )
+    torn = msgspec.structs.replace(pod("b"), annotations={DEVICE_ALLOCATED: "{"})
+    mixed.pods = (holder, torn)
+    for _ in range(3):
+        assert mixed.now().held == {("gpu", 0): {"koordinator.sh/gpu-core": 50}}
+    told = [each for each in caplog.records if "pod ns/b" in each.getMessage()]
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])
+def test_a_wrong_action_is_named(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="gpu-actions: GPU action"):
+        device_view(Settings(gpu_actions=wrong), lambda: None)
+
+
+def test_devices_can_be_switched_off() -> None:
+    assert device_view(Settings(devices=False), lambda: None) is None

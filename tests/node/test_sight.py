@@ -1,0 +1,90 @@
+"""From the node's pods to what the snapshot says of their devices."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.visibility.isolation import Isolation
+from agent.model.apipods import ApiContainer, ApiPod, Phase
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.devicefiles import CardFiles, DeviceFiles
+from agent.model.holding import Form, Holding, Source
+from agent.model.pods import Pod
+from agent.model.settings import Settings
+from agent.model.visible import VisibleGpu
+from agent.node.sight import SightPolicy, policy, sight
+from tests.builders import pod, running
+
+FILES = DeviceFiles(
+    tuple(CardFiles(VisibleGpu(f"GPU-{each}", str(each)), each) for each in range(2))
+)
+FIRST = '{"gpu": [{"minor": 0}]}'
+BOTH = '{"gpu": [{"minor": 0}, {"minor": 1}]}'
+
+
+def given(uid: str, text: str, created_at: int = 0, *, runs: bool = False) -> Pod:
+    return msgspec.structs.replace(
+        pod(uid, "LS", containers=(running(f"c-{uid}"),) if runs else ()),
+        annotations={DEVICE_ALLOCATED: text},
+        created_at=created_at,
+    )
+
+
+def asking(uid: str, **cards: int) -> ApiPod:
+    containers = tuple(
+        ApiContainer(name, limits={"nvidia.com/gpu": count} if count else {})
+        for name, count in cards.items()
+    )
+    return ApiPod(uid, "ns", uid, "n", Phase.RUNNING, {}, {}, None, 0, containers=containers)
+
+
+def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> Holding:
+    return Holding(uid, "main", "nvidia.com/gpu", "gpu", device, form, part, {}, Source.CHECKPOINT)
+
+
+def test_requests_share_a_pods_cards_out() -> None:
+    it = sight([given("p", BOTH)], [asking("p", a=1, b=1, c=0)], FILES).pods["p"]
+    seen = {name: [each.uuid for each in of.gpus or ()] for name, of in it.containers.items()}
+    assert seen == {"a": ["GPU-0"], "b": ["GPU-1"]}
+    assert it.each.gpus == ()
+
+
+def test_without_requests_all_see_all() -> None:
+    it = sight([given("p", BOTH)], [asking("other", a=1)], FILES).pods["p"]
+    assert [each.uuid for each in it.each.gpus or ()] == ["GPU-0", "GPU-1"]
+
+
+def test_who_runs_keeps_its_card_from_an_older_claim() -> None:
+    pods = [given("older", FIRST, 1), given("runs", FIRST, 2, runs=True), given("late", FIRST, 3)]
+    it = sight(pods, [], FILES)
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "runs": "",
+        "older": "GPU-0 belongs to pod ns/runs",
+        "late": "GPU-0 belongs to pod ns/runs",
+    }
+    assert [each.holders for each in it.node.held] == [("runs",), ()]
+
+
+def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
+    pods = [given("p", FIRST), pod("plugins", "LS")]
+    it = sight(pods, [], FILES, [holding("plugins", "GPU-0")])
+    assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
+    for harmless in (holding("p", "GPU-0"), holding("plugins", "GPU-0", Form.OPEN)):
+        assert not sight(pods, [], FILES, [harmless]).pods["p"].each.refused
+
+
+def test_gpus_are_hidden_where_there_are_some() -> None:
+    assert sight([], [], FILES).node.unasked == "hide"
+    assert sight([], [], DeviceFiles()).node.unasked == "leave"
+    assert sight([], [], DeviceFiles(None)).node.unasked == "hide"
+
+
+def test_what_people_set() -> None:
+    assert policy(Settings()) == SightPolicy()
+    settings = Settings(
+        unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
+    )
+    by = policy(settings)
+    assert by.isolation == Isolation("/opt/vgpu.so")
+    node = sight([], [], FILES, by=by).node
+    assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")

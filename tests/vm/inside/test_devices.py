@@ -1,0 +1,86 @@
+"""PCI functions as a kernel shows them, on a machine whose buses are known."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.discover import cpus, pci
+from agent.discover.hotplug import SUBSYSTEMS
+from agent.host.uevents import Uevents
+from agent.model.pci import Function, Proximity, proximity
+from tests.vm.guest import FAR_BUS, FAR_NODE
+
+DISK, RANDOM = 0x010802, 0x1AF4
+DEADLINE_SECONDS = 30.0
+
+
+def look() -> dict[str, Function]:
+    found = pci.read("/", cpus.read("/"))
+    assert found.problems == ()
+    return found.by_address
+
+
+def far() -> list[Function]:
+    return [each for each in look().values() if each.root == f"pci0000:{FAR_BUS:02x}"]
+
+
+def disk() -> Function:
+    return next(each for each in far() if each.class_code == DISK and not each.physical)
+
+
+def beside_and_left() -> tuple[Function, Function]:
+    """The one below the upper switch, and the one below both."""
+    one, other = sorted(
+        (each for each in far() if each.vendor == RANDOM), key=lambda each: len(each.bridges)
+    )
+    return one, other
+
+
+def test_the_node_of_a_far_bus_and_of_all_below() -> None:
+    assert {each.node for each in far()} == {FAR_NODE}
+    assert {each.socket for each in far()} == {1}
+
+
+def test_two_levels_of_switches() -> None:
+    beside, left = beside_and_left()
+    assert (len(beside.switches), len(left.switches)) == (1, 2)
+    assert left.switches[0] == beside.switches[0] == beside.pcie == left.pcie == disk().pcie
+    assert proximity(left, disk()) is Proximity.SWITCH
+    assert proximity(left, beside) is Proximity.SWITCHES
+    near = next(each for each in look().values() if each.root == "pci0000:00")
+    assert proximity(left, near) >= Proximity.NODE
+
+
+@pytest.fixture
+def uevents() -> Iterator[Uevents]:
+    listening = Uevents()
+    yield listening
+    listening.close()
+
+
+def test_virtual_functions_that_come_and_go(uevents: Uevents) -> None:
+    found = disk()
+    assert found.virtual_limit == 2
+    if found.driver != "nvme":
+        pytest.skip("the kernel has no driver for the disk")
+    switch = Path("/", pci.DEVICES, found.address, "sriov_numvfs")
+    switch.write_text("2")
+    try:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not uevents.read(SUBSYSTEMS):
+            assert time.monotonic() < deadline, "the kernel told of nothing"
+            time.sleep(0.05)
+        functions = look()
+        numbers = functions[found.address].virtual
+        assert [number for number, _ in numbers] == [0, 1]
+        for _, address in numbers:
+            virtual = functions[address]
+            assert virtual.physical == found.address
+            assert (virtual.bridges, virtual.node) == (found.bridges, FAR_NODE)
+    finally:
+        switch.write_text("0")
+    assert disk().virtual == ()

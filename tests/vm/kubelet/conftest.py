@@ -1,0 +1,31 @@
+"""A kubelet with the guest's containerd for itself: it removes containers that it does not know."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from demo.containerd import Containerd
+from tests import tools
+from tests.integration.kubelet import standalone
+from tests.integration.kubelet.standalone import Kubelet
+from tests.vm.inside.conftest import containerd
+
+__all__ = ["containerd", "kubelet"]
+
+
+@pytest.fixture(scope="session")
+def kubelet(containerd: Containerd) -> Iterator[Kubelet]:
+    """From tmpfs, as mapped files of the host's are slow."""
+    program = tools.kubernetes("kubelet")
+    assert isinstance(program, pathlib.Path), program
+    folder = tempfile.mkdtemp(prefix="topolet-")
+    shutil.copy(program, folder)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("KUBEBUILDER_ASSETS", folder)
+        with standalone.running(containerd) as it:
+            yield it
