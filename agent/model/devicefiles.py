@@ -29,9 +29,10 @@ class OtherFiles(msgspec.Struct, frozen=True):
 
 
 class DeviceFiles(msgspec.Struct, frozen=True):
-    """All of a node. `common`: by type, the nodes that every user needs beside its device's own
+    """All of a node. `cards` None: there are some, and their driver has not told them yet.
+    `common`: by type, the nodes that every user needs beside its device's own
     (/dev/infiniband/rdma_cm)."""
 
-    cards: tuple[CardFiles, ...] = ()
+    cards: tuple[CardFiles, ...] | None = ()
     others: tuple[OtherFiles, ...] = ()
     common: dict[str, tuple[DeviceNode, ...]] = {}

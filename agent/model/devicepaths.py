@@ -38,14 +38,15 @@ def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:
 
 def device_files(
     devices: Iterable[Device],
-    gpus: Iterable[Gpu],
+    gpus: Iterable[Gpu] | None,
     rdma: Rdma,
     fpgas: Fpgas,
     capability_nodes: Mapping[str, DeviceNode] | None = None,
     before: DeviceFiles = _NO_FILES,
 ) -> DeviceFiles:
-    """Of the node's `devices`, by what was found of each. One whose files can't be seen now has
-    those of `before`: an RDMA device hides in the network namespace of the pod that has it."""
+    """Of the node's `devices`, by what was found of each; `gpus` None: not told yet. One whose
+    files can't be seen now has those of `before`: an RDMA device hides in the network namespace of
+    the pod that has it."""
     listed = list(devices)
     minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
     now = {each.uuid: each for each in (*_rdma(rdma), *_fpgas(fpgas))}
@@ -58,7 +59,9 @@ def device_files(
                 OtherFiles(device.type, device.uuid, device.minor, files.nodes, files.functions)
             )
     return DeviceFiles(
-        tuple(
+        None
+        if gpus is None
+        else tuple(
             _card(gpu, minors.get(gpu.uuid), capability_nodes or {})
             for gpu in sorted(gpus, key=lambda each: (each.index, each.uuid))
         ),

@@ -25,6 +25,12 @@ _GRAVITY: Final = list(Action)
 _REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
 
 
+def rfc3339(seconds: int) -> str:
+    """Of seconds since 1970."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
+
+
 def cordoned(annotations: dict[str, str], cards: Iterable[Gpu]) -> frozenset[str]:
     """UUIDs of the cards that the annotation names."""
     named = {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")}
@@ -35,14 +41,14 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     """The gravest ailment gives Healthy its reason; its message has them all."""
     graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
-    turned = _rfc3339(card.turned)
+    turned = rfc3339(card.turned)
     if graver:
         healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
     else:
         healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
     found = [healthy]
     for each in card.ailments:
-        time = _rfc3339(each.since)
+        time = rfc3339(each.since)
         found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
     if cordoned:
         # The annotation has no time of its own.
@@ -91,11 +97,6 @@ def _is_ailment(condition: Condition) -> bool:
     """One that we wrote: beside them there may be other writers' conditions."""
     known = gpuactions.is_xid(condition.type) or condition.reason in _REASONS.values()
     return known and condition.status == "True"
-
-
-def _rfc3339(seconds: int) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat().replace("+00:00", "Z")
 
 
 def _seconds(text: str) -> int:

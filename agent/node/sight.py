@@ -68,7 +68,7 @@ def sight(
         by.isolation,
         _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
     )
-    unasked = by.unasked if files.cards else "leave"
+    unasked = "leave" if files.cards == () else by.unasked
     return Sight(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))
 
 

@@ -100,3 +100,22 @@ def test_malformed_message_is_named(raw: bytes, message: str) -> None:
 def test_string_that_is_not_utf8_is_an_error() -> None:
     with pytest.raises(wire.WireError, match="UTF-8"):
         wire.text(b"\x0a\x01\xff", 1)
+
+
+@given(create_requests(), st.booleans())
+def test_what_is_filtered_out_is_gone_and_nothing_else(
+    request_: pb.CreateContainerRequest, drops: bool
+) -> None:
+    request_.config.mounts.add(container_path="/a")
+    request_.config.mounts.add(container_path="/b")
+    raw = request_.SerializeToString() + wire.patch((99,), "unknown")
+
+    def keeps(field: int, payload: bytes) -> bool:
+        return not (drops and field == 7 and wire.text(payload, 1) == "/a")
+
+    left = wire.filtered(raw, keeps, 2)
+    expected = pb.CreateContainerRequest.FromString(raw)
+    if drops:
+        del expected.config.mounts[0]
+    assert pb.CreateContainerRequest.FromString(left) == expected
+    assert drops or left == raw

@@ -49,11 +49,12 @@ def node_of(path: str, minor: int) -> DeviceNode:
     return DeviceNode(path, MAJOR, minor)
 
 
+CARDS = tuple(
+    CardFiles(VisibleGpu(uuid, str(index), (node_of(f"/dev/nvidia{minor}", minor),)), minor)
+    for index, (uuid, minor) in enumerate([(ONE, 241), (TWO, 242), (THREE, 243)])
+)
 FILES = DeviceFiles(
-    tuple(
-        CardFiles(VisibleGpu(uuid, str(index), (node_of(f"/dev/nvidia{minor}", minor),)), minor)
-        for index, (uuid, minor) in enumerate([(ONE, 241), (TWO, 242), (THREE, 243)])
-    ),
+    CARDS,
     (OtherFiles("rdma", "0000:17:00.0", 0, (node_of("/dev/infiniband/uverbs244", 244),)),),
     {"rdma": (node_of("/dev/infiniband/rdma_cm245", 245),)},
 )
@@ -65,7 +66,7 @@ def cards() -> Iterator[None]:
     """Their files, on this machine."""
     if os.geteuid():
         pytest.skip("needs root: device files are real")
-    nodes = [node for card in FILES.cards for node in card.gpu.nodes]
+    nodes = [node for card in CARDS for node in card.gpu.nodes]
     nodes += [*FILES.others[0].nodes, *FILES.common["rdma"]]
     made = []
     folder = pathlib.Path("/dev/infiniband")
@@ -218,7 +219,7 @@ def by_variable(*uuids: str) -> Callable[[pb.ContainerConfig], None]:
 
     def say(config: pb.ContainerConfig) -> None:
         config.envs.add(key=VISIBLE_DEVICES, value=",".join(uuids).encode())
-        for card in FILES.cards:
+        for card in CARDS:
             if card.gpu.uuid in uuids:
                 path = card.gpu.nodes[0].path
                 config.devices.add(host_path=path, container_path=path, permissions="rw")
@@ -357,7 +358,7 @@ def specification(containerd2: Containerd) -> None:
                 "deviceNodes": [{"path": card.gpu.nodes[0].path}],
             },
         }
-        for card in FILES.cards
+        for card in CARDS
     ]
     everywhere = {"env": [f"{VISIBLE_DEVICES}=void"]}
     body = {

@@ -67,7 +67,7 @@ def link(number: int) -> Link:
 
 
 def char(number: int) -> CharDevice:
-    return CharDevice(f"/dev/infiniband/uverbs{number}", f"231:{192 + number}")
+    return CharDevice(f"/dev/infiniband/uverbs{number}", (231, 192 + number))
 
 
 PHYSICAL, VIRTUAL = "0000:17:00.0", "0000:17:00.1"
@@ -99,14 +99,14 @@ def test_a_device_that_hides_in_its_pods_namespace_keeps_its_files() -> None:
 
 
 def test_fpgas_come_by_their_ports() -> None:
-    port = AcceleratorPort("dfl-port.0", char_device=CharDevice("/dev/dfl-port.0", "240:1"))
+    port = AcceleratorPort("dfl-port.0", char_device=CharDevice("/dev/dfl-port.0", (240, 1)))
     virtual = Function("0000:b1:00.1", physical="0000:b1:00.0")
     fpgas = Fpgas(
         (
             Fpga(
                 Function("0000:b1:00.0", virtual=((0, "0000:b1:00.1"),)),
                 FpgaDriver.DFL,
-                management=CharDevice("/dev/dfl-fme.0", "240:0"),
+                management=CharDevice("/dev/dfl-fme.0", (240, 0)),
             ),
             Fpga(virtual, FpgaDriver.DFL, (port, AcceleratorPort("without"))),
         )
@@ -121,3 +121,8 @@ def test_fpgas_come_by_their_ports() -> None:
             {"0000:b1:00.1": (DeviceNode("/dev/dfl-port.0", 240, 1),)},
         ),
     )
+
+
+def test_cards_that_nobody_told_yet() -> None:
+    assert device_files([], None, *NOTHING).cards is None
+    assert device_files([], [], *NOTHING).cards == ()

@@ -76,6 +76,7 @@ def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
 def test_gpus_are_hidden_where_there_are_some() -> None:
     assert sight([], [], FILES).node.unasked == "hide"
     assert sight([], [], DeviceFiles()).node.unasked == "leave"
+    assert sight([], [], DeviceFiles(None)).node.unasked == "hide"
 
 
 def test_what_people_set() -> None:

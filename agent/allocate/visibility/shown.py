@@ -78,19 +78,24 @@ def shown(
     isolation: Isolation = NO_ISOLATION,
     elsewhere: Elsewhere = MappingProxyType({}),
 ) -> dict[str, PodShown]:
-    """By uid, for pods that were given devices of types that are known here. `pods`: whoever has
-    its devices already comes before whoever only claims them."""
+    """By uid, for pods that were given devices of types that are known here; none yet for pods with
+    GPUs whose driver has not told them. `pods`: whoever has its devices already comes before
+    whoever only claims them."""
     taken: _Taken = {}
     answers = {}
     for pod in pods:
         try:
-            found = {
-                kind: [_find(kind, each, files) for each in sorted(devices, key=_place)]
+            ours = {
+                kind: sorted(devices, key=_place)
                 for kind, devices in given(pod.annotations).items()
                 if devices and _is_ours(kind, devices)
             }
-            if not found:
+            if not ours or (DeviceType.GPU in ours and files.cards is None):
                 continue
+            found = {
+                kind: [_find(kind, each, files) for each in devices]
+                for kind, devices in ours.items()
+            }
             _check(pod.uid, found, taken, elsewhere)
             answers[pod.uid] = _pod_shown(pod, found, files, isolation)
         except (AnnotationError, SplitError, _RefusedError) as error:
@@ -115,7 +120,7 @@ def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, 
         return HeldDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
 
     devices = []
-    for each in files.cards:
+    for each in files.cards or ():
         devices.append(one(each.gpu.uuid, each.gpu.nodes, each.gpu.index))
         devices += [
             one(
@@ -149,7 +154,7 @@ def _is_ours(kind: str, devices: Sequence[Given]) -> bool:
 def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
     title = f"{kind} {device.id or device.minor}"
     if kind == DeviceType.GPU:
-        gpu = _gpu(title, device, files.cards)
+        gpu = _gpu(title, device, files.cards or ())
         return _Found(device, (gpu.uuid,), gpu)
     other = _other(kind, title, device, files.others)
     if not device.functions:

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 
 from agent.allocate.visibility.isolation import Isolation
 from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
@@ -33,12 +35,13 @@ def card(number: int, minor: int) -> CardFiles:
 PART = VisibleGpu(
     "MIG-1", "2:0", (node("/dev/nvidia2", 2), node("/dev/nvidia-caps/nvidia-cap3", 3))
 )
+CARDS = (
+    card(0, 1),
+    card(1, 0),
+    CardFiles(VisibleGpu("GPU-2", "2", (node("/dev/nvidia2", 2),)), 2, True, (PART,)),
+)
 FILES = DeviceFiles(
-    (
-        card(0, 1),
-        card(1, 0),
-        CardFiles(VisibleGpu("GPU-2", "2", (node("/dev/nvidia2", 2),)), 2, True, (PART,)),
-    ),
+    CARDS,
     (
         OtherFiles(
             "rdma",
@@ -101,7 +104,7 @@ def test_each_container_sees_its_own_and_others_nothing() -> None:
     }
     assert uuids(it.each) == []
     assert it.devices == {"GPU-0", "GPU-1"}
-    assert it.containers["a"].gpus == (FILES.cards[1].gpu,)
+    assert it.containers["a"].gpus == (CARDS[1].gpu,)
 
 
 def test_the_uuid_wins_over_the_minor() -> None:
@@ -153,6 +156,13 @@ def test_cards_of_another_vendor_are_left_to_it() -> None:
     given: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
     assert shown([pod("p", given)], FILES) == {}
     assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
+
+
+def test_nothing_is_decided_until_the_driver_has_told_its_cards() -> None:
+    early = DeviceFiles(None, FILES.others, FILES.common)
+    pods = [pod("gpu", {"gpu": [entry(0)], "rdma": [nic(1)]}), pod("rdma", {"rdma": [nic(1)]})]
+    assert list(shown(pods, early)) == ["rdma"]
+    assert held(early, {})[0].uuid == "0000:17:00.1"
 
 
 def test_nobody_is_given_what_another_pod_has() -> None:
@@ -280,3 +290,43 @@ def test_what_hooks_hear_of_every_device() -> None:
         HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
         HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
     )
+
+
+@for_all(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from([0, 1, 2]), st.sampled_from([30, 50, 100]), max_size=2),
+            st.lists(st.sampled_from(["0000:17:00.1", "0000:17:00.2", ""]), max_size=2),
+        ),
+        max_size=6,
+    )
+)
+def test_no_card_is_seen_by_more_pods_than_it_has_room_for(
+    wanted: list[tuple[dict[int, int], list[str]]],
+) -> None:
+    pods = [
+        pod(
+            f"p{place}",
+            {
+                "gpu": [entry(minor, percent=percent) for minor, percent in cards_.items()],
+                "rdma": [nic(0, 100, *([bus] if bus else [])) for bus in functions],
+            },
+        )
+        for place, (cards_, functions) in enumerate(wanted)
+    ]
+    found = shown(pods, FILES)
+    used: dict[str, int] = {}
+    functions_seen: list[str] = []
+    for place, (cards_, _) in enumerate(wanted):
+        it = found.get(f"p{place}")
+        if it is None or it.each.refused:
+            continue
+        for each in it.each.gpus or ():
+            assert each.uuid in it.devices
+        for minor, percent in cards_.items():
+            used[CARDS[minor].gpu.uuid] = used.get(CARDS[minor].gpu.uuid, 0) + percent
+        functions_seen += sorted(
+            {each.path for each in it.each.nodes.get("rdma", ()) if each.path[-1] in "12"}
+        )
+    assert all(percent <= 100 for percent in used.values())
+    assert len(functions_seen) == len(set(functions_seen))
