@@ -141,7 +141,12 @@ class DeviceView:
             {pod.uid for pod in pods},
         )
         self._files = device_files(
-            made.devices, cards_found, self._rdma, self._fpgas, self._capabilities(), self._files
+            made.devices,
+            cards_found if cards_found or not cards else None,
+            self._rdma,
+            self._fpgas,
+            self._capabilities(),
+            self._files,
         )
         self._say((*problems, *troubles, *made.problems, *found.problems))
         report = DeviceReport(
