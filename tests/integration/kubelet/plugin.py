@@ -9,6 +9,9 @@ from pathlib import Path
 
 import grpc
 
+from tests.integration.kubelet.standalone import START_SECONDS
+from tests.waiting import eventually
+
 RESOURCE = "vendor.example/card"
 
 
@@ -22,15 +25,17 @@ class DevicePlugin(grpc.GenericRpcHandler):
         self._ended = False
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         self._server.add_generic_rpc_handlers((self,))
-        self._server.add_insecure_port(f"unix:{folder / 'card.sock'}")
 
     def start(self, devices: dict[str, tuple[int, ...]]) -> None:
-        """Registers with the kubelet of the folder."""
+        """Registers with the kubelet of the folder, which empties it before it listens there."""
+        registry = self._folder / "kubelet.sock"
+        eventually("the kubelet takes plugins", registry.exists, START_SECONDS)
         self.has(devices)
+        self._server.add_insecure_port(f"unix:{self._folder / 'card.sock'}")
         self._server.start()
         request = _field(1, b"v1beta1") + _field(2, b"card.sock") + _field(3, RESOURCE.encode())
-        with grpc.insecure_channel(f"unix:{self._folder / 'kubelet.sock'}") as channel:
-            channel.unary_unary("/v1beta1.Registration/Register")(request, timeout=10)
+        with grpc.insecure_channel(f"unix:{registry}") as channel:
+            channel.unary_unary("/v1beta1.Registration/Register")(request, timeout=START_SECONDS)
 
     def has(
         self, devices: dict[str, tuple[int, ...]], ill: dict[str, tuple[int, ...]] | None = None

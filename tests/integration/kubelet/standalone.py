@@ -30,7 +30,6 @@ from agent.runtime.cri import Cri
 from demo import image
 from demo.cgroups import MOUNTS, remove_cgroups
 from demo.containerd import Containerd, remove_all_pods
-from demo.stage import free_port
 from tests import tools
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -178,10 +177,8 @@ class Kubelet:
         return {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
-            "address": "127.0.0.1",
-            "port": free_port(),
-            "healthzBindAddress": "127.0.0.1",
-            "healthzPort": free_port(),
+            "enableServer": False,
+            "healthzPort": 0,
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
             "containerRuntimeEndpoint": f"unix://{self.containerd.socket}",
