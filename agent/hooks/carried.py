@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from posixpath import normpath
 from typing import Final
 
 from agent.hooks import carriers, wire
@@ -25,7 +26,7 @@ from agent.hooks.requests import (
 
 _SIGNS: Final = {
     ENVIRONMENT: (carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
-    MOUNTS: (carriers.DEV_NULL.encode(),),
+    MOUNTS: (b"null",),
     NODES: (b"",),
     ANNOTATIONS: (carriers.CDI_ANNOTATIONS.encode(),),
     CDI_DEVICES: (b"",),
@@ -51,7 +52,7 @@ def carried(message: bytes) -> Carried:
         for each in found[ANNOTATIONS]
         if carriers.is_cdi_annotation(key := wire.text(each, 1))
     ]
-    mounts = [(wire.text(each, HOST_PATH), each) for each in found[MOUNTS]]
+    mounts = [(normpath(wire.text(each, HOST_PATH)), each) for each in found[MOUNTS]]
     return Carried(
         environment=tuple(value for name, value in variables if name == carriers.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
@@ -67,7 +68,7 @@ def carried(message: bytes) -> Carried:
 
 def _node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        wire.text(message, NODE_HOST_PATH),
+        normpath(wire.text(message, NODE_HOST_PATH)),
         wire.text(message, NODE_PATH),
         wire.text(message, NODE_PERMISSIONS),
     )

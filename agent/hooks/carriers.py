@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from posixpath import normpath
 from typing import Final
 
 import msgspec
@@ -29,7 +30,7 @@ _FAMILIES: Final = {
     "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
 }
-_NUMBER: Final = re.compile(r"(gpu|mig)?(\d+(?::\d+)?)")
+_NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
 
 
 class Carried(msgspec.Struct, frozen=True):
@@ -76,8 +77,9 @@ def is_cdi_annotation(key: str) -> bool:
 
 def mounted_name(container_path: str) -> str | None:
     """The GPU that a mount names, qualified if it is so; None for a mount of another sense."""
-    below = container_path.removeprefix(f"{MOUNT_ROOT}/")
-    if below == container_path:
+    path = normpath(container_path)
+    below = path.removeprefix(f"{MOUNT_ROOT}/")
+    if below == path:
         return None
     parts = below.split("/")
     if len(parts) == 1:
@@ -112,17 +114,21 @@ def is_node_of(device_type: str, path: str) -> bool:
 def is_mig_name(name: str) -> bool:
     """Whether the name is that of a MIG instance."""
     number = _NUMBER.fullmatch(name)
-    return name.startswith("MIG-") or bool(number and ":" in number[2])
+    return name[:4].upper() == "MIG-" or bool(number and ":" in number[2])
 
 
 def refers(name: str, uuid: str, index: str) -> bool:
-    """Whether the name means the device. A prefix of a UUID does too, for NVIDIA's runtime; what
-    stands behind `::` is the number of a replica."""
+    """Whether the name means the device. NVIDIA's runtime takes the beginning of a UUID for it, in
+    any case, and `01` for `1`; what stands behind `::` is the number of a replica."""
     name = name.partition("::")[0]
     number = _NUMBER.fullmatch(name)
     if number:
-        return number[2] == index
-    return name.startswith(("GPU-", "MIG-")) and uuid.startswith(name)
+        return [int(part) for part in number[2].split(":")] == _numbers(index)
+    return bool(name) and uuid.upper().startswith(name.upper())
+
+
+def _numbers(index: str) -> list[int]:
+    return [int(part) for part in index.split(":") if part]
 
 
 def written(gpu: VisibleGpu, like: Iterable[str]) -> str | None:

@@ -27,6 +27,8 @@ def seen(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait 
         return None
     known = snapshot.pods.get(pod.uid)
     visible = known.of(request.container_name).visible if known else None
-    if visible is None and DEVICE_ALLOCATED in pod.annotations:
+    if visible is not None:
+        return visible
+    if DEVICE_ALLOCATED in pod.annotations:
         return Wait("the agent has not decided about this pod's devices")
-    return _UNDECIDED if visible is None else visible
+    return _UNDECIDED if snapshot.devices.concerns_all else None

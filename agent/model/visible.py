@@ -77,3 +77,8 @@ class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):
     held: tuple[HeldDevice, ...] = ()
     unasked: Unasked = "leave"
     cdi_kind: str = ""
+
+    @property
+    def concerns_all(self) -> bool:
+        """Whether a container that nothing was decided about has to be looked into."""
+        return self.unasked != "leave" or any(each.holders for each in self.held)

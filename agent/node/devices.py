@@ -94,10 +94,11 @@ class DeviceView:
         to pods. Never fails: what can't be read is logged once."""
         if self._before is None:
             self._before = published
-            self._gpus.begin(published.devices)
+            self._gpus.begin(published)
         plugged = self._plugged
         plugged.look(topology)
-        health = self._gpus.now(nvidia_cards(plugged.functions))
+        expected = nvidia_cards(plugged.functions)
+        health = self._gpus.now(expected)
         cards = [card.gpu for card in health.cards]
         given, troubles = _given(pods)
         held = together(given.values())
@@ -125,13 +126,18 @@ class DeviceView:
             {pod.uid for pod in pods},
         )
         self._files = device_files(
-            made.devices, cards, plugged.rdma, plugged.fpgas, self._capabilities(), self._files
+            made.devices,
+            cards if cards or not expected else None,
+            plugged.rdma,
+            plugged.fpgas,
+            self._capabilities(),
+            self._files,
         )
         self._say((*plugged.problems, *troubles, *made.problems, *found.problems))
         links = partitions.links(made.devices, self._gpus.pairs)
         report = DeviceReport(
             made.devices,
-            gpudevices.facts(health),
+            self._gpus.facts,
             {
                 **minors.encode(made.gone),
                 **partitions.encode(partitions.from_links(links)),

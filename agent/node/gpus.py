@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from agent.discover.gpuwatcher import GpuWatcher
-from agent.model import gpuconditions, gpuhealth
-from agent.model.devices import Device
+from agent.model import gpuconditions, gpudevices, gpuhealth
+from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import GpuPair
+from agent.model.nodestatus import GpuFacts
 from agent.node.plugged import text
 
 
@@ -34,10 +35,12 @@ class GpuView:
         self._health = GpuHealth()
         self.pairs: tuple[GpuPair, ...] = ()
         """Of the cards that the driver told of last."""
+        self.facts = GpuFacts()
 
-    def begin(self, published: Iterable[Device]) -> None:
+    def begin(self, published: Published) -> None:
         """As an agent before us left them: so they stay until the driver has answered."""
-        self._health = gpuconditions.restored(published, self._actions)
+        self._health = gpuconditions.restored(published.devices, self._actions)
+        self.facts = published.gpus
 
     def look_again(self) -> None:
         """Something was plugged in or out."""
@@ -54,7 +57,7 @@ class GpuView:
         if self._watcher is None:
             if not cards:
                 # Cards that were taken out while nobody looked.
-                self._health = GpuHealth()
+                self._health, self.facts = GpuHealth(), GpuFacts()
                 return self._health
             self._watcher = self._watch()
             self._watcher.start()
@@ -69,6 +72,7 @@ class GpuView:
             )
             if news.sight.inventory is not None:
                 self.pairs = news.sight.inventory.pairs
+                self.facts = gpudevices.facts(self._health)
         return self._health
 
 

@@ -41,7 +41,7 @@ from agent.node.publisher import Publisher
 from agent.node.remembered import Memory
 from agent.node.report import Reporter
 from agent.node.running import running_on, settled
-from agent.node.sight import Sight, SightPolicy, sight
+from agent.node.sight import UNDECIDED, Sight, SightPolicy, sight
 from agent.node.telling import Teller
 from agent.node.witness import Witness
 from agent.runtime.cri import Cri
@@ -219,8 +219,10 @@ class Node:
     ) -> tuple[SeenDevices, Sight | None]:
         """The devices, and what of them containers see: nothing is said of it before the numbers
         are known that they had."""
-        if self._devices is None or assigned.devices is None:
+        if self._devices is None:
             return SeenDevices(), None
+        if assigned.devices is None:
+            return SeenDevices(), UNDECIDED
         node = self._memory.known.node
         seen = self._devices.now(topology, assigned.devices, node, pods, word.grants)
         asked = assigned.pods.values()

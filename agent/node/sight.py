@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -39,6 +40,10 @@ class Sight(msgspec.Struct, frozen=True):
 
     pods: Mapping[str, PodShown]
     node: NodeDevices
+
+
+UNDECIDED: Final = Sight({}, NodeDevices())
+"""Too early to say anything: who was given devices waits."""
 
 
 def sight(

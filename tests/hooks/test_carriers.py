@@ -40,6 +40,15 @@ def test_every_carrier_of_a_request_is_read() -> None:
     assert sorted(found.names()) == ["GPU-1", "GPU-2", "GPU-3", "GPU-4", "GPU-5", "all"]
 
 
+def test_paths_are_read_whatever_way_they_are_written() -> None:
+    message = pb.CreateContainerRequest()
+    message.config.mounts.add(container_path=f"{MOUNT_ROOT}/./GPU-1", host_path="/dev//null")
+    message.config.devices.add(host_path="/dev/../dev/nvidia1", container_path="/dev/nvidia1")
+    found = carried(message.SerializeToString())
+    assert list(found.names()) == ["GPU-1"]
+    assert [each.host_path for each in found.nodes] == ["/dev/nvidia1"]
+
+
 def test_a_request_without_devices_carries_nothing() -> None:
     message = pb.CreateContainerRequest(pod_sandbox_id="s")
     message.config.envs.add(key="PATH", value=b"/bin")
@@ -93,6 +102,7 @@ def test_mounts_that_name_gpus(path: str, name: str | None) -> None:
     assert carriers.mounted_name(f"{MOUNT_ROOT}/{path}") == name
     if name is not None:
         assert carriers.mount_path(name) == f"{MOUNT_ROOT}/{path}"
+    assert carriers.mounted_name(f"{MOUNT_ROOT}//./{path}/") == name
     assert carriers.mounted_name(f"/elsewhere/{path}") is None
 
 
@@ -133,6 +143,11 @@ def test_a_name_has_the_form_of_those_that_it_replaces(
         ("GPU-abc", True),
         ("GPU-a", True),
         ("GPU-b", False),
+        ("gpu-ABC", True),
+        ("gp", True),
+        ("01", True),
+        ("gpu01", True),
+        ("1:0", False),
         ("all", False),
         ("", False),
     ],

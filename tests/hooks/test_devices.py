@@ -485,7 +485,22 @@ def test_what_was_decided_for_the_container() -> None:
     assert decided.seen(request(allocated=True), MANAGED) == Visible((A,))
     assert decided.seen(request(name="sidecar", allocated=True), MANAGED) == Visible(())
     assert POD.of("main").cpuset == "0"
-    assert decided.seen(request("new"), MANAGED) == Visible()
+
+
+@pytest.mark.parametrize(
+    ("node", "looked_into"),
+    [
+        (NodeDevices(), False),
+        (NodeDevices((HeldDevice("GPU-a"),)), False),
+        (NodeDevices((HeldDevice("GPU-a", holders=("other",)),)), True),
+        (NodeDevices(unasked="hide"), True),
+    ],
+)
+def test_a_container_that_nothing_was_decided_about_is_looked_into_where_it_may_matter(
+    node: NodeDevices, looked_into: bool
+) -> None:
+    snapshot = msgspec.structs.replace(MANAGED, devices=node)
+    assert decided.seen(request("new"), snapshot) == (Visible() if looked_into else None)
 
 
 def test_an_allocated_pod_waits_for_the_agent_where_it_decides_about_devices() -> None:

@@ -409,3 +409,15 @@ def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
     with pytest.raises(RpcError, match="removed_cdi_devices"):
         plugin.run(spec, by_cdi(ONE))
     assert plugin.run(spec, by_cdi(TWO)).nodes == {"/dev/nvidia242": 242}
+
+
+def test_what_the_agent_cannot_give_is_told_by_the_door(node: TestNode) -> None:
+    """This machine has no card: whoever was allocated one is refused, others come."""
+    node.start_agent()
+    node.start_proxy()
+    notes = {DEVICE_ALLOCATED: json.dumps({"gpu": [entry(0)]})}
+    spec = node.spec("p", "LS", annotations=notes)
+    with pytest.raises(RpcError, match="pod default/p: gpu 0 is not on this node"):
+        create_container(node.proxied, create_request(spec, run_sandbox(node.proxied, spec)))
+    spec = node.spec("q", "LS")
+    assert create_container(node.proxied, create_request(spec, run_sandbox(node.proxied, spec)))

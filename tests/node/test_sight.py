@@ -5,14 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from agent.allocate.visibility.isolation import Isolation
+from agent.hooks import decided
+from agent.hooks.cpuset import Wait
+from agent.hooks.requests import CreateContainer
 from agent.model.apipods import ApiContainer, ApiPod, Phase
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicefiles import CardFiles, DeviceFiles
+from agent.model.doorbell import PodComes
 from agent.model.holding import Form, Holding, Source
 from agent.model.pods import Pod
 from agent.model.settings import Settings
+from agent.model.snapshot import Snapshot
 from agent.model.visible import VisibleGpu
-from agent.node.sight import SightPolicy, policy, sight
+from agent.node.sight import UNDECIDED, SightPolicy, policy, sight
 from tests.builders import pod, running
 
 FILES = DeviceFiles(
@@ -77,6 +82,14 @@ def test_gpus_are_hidden_where_there_are_some() -> None:
     assert sight([], [], FILES).node.unasked == "hide"
     assert sight([], [], DeviceFiles()).node.unasked == "leave"
     assert sight([], [], DeviceFiles(None)).node.unasked == "hide"
+
+
+def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not() -> None:
+    snapshot = Snapshot(1, 0, "b", False, (), (), (), {}, {}, devices=UNDECIDED.node)
+    comes = PodComes("p", "ns", "p", {}, {DEVICE_ALLOCATED: FIRST}, "")
+    assert isinstance(decided.seen(CreateContainer(comes, "main"), snapshot), Wait)
+    other = PodComes("q", "ns", "q", {}, {}, "")
+    assert decided.seen(CreateContainer(other, "main"), snapshot) is None
 
 
 def test_what_people_set() -> None:

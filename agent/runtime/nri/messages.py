@@ -7,6 +7,7 @@ the runtime, so none is ever sent.
 from __future__ import annotations
 
 from collections.abc import Collection
+from posixpath import normpath
 from typing import Final
 
 import msgspec
@@ -93,7 +94,9 @@ def carried(container: pb.Container) -> Carried:
         environment=tuple(value for value in named if value != "all"),
         preload=preloaded[-1] if preloaded else "",
         mounts=tuple(
-            each.destination for each in container.mounts if each.source == carriers.DEV_NULL
+            each.destination
+            for each in container.mounts
+            if normpath(each.source) == carriers.DEV_NULL
         ),
         annotations=tuple(
             each
