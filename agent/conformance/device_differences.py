@@ -7,17 +7,17 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.allocate.bits import members
 from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.need import Need, need
 from agent.allocate.devices.request import Reason
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
-from agent.allocate.devices.view import view
+from agent.allocate.devices.view import allowed_devices
 from agent.conformance import device_reasons as reasons
 from agent.conformance.device_reasons import Answers
 from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.verdict import Difference
-from agent.model.device_wishes import Exclusion
 from agent.model.policies import NumaStrategy
 
 Test = Callable[[DeviceRequest, dict[str, Need], Answers], bool]
@@ -99,6 +99,14 @@ _TESTS: Final[tuple[tuple[Difference, Test], ...]] = (
     ),
     (
         Difference(
+            "unfit-take-turns",
+            "NICs that have too little left, or are ill, take their switch's turn, so that the "
+            "next of the switch comes after all others; ours counts those that fit alone",
+        ),
+        reasons.unfit_take_turns,
+    ),
+    (
+        Difference(
             "functions-by-number",
             "virtual functions are taken in the order of texts, 10 before 2; ours by number",
             listed=True,
@@ -161,10 +169,7 @@ def _of_one(question: Question, needs: dict[str, Need]) -> int:
     points = 0
     for each in needs.values():
         seen = each.seen
-        if each.hint is not None:
-            shared = msgspec.structs.replace(each.hint, exclusion=Exclusion.NONE)
-            seen = view(seen.fleet, seen.stock, each.ask.per, shared, question.numa, None)
-        allowed = [minor for minor in seen.fleet.devices if seen.allowed >> minor & 1]
+        allowed = list(members(allowed_devices(seen.fleet, each.hint, question.numa)))
         points += score(
             each.ask.per,
             summed(seen.fleet.totals[minor] for minor in allowed),

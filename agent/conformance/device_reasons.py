@@ -131,6 +131,24 @@ def gpu_beside(request: DeviceRequest, needs: dict[str, Need], answers: Answers)
     return GPU in others and answers.minors(lead)[0] == answers.minors(lead)[1]
 
 
+def unfit_take_turns(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
+    """The leading devices are the same, and of those under their switches some do not fit."""
+    joint = request.wishes.joint
+    kinds = partners(joint, request.wishes.hints, needs) if joint else []
+    if not kinds or answers.minors(kinds[0])[0] != answers.minors(kinds[0])[1]:
+        return False
+    leading = needs[kinds[0]].seen.fleet
+    places = (leading.devices[each].topology for each in answers.minors(kinds[0])[1])
+    switches = {place.pcie for place in places if place is not None}
+    return any(
+        mask & needs[kind].seen.allowed & ~needs[kind].seen.fitting
+        for kind in kinds[1:]
+        if kind != GPU
+        for pcie, mask in needs[kind].seen.fleet.pcies.items()
+        if pcie in switches
+    )
+
+
 def functions_by_number(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
     wanted = any(each.hint and each.hint.vf_selector is not None for each in needs.values())
     same = all(theirs == ours for theirs, ours in map(answers.minors, needs))

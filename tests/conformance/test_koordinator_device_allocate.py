@@ -182,6 +182,22 @@ LEVEL = {"hint": {"gpu": {"exclusivePolicy": "PCIeLevel"}}}
             "resource-not-listed",
         ),
         (
+            case(
+                {CARDS: "2", RDMA: "200"},
+                [
+                    *APART,
+                    *(device("rdma", each, "p0") for each in range(2)),
+                    device("rdma", 2, "p1", health=False),
+                    device("rdma", 3, "p1"),
+                ],
+                None,
+                "",
+                chosen(given(100, 0, 1), nics(0, 1)),
+                pod=NEAR,
+            ),
+            "unfit-take-turns",
+        ),
+        (
             case({CORE: "100", RATIO: "300"}, TWO, None, "", FAILS | {"error": "x"}),
             None,
         ),

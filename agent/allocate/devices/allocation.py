@@ -85,13 +85,13 @@ def node_score(
     *,
     numa: int | None = None,
 ) -> int:
-    """0 to 100 for each type, added up: of the devices that the pod may have, once those of the
-    allocation are given away."""
+    """0 to 100 for each type, added up: of the devices that labels and NUMA nodes leave to the pod,
+    once those of the allocation are given away."""
     points = 0
     for kind, chosen in allocation.devices.items():
         fleet, stock = node.inventory.fleets[kind], node.stocks[kind]
         total, free = fleet.sums, stock.sums
-        mask = allowed_devices(fleet, stock, request.wishes.hints.get(kind), numa)
+        mask = allowed_devices(fleet, request.wishes.hints.get(kind), numa)
         if mask != fleet.everyone:
             allowed = list(members(mask))
             total = summed(fleet.totals[minor] for minor in allowed)

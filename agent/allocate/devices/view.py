@@ -16,8 +16,8 @@ from agent.model.policies import NumaStrategy
 
 class View(msgspec.Struct, frozen=True):
     """`allowed`: those that hint, NUMA nodes and exclusion leave; `fitting`: of these the ones that
-    give `per`. `used`: where packing sees something in use; not on a card that is ill, if the pod
-    is allowed to have it. `strategy` None: none is liked more than another."""
+    give `per`. `used`: where packing sees something in use; not on a card that is ill, unless
+    labels or NUMA nodes leave it out. `strategy` None: none is liked more than another."""
 
     fleet: Fleet
     stock: Stock
@@ -59,31 +59,29 @@ def view(
     numa: int | None,
     strategy: NumaStrategy | None,
 ) -> View:
-    allowed = allowed_devices(fleet, stock, hint, numa)
+    allowed = allowed_devices(fleet, hint, numa)
+    used = stock.used & ~(allowed & ~fleet.healthy)
+    if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
+        allowed &= _undivided(fleet, stock)
     fitting = 0
     items = tuple(per.items())
     healthy = allowed & fleet.healthy
     for minor, free in stock.free.items():
         if healthy >> minor & 1 and _gives(free, items):
             fitting |= 1 << minor
-    used = stock.used & ~(allowed & ~fleet.healthy)
     return View(fleet, stock, per, allowed, fitting, used, strategy)
 
 
-def allowed_devices(fleet: Fleet, stock: Stock, hint: Hint | None, numa: int | None) -> int:
-    """`numa`: a mask of NUMA nodes. A device of no node is on any, one that does not say where it
-    sits on none."""
+def allowed_devices(fleet: Fleet, hint: Hint | None, numa: int | None) -> int:
+    """Those that labels and NUMA nodes leave. `numa`: a mask of NUMA nodes. A device of no node is
+    on any, one that does not say where it sits on none."""
     allowed = fleet.everyone
     if numa is not None:
         allowed = 0
         for node, mask in fleet.numa.items():
             if node < 0 or numa >> node & 1:
                 allowed |= mask
-    if hint is not None and hint.selector is not None:
-        allowed &= selected(fleet, hint)
-    if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
-        allowed &= _undivided(fleet, stock)
-    return allowed
+    return allowed & selected(fleet, hint)
 
 
 def selected(fleet: Fleet, hint: Hint | None) -> int:
