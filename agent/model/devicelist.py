@@ -10,12 +10,13 @@ from typing import Final
 
 import msgspec
 
-from agent.model import deviceobject, minors
+from agent.model import deviceobject, minors, nodestatus
 from agent.model.annotations import AnnotationError
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga
 from agent.model.functiondevices import fpga_devices, rdma_devices
 from agent.model.minors import Minors
+from agent.model.nodestatus import GpuFacts
 from agent.model.pci import Function, address_key
 from agent.model.rdma import RdmaDevice
 
@@ -37,6 +38,7 @@ class Published(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}
+    gpus: GpuFacts = GpuFacts()
 
 
 class DeviceList(msgspec.Struct, frozen=True):
@@ -52,11 +54,15 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
     Raises ObjectError."""
     devices = deviceobject.decode(body)
     metadata = body.get("metadata") if isinstance(body, dict) else None
-    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
+    annotations, labels = (
+        (metadata.get(field) if isinstance(metadata, dict) else None) or {}
+        for field in ("annotations", "labels")
+    )
+    gpus = nodestatus.labelled(labels)
     try:
-        return Published(devices, minors.decode(annotations or {})), ()
+        return Published(devices, minors.decode(annotations), gpus), ()
     except AnnotationError as error:
-        return Published(devices), (str(error),)
+        return Published(devices, gpus=gpus), (str(error),)
 
 
 def device_list(

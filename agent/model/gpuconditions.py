@@ -11,7 +11,7 @@ from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
 from agent.model.gpuhealth import RESET_ENDS, Ailment, GpuCard, GpuHealth
 from agent.model.gpus import Gpu
-from agent.model.nodestatus import GPU_MEMORY
+from agent.model.nodestatus import GPU_CORE, GPU_MEMORY
 
 HEALTHY: Final = "Healthy"
 """As Koordinator's condition is called. Beside it each ailment has one of its own name."""
@@ -22,6 +22,13 @@ CORDONED_GPUS: Final = "topolet.io/cordoned-gpus"
 pods."""
 
 _GRAVITY: Final = list(Action)
+_REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
+
+
+def rfc3339(seconds: int) -> str:
+    """Of seconds since 1970."""
+    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 def cordoned(annotations: dict[str, str], cards: Iterable[Gpu]) -> frozenset[str]:
@@ -34,15 +41,15 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
     """The gravest ailment gives Healthy its reason; its message has them all."""
     graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
-    turned = _rfc3339(card.turned)
+    turned = rfc3339(card.turned)
     if graver:
         healthy = Condition(HEALTHY, "False", graver[0].reason, message, turned)
     else:
         healthy = Condition(HEALTHY, "True", "DeviceHealthy", "device is healthy", turned)
     found = [healthy]
     for each in card.ailments:
-        reason = each.action.value.title().replace("-", "")
-        found.append(Condition(each.reason, "True", reason, each.message, _rfc3339(each.since)))
+        time = rfc3339(each.since)
+        found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
     if cordoned:
         # The annotation has no time of its own.
         said = f"annotation {CORDONED_GPUS}"
@@ -51,24 +58,27 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
 
 
 def restored(devices: Iterable[Device], actions: GpuActions) -> GpuHealth:
-    """What the Devices of an earlier run tell. States are left to the next look; XIDs stay, as the
-    actions have them now."""
+    """What the Devices of an earlier run tell, with the actions as they are now: until a look has
+    shown otherwise, they are as they were."""
     cards = (_card(each, actions) for each in devices if each.type == DeviceType.GPU and each.uuid)
     return GpuHealth(tuple(sorted(cards, key=lambda card: card.gpu.uuid)))
 
 
 def _card(device: Device, actions: GpuActions) -> GpuCard:
-    times = {
-        each.type: _seconds(each.last_transition_time)
-        for each in device.conditions
-        if each.status == "True" or each.type == HEALTHY
-    }
-    states = [time for name, time in times.items() if name in RESET_ENDS]
-    messages = {each.type: each.message for each in device.conditions}
+    told = {each.type: each for each in device.conditions}
+    times = {name: _seconds(each.last_transition_time) for name, each in told.items()}
+    ours = {name: times[name] for name, each in told.items() if _is_ailment(each)}
+    states = [time for name, time in ours.items() if name in RESET_ENDS]
     ailments = tuple(
-        Ailment(name, action, time, messages[name], cleared=any(each >= time for each in states))
-        for name, time in sorted(times.items())
-        if gpuactions.is_xid(name) and (action := actions[name]) is not Action.IGNORE
+        Ailment(
+            name,
+            action,
+            time,
+            told[name].message,
+            cleared=gpuactions.is_xid(name) and any(each >= time for each in states),
+        )
+        for name, time in sorted(ours.items())
+        if (action := actions[name]) is not Action.IGNORE
     )
     gpu = Gpu(
         device.uuid,
@@ -77,13 +87,16 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
         minor=device.minor,
         memory_bytes=device.resources.get(GPU_MEMORY),
         module=device.module,
+        mig=None if GPU_CORE in device.resources else True,
     )
-    return GpuCard(gpu, max(times.values(), default=0), times.get(HEALTHY, 0), ailments)
+    turned = times.get(HEALTHY, 0)
+    return GpuCard(gpu, max(times.values(), default=0), turned, ailments, labels=device.labels)
 
 
-def _rfc3339(seconds: int) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat().replace("+00:00", "Z")
+def _is_ailment(condition: Condition) -> bool:
+    """One that we wrote: beside them there may be other writers' conditions."""
+    known = gpuactions.is_xid(condition.type) or condition.reason in _REASONS.values()
+    return known and condition.status == "True"
 
 
 def _seconds(text: str) -> int:

@@ -58,7 +58,7 @@ def _device(
         gpu.module,
         place,
         conditions(card, cordoned=held_back),
-        labels={MIG_INSTANCES: str(len(gpu.instances))} if gpu.mig else {},
+        labels=card.labels or ({MIG_INSTANCES: str(len(gpu.instances))} if gpu.mig else {}),
     )
 
 

@@ -62,13 +62,15 @@ class Ailment(msgspec.Struct, frozen=True):
 
 class GpuCard(msgspec.Struct, frozen=True):
     """A card that was seen once. `seen`: when last; `turned`: when it became well or ill;
-    `energy_millijoules`: the last reading, which falls only when the driver starts anew."""
+    `energy_millijoules`: the last reading, which falls only when the driver starts anew; `labels`:
+    of a card that an earlier run told of, until it is seen."""
 
     gpu: Gpu
     seen: int
     turned: int
     ailments: tuple[Ailment, ...] = ()
     energy_millijoules: int | None = None
+    labels: dict[str, str] = {}
 
     @property
     def healthy(self) -> bool:
@@ -126,7 +128,8 @@ def looked(
     look = _Look(states, now, actions, booted, restart_seconds, health.driver not in ("", driver))
     known = {card.gpu.uuid: card for card in health.cards}
     for gpu in sight.inventory.gpus:
-        known[gpu.uuid] = replace(known.get(gpu.uuid, GpuCard(gpu, now, now)), gpu=gpu, seen=now)
+        card = known.get(gpu.uuid, GpuCard(gpu, now, now))
+        known[gpu.uuid] = replace(card, gpu=gpu, seen=now, labels={})
     for gpu in _named(sight.inventory.silent):
         known.setdefault(gpu.uuid, GpuCard(gpu, now, now))
     cards = [look.at(card) for card in known.values() if not look.forgets(card)]

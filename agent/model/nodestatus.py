@@ -115,6 +115,13 @@ def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False)
     return {key: value for key, value in sorted(labels.items()) if value}
 
 
+def labelled(labels: Mapping[str, str]) -> GpuFacts:
+    """What Koordinator's labels say; of it the same labels are made."""
+    return GpuFacts(
+        labels.get(GPU_VENDOR, ""), labels.get(GPU_MODEL, ""), labels.get(GPU_DRIVER, "")
+    )
+
+
 def _discovered(facts: GpuFacts, cards: list[Device]) -> dict[str, str]:
     """Units as there: memory of one card in MiB."""
     memory = {each.resources.get(GPU_MEMORY, 0) for each in cards}

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from typing import Protocol
 
-import msgspec
-
 from agent.allocate import pools
-from agent.allocate.pools import Decision
 from agent.allocate.present import present
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
-from agent.model.annotations import shared_containers
-from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.doorbell import (
     ContainerComes,
     ContainerFailed,
@@ -29,7 +23,6 @@ from agent.model.doorbell import (
 )
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import ContainerState, Pod
-from agent.model.snapshot import LocalOwner, Owner
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
@@ -47,6 +40,7 @@ from agent.node.observed import Observer
 from agent.node.publisher import Publisher
 from agent.node.remembered import Memory
 from agent.node.report import Reporter
+from agent.node.running import running_on, settled
 from agent.node.sight import UNDECIDED, Sight, SightPolicy, sight
 from agent.node.telling import Teller
 from agent.node.witness import Witness
@@ -164,17 +158,17 @@ class Node:
         configured = self._node_object.configured(known.node, topology)
         configured = self._beside.applied(configured, topology)
         holds = self._enforcement.holds(observed, topology)
-        running_on = _running_on(pods, holds)
+        running = running_on(pods, holds)
         cpu_policy = self._local.policy(kubelet.static)
         coming = self._announced_containers.missing_from(pods, time.monotonic())
         local, last = None, self._publisher.local_owners
         if cpu_policy != "none":
             local = self._local.demand(topology, pods, coming, holds, last)
         decision = pools.decide(
-            topology, pods, kubelet, self._publisher.owners, running_on, rules(configured), local
+            topology, pods, kubelet, self._publisher.owners, running, rules(configured), local
         )
         self.again = decision.again
-        self._witness.decided(pods, decision, _settled(decision, last), holds)
+        self._witness.decided(pods, decision, settled(decision, last), holds)
         self._witness.unplaced(_unplaced(observed.pods), time.monotonic())
         failures = self._enforcement.remember_replaced(observed)
         failures += self._enforcement.give_back(alone)
@@ -233,33 +227,6 @@ class Node:
         seen = self._devices.now(topology, assigned.devices, node, pods, word.grants)
         asked = assigned.pods.values()
         return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy)
-
-
-def _settled(decision: Decision, last: Mapping[tuple[str, str], LocalOwner]) -> tuple[Owner, ...]:
-    """Owners without what a node-local policy gives them just now: there others may still run."""
-    before: dict[str, CpuSet] = {}
-    for each in last.values():
-        before[each.uid] = before.get(each.uid, EMPTY) | CpuSet.parse(each.cpuset)
-    local = {each.uid for each in decision.local_owners}
-    return tuple(
-        msgspec.structs.replace(owner, cpuset=str(owner.cpus & before.get(owner.uid, EMPTY)))
-        if owner.uid in local
-        else owner
-        for owner in decision.owners
-    )
-
-
-def _running_on(pods: tuple[Pod, ...], holds: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
-    """Side-cars that stay on a pool say nothing of their pod's own CPUs."""
-    running = {}
-    for pod in pods:
-        aside = shared_containers(pod.annotations)
-        running[pod.uid] = union(
-            holds[each.id]
-            for each in pod.containers
-            if each.state is ContainerState.RUNNING and each.id in holds and each.name not in aside
-        )
-    return {uid: cpus for uid, cpus in running.items() if cpus}
 
 
 def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:

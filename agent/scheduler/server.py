@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -126,8 +127,9 @@ class _Application:
         route = self._routes.get(environ["PATH_INFO"])
         reply = self._refusal(route, environ)
         if route is not None and reply is None:
-            size = int(environ.get("CONTENT_LENGTH") or 0)
-            body = environ["wsgi.input"].read(size) if route.method == "POST" else b""
+            body = b""
+            if route.method == "POST":
+                body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
             try:
                 reply = route.handle(body)
             except BadRequestError as error:
@@ -149,8 +151,12 @@ class _Application:
             return _said(405, f"this path takes {route.method} only")
         if route.method != "POST":
             return None
-        if "CONTENT_LENGTH" not in environ:
+        length = environ.get("CONTENT_LENGTH")
+        if length is None:
             return _said(411, "the Content-Length is missing")
+        # cheroot lets -1 pass, which would be a body without end.
+        if not re.fullmatch("[0-9]+", length):
+            return _said(400, "the Content-Length is no number")
         if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
             return _said(415, f"the Content-Type is not {JSON}")
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import subprocess
@@ -13,9 +14,10 @@ class NoPackageError(Exception):
     """Why it can't be had."""
 
 
+@functools.cache
 def cached(name: str, modules: tuple[str, ...]) -> Path | None:
     """The folder with what `pip install NAME...` brings, made once in the cache; None where this
-    interpreter has all `modules` anyway. `name`: one or more, with spaces. Raises NoPackageError.
+    interpreter came with all `modules`. `name`: one or more, with spaces. Raises NoPackageError.
     """
     if all(importlib.util.find_spec(module) for module in modules):
         return None

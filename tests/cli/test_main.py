@@ -79,8 +79,11 @@ def test_address_that_is_none_leaves_no_socket_behind(tmp_path: Path) -> None:
 HEAVY = {
     "asyncio",
     "google.protobuf",
+    "grpc",
     "http.server",
+    "kubernetes",
     "prometheus_client",
+    "pydantic",
     "urllib3",
     "yaml",
 }

@@ -9,6 +9,7 @@ import pytest
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import DeviceTopology
 from agent.model.gpuactions import GpuActions
+from agent.model.gpuconditions import restored
 from agent.model.gpudevices import devices, facts
 from agent.model.gpuhealth import GpuHealth, looked, struck
 from agent.model.gpus import Gpu, GpuEvent, GpuInventory, GpuReading, GpuSight, MigInstance
@@ -62,6 +63,7 @@ def test_a_card_in_mig_mode_is_no_whole_card(instances: tuple[MigInstance, ...])
     assert (split.resources, split.healthy) == ({}, True)
     assert split.labels == {"topolet.io/mig-instances": str(len(instances))}
     assert extended_resources((whole, split), facts(health))["koordinator.sh/gpu"] == 100
+    assert devices(restored((whole, split), ACTIONS), {}) == (whole, split)
 
 
 def test_memory_of_the_host_is_what_the_caller_gives() -> None:

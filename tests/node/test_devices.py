@@ -10,9 +10,10 @@ import msgspec
 import pytest
 
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
+from agent.model import deviceobject, nodestatus
 from agent.model.apinode import ApiNode
 from agent.model.device_allocation import DEVICE_ALLOCATED
-from agent.model.devicelist import Published
+from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.gpuactions import GpuActions
 from agent.model.gpus import pci_address
@@ -110,8 +111,12 @@ def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> 
     mixed.view.close()
     mixed.driver.tell(gpumachines.mixed().but(init=9))
     mixed.view = mixed.another()
-    mixed.published = Published(first.devices)
-    assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
+    labels = nodestatus.gpu_labels(first.gpus, first.devices)
+    body = deviceobject.encode("n", first.devices, labels, first.annotations)
+    mixed.published, _ = published(body)
+    before = mixed.now()
+    assert before.devices == first.devices
+    assert nodestatus.gpu_labels(before.gpus, before.devices) == labels != {}
     ill = mixed.until(lambda it: not any(health(it)))
     assert len(ill.devices) == len(first.devices)
     (condition,) = (each for each in ill.devices[0].conditions if each.type == HEALTHY)

@@ -153,6 +153,21 @@ def test_what_is_wrong_is_said(
     made.close()
 
 
+@pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])
+def test_a_length_that_is_none_is_refused_before_a_body_is_read(
+    server: Server, authority: Authority, length: str
+) -> None:
+    made = connection(server, authority)
+    made.putrequest("POST", "/echo")
+    made.putheader("Content-Type", "application/json")
+    made.putheader("Content-Length", length)
+    made.endheaders()
+    reply = made.getresponse()
+    assert reply.status == 400
+    assert b"Content-Length" in reply.read()
+    made.close()
+
+
 def test_who_speaks_plain_http_is_told(server: Server) -> None:
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from agent.allocate.devices.bandwidth import Matrix
-from agent.allocate.devices.pairs import Way, besteffort_scores
+from agent.allocate.devices.objectives import Objective
+from agent.allocate.devices.pairs import worth
+from agent.model.gpus import Ancestor, GpuPair
 
 
 def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
@@ -18,29 +20,37 @@ def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
     )
 
 
-def volta_ways(i: int, j: int) -> Way:
-    if i // 4 != j // 4:
-        return Way.SYSTEM
-    return Way.ONE_SWITCH if i // 2 == j // 2 else Way.HOST_BRIDGE
-
-
-def bridged_ways(i: int, j: int) -> Way:
-    return Way.NUMA_NODE if i // 2 == j // 2 else Way.SYSTEM
-
-
-def counted(count: int, links: dict[tuple[int, int], int]) -> Matrix:
-    return symmetric(count, lambda i, j: links.get((i, j), 0))
-
-
-def ways(count: int, way: Callable[[int, int], Way]) -> tuple[tuple[Way, ...], ...]:
-    return tuple(
-        tuple(Way.SAME_BOARD if i == j else way(min(i, j), max(i, j)) for j in range(count))
+def told(
+    count: int, ancestor: Callable[[int, int], Ancestor], links: dict[tuple[int, int], int]
+) -> list[GpuPair]:
+    """Of cards `GPU-0` and so on; links of NVLink 2."""
+    return [
+        GpuPair(
+            f"GPU-{i}",
+            f"GPU-{j}",
+            ancestor(i, j),
+            links=links.get((i, j), 0),
+            mb_per_second=25_000 * links.get((i, j), 0),
+        )
         for i in range(count)
-    )
+        for j in range(i + 1, count)
+    ]
 
 
-VOLTA_LINKS = counted(
+def matrix(count: int, pairs: list[GpuPair], objective: Objective) -> Matrix:
+    values = {(pair.one, pair.two): worth(pair, objective) for pair in pairs}
+    return symmetric(count, lambda i, j: values[f"GPU-{i}", f"GPU-{j}"])
+
+
+def _volta(i: int, j: int) -> Ancestor:
+    if i // 4 != j // 4:
+        return Ancestor.SYSTEM
+    return Ancestor.SWITCH if i // 2 == j // 2 else Ancestor.HOST_BRIDGE
+
+
+VOLTA_PAIRS = told(
     8,
+    _volta,
     {
         (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2,
         (1, 2): 2, (1, 3): 1, (1, 5): 2,
@@ -51,10 +61,18 @@ VOLTA_LINKS = counted(
         (6, 7): 2,
     },
 )  # fmt: skip
-VOLTA = besteffort_scores(ways(8, volta_ways), VOLTA_LINKS)
 """DGX-1 with V100."""
+VOLTA = matrix(8, VOLTA_PAIRS, Objective.BESTEFFORT)
 
-BRIDGED = besteffort_scores(ways(4, bridged_ways), counted(4, {(0, 3): 2, (1, 2): 2}))
+BRIDGED = matrix(
+    4,
+    told(
+        4,
+        lambda i, j: Ancestor.NODE if i // 2 == j // 2 else Ancestor.SYSTEM,
+        {(0, 3): 2, (1, 2): 2},
+    ),
+    Objective.BESTEFFORT,
+)
 """Four cards in two bridged pairs, not neighbours."""
 
 CROSSED = symmetric(8, lambda i, j: 12 if (i, j) in ((0, 2), (1, 3), (4, 6), (5, 7)) else 1)

@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from agent.node.daemon import Health
+from agent.node.health import Health
 
 
 class Clock:

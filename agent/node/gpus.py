@@ -1,0 +1,85 @@
+"""The GPUs at each look: what a child with NVML told, and what that makes of their health."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from agent.discover.gpuwatcher import GpuWatcher
+from agent.model import gpuconditions, gpudevices, gpuhealth
+from agent.model.devicelist import Published
+from agent.model.gpuactions import GpuActions
+from agent.model.gpuhealth import GpuHealth
+from agent.model.gpus import GpuPair
+from agent.model.nodestatus import GpuFacts
+from agent.node.plugged import text
+
+
+class GpuView:
+    """Where PCI shows no card of NVIDIA's there is no child."""
+
+    def __init__(
+        self,
+        root: str,
+        watch: Callable[[], GpuWatcher],
+        actions: GpuActions,
+        clock: Callable[[], float],
+    ) -> None:
+        """`root` is where the host's /proc is; `watch` makes the watcher; `clock` tells seconds
+        since 1970."""
+        self._root = root
+        self._watch = watch
+        self._actions = actions
+        self._clock = clock
+        self._watcher: GpuWatcher | None = None
+        self._health = GpuHealth()
+        self.pairs: tuple[GpuPair, ...] = ()
+        """Of the cards that the driver told of last."""
+        self.facts = GpuFacts()
+
+    def begin(self, published: Published) -> None:
+        """As an agent before us left them: so they stay until the driver has answered."""
+        self._health = gpuconditions.restored(published.devices, self._actions)
+        self.facts = published.gpus
+
+    def look_again(self) -> None:
+        """Something was plugged in or out."""
+        if self._watcher is not None:
+            self._watcher.look_now()
+
+    def close(self) -> None:
+        """Ends the child."""
+        if self._watcher is not None:
+            self._watcher.stop()
+
+    def now(self, cards: tuple[str, ...]) -> GpuHealth:
+        """After all that came since the last time. `cards`: where PCI shows some, by address."""
+        if self._watcher is None:
+            if not cards:
+                # Cards that were taken out while nobody looked.
+                self._health, self.facts = GpuHealth(), GpuFacts()
+                return self._health
+            self._watcher = self._watch()
+            self._watcher.start()
+        news = self._watcher.take()
+        now = int(self._clock())
+        for event in news.events:
+            self._health = gpuhealth.struck(self._health, event, now, self._actions)
+        if news.sight is not None:
+            booted = _booted(self._root)
+            self._health = gpuhealth.looked(
+                self._health, news.sight, now, self._actions, cards, booted
+            )
+            if news.sight.inventory is not None:
+                self.pairs = news.sight.inventory.pairs
+                self.facts = gpudevices.facts(self._health)
+        return self._health
+
+
+def _booted(root: str) -> int | None:
+    """Seconds since 1970."""
+    for line in text(os.path.join(root, "proc/stat")).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "btime" and value.isdecimal():
+            return int(value)
+    return None
