@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.hooks import cpuset, requests, rewrites
+from agent.hooks import cpuset, gpus, requests, rewrites
+from agent.hooks.carried import carried
+from agent.hooks.carriers import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.hooks.cpuset import Give
+from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Asked
 from agent.model.limits import Limits
+from agent.model.visible import DeviceNode, VisibleGpu
 from agent.model.wanted import Wanted
 from agent.proto import cri_pb2, nri_pb2
 from agent.runtime.nri import messages
@@ -92,3 +99,60 @@ def test_both_doors_change_a_container_in_the_same_way(wanted: Wanted, asked: As
     assert update.container_id == "c"
     assert requests.update_container(rewritten).asked == changes.over(asked)
     assert merged(asked, update.linux.resources) == changes.over(asked)
+
+
+NAMES = st.sampled_from(["GPU-x", "GPU-own", "0", "MIG-x", "nvidia.com/gpu=GPU-x"])
+PATHS = st.sampled_from(["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/fuse"])
+CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
+
+
+@given(
+    st.none() | NAMES,
+    st.lists(NAMES.filter(lambda name: "=" not in name), unique=True, max_size=2),
+    st.lists(PATHS, unique=True, max_size=3),
+    st.booleans(),
+)
+def test_both_doors_show_the_same_devices(
+    value: str | None, mounts: list[str], nodes: list[str], has_card: bool
+) -> None:
+    message = cri_pb2.CreateContainerRequest()
+    container = nri_pb2.Container()
+    if value is not None:
+        message.config.envs.add(key=VISIBLE_DEVICES, value=value.encode())
+        container.env.append(f"{VISIBLE_DEVICES}={value}".encode())
+    for name in mounts:
+        place = f"{MOUNT_ROOT}/{name}"
+        message.config.mounts.add(container_path=place, host_path="/dev/null")
+        container.mounts.add(destination=place, source="/dev/null")
+    for number, path in enumerate(nodes):
+        message.config.devices.add(container_path=path, host_path=path, permissions="rw")
+        container.linux.devices.add(path=path, type="c", major=7, minor=number)
+    raw = message.SerializeToString()
+    cards = (CARD,) if has_card else ()
+    try:
+        by_relay = gpus.rewritten(carried(raw), cards)
+    except UnhonouredError as error:
+        with pytest.raises(UnhonouredError, match=re.escape(str(error))):
+            gpus.rewritten(messages.carried(container), cards)
+        return
+    by_plugin = gpus.rewritten(messages.carried(container), cards)
+    config = cri_pb2.CreateContainerRequest.FromString(
+        rewrites.create_container(raw, by_relay) or raw
+    ).config
+    adjustment = messages.adjustment(by_plugin, ()) or nri_pb2.ContainerAdjustment()
+
+    def adjusted(present: list[str], changes: list[str]) -> set[str]:
+        gone = {each[1:] for each in changes if each.startswith("-")}
+        come = {each for each in changes if not each.startswith("-")}
+        return (set(present) - gone) | come
+
+    assert {each.container_path for each in config.mounts} == adjusted(
+        [each.destination for each in container.mounts],
+        [each.destination for each in adjustment.mounts],
+    )
+    assert {each.container_path for each in config.devices} == adjusted(
+        nodes, [each.path for each in adjustment.linux.devices]
+    )
+    variables = {each.key: each.value.decode() for each in config.envs}
+    before = {} if value is None else {VISIBLE_DEVICES: value}
+    assert variables == {**before, **{each.key: each.value for each in adjustment.env}}
