@@ -15,6 +15,7 @@ from agent.model.pci import Function, Proximity, proximity
 from tests.vm.guest import FAR_BUS, FAR_NODE
 
 DISK, RANDOM = 0x010802, 0x1AF4
+DRIVER = Path("/sys/bus/pci/drivers/nvme")
 DEADLINE_SECONDS = 30.0
 
 
@@ -62,11 +63,20 @@ def uevents() -> Iterator[Uevents]:
     listening.close()
 
 
-def test_virtual_functions_that_come_and_go(uevents: Uevents) -> None:
-    found = disk()
-    assert found.virtual_limit == 2
-    if found.driver != "nvme":
+@pytest.fixture
+def driven() -> Iterator[Function]:
+    """The disk, with its driver."""
+    if not DRIVER.exists():
         pytest.skip("the kernel has no driver for the disk")
+    found = disk()
+    (DRIVER / "bind").write_text(found.address)
+    yield disk()
+    (DRIVER / "unbind").write_text(found.address)
+
+
+def test_virtual_functions_that_come_and_go(driven: Function, uevents: Uevents) -> None:
+    found = driven
+    assert (found.driver, found.virtual_limit) == ("nvme", 2)
     switch = Path("/", pci.DEVICES, found.address, "sriov_numvfs")
     switch.write_text("2")
     try:
