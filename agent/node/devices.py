@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from agent.allocate.foreign.existing import existing
+from agent.allocate.foreign.existing import existing, taken
 from agent.allocate.foreign.names import keys
 from agent.discover.gpuwatcher import GpuWatcher
 from agent.model import (
@@ -143,7 +143,7 @@ class DeviceView:
                 **partitions.encode(partitions.from_links(links)),
                 **checkpoints.encode(found.holdings),
             },
-            held,
+            together([held, taken(found.holdings, made.devices)]),
             self._gfd_labels,
         )
         return SeenDevices(report, self._files, found.holdings)

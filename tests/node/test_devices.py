@@ -12,11 +12,13 @@ import pytest
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.model import deviceobject, nodestatus
 from agent.model.apinode import ApiNode
+from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.gpuactions import GpuActions
 from agent.model.gpus import pci_address
+from agent.model.holding import Grant, Source
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
@@ -172,6 +174,19 @@ def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
         assert mixed.now().held == {("gpu", 0): {"koordinator.sh/gpu-core": 50}}
     told = [each for each in caplog.records if "pod ns/b" in each.getMessage()]
     assert len(told) == 1
+
+
+def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
+    first = mixed.until(lambda it: it.devices)
+    uuid = first.devices[0].uuid
+    grant = Grant("a", "main", "nvidia.com/gpu", (uuid,), Source.CHECKPOINT)
+    seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
+    assert seen.report.held == {("gpu", 0): first.devices[0].resources}
+    (said,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
+    assert (said["podUID"], said["deviceIDs"]) == ("a", [uuid])
+    assert [each.uid for each in seen.existing] == ["a"]
+    gone = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (), [grant])
+    assert (gone.report.held, gone.existing) == ({}, ())
 
 
 @pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])
