@@ -70,11 +70,9 @@ class ClusterSide:
 
     def start(self) -> None:
         """Raises StoreError where a folder can't be read."""
-        self._assignments.start()
-        if self._outbox is not None:
-            self._outbox.start()
-        else:
+        if self._outbox is None:
             self._read_devices()
+        self._assignments.start()
 
     def close(self) -> None:
         self._assignments.stop()
@@ -99,6 +97,9 @@ class ClusterSide:
         return deliver(self._objects, report)
 
     def _changed(self) -> None:
+        if self._outbox is not None:
+            # Not before a watch has been heard: these begin at a moment of the node's own.
+            self._outbox.start()
         node = self._assignments.now().node
         if node is not None and not self._labels.items() <= node.labels.items():
             self._objects.forget(apinode.KIND, self._name)

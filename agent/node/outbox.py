@@ -58,12 +58,17 @@ class Outbox:
         self._not_before = 0.0
         self._taken = False
         self._checked = 0.0
-        self._closed = False
+        self._closed = threading.Event()
+        self._started = False
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self.trouble = ""
 
     def start(self) -> None:
-        self._thread.start()
+        """Again is nothing."""
+        with self._news:
+            if not self._started and not self._closed.is_set():
+                self._started = True
+                self._thread.start()
 
     def put(self, report: Report) -> bool:
         """Takes the place of one that waits; what is written is not known yet: False."""
@@ -82,7 +87,7 @@ class Outbox:
     def close(self) -> None:
         """Nothing is written afterwards."""
         with self._news:
-            self._closed = True
+            self._closed.set()
             self._news.notify()
         if self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
@@ -106,10 +111,8 @@ class Outbox:
 
     def _run(self) -> None:
         while not self._began():
-            with self._news:
-                if self._closed:
-                    return
-                self._news.wait(self._backoff.next())
+            if self._closed.wait(self._backoff.next()):
+                return
         while (report := self._next()) is not None:
             self._send(report)
 
@@ -125,7 +128,7 @@ class Outbox:
     def _next(self) -> Report | None:
         """Waits until one is due; None when closed."""
         with self._news:
-            while not self._closed:
+            while not self._closed.is_set():
                 due = self._due()
                 left = None if due is None else due - self._clock()
                 if left is not None and left <= 0:

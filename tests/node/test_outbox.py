@@ -166,3 +166,26 @@ def test_nothing_is_sent_after_the_end(server: Server, time: Time) -> None:
     it.close()
     time.passes(100)
     assert server.tried == 0
+
+
+def test_what_comes_first_is_tried_until_it_succeeds_and_at_its_own_pace(
+    server: Server, time: Time
+) -> None:
+    asked = 0
+
+    def first() -> None:
+        nonlocal asked
+        asked += 1
+        raise StoreError("not yet")
+
+    time.outbox = it = Outbox(server, AgentMetrics(), PACE, time, first)
+    it.start()
+    it.start()
+    eventually("asked", lambda: asked == 1)
+    for number in range(20):
+        it.put(report(str(number)))
+        it.again()
+    time.passes(100)
+    assert asked <= 2
+    it.close()
+    assert (server.tried, it.trouble) == (0, "not yet")
