@@ -30,6 +30,7 @@ from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
+from agent.model.gpus import GpuReading
 from agent.model.holding import Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
@@ -43,12 +44,13 @@ log = logging.getLogger(__name__)
 
 
 class SeenDevices(msgspec.Struct, frozen=True):
-    """What is reported of devices, the files that reach them, and what of them pods hold that no
-    scheduler gave it to."""
+    """What is reported of devices, the files that reach them, what of them pods hold that no
+    scheduler gave it to, and what GPUs read last."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
     existing: tuple[Holding, ...] = ()
+    readings: tuple[GpuReading, ...] = ()
 
 
 class DeviceView:
@@ -146,7 +148,7 @@ class DeviceView:
             together([held, taken(found.holdings, made.devices)]),
             self._gfd_labels,
         )
-        return SeenDevices(report, self._files, found.holdings)
+        return SeenDevices(report, self._files, found.holdings, self._gpus.readings)
 
     def _capabilities(self) -> dict[str, DeviceNode]:
         mig_minors, known = (

@@ -10,7 +10,7 @@ from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
-from agent.model.gpus import GpuPair
+from agent.model.gpus import GpuPair, GpuReading
 from agent.model.nodestatus import GpuFacts
 from agent.node.plugged import text
 
@@ -36,6 +36,8 @@ class GpuView:
         self.pairs: tuple[GpuPair, ...] = ()
         """Of the cards that the driver told of last."""
         self.facts = GpuFacts()
+        self.readings: tuple[GpuReading, ...] = ()
+        """Of the last look that the driver answered."""
 
     def begin(self, published: Published) -> None:
         """As an agent before us left them: so they stay until the driver has answered."""
@@ -66,6 +68,7 @@ class GpuView:
         for event in news.events:
             self._health = gpuhealth.struck(self._health, event, now, self._actions)
         if news.sight is not None:
+            self.readings = news.sight.readings
             booted = _booted(self._root)
             self._health = gpuhealth.looked(
                 self._health, news.sight, now, self._actions, cards, booted

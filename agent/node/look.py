@@ -9,7 +9,7 @@ from typing import Protocol
 from agent.allocate import pools
 from agent.allocate.present import present
 from agent.cgroup.controllers import Controllers
-from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
 from agent.model.doorbell import (
@@ -22,6 +22,8 @@ from agent.model.doorbell import (
     Ring,
 )
 from agent.model.exclusion import Patterns, excludes
+from agent.model.gpus import GpuReading
+from agent.model.gpuusers import GpuUse, users
 from agent.model.pods import ContainerState, Pod
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps
@@ -103,6 +105,9 @@ class Node:
         self._reporter = reporter
         self._kubelet_says = kubelet_says
         self._metrics = metrics
+        self._hierarchy = hierarchy
+        self._readings: tuple[GpuReading, ...] = ()
+        self._users: tuple[GpuUse, ...] = ()
         self._local = local or LocalCpus()
         self._notices = notices
         self._devices = devices
@@ -199,6 +204,7 @@ class Node:
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
+        self._tell_devices(seen, observed.pods)
         self._reporter.report(
             topology, decision, pods, kubelet, configured, assigned, seen.report, word
         )
@@ -213,6 +219,20 @@ class Node:
         known = self._memory.update(assigned, [pod.uid for pod in there])
         pods = present(assigned.pods.values(), there, known.pods)
         return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
+
+    def _tell_devices(self, seen: SeenDevices, pods: tuple[Pod, ...]) -> None:
+        """Processes are looked up again only when a driver told of them anew."""
+        if seen.readings is not self._readings:
+            self._readings = seen.readings
+            self._users = users(seen.readings, pods, self._group_of)
+        self._metrics.devices.told(seen.report.devices, seen.readings, self._users)
+
+    def _group_of(self, pid: int) -> str | None:
+        try:
+            return self._hierarchy.group_of(pid)
+        except CgroupError as error:
+            log.debug("%s", error)
+            return None
 
     def _seen(
         self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord

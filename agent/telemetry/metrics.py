@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from agent.allocate.pools import Decision
 from agent.model.cpuset import CpuSet
+from agent.telemetry.devicemetrics import DeviceMetrics
 
 
 class AgentMetrics:
@@ -89,6 +90,8 @@ class AgentMetrics:
         )
         self._decision: Decision | None = None
         registry.register(_Decided(lambda: self._decision))
+        self.devices = DeviceMetrics()
+        registry.register(self.devices)
 
     def decided(self, decision: Decision) -> None:
         """Pools, owners and refusals are reported from this decision until the next."""

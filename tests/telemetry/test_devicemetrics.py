@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from agent.model.devices import Device
+from agent.model.gpus import GpuReading
+from agent.model.gpuusers import GpuUse
+from agent.telemetry.metrics import AgentMetrics
+from tests.telemetry.test_metrics import samples
+
+GPU = Device("gpu", "GPU-1", 3, {"koordinator.sh/gpu-memory": 80}, healthy=False)
+NIC = Device("rdma", "0000:1a:00.0", 0, {})
+
+
+def test_units_and_names() -> None:
+    metrics = AgentMetrics()
+    reading = GpuReading("GPU-1", gpu_percent=25, sm_mhz=1410, power_milliwatts=70_500)
+    use = GpuUse("GPU-1", "ns/a", "main", 7, 50)
+    metrics.devices.told((GPU, NIC), (reading, GpuReading("GPU-gone", gpu_percent=1)), (use,))
+    shown = {
+        name: value
+        for (name, _), value in samples(metrics).items()
+        if name.startswith("topolet_gpu")
+    }
+    assert shown == {
+        "topolet_gpu_memory_bytes": 80,
+        "topolet_gpu_busy_ratio": 0.25,
+        "topolet_gpu_clock_hertz": 1.41e9,
+        "topolet_gpu_power_watts": 70.5,
+        "topolet_gpu_container_memory_bytes": 7,
+        "topolet_gpu_container_busy_ratio": 0.5,
+    }
+    healthy = {
+        dict(labels)["type"]: value
+        for (name, labels), value in samples(metrics).items()
+        if name == "topolet_device_healthy"
+    }
+    assert healthy == {"gpu": 0, "rdma": 1}
+
+
+def test_what_is_gone_has_no_series() -> None:
+    metrics = AgentMetrics()
+    metrics.devices.told((GPU,), (GpuReading("GPU-1", gpu_percent=1),), ())
+    metrics.devices.told((), (), ())
+    assert not [name for name, _ in samples(metrics) if "gpu" in name or "device" in name]
