@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import calendar
+import datetime
 import enum
 import re
-import time
 from typing import Final
 
 import msgspec
@@ -195,8 +194,8 @@ def _nanoseconds(title: str, text: str | None) -> int:
         return 0
     match = _TIME.fullmatch(text)
     try:
-        seconds = time.strptime(match[1] if match else "", "%Y-%m-%dT%H:%M:%S")
+        moment = datetime.datetime.fromisoformat(f"{match[1] if match else ''}Z")
     except ValueError:
         where = "metadata.creationTimestamp"
         raise ObjectError(KIND, title, f"{where}: {text[:40]!r} is no time") from None
-    return calendar.timegm(seconds) * 1_000_000_000
+    return int(moment.timestamp()) * 1_000_000_000

@@ -6,13 +6,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.allocate.foreign.existing import existing, taken
 from agent.allocate.foreign.names import keys
-from agent.discover.gpuwatcher import GpuWatcher
 from agent.model import (
     checkpoints,
     gpuactions,
@@ -39,6 +38,9 @@ from agent.model.topology import Topology
 from agent.model.visible import DeviceNode
 from agent.node.gpus import GpuView
 from agent.node.plugged import Plugged, text
+
+if TYPE_CHECKING:
+    from agent.discover.gpuwatcher import GpuWatcher
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +174,12 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
         raise SettingsError(f"gpu-actions: {error}") from None
     if not settings.devices:
         return None
-    watch = partial(GpuWatcher, wake, settings.gpu_driver_root)
+
+    def watch() -> GpuWatcher:
+        from agent.discover.gpuwatcher import GpuWatcher  # half a megabyte that few nodes need
+
+        return GpuWatcher(wake, settings.gpu_driver_root)
+
     return DeviceView(settings.root, watch, actions, gfd_labels=settings.gfd_labels)
 
 

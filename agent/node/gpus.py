@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from agent.discover.gpuwatcher import GpuWatcher
 from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
@@ -13,6 +13,9 @@ from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import GpuPair, GpuReading
 from agent.model.nodestatus import GpuFacts
 from agent.node.plugged import text
+
+if TYPE_CHECKING:
+    from agent.discover.gpuwatcher import GpuWatcher
 
 
 class GpuView:
