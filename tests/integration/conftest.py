@@ -36,7 +36,7 @@ def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         yield it
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kubelet() -> Iterator[Kubelet]:
     """A real one with static policies; a test ends the pods that it gave it."""
     with private_containerd() as runtime, standalone.running(runtime) as it:
