@@ -69,13 +69,22 @@ def pod_of(overlay: str) -> Object:
     """The pod of the DaemonSet with the overlay's patch merged by name."""
     pod: Object = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
     path = DEPLOY / "overlays" / overlay / "agent.yaml"
-    if path.exists():
-        patch = yaml.safe_load(path.read_text())["spec"]["template"]["spec"]
-        pod = {**pod}
-        for field, entries in patch.items():
-            names = {each["name"] for each in entries}
-            pod[field] = [each for each in pod[field] if each["name"] not in names] + entries
-    return pod
+    if not path.exists():
+        return pod
+    merged: Object = _patched(pod, yaml.safe_load(path.read_text())["spec"]["template"]["spec"])
+    return merged
+
+
+def _patched(value: Any, patch: Any) -> Any:
+    """As kustomize merges: objects by field, lists by the names of their entries."""
+    if isinstance(value, dict) and isinstance(patch, dict):
+        changed = {key: _patched(value.get(key), below) for key, below in patch.items()}
+        return {**value, **changed}
+    if isinstance(value, list) and isinstance(patch, list):
+        patches = {each["name"]: each for each in patch}
+        kept = [_patched(each, patches.pop(each["name"], {})) for each in value]
+        return kept + list(patches.values())
+    return patch
 
 
 def complaints(value: object, schema: Object, at: str = "") -> list[str]:

@@ -30,8 +30,8 @@ from tests.deploy.manifests import (
 )
 
 ALL = objects(EVERYTHING)
-OVERLAYS = ("reconcile", "proxy", "nri")
-PATCHES = ("proxy/agent.yaml", "nri/agent.yaml", "webhook/binders.yaml")
+OVERLAYS = ("reconcile", "proxy", "nri", "nvidia")
+PATCHES = ("proxy/agent.yaml", "nri/agent.yaml", "nvidia/agent.yaml", "webhook/binders.yaml")
 HARDENED = {
     "privileged": False,
     "allowPrivilegeEscalation": False,

@@ -203,7 +203,7 @@ def test_a_policy_refuses_and_lets_pass(cluster: Cluster, policy: str) -> None:
     assert passes(cluster)
 
 
-@pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "webhook"])
+@pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "nvidia", "webhook"])
 def test_the_server_takes_every_overlay(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
     for body in kustomized(overlay, tmp_path):
         path = path_of(body) + "?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
