@@ -412,12 +412,16 @@ def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
 
 
 def test_what_the_agent_cannot_give_is_told_by_the_door(node: TestNode) -> None:
-    """This machine has no card: whoever was allocated one is refused, others come."""
+    """This machine has no card: whoever was allocated one of NVIDIA's is refused; others come, with
+    other vendors' devices too."""
     node.start_agent()
     node.start_proxy()
-    notes = {DEVICE_ALLOCATED: json.dumps({"gpu": [entry(0)]})}
+    notes = {DEVICE_ALLOCATED: json.dumps({"gpu": [{**entry(0), "id": "GPU-gone"}]})}
     spec = node.spec("p", "LS", annotations=notes)
-    with pytest.raises(RpcError, match="pod default/p: gpu 0 is not on this node"):
+    with pytest.raises(RpcError, match="pod default/p: gpu GPU-gone is not on this node"):
         create_container(node.proxied, create_request(spec, run_sandbox(node.proxied, spec)))
-    spec = node.spec("q", "LS")
-    assert create_container(node.proxied, create_request(spec, run_sandbox(node.proxied, spec)))
+    for number, given in enumerate([None, {"npu": [entry(0)]}, {"gpu": [entry(0)]}]):
+        notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
+        spec = node.spec(f"q{number}", "LS", annotations=notes)
+        sandbox = run_sandbox(node.proxied, spec)
+        assert create_container(node.proxied, create_request(spec, sandbox))

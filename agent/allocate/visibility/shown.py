@@ -78,18 +78,21 @@ def shown(
     isolation: Isolation = NO_ISOLATION,
     elsewhere: Elsewhere = MappingProxyType({}),
 ) -> dict[str, PodShown]:
-    """By uid, for pods that were given devices of types that are known here; none yet for pods with
-    GPUs whose driver has not told them. `pods`: whoever has its devices already comes before
-    whoever only claims them."""
+    """By uid, for pods that were given devices; none yet for pods with GPUs whose driver has not
+    told them. Of devices of types and vendors that are not known here nothing is decided. `pods`:
+    whoever has its devices already comes before whoever only claims them."""
     taken: _Taken = {}
     answers = {}
     for pod in pods:
         try:
+            by_type = given(pod.annotations)
             ours = {
                 kind: sorted(devices, key=_place)
-                for kind, devices in given(pod.annotations).items()
-                if devices and _is_ours(kind, devices)
+                for kind, devices in by_type.items()
+                if devices and _is_ours(kind, devices, files)
             }
+            if by_type and not ours:
+                answers[pod.uid] = PodShown(Visible())
             if not ours or (DeviceType.GPU in ours and files.cards is None):
                 continue
             found = {
@@ -142,13 +145,15 @@ def _place(device: Given) -> tuple[int, str]:
     return device.minor, device.id
 
 
-def _is_ours(kind: str, devices: Sequence[Given]) -> bool:
-    """GPUs of other vendors are called so too: no card of theirs is known here, and no name of ours
-    is theirs."""
+def _is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
+    """GPUs of other vendors are called so too: no name of ours is theirs, and where there is none
+    of our cards, those without a name are."""
     if kind != DeviceType.GPU:
         return kind in (DeviceType.RDMA, DeviceType.FPGA)
     ids = [each.id for each in devices if each.id]
-    return not ids or any(each.startswith(("GPU-", "MIG-")) for each in ids)
+    if not ids:
+        return files.cards is None or bool(files.cards)
+    return any(each.startswith(("GPU-", "MIG-")) for each in ids)
 
 
 def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:

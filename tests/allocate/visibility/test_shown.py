@@ -152,9 +152,23 @@ def test_a_pod_without_devices_is_not_decided_about(annotations: dict[str, str])
     assert shown([DevicePod("p", "ns/p", annotations)], FILES) == {}
 
 
-def test_cards_of_another_vendor_are_left_to_it() -> None:
+@pytest.mark.parametrize(
+    "given", [{"gpu": [entry(0, "ascend-0")]}, {"npu": [entry(0)]}, {"npu": [], "gpu": []}]
+)
+def test_devices_that_are_not_known_here_are_left_to_others(given: dict[str, Any]) -> None:
+    """It is decided that nothing is: a container must not wait for more."""
+    assert shown([pod("p", given)], FILES) == {"p": PodShown(Visible())}
+
+
+def test_without_a_card_of_ours_a_nameless_one_is_anothers() -> None:
+    none = DeviceFiles((), FILES.others, FILES.common)
+    assert shown([pod("p", {"gpu": [{"minor": 0}]})], none) == {"p": PodShown(Visible())}
+    named = {"gpu": [entry(0, "GPU-gone")]}
+    assert "is not on this node" in shown([pod("p", named)], none)["p"].each.refused
+
+
+def test_cards_of_another_vendor_come_beside_ours() -> None:
     given: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
-    assert shown([pod("p", given)], FILES) == {}
     assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
 
 
