@@ -56,7 +56,7 @@ class SeenDevices(msgspec.Struct, frozen=True):
 
 
 class DeviceView:
-    """Remembers numbers and times from the Device object's last state, which it is told once."""
+    """Goes on from the Device object's last state, which it is told once."""
 
     def __init__(
         self,
@@ -74,7 +74,9 @@ class DeviceView:
         self._plugged = Plugged(root)
         self._gpus = GpuView(root, watch, actions, clock)
         self._files = DeviceFiles()
-        self._before: Published | None = None
+        self._begun = False
+        self.state = Published()
+        """What is said from now on."""
         self._said: frozenset[str] = frozenset()
 
     def look_again(self) -> None:
@@ -89,18 +91,22 @@ class DeviceView:
     def now(
         self,
         topology: Topology,
-        published: Published,
+        published: Published | None,
         node: ApiNode,
         pods: Collection[Pod],
         grants: Iterable[Grant] = (),
-    ) -> SeenDevices:
-        """`published`: what the Device object said when we began. `grants`: what the kubelet gave
+    ) -> SeenDevices | None:
+        """`published`: what the Device object said when we began, None while nobody tells: then
+        there is no answer where devices have their numbers from it. `grants`: what the kubelet gave
         to pods. Never fails: what can't be read is logged once."""
-        if self._before is None:
-            self._before = published
-            self._gpus.begin(published)
         plugged = self._plugged
         plugged.look(topology)
+        if published is not None and not self._begun:
+            self._begun = True
+            self.state = published
+            self._gpus.begin(published)
+        if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices):
+            return None
         expected = nvidia_cards(plugged.functions)
         health = self._gpus.now(expected)
         cards = [card.gpu for card in health.cards]
@@ -118,11 +124,11 @@ class DeviceView:
                 plugged.rdma.devices,
                 plugged.fpgas.devices,
             ),
-            self._before,
+            self.state,
             gpuconditions.rfc3339(int(self._clock())),
-            _ids(held, self._before.devices),
+            _ids(held, self.state.devices),
         )
-        self._before = Published(made.devices, made.gone)
+        self.state = Published(made.devices, made.gone, self._gpus.facts)
         found = existing(
             grants,
             keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices),

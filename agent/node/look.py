@@ -237,14 +237,17 @@ class Node:
     def _seen(
         self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord
     ) -> tuple[SeenDevices, Sight | None]:
-        """The devices, and what of them containers see: nothing is said of it before the numbers
-        are known that they had."""
+        """The devices, and what of them containers see: nothing before the numbers are known that
+        they had, from the Device object or from our own memory of it."""
         if self._devices is None:
             return SeenDevices(), None
-        if assigned.devices is None:
+        known = self._memory.known
+        published = assigned.devices or known.devices
+        seen = self._devices.now(topology, published, known.node, pods, word.grants)
+        if seen is None:
             return SeenDevices(), UNDECIDED
-        node = self._memory.known.node
-        seen = self._devices.now(topology, assigned.devices, node, pods, word.grants)
+        if published is not None:
+            self._memory.remember(self._devices.state)
         asked = assigned.pods.values()
         return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy)
 

@@ -12,6 +12,7 @@ from agent.allocate.present import words
 from agent.host import files
 from agent.model import jsontext
 from agent.model.apinode import ApiNode
+from agent.model.devicelist import Published
 from agent.model.jsontext import JsonError
 from agent.model.podwords import Words
 from agent.node.assigned import Assigned
@@ -22,10 +23,12 @@ _NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
 
 
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of the Node, and by uid of the runtime's pods."""
+    """Of the Node, by uid of the runtime's pods, and of devices, which have their numbers from the
+    Device object (None: nobody ever said)."""
 
     node: ApiNode = ApiNode()
     pods: dict[str, Words] = {}
+    devices: Published | None = None
 
 
 class Memory:
@@ -37,16 +40,23 @@ class Memory:
         self.known = self._stored()
 
     def update(self, assigned: Assigned, listed: Iterable[str]) -> Known:
-        """`listed`: uids of the pods that the runtime has. A file that can't be written is logged,
-        and tried again with the next change."""
-        new = known(self.known, assigned, listed)
-        if new != self.known:
-            self.known = new
-            try:
-                files.replace(self._path, msgspec.json.encode(new), durable=False, mode=0o600)
-            except OSError as error:
-                log.error("what the cluster said last is not kept: %s", error)
-        return new
+        """`listed`: uids of the pods that the runtime has."""
+        self._keep(known(self.known, assigned, listed))
+        return self.known
+
+    def remember(self, devices: Published) -> None:
+        """What is said of devices from now on."""
+        self._keep(msgspec.structs.replace(self.known, devices=devices))
+
+    def _keep(self, new: Known) -> None:
+        """A file that can't be written is logged, and tried again with the next change."""
+        if new == self.known:
+            return
+        self.known = new
+        try:
+            files.replace(self._path, msgspec.json.encode(new), durable=False, mode=0o600)
+        except OSError as error:
+            log.error("what the cluster said last is not kept: %s", error)
 
     def _stored(self) -> Known:
         try:
@@ -68,7 +78,7 @@ def known(last: Known, assigned: Assigned, listed: Iterable[str]) -> Known:
         node = ApiNode(assigned.node.uid, _of_node(labels), _of_node(annotations))
     told = words(assigned.pods.values())
     said = {uid: found for uid in sorted(listed) if (found := told.get(uid, last.pods.get(uid)))}
-    return Known(node, said)
+    return Known(node, said, last.devices)
 
 
 _decoder = msgspec.json.Decoder(Known)

@@ -61,7 +61,9 @@ class Node:
         buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
 
     def now(self) -> DeviceReport:
-        return self.view.now(TOPOLOGY, self.published, self.words, self.pods).report
+        seen = self.view.now(TOPOLOGY, self.published, self.words, self.pods)
+        assert seen is not None
+        return seen.report
 
     def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
         last = self.now()
@@ -133,7 +135,9 @@ def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
     first = mixed.until(lambda it: it.devices)
     empty = DeviceView(str(tmp_path / "other"), lambda: pytest.fail("a child"), GpuActions({}))
     (tmp_path / "other").mkdir()
-    assert empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ()).report.devices == ()
+    seen = empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ())
+    assert seen is not None
+    assert seen.report.devices == ()
 
 
 def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
@@ -181,12 +185,29 @@ def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
     uuid = first.devices[0].uuid
     grant = Grant("a", "main", "nvidia.com/gpu", (uuid,), Source.CHECKPOINT)
     seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
+    assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
     (said,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
     assert (said["podUID"], said["deviceIDs"]) == ("a", [uuid])
     assert [each.uid for each in seen.existing] == ["a"]
     gone = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (), [grant])
+    assert gone is not None
     assert (gone.report.held, gone.existing) == ({}, ())
+
+
+def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "sys").mkdir(parents=True)
+    view = DeviceView(str(root), lambda: pytest.fail("a child"), GpuActions({}))
+    assert view.now(TOPOLOGY, None, ApiNode(), ()) == SeenDevices()
+    nic = buses.plug(root, "pci0000:17/0000:17:00.0")
+    buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    view.look_again()
+    assert view.now(TOPOLOGY, None, ApiNode(), ()) is None
+    told = view.now(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
+    assert told is not None
+    assert [each.minor for each in told.report.devices] == [5]
+    assert view.now(TOPOLOGY, None, ApiNode(), ()) == told, "once told is enough"
 
 
 @pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])

@@ -12,7 +12,10 @@ from agent.model import apipods
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apinode import ApiNode
 from agent.model.apipods import ApiPod
+from agent.model.devicelist import Published
+from agent.model.devices import Device
 from agent.model.node_annotations import SYSTEM_QOS
+from agent.model.nodestatus import GpuFacts
 from agent.model.podwords import Words
 from agent.model.qos import QOS_LABEL
 from agent.node.assigned import Assigned
@@ -120,6 +123,16 @@ def test_the_nodes_words_are_kept_while_nobody_tells(tmp_path: Path) -> None:
     again = Memory(path)
     assert again.known == Known(ApiNode("u", {}, {SYSTEM_QOS: "{}"}))
     assert again.update(Assigned(), []) == again.known
+
+
+def test_what_was_said_of_devices_is_kept(tmp_path: Path) -> None:
+    path = str(tmp_path / "cluster.json")
+    nic = Device("rdma", "0000:17:00.0", 5, {"koordinator.sh/rdma": 100})
+    said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuFacts("nvidia"))
+    Memory(path).remember(said)
+    again = Memory(path)
+    assert again.known.devices == said
+    assert again.update(Assigned(), ["a"]).devices == said
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])
