@@ -36,6 +36,7 @@ from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
 from agent.model.topology import Topology
 from agent.model.visible import DeviceNode
+from agent.node.checkpoint import CheckpointView
 from agent.node.gpus import GpuView
 from agent.node.plugged import Plugged, text
 
@@ -63,11 +64,13 @@ class DeviceView:
         root: str,
         watch: Callable[[], GpuWatcher],
         actions: GpuActions,
+        checkpoint: CheckpointView,
         *,
         gfd_labels: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs."""
+        self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
         self._clock = clock
@@ -99,8 +102,9 @@ class DeviceView:
         grants: Iterable[Grant] = (),
     ) -> SeenDevices | None:
         """`published`: what the Device object said when we began, None while nobody tells: then
-        there is no answer where devices have their numbers from it. `grants`: what the kubelet gave
-        to pods. Never fails: what can't be read is logged once."""
+        there is no answer where devices have their numbers from it. `grants`: what the kubelet says
+        that it gave to pods, beside its checkpoint. Never fails: what can't be read is logged
+        once."""
         plugged = self._plugged
         plugged.look(topology)
         if published is not None and not self._begun:
@@ -132,7 +136,7 @@ class DeviceView:
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts)
         found = existing(
-            grants,
+            (*grants, *self._checkpoint.grants()),
             keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices),
             {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
             {pod.uid for pod in pods},
@@ -191,7 +195,8 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
 
         return GpuWatcher(wake, settings.gpu_driver_root)
 
-    return DeviceView(settings.root, watch, actions, gfd_labels=settings.gfd_labels)
+    checkpoint = CheckpointView(settings.kubelet_dir)
+    return DeviceView(settings.root, watch, actions, checkpoint, gfd_labels=settings.gfd_labels)
 
 
 def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:

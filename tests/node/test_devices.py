@@ -22,6 +22,7 @@ from agent.model.holding import Grant, Source
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
+from agent.node.checkpoint import CheckpointView
 from agent.node.devices import DeviceView, SeenDevices, device_view
 from tests.builders import machine, pod
 from tests.discover import buses, fakenvml, gpumachines
@@ -31,6 +32,15 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "numa_node": "0\n"}
 TOPOLOGY = machine(2, 2)
 HEALTHY = "Healthy"
+
+
+def no_child() -> GpuWatcher:
+    pytest.fail("a child")
+
+
+def view_of(root: Path, watch: Callable[[], GpuWatcher] = no_child) -> DeviceView:
+    kubelet = root / "kubelet"
+    return DeviceView(str(root), watch, GpuActions({}), CheckpointView(str(kubelet)))
 
 
 class Node:
@@ -54,7 +64,7 @@ class Node:
         def watch() -> GpuWatcher:
             return GpuWatcher(self.woken.set, root, timing, environment)
 
-        return DeviceView(str(self.root), watch, GpuActions({}))
+        return view_of(self.root, watch)
 
     def card(self, bus: str) -> None:
         address = pci_address(bus)
@@ -94,7 +104,7 @@ def health(report: DeviceReport) -> list[bool]:
 
 
 def test_a_machine_without_cards_has_no_child(tmp_path: Path) -> None:
-    view = DeviceView(str(tmp_path), lambda: pytest.fail("a child"), GpuActions({}))
+    view = view_of(tmp_path)
     assert view.now(TOPOLOGY, Published(), ApiNode(), ()) == SeenDevices()
     view.close()
 
@@ -133,7 +143,7 @@ def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
     mixed: Node, tmp_path: Path
 ) -> None:
     first = mixed.until(lambda it: it.devices)
-    empty = DeviceView(str(tmp_path / "other"), lambda: pytest.fail("a child"), GpuActions({}))
+    empty = view_of(tmp_path / "other")
     (tmp_path / "other").mkdir()
     seen = empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ())
     assert seen is not None
@@ -198,7 +208,7 @@ def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
 def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
-    view = DeviceView(str(root), lambda: pytest.fail("a child"), GpuActions({}))
+    view = view_of(root)
     assert view.now(TOPOLOGY, None, ApiNode(), ()) == SeenDevices()
     nic = buses.plug(root, "pci0000:17/0000:17:00.0")
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
