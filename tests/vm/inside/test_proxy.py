@@ -3,6 +3,7 @@
 import json
 import pathlib
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -94,9 +95,17 @@ def test_pools_shrink_before_an_owner_starts_and_grow_when_it_leaves(settled: Se
 
 def test_pools_are_told_by_numa_node(settled: Settled) -> None:
     path = pathlib.Path(settled.node.state, "objects/noderesourcetopology/node-a.yaml")
-    topology = yaml.safe_load(path.read_text())
+    topology: dict[str, Any] = {}
+
+    def ls_pools() -> object:
+        nonlocal topology
+        topology = yaml.safe_load(path.read_text())
+        told = topology["metadata"]["annotations"]
+        return json.loads(told["node.koordinator.sh/cpu-shared-pools"])
+
+    # Cgroups come first, the report after them.
+    eventually("reported", lambda: ls_pools() == LS_POOLS)
     told = topology["metadata"]["annotations"]
-    assert json.loads(told["node.koordinator.sh/cpu-shared-pools"]) == LS_POOLS
     assert json.loads(told["node.koordinator.sh/be-cpu-shared-pools"]) == BE_POOLS
     available = [
         next(each["available"] for each in zone["resources"] if each["name"] == "cpu")
