@@ -42,7 +42,7 @@ from agent.model.resources import (
 )
 from agent.model.topology import NumaNode, Topology
 from agent.node.configured import annotated, beside, rules
-from agent.node.report import facts
+from agent.node.report import Moment, facts
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",
@@ -58,7 +58,7 @@ def judge(case: dict[str, Any]) -> Verdict:
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
     owned_before = {pod.uid: _wish(pod) for pod in pods}
     decision = decide(topology, pods, kubelet, owned_before, {}, rules(configured))
-    told = report.built(facts("node", topology, decision, pods, kubelet, configured))
+    told = report.built(facts("node", Moment(topology, decision, pods, kubelet, configured)))
     ours = _reported(told.topology)
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}

@@ -146,7 +146,7 @@ class DeviceView:
             cards if cards or not expected else None,
             plugged.rdma,
             plugged.fpgas,
-            self._capabilities(),
+            self._capabilities() if any(each.instances for each in cards) else {},
             self._files,
         )
         self._say((*plugged.problems, *troubles, *made.problems, *found.problems))

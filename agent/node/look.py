@@ -41,7 +41,7 @@ from agent.node.notices import Notices
 from agent.node.observed import Observer
 from agent.node.publisher import Publisher
 from agent.node.remembered import Memory
-from agent.node.report import Reporter
+from agent.node.report import Moment, Reporter
 from agent.node.running import running_on, settled
 from agent.node.sight import UNDECIDED, Sight, SightPolicy, sight
 from agent.node.telling import Teller
@@ -206,7 +206,7 @@ class Node:
         self._metrics.decided(decision)
         self._tell_devices(seen, observed.pods)
         self._reporter.report(
-            topology, decision, pods, kubelet, configured, assigned, seen.report, word
+            Moment(topology, decision, pods, kubelet, configured, assigned, seen.report, word)
         )
         if failures:
             raise RoundError("; ".join(failures))

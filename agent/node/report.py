@@ -22,9 +22,19 @@ from agent.node.assigned import Assigned
 from agent.node.configured import rules
 from agent.node.kubeletword import KubeletWord
 
-_NOBODY = Assigned()
-_NO_DEVICES = DeviceReport()
-_NO_WORD = KubeletWord()
+
+class Moment(msgspec.Struct, frozen=True):
+    """What a look came to. The kubelet's state tells which policy is at work, its `word` what else
+    it gave to pods."""
+
+    topology: Topology
+    decision: Decision
+    pods: tuple[Pod, ...]
+    kubelet: KubeletCpus
+    configured: NodeConfiguration
+    assigned: Assigned = Assigned()
+    devices: DeviceReport = DeviceReport()
+    word: KubeletWord = KubeletWord()
 
 
 class Reporter:
@@ -40,32 +50,12 @@ class Reporter:
         self._waits = waits
         self._reported: Facts | None = None
 
-    def report(
-        self,
-        topology: Topology,
-        decision: Decision,
-        pods: tuple[Pod, ...],
-        kubelet: KubeletCpus,
-        configured: NodeConfiguration,
-        assigned: Assigned = _NOBODY,
-        devices: DeviceReport = _NO_DEVICES,
-        word: KubeletWord = _NO_WORD,
-    ) -> bool:
-        """Whether anything was written; raises what `tell` raises. The kubelet's state tells which
-        policy is at work, its `word` what else it gave to pods."""
+    def report(self, moment: Moment) -> bool:
+        """Whether anything was written; raises what `tell` raises."""
+        assigned = moment.assigned
         if self._waits and not (assigned.pods_told and assigned.node and assigned.devices):
             return False
-        now = facts(
-            self._name,
-            topology,
-            decision,
-            pods,
-            kubelet,
-            configured,
-            assigned,
-            devices,
-            word,
-        )
+        now = facts(self._name, moment)
         if now == self._reported:
             return False
         written = self._tell(report.built(now))
@@ -73,29 +63,22 @@ class Reporter:
         return written
 
 
-def facts(
-    name: str,
-    topology: Topology,
-    decision: Decision,
-    pods: tuple[Pod, ...],
-    kubelet: KubeletCpus,
-    configured: NodeConfiguration,
-    assigned: Assigned = _NOBODY,
-    devices: DeviceReport = _NO_DEVICES,
-    word: KubeletWord = _NO_WORD,
-) -> Facts:
-    """What is reported at this moment."""
+def facts(name: str, moment: Moment) -> Facts:
+    """What is reported of it."""
+    decision, pods, kubelet = moment.decision, moment.pods, moment.kubelet
+    assigned, word = moment.assigned, moment.word
+    policy = "static" if kubelet.static else "none"
     uid = assigned.node.uid if assigned.node else ""
     return Facts(
         name,
-        topology,
+        moment.topology,
         decision.ls_pools,
         decision.be_pools,
         _allocs(pods, kubelet),
         held(decision, pods, kubelet, word.held),
-        _reserved(configured, word),
-        msgspec.structs.replace(configured, kubelet_policy="static" if kubelet.static else "none"),
-        devices,
+        _reserved(moment.configured, word),
+        msgspec.structs.replace(moment.configured, kubelet_policy=policy),
+        moment.devices,
         word.portions,
         Owner(name, uid) if uid else None,
         _fingerprint(assigned.pods.values()) if uid else None,

@@ -12,7 +12,7 @@ from agent.model.nodetopology import Version
 from agent.model.pods import Pod
 from agent.model.report import Report
 from agent.model.resources import NodeConfiguration
-from agent.node.report import Reporter
+from agent.node.report import Moment, Reporter
 from tests.builders import machine, pod
 
 
@@ -39,7 +39,8 @@ def report(
     kubelet = kubelet or KubeletCpus()
     topology = machine(nodes, 2)
     decision = decide(topology, pods, kubelet, {}, {})
-    return reporter.report(topology, decision, pods, kubelet, configured or NodeConfiguration())
+    configured = configured or NodeConfiguration()
+    return reporter.report(Moment(topology, decision, pods, kubelet, configured))
 
 
 def notes(store: Remembering) -> dict[str, Any]:
