@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from typing import Final
 
 import msgspec
+
+from agent.model.gpus import Ancestor
 
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
@@ -53,30 +54,20 @@ class Function(msgspec.Struct, frozen=True):
         return next(iter(self.switches or self.bridges), self.root or self.address)
 
 
-class Proximity(enum.IntEnum):
-    """What the way between two functions crosses at most, in NVML's numbers."""
-
-    SAME = 0
-    SWITCH = 10
-    SWITCHES = 20
-    HOST_BRIDGE = 30
-    NODE = 40
-    SYSTEM = 50
-
-
-def proximity(one: Function, other: Function) -> Proximity:
+def proximity(one: Function, other: Function) -> Ancestor:
+    """What the way between two functions crosses at most, as NVML numbers it."""
     if one.address == other.address:
-        return Proximity.SAME
+        return Ancestor.BOARD
     if one.bridges and other.bridges and one.bridges[0] == other.bridges[0]:
         together = one.bridges == other.bridges or (
             one.switches and one.switches[-1:] == other.switches[-1:]
         )
-        return Proximity.SWITCH if together else Proximity.SWITCHES
+        return Ancestor.SWITCH if together else Ancestor.SWITCHES
     if one.root and one.root == other.root:
-        return Proximity.HOST_BRIDGE
+        return Ancestor.HOST_BRIDGE
     if one.node >= 0 and one.node == other.node:
-        return Proximity.NODE
-    return Proximity.SYSTEM
+        return Ancestor.NODE
+    return Ancestor.SYSTEM
 
 
 def is_address(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -12,6 +11,8 @@ import msgspec
 
 from agent.allocate.foreign.existing import existing, taken
 from agent.allocate.foreign.names import keys
+from agent.discover.reader import Reader
+from agent.host.files import Tree
 from agent.model import (
     checkpoints,
     gpuactions,
@@ -38,7 +39,7 @@ from agent.model.topology import Topology
 from agent.model.visible import DeviceNode
 from agent.node.checkpoint import CheckpointView
 from agent.node.gpus import GpuView
-from agent.node.plugged import Plugged, text
+from agent.node.plugged import Plugged
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
@@ -168,11 +169,9 @@ class DeviceView:
         return SeenDevices(report, self._files, found.holdings, self._gpus.readings)
 
     def _capabilities(self) -> dict[str, DeviceNode]:
-        mig_minors, known = (
-            text(os.path.join(self._root, path))
-            for path in ("proc/driver/nvidia-caps/mig-minors", "proc/devices")
-        )
-        return capabilities(mig_minors, known)
+        reader = Reader(Tree(self._root))
+        paths = "proc/driver/nvidia-caps/mig-minors", "proc/devices"
+        return capabilities(*(reader.text(path) or "" for path in paths))
 
     def _say(self, problems: Iterable[str]) -> None:
         now = frozenset(problems)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agent.discover.reader import Reader
+from agent.host.files import Tree
 from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import GpuPair, GpuReading
 from agent.model.nodestatus import GpuFacts
-from agent.node.plugged import text
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
@@ -84,7 +84,8 @@ class GpuView:
 
 def _booted(root: str) -> int | None:
     """Seconds since 1970."""
-    for line in text(os.path.join(root, "proc/stat")).splitlines():
+    stat = Reader(Tree(root)).text("proc/stat") or ""
+    for line in stat.splitlines():
         name, _, value = line.partition(" ")
         if name == "btime" and value.isdecimal():
             return int(value)

@@ -50,12 +50,3 @@ class Plugged:
         self.rdma = rdma.read(self._root, self.functions)
         self.fpgas = fpga.read(self._root, self.functions)
         self.problems = found.problems + self.rdma.problems + self.fpgas.problems
-
-
-def text(path: str) -> str:
-    """Of a small file of the kernel's; empty where it can't be read."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

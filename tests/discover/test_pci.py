@@ -7,7 +7,8 @@ import pytest
 
 from agent.discover import cpus, pci
 from agent.discover.facts import DiscoveryError
-from agent.model.pci import Function, Proximity, proximity
+from agent.model.gpus import Ancestor
+from agent.model.pci import Function, proximity
 from tests.discover.buses import plug, put, topology
 
 TWO_NODES = topology({0: "0-3", 1: "4-7"})
@@ -52,14 +53,14 @@ def test_a_bridge_that_is_not_listed_is_still_on_the_way(engines: dict[str, Func
 @pytest.mark.parametrize(
     ("one", "other", "way"),
     [
-        ("1b:00.0", "1b:00.0", Proximity.SAME),
-        ("1a:00.0", "1e:00.0", Proximity.SWITCH),
-        ("60:00.0", "60:00.1", Proximity.SWITCH),
-        ("1a:00.0", "3e:00.0", Proximity.NODE),
+        ("1b:00.0", "1b:00.0", Ancestor.BOARD),
+        ("1a:00.0", "1e:00.0", Ancestor.SWITCH),
+        ("60:00.0", "60:00.1", Ancestor.SWITCH),
+        ("1a:00.0", "3e:00.0", Ancestor.NODE),
     ],
 )
 def test_proximity_on_a_real_machine(
-    engines: dict[str, Function], one: str, other: str, way: Proximity
+    engines: dict[str, Function], one: str, other: str, way: Ancestor
 ) -> None:
     assert proximity(engines[f"0000:{one}"], engines[f"0000:{other}"]) is way
 
@@ -129,11 +130,11 @@ def test_two_levels_of_switches(tmp_path: Path) -> None:
     found = pci.read(str(tmp_path), TWO_NODES).by_address
     cards = {bus: found[f"0000:{bus}:00.0"] for bus in ways}
     assert {bus: proximity(cards["34"], cards[bus]) for bus in ways} == {
-        "34": Proximity.SAME,
-        "36": Proximity.SWITCH,
-        "39": Proximity.SWITCHES,
-        "57": Proximity.HOST_BRIDGE,
-        "5c": Proximity.SYSTEM,
+        "34": Ancestor.BOARD,
+        "36": Ancestor.SWITCH,
+        "39": Ancestor.SWITCHES,
+        "57": Ancestor.HOST_BRIDGE,
+        "5c": Ancestor.SYSTEM,
     }
     assert cards["34"].switches == (up, "0000:32:00.0")
     assert {cards[bus].pcie for bus in ("34", "36", "39")} == {up}

@@ -11,7 +11,8 @@ import pytest
 from agent.discover import cpus, pci
 from agent.discover.hotplug import SUBSYSTEMS
 from agent.host.uevents import Uevents
-from agent.model.pci import Function, Proximity, proximity
+from agent.model.gpus import Ancestor
+from agent.model.pci import Function, proximity
 from tests.vm.guest import FAR_BUS, FAR_NODE
 
 DISK, RANDOM = 0x010802, 0x1AF4
@@ -50,10 +51,10 @@ def test_two_levels_of_switches() -> None:
     beside, left = beside_and_left()
     assert (len(beside.switches), len(left.switches)) == (1, 2)
     assert left.switches[0] == beside.switches[0] == beside.pcie == left.pcie == disk().pcie
-    assert proximity(left, disk()) is Proximity.SWITCH
-    assert proximity(left, beside) is Proximity.SWITCHES
+    assert proximity(left, disk()) is Ancestor.SWITCH
+    assert proximity(left, beside) is Ancestor.SWITCHES
     near = next(each for each in look().values() if each.root == "pci0000:00")
-    assert proximity(left, near) >= Proximity.NODE
+    assert proximity(left, near) >= Ancestor.NODE
 
 
 @pytest.fixture
