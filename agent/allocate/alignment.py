@@ -59,12 +59,12 @@ def align(
         return Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
     if not wanted and companion is None:
         return Aligned(Allotment(0, {}))
-    tried: dict[int, Allotment | Rejection] = {}
+    tried: dict[int, Rejection | None] = {}
     scores: dict[int, int] = {}
 
     def fits(mask: int) -> bool:
-        tried[mask] = trials.on_nodes(tuple(members(mask)))
-        return isinstance(tried[mask], Allotment)
+        lacking = tried[mask] = trials.lacks(tuple(members(mask)))
+        return lacking is None
 
     def score(mask: int) -> int:
         scores[mask] = trials.score(mask)
@@ -97,8 +97,7 @@ def align(
     return Aligned(found, candidates, merged)
 
 
-def _candidate(mask: int, result: Allotment | Rejection, scores: dict[int, int]) -> Candidate:
-    rejection = result if isinstance(result, Rejection) else None
+def _candidate(mask: int, rejection: Rejection | None, scores: dict[int, int]) -> Candidate:
     return Candidate(tuple(members(mask)), scores.get(mask), rejection)
 
 

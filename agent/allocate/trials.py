@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -18,6 +20,7 @@ from agent.allocate.offer import Price
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import BindPolicy
 
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _WEIGHTS: Final = {"cpu": 1, "memory": 1}
 
 
@@ -40,6 +43,7 @@ class Trials:
         self._policies = policies
         self._free = account.free_cpus()
         self.totals = account.totals()
+        self._known = {name for amounts in self.totals.values() for name in amounts}
         self.available = account.available()
         self.pools = burst.pools(facts, account)
         self._recorded = account.recorded()
@@ -48,8 +52,7 @@ class Trials:
 
     def anywhere(self) -> Allotment | Rejection:
         """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
-        layout = self._facts.layout
-        request = self._request()
+        layout, request = self._facts.layout, self._request
         if layout is None or request is None:
             return Allotment(0, {})
         taken = accumulator.take(
@@ -59,29 +62,27 @@ class Trials:
             return _rejection(taken)
         return Allotment(taken.cpus, {}, taken.steps)
 
+    def lacks(self, nodes: Collection[int]) -> Rejection | None:
+        """Why these NUMA nodes do not do, None where `on_nodes` finds all that is asked."""
+        amounts = self._amounts(nodes)
+        if isinstance(amounts, Rejection):
+            return amounts
+        shares = self._shares(amounts, nodes)
+        if isinstance(shares, Rejection):
+            return shares
+        if self._give(shares):
+            return None
+        found = self._bound(amounts, shares)
+        return found if isinstance(found, Rejection) else None
+
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
         """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
         to give; a pod that bursts fits its limit into the pools of those that it is held to."""
-        limit = 0 if self._policies.bind else self._ask.burst_milli
-        amounts: Amounts = {}
-        for name, asked in self._ask.requests.items():
-            if not self.numa_knows(name):
-                continue
-            room = {node: self.available.get(node, {}).get(name, 0) for node in nodes}
-            if limit and name == "cpu":
-                chosen = tuple(node for node in nodes if room[node] > 0)
-                pool = sum(self.pools.get(node, 0) for node in chosen)
-                if pool < limit:
-                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
-                shares = burst.amounts(asked, chosen, room)
-            else:
-                way = split.packed if self._facts.profile.packed else split.evenly
-                shares = way(asked, room, self._unit(name))
-            if (given := sum(shares.values())) < asked:
-                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
-            for node, share in shares.items():
-                amounts.setdefault(node, {})[name] = share
-        return self._bound(amounts, nodes)
+        amounts = self._amounts(nodes)
+        if isinstance(amounts, Rejection):
+            return amounts
+        shares = self._shares(amounts, nodes)
+        return shares if isinstance(shares, Rejection) else self._bound(amounts, shares)
 
     def score(self, mask: int) -> int:
         """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
@@ -104,30 +105,70 @@ class Trials:
 
     def numa_knows(self, name: str) -> bool:
         """Whether any NUMA node has this resource."""
-        return any(name in amounts for amounts in self.totals.values())
+        return name in self._known
 
     def left(self, name: str, *, together: bool) -> int:
         """What the NUMA nodes have left of a resource, all together or the one that has most."""
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
 
-    def _bound(self, amounts: Amounts, nodes: Collection[int]) -> Allotment | Rejection:
-        request = self._request()
-        layout = self._facts.layout
-        if request is None or layout is None:
-            return Allotment(0, amounts)
+    def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
+        """What each node gives of the resources that NUMA nodes have."""
+        limit = 0 if self._policies.bind else self._ask.burst_milli
+        way = split.packed if self._facts.profile.packed else split.evenly
+        amounts: Amounts = {}
+        for name, asked in self._ask.requests.items():
+            if name not in self._known:
+                continue
+            room = {node: self.available.get(node, _NOTHING).get(name, 0) for node in nodes}
+            if limit and name == "cpu":
+                chosen = tuple(node for node in nodes if room[node] > 0)
+                pool = sum(self.pools.get(node, 0) for node in chosen)
+                if pool < limit:
+                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
+                shares = burst.amounts(asked, chosen, room)
+            else:
+                shares = way(asked, room, self._unit(name))
+            if (given := sum(shares.values())) < asked:
+                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
+            for node, share in shares.items():
+                amounts.setdefault(node, {})[name] = share
+        return amounts
+
+    def _shares(self, amounts: Amounts, nodes: Collection[int]) -> dict[int, int] | Rejection:
+        """How many CPUs each node gives; nothing of a pod that shares."""
+        request, areas = self._request, self._areas
+        if request is None:
+            return {}
         shares: dict[int, int] = {}
-        for area in layout.nodes:
-            if area.id in nodes:
-                free = (self._free & area.cpus).bit_count()
-                share = min(free, amounts.get(area.id, {}).get("cpu", 0) // 1000)
+        for node in nodes:
+            if node in areas:
+                free = (self._free & areas[node]).bit_count()
+                share = min(free, amounts.get(node, _NOTHING).get("cpu", 0) // 1000)
                 if share:
-                    shares[area.id] = share
+                    shares[node] = share
         if (given := sum(shares.values())) < request.count:
-            where = tuple(sorted(nodes))
-            return Rejection(
-                Reason.NOT_ENOUGH_CPUS, "cpu", 1000 * request.count, 1000 * given, where
-            )
+            asked, where = 1000 * request.count, tuple(sorted(nodes))
+            return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", asked, 1000 * given, where)
+        return shares
+
+    def _give(self, shares: dict[int, int]) -> bool:
+        """Whether the nodes certainly have the CPUs as the bind policy wants them: only where
+        cores differ in threads has one to be found to know."""
+        layout = self._facts.layout
+        if layout is None or not shares:
+            return not shares
+        if len(layout.sizes) > 1:
+            return False
+        return all(
+            share <= (self._fitting & self._areas[node]).bit_count()
+            for node, share in shares.items()
+        )
+
+    def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
+        layout, request = self._facts.layout, self._request
+        if layout is None or request is None:
+            return Allotment(0, amounts)
         taken = accumulator.take_on_nodes(
             layout, self._free, self._account.holdings, request, shares, self._facts.max_ref
         )
@@ -135,9 +176,11 @@ class Trials:
             return _rejection(taken)
         return Allotment(taken.cpus, amounts, taken.steps)
 
+    @cached_property
     def _request(self) -> CpuRequest | None:
+        """None for a pod that shares, and where nobody tells of CPUs."""
         bind = self._policies.bind
-        if bind is None:
+        if bind is None or self._facts.layout is None:
             return None
         return CpuRequest(
             self._ask.requests["cpu"] // 1000,
@@ -147,6 +190,20 @@ class Trials:
             required=bind.required,
             prefer_l3=self._facts.profile.prefer_l3,
         )
+
+    @cached_property
+    def _areas(self) -> dict[int, int]:
+        """The CPUs of each NUMA node."""
+        layout = self._facts.layout
+        return {area.id: area.cpus for area in layout.nodes} if layout else {}
+
+    @cached_property
+    def _fitting(self) -> int:
+        """The free CPUs that suit a required bind policy."""
+        layout, request = self._facts.layout, self._request
+        if layout is None or request is None:
+            return 0
+        return accumulator.fitting(layout, self._free, request)
 
     def _unit(self, name: str) -> int:
         bind = self._policies.bind
