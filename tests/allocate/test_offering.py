@@ -14,7 +14,6 @@ from agent.allocate.offer import Declined, Offer
 from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Profile, Source
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
-from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.policies import (
     BindPolicy,
@@ -281,20 +280,6 @@ def test_an_explanation_names_what_the_pod_itself_asked_for() -> None:
 def test_an_explanation_names_no_bind_policy_for_a_pod_that_asks_for_no_cpu() -> None:
     node = facts(policies=NodePolicies(bind_label=FULL))
     assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
-
-
-def test_a_pod_is_told_by_what_policy_its_cpus_are_bound() -> None:
-    assert offered(facts(), owner(2)).annotations() == {
-        RESOURCE_STATUS: '{"cpuset":"0-1"}',
-        RESOURCE_SPEC: '{"preferredCPUBindPolicy":"FullPCPUs"}',
-    }
-    forced = facts(policies=NodePolicies(bind_label=SPREAD))
-    assert offered(forced, sharer(1000)).annotations()[RESOURCE_SPEC] == (
-        '{"requiredCPUBindPolicy":"SpreadByPCPUs"}'
-    )
-    said = owner(2, spec=ResourceSpec(FULL))
-    assert offered(facts(), said).annotations().keys() == {RESOURCE_STATUS}
-    assert offered(facts(), sharer(1000)).annotations() == {}
 
 
 def test_arm_refuses_a_policy_that_the_nodes_label_brings() -> None:

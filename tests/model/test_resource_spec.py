@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
-from agent.model.resource_spec import NumaSpec, ResourceSpec, numa_spec, resource_spec, spec_text
+from agent.model.resource_spec import NumaSpec, ResourceSpec, numa_spec, resource_spec
 
 
 @pytest.mark.parametrize(
@@ -55,43 +55,3 @@ def test_no_text_raises_anything_else(text: str) -> None:
     for read, key in ((resource_spec, RESOURCE_SPEC), (numa_spec, NUMA_TOPOLOGY_SPEC)):
         with contextlib.suppress(AnnotationError):
             read({key: text})
-
-
-@given(
-    st.builds(
-        ResourceSpec,
-        st.sampled_from(BindPolicy),
-        st.none() | st.sampled_from(BindPolicy),
-        st.sampled_from(ExclusivePolicy),
-    )
-)
-def test_what_is_written_reads_back(spec: ResourceSpec) -> None:
-    assert resource_spec({RESOURCE_SPEC: spec_text(spec)}) == spec
-
-
-@pytest.mark.parametrize(
-    ("spec", "required", "bound"),
-    [
-        (ResourceSpec(), False, ResourceSpec(BindPolicy.FULL_PCPUS)),
-        (ResourceSpec(), True, ResourceSpec(required=BindPolicy.FULL_PCPUS)),
-        (
-            ResourceSpec(required=BindPolicy.DEFAULT, exclusive=ExclusivePolicy.PCPU_LEVEL),
-            True,
-            ResourceSpec(required=BindPolicy.FULL_PCPUS, exclusive=ExclusivePolicy.PCPU_LEVEL),
-        ),
-        (
-            ResourceSpec(BindPolicy.SPREAD_BY_PCPUS),
-            False,
-            ResourceSpec(BindPolicy.SPREAD_BY_PCPUS),
-        ),
-        (
-            ResourceSpec(required=BindPolicy.SPREAD_BY_PCPUS),
-            True,
-            ResourceSpec(required=BindPolicy.SPREAD_BY_PCPUS),
-        ),
-    ],
-)
-def test_a_policy_is_added_where_the_pod_left_it_open(
-    spec: ResourceSpec, required: bool, bound: ResourceSpec
-) -> None:
-    assert spec.bound(BindPolicy.FULL_PCPUS, required=required) == bound
