@@ -1,0 +1,67 @@
+"""What the NUMA nodes of a node have left for pods, as its NodeResourceTopology tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.numa.scope import Scope
+from agent.model.nodetopology import NodeTopology
+from agent.model.policies import NumaPolicy, kubelet_numa_policy
+
+MAX_NUMA_NODES: Final = 8
+"""For how many the kubelet's topology manager works where nothing else is told."""
+FAR: Final = 255
+"""The distance of NUMA nodes for which none is told."""
+
+_ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
+
+
+class ZonedNode(msgspec.Struct, frozen=True):
+    """`zones`: ids of its NUMA nodes, ascending, with any gaps; `available`: what is left, by
+    resource and NUMA node, only those that tell of the resource (`cpu` in milli-CPU, the rest in
+    units); `distances` between all pairs, in the order of `zones`; `resources`: those of the whole
+    node, by name."""
+
+    name: str
+    policy: NumaPolicy
+    scope: Scope
+    max_numa_nodes: int
+    zones: tuple[int, ...]
+    available: dict[str, dict[int, int]]
+    distances: tuple[tuple[int, ...], ...]
+    resources: frozenset[str]
+
+
+def zoned_node(topology: NodeTopology, allocatable: Iterable[str]) -> ZonedNode:
+    """`allocatable`: the Node's, of which only the names count."""
+    zones = sorted(topology.zones, key=lambda zone: zone.node)
+    ids = tuple(zone.node for zone in zones)
+    available: dict[str, dict[int, int]] = {}
+    for zone in zones:
+        for resource, amounts in zone.resources.items():
+            available.setdefault(resource, {})[zone.node] = amounts.available
+    return ZonedNode(
+        topology.name,
+        kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
+        Scope(topology.scope),
+        topology.max_numa_nodes or MAX_NUMA_NODES,
+        ids,
+        available,
+        tuple(tuple(zone.costs.get(other, FAR) for other in ids) for zone in zones),
+        _ON_EVERY_NODE.union(allocatable),
+    )
+
+
+def less(node: ZonedNode, taken: Mapping[int, Mapping[str, int]]) -> ZonedNode:
+    """With so much less left, by NUMA node and resource, but no less than nothing. What the node
+    does not tell of is passed over."""
+    available = dict(node.available)
+    for zone, amounts in taken.items():
+        for resource, amount in amounts.items():
+            there = available.get(resource, {})
+            if zone in there:
+                available[resource] = {**there, zone: max(0, there[zone] - amount)}
+    return msgspec.structs.replace(node, available=available)
