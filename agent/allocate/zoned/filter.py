@@ -31,7 +31,7 @@ def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[Part, ...]:
     return (pod.whole,) if node.scope is Scope.POD else pod.parts
 
 
-def filter(node: ZonedNode | None, pod: ZonedPod) -> Fit | Misfit:  # noqa: A001
+def filter(node: ZonedNode | None, pod: ZonedPod) -> Fit | Misfit:
     """None: a node without a NodeResourceTopology, which every pod passes."""
     if node is None or pod.indifferent:
         return PASSED

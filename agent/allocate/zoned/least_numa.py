@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
@@ -23,19 +22,23 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 def spread(node: ZonedNode, available: Available, asked: Mapping[str, int]) -> Spread | None:
-    """The fewest NUMA nodes that have it together, the closest of these, the first of those.
-    `asked`: only what some NUMA node tells of."""
-    rows = [[available[name].get(zone, 0) for zone in node.zones] for name in asked]
-    needs = list(asked.values())
+    """The fewest NUMA nodes that have it together, the closest of these, the first of those. Only
+    those count that tell of all that is asked for, also where that is none of it."""
+    needed = {name: amount for name, amount in asked.items() if amount}
+    rows = [[available[name].get(zone, 0) for zone in node.zones] for name in needed]
+    needs = list(needed.values())
     useful = [
-        place for place in range(len(node.zones)) if any(row[place] > 0 for row in rows)
+        place
+        for place, zone in enumerate(node.zones)
+        if any(row[place] > 0 for row in rows) and all(zone in available[name] for name in asked)
     ]
     for count in range(1, len(useful) + 1):
         found = _Search(rows, needs, node.distances, useful, count).best()
         if found is not None:
             span, places = found
             return Spread(
-                tuple(node.zones[place] for place in places), span == _closest(node.distances, count)
+                tuple(node.zones[place] for place in places),
+                span == _closest(node.distances, count),
             )
     return None
 
@@ -76,12 +79,14 @@ class _Search:
     def _extend(self, chosen: tuple[int, ...], start: int, span: int, missing: list[int]) -> None:
         more = self._count - len(chosen)
         if not more:
-            if all(each <= 0 for each in missing):
+            nearer = self._best is None or span < self._best[0]
+            if nearer and all(each <= 0 for each in missing):
                 self._best = span, chosen
             return
-        least = more * self._nearest + (
-            more * len(chosen) + more * (more - 1) // 2
-        ) * self._nearest_pair
+        least = (
+            more * self._nearest
+            + (more * len(chosen) + more * (more - 1) // 2) * self._nearest_pair
+        )
         if self._best is not None and span + least >= self._best[0]:
             return
         rest = self._places[start:]

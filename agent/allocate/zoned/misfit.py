@@ -53,13 +53,17 @@ class Misfit(msgspec.Struct, frozen=True):
             case Cause.NOT_ON_NODE:
                 return f"{asked}the node has none"
             case Cause.NOT_IN_ZONES:
-                return f"{asked}no NUMA node of the NodeResourceTopology tells of it"
-        left = _amount(self.resource, self.available or 0)
-        if self.cause is Cause.ZONES_TOGETHER:
-            return f"{asked}all NUMA nodes together have {left} left"
-        nodes = ", ".join(map(str, self.nodes))
-        most = f"at most {left}" if self.available is not None else "none"
-        return f"{asked}of NUMA nodes {nodes}, that have the rest, one has {most} left"
+                return f"{asked}the NodeResourceTopology tells of none in any zone"
+            case Cause.ZONES_TOGETHER:
+                there = "all NUMA nodes together have"
+                return f"{asked}{there} {_amount(self.resource, self.available or 0)} left"
+        several = len(self.nodes) > 1
+        there = f"NUMA node{'s' if several else ''} {', '.join(map(str, self.nodes))}"
+        there = f"{asked}{there} {'have' if several else 'has'}"
+        if self.available is None:
+            return f"{there} none"
+        left = _amount(self.resource, self.available)
+        return f"{there} at most {left} left each" if several else f"{there} {left} left"
 
 
 def _amount(resource: str, amount: int) -> str:

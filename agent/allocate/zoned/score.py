@@ -41,9 +41,8 @@ def _by_zone(
     for part in parts_of(node, pod):
         if not part.requests:
             continue
-        asked = _whole(part.requests)
-        zones = (_whole(_left(node, zone)) for zone in node.zones)
-        found = [each for zone in zones if (each := judged(asked, zone, weights))]
+        zones = (_left(node, zone) for zone in node.zones)
+        found = [each for zone in zones if (each := judged(part.requests, zone, weights))]
         scores.append(min(found, default=0))
     return sum(scores) // len(scores) if scores else 0
 
@@ -52,10 +51,8 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
     available: dict[str, dict[int, int]] = node.available
     count, closest = 0, True
     for part in parts_of(node, pod):
-        asked = {
-            each.resource: each.amount for each in part.asked if each.resource in node.available
-        }
-        if not asked:
+        asked = {name: n for name, n in part.requests.items() if name in node.available}
+        if not any(asked.values()):
             continue
         found = least_numa.spread(node, available, asked)
         if found is None:
@@ -85,8 +82,3 @@ def _without(
 
 def _left(node: ZonedNode, zone: int) -> dict[str, int]:
     return {name: there[zone] for name, there in node.available.items() if zone in there}
-
-
-def _whole(amounts: Mapping[str, int]) -> dict[str, int]:
-    """A part of a CPU counts as one, as it does for the plugin."""
-    return {name: -(-n // 1000) if name == "cpu" else n for name, n in amounts.items()}

@@ -23,20 +23,24 @@ class ZoneStrategy(enum.StrEnum):
 
 
 def least_allocated(asked: Amounts, left: Amounts, weights: Amounts) -> int:
-    """The mean of what stays free. Amounts are whole; a weight is 1 unless given."""
-    return _mean(asked, weights, lambda name: left.get(name, 0) - asked[name], left)
+    """The mean of what stays free. Amounts in milli-CPU and units; a weight is 1 unless given."""
+    return _mean(asked, left, weights, lambda amount, there: there - amount)
 
 
 def most_allocated(asked: Amounts, left: Amounts, weights: Amounts) -> int:
     """The mean of what is used."""
-    return _mean(asked, weights, lambda name: asked[name], left)
+    return _mean(asked, left, weights, lambda amount, there: amount)
 
 
 def balanced_allocation(asked: Amounts, left: Amounts, weights: Amounts) -> int:
     """The closer the used parts of all resources are, the better; weights do not count."""
-    parts = [Fraction(n, left[name]) if left.get(name) else Fraction(1) for name, n in asked.items()]
-    if any(part > 1 for part in parts):
-        return 0
+    parts = []
+    for name, amount in asked.items():
+        there = left.get(name, 0)
+        part = Fraction(_whole(name, amount), _whole(name, there)) if there else Fraction(1)
+        if part > 1:
+            return 0
+        parts.append(part)
     if len(parts) < 2:
         return BEST
     mean = sum(parts) / len(parts)
@@ -44,17 +48,21 @@ def balanced_allocation(asked: Amounts, left: Amounts, weights: Amounts) -> int:
     return int((1 - variance) * BEST)
 
 
-def _mean(
-    asked: Amounts, weights: Amounts, part: Callable[[str], int], left: Amounts
-) -> int:
+def _mean(asked: Amounts, left: Amounts, weights: Amounts, part: Callable[[int, int], int]) -> int:
     total = weight_sum = 0
     for name, amount in asked.items():
         weight = weights.get(name) or 1
         there = left.get(name, 0)
         if there and amount <= there:
-            total += part(name) * BEST // there * weight
+            whole = _whole(name, there)
+            total += part(_whole(name, amount), whole) * BEST // whole * weight
         weight_sum += weight
     return total // weight_sum if weight_sum else 0
+
+
+def _whole(name: str, amount: int) -> int:
+    """A part of a CPU counts as one, as it does for the plugin."""
+    return -(-amount // 1000) if name == "cpu" else amount
 
 
 BY_ZONE: Final[Mapping[ZoneStrategy, Callable[[Amounts, Amounts, Amounts], int]]] = {
