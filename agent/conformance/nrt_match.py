@@ -16,7 +16,6 @@ from agent.allocate.zoned.score import score
 from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.conformance.verdict import Difference, Verdict
 from agent.model import apipods, nodetopology
-from agent.model.quantities import milli, whole
 
 SIDECARS: Final = Difference(
     "sidecars-stay",
@@ -162,23 +161,22 @@ def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
         {
             "metadata": {"name": "pod", "uid": "pod"},
             "spec": {
-                field: [
-                    {
-                        "name": f"{field}-{place}",
-                        "resources": {key: each.get(key) for key in ("requests", "limits")},
-                        "restartPolicy": "Always" if _stays(each, sidecars) else "",
-                    }
-                    for place, each in enumerate(written.get(field) or ())
-                ]
-                for field in ("containers", "initContainers")
+                **{
+                    field: [
+                        {
+                            "name": f"{field}-{place}",
+                            "resources": {key: each.get(key) for key in ("requests", "limits")},
+                            "restartPolicy": "Always" if _stays(each, sidecars) else "",
+                        }
+                        for place, each in enumerate(written.get(field) or ())
+                    ]
+                    for field in ("containers", "initContainers")
+                },
+                "overhead": written.get("overhead"),
             },
         }
     )
-    overhead = {
-        name: (milli if name == "cpu" else whole)(quantity)
-        for name, quantity in (written.get("overhead") or {}).items()
-    }
-    return zoned_pod(pod, overhead)
+    return zoned_pod(pod)
 
 
 def _stays(container: dict[str, Any], sidecars: bool | None) -> bool:

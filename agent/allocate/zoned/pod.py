@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.pod_total import InitRequests, pod_total
-from agent.model.apipods import ApiContainer, ApiPod
+from agent.model.apipods import ApiPod
 from agent.model.qos import KubeClass
 
 HUGEPAGES: Final = "hugepages-"
@@ -66,16 +66,8 @@ class ZonedPod(msgspec.Struct, frozen=True):
         return self.kube_class == "guaranteed"
 
 
-def zoned_pod(
-    pod: ApiPod,
-    overhead: Mapping[str, int] | None = None,
-    pod_requests: Mapping[str, int] | None = None,
-    pod_limits: Mapping[str, int] | None = None,
-) -> ZonedPod:
-    """`pod_requests`, `pod_limits`: those of the pod itself (`spec.resources`)."""
-    kube_class = pod.kube_class or kube_class_of(
-        [*pod.init_containers, *pod.containers], pod_requests, pod_limits
-    )
+def zoned_pod(pod: ApiPod) -> ZonedPod:
+    kube_class = pod.kube_class or kube_class_of(pod)
     guaranteed = kube_class == "guaranteed"
     parts = (
         *(
@@ -87,25 +79,20 @@ def zoned_pod(
     total = pod_total(
         (each.requests for each in pod.containers),
         (InitRequests(each.requests, each.sidecar) for each in pod.init_containers),
+        pod.requests,
+        pod.overhead,
     )
-    total.update(pod_requests or {})
-    for name, amount in (overhead or {}).items():
-        total[name] = total.get(name, 0) + amount
     whole = _part(Kind.POD, "", total, guaranteed)
     indifferent = kube_class == "besteffort" and not any(map(foreign, total))
     return ZonedPod(kube_class, parts, whole, indifferent)
 
 
-def kube_class_of(
-    containers: Iterable[ApiContainer],
-    pod_requests: Mapping[str, int] | None = None,
-    pod_limits: Mapping[str, int] | None = None,
-) -> KubeClass:
-    """As the API server finds it for `status.qosClass`: by CPU and memory alone, of the pod where
-    it says anything of them."""
-    written = [(each.requests, each.limits) for each in containers]
-    if pod_requests or pod_limits:
-        written = [(dict(pod_requests or {}), dict(pod_limits or {}))]
+def kube_class_of(pod: ApiPod) -> KubeClass:
+    """What the API server writes to `status.qosClass`: by CPU and memory of the pod as a whole,
+    where it says anything of itself, or else of all its containers."""
+    written = [(each.requests, each.limits) for each in (*pod.init_containers, *pod.containers)]
+    if pod.requests or pod.limits:
+        written = [(pod.requests, pod.limits)]
     sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
     limited = True
     for both in written:

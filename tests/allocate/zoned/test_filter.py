@@ -97,11 +97,11 @@ def test_pod_level_resources_are_the_pods_request() -> None:
     whole = {"cpu": 6 * CPU, "memory": GIB}
     there = node(TWO, scope="pod")
     big = {name: 2 * amount for name, amount in whole.items()}
-    asked = pod(container(), pod_requests=whole, pod_limits=whole)
+    asked = pod(container(), requests=whole, limits=whole)
     assert filter(there, asked) == Fit((1,))
-    asked = pod(container(), pod_requests=big, pod_limits=big)
+    asked = pod(container(), requests=big, limits=big)
     assert misfit(filter(there, asked)).asked == 12 * CPU
-    asked = pod(container(), pod_requests=big, pod_limits={"cpu": 99 * CPU})
+    asked = pod(container(), requests=big, limits={"cpu": 99 * CPU})
     assert filter(there, asked) == Fit((0,))
 
 
@@ -131,7 +131,7 @@ def test_the_reason_names_the_resource(
     asked: dict[str, int], cause: Cause, resource: str, unresolvable: bool
 ) -> None:
     there = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
-    sure = pod(container(**{"nic": 1, **asked}), pod_requests=SOME, pod_limits=SOME)
+    sure = pod(container(**{"nic": 1, **asked}), requests=SOME, limits=SOME)
     found = misfit(filter(there, sure))
     assert (found.cause, found.resource, found.unresolvable) == (cause, resource, unresolvable)
     assert resource in found.text()
@@ -146,7 +146,7 @@ def test_what_no_numa_node_tells_of_may_lie_anywhere() -> None:
 
 def test_the_reason_counts_numa_nodes_that_have_the_rest() -> None:
     there = node({0: {"cpu": CPU, GPU: 2}, 1: {"cpu": 4 * CPU, GPU: 1}})
-    sure = pod(container(cpu=2 * CPU, gpu=2), pod_requests=SOME, pod_limits=SOME)
+    sure = pod(container(cpu=2 * CPU, gpu=2), requests=SOME, limits=SOME)
     found = misfit(filter(there, sure))
     assert (found.resource, found.available, found.nodes) == (GPU, 1, (1,))
 

@@ -54,7 +54,7 @@ def sidecar(name: str = "side", **requests: int) -> ApiContainer:
     return ApiContainer(name, plain.requests, plain.limits, sidecar=True)
 
 
-def api_pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = ()) -> ApiPod:
+def api_pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> ApiPod:
     return ApiPod(
         "uid",
         "default",
@@ -67,8 +67,9 @@ def api_pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = ()) -> A
         0,
         containers=containers,
         init_containers=init,
+        **more,
     )
 
 
 def pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> ZonedPod:
-    return zoned_pod(api_pod(*containers, init=init), **more)
+    return zoned_pod(api_pod(*containers, init=init, **more))
