@@ -42,17 +42,6 @@ def filter(node: ZonedNode | None, pod: ZonedPod) -> Fit | Misfit:
     return PASSED
 
 
-def taken(node: ZonedNode, pod: ZonedPod, fit: Fit) -> dict[int, dict[str, int]]:
-    """What is gone while the pod runs, by NUMA node and resource, if it is put where `fit` says."""
-    gone: dict[int, dict[str, int]] = {}
-    for part, zone in zip(parts_of(node, pod), fit.zones, strict=False):
-        if zone is not None and part.kind is not Kind.INIT:
-            there = gone.setdefault(zone, {})
-            for resource, amount in part.taken.items():
-                there[resource] = there.get(resource, 0) + amount
-    return gone
-
-
 def _aligned(node: ZonedNode, pod: ZonedPod) -> Fit | Misfit:
     """Each part on the lowest NUMA node that holds it. A plain init container gives back what it
     had, a sidecar keeps it beside all that come after."""
@@ -99,8 +88,8 @@ def _zone(node: ZonedNode, available: Available, part: Part) -> int | Misfit | N
 def _together(node: ZonedNode, whole: Part) -> Misfit | None:
     """Under `restricted` a pod may lie on several NUMA nodes, but not on more than there are."""
     for each in whole.asked:
-        there = node.available.get(each.resource)
-        if each.held and there is not None and (total := sum(there.values())) < each.amount:
+        total = node.together.get(each.resource)
+        if each.held and total is not None and total < each.amount:
             return Misfit(
                 Cause.ZONES_TOGETHER,
                 whole.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -22,8 +22,8 @@ _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods")
 class ZonedNode(msgspec.Struct, frozen=True):
     """`zones`: ids of its NUMA nodes, ascending, with any gaps; `available`: what is left, by
     resource and NUMA node, only those that tell of the resource (`cpu` in milli-CPU, the rest in
-    units); `distances` between all pairs, in the order of `zones`; `resources`: those of the whole
-    node, by name."""
+    units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`:
+    those of the whole node, by name."""
 
     name: str
     policy: NumaPolicy
@@ -31,6 +31,7 @@ class ZonedNode(msgspec.Struct, frozen=True):
     max_numa_nodes: int
     zones: tuple[int, ...]
     available: dict[str, dict[int, int]]
+    together: dict[str, int]
     distances: tuple[tuple[int, ...], ...]
     resources: frozenset[str]
 
@@ -50,18 +51,7 @@ def zoned_node(topology: NodeTopology, allocatable: Iterable[str]) -> ZonedNode:
         topology.max_numa_nodes or MAX_NUMA_NODES,
         ids,
         available,
+        {resource: sum(there.values()) for resource, there in available.items()},
         tuple(tuple(zone.costs.get(other, FAR) for other in ids) for zone in zones),
         _ON_EVERY_NODE.union(allocatable),
     )
-
-
-def less(node: ZonedNode, taken: Mapping[int, Mapping[str, int]]) -> ZonedNode:
-    """With so much less left, by NUMA node and resource, but no less than nothing. What the node
-    does not tell of is passed over."""
-    available = dict(node.available)
-    for zone, amounts in taken.items():
-        for resource, amount in amounts.items():
-            there = available.get(resource, {})
-            if zone in there:
-                available[resource] = {**there, zone: max(0, there[zone] - amount)}
-    return msgspec.structs.replace(node, available=available)

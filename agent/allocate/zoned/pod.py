@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Final
 
 import msgspec
@@ -112,13 +112,12 @@ def foreign(resource: str) -> bool:
     return "/" in resource and "kubernetes.io/" not in resource
 
 
-def exclusive(pod: ZonedPod, told: Iterable[str]) -> bool:
+def exclusive(pod: ZonedPod, told: Container[str]) -> bool:
     """Whether it holds something that no other pod can use, so that zones change with it (§2.3):
     whole CPUs, memory or huge pages of a Guaranteed pod, or a device that zones tell of (`told`).
     What init containers hold goes back before the pod runs."""
-    known = frozenset(told)
     return any(
-        each.resource in known
+        each.resource in told
         if foreign(each.resource)
         else pod.guaranteed and _own(each.resource, each.amount)
         for part in pod.parts

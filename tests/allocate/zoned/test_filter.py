@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.zoned.filter import PASSED, Fit, filter, taken
+from agent.allocate.zoned.assumed import assumed, without
+from agent.allocate.zoned.filter import PASSED, Fit, filter
 from agent.allocate.zoned.misfit import Cause, Misfit
-from agent.allocate.zoned.node import ZonedNode, less
+from agent.allocate.zoned.node import ZonedNode
 from agent.allocate.zoned.pod import Kind, ZonedPod
 from tests.allocate.zoned.values import CPU, GPU, NIC, container, node, pod, sidecar
 
@@ -219,14 +220,13 @@ def test_what_fits_is_there_and_stays_so_if_it_is_taken(
     found = filter(before, asked)
     if isinstance(found, Misfit):
         return
-    gone = taken(before, asked, found)
-    after = less(before, gone)
-    for zone, amounts in gone.items():
+    taken = assumed(before, asked, found)
+    after = without(before, [taken])
+    for zone, amounts in taken.zones.items():
         for resource, amount in amounts.items():
             if resource in before.available:
-                assert before.available[resource][zone] >= amount
-                left = before.available[resource][zone] - amount
-                assert after.available[resource][zone] == left
+                left = after.available[resource][zone]
+                assert left == before.available[resource][zone] - amount
 
 
 @given(zones, st.sampled_from(["container", "pod"]), pods, st.integers(0, 80), amounts)
