@@ -75,10 +75,10 @@ def freshness(
         return Freshness(State.UNTOLD)
     if (method or method_of(topology)) is Method.EXCLUSIVE:
         known = [pod for pod in known if pod.exclusive]
-    names = [(pod.namespace, pod.name) for pod in known]
-    for missing in range(min(len(names), MOST_MISSING) + 1):
-        there = len(names) - missing
-        if fingerprint.of(names[:there]) == topology.fingerprint:
+    hashes = [fingerprint.pod_hash(pod.namespace, pod.name) for pod in known]
+    for missing in range(min(len(hashes), MOST_MISSING) + 1):
+        there = len(hashes) - missing
+        if fingerprint.together(hashes[:there]) == topology.fingerprint:
             state = State.BEHIND if missing else State.CURRENT
             return Freshness(state, tuple(known[there:]))
     return Freshness(State.OTHER)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Final, TypeAlias
 
 import msgspec
 
 from agent.allocate.zoned.node import ZonedNode
 from agent.allocate.zoned.strategies import BEST
 
-Available = Mapping[str, Mapping[int, int]]
-Distances = tuple[tuple[int, ...], ...]
+Available: TypeAlias = Mapping[str, Mapping[int, int]]
+Distances: TypeAlias = tuple[tuple[int, ...], ...]
+
+MOST_STEPS: Final = 30_000
+"""Enough for every set of 16 NUMA nodes."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -32,14 +36,13 @@ def spread(node: ZonedNode, available: Available, asked: Mapping[str, int]) -> S
         for place, zone in enumerate(node.zones)
         if any(row[place] > 0 for row in rows) and all(zone in available[name] for name in asked)
     ]
+    search = _Search(rows, needs, node.distances, useful)
     for count in range(1, len(useful) + 1):
-        found = _Search(rows, needs, node.distances, useful, count).best()
+        found = search.best(count)
         if found is not None:
             span, places = found
-            return Spread(
-                tuple(node.zones[place] for place in places),
-                span == _closest(node.distances, count),
-            )
+            closest = span <= _closest(node.distances, count)
+            return Spread(tuple(node.zones[place] for place in places), closest)
     return None
 
 
@@ -49,9 +52,9 @@ def score_of(count: int, closest: bool, max_numa_nodes: int) -> int:
 
 
 class _Search:
-    """Of the sets of `count` places, in lexicographic order, the first of the least span that has
+    """Of the sets of so many places, in lexicographic order, the first of the least span that has
     all that is needed. A branch ends where even the most that can follow is too little, or the
-    least too far."""
+    least too far; after MOST_STEPS of them the best so far counts."""
 
     def __init__(
         self,
@@ -59,35 +62,34 @@ class _Search:
         needs: list[int],
         distances: Distances,
         places: list[int],
-        count: int,
     ) -> None:
         self._rows = rows
         self._needs = needs
         self._distances = distances
         self._places = places
-        self._count = count
         self._nearest = min((distances[i][i] for i in places), default=0)
-        pairs = [distances[i][j] + distances[j][i] for i in places for j in places if i < j]
+        pairs = (distances[i][j] + distances[j][i] for i in places for j in places if i < j)
         self._nearest_pair = min(pairs, default=0)
+        self._count = self._steps = 0
         self._best: tuple[int, tuple[int, ...]] | None = None
 
-    def best(self) -> tuple[int, tuple[int, ...]] | None:
+    def best(self, count: int) -> tuple[int, tuple[int, ...]] | None:
         """The sum of distances over all ordered pairs, each place with itself too; and the set."""
+        self._count, self._steps, self._best = count, MOST_STEPS, None
         self._extend((), 0, 0, self._needs)
         return self._best
 
     def _extend(self, chosen: tuple[int, ...], start: int, span: int, missing: list[int]) -> None:
+        self._steps -= 1
         more = self._count - len(chosen)
         if not more:
             nearer = self._best is None or span < self._best[0]
             if nearer and all(each <= 0 for each in missing):
                 self._best = span, chosen
             return
-        least = (
-            more * self._nearest
-            + (more * len(chosen) + more * (more - 1) // 2) * self._nearest_pair
-        )
-        if self._best is not None and span + least >= self._best[0]:
+        pairs = more * len(chosen) + more * (more - 1) // 2
+        least = span + more * self._nearest + pairs * self._nearest_pair
+        if self._steps < 0 or (self._best is not None and least >= self._best[0]):
             return
         rest = self._places[start:]
         for row, need in zip(self._rows, missing, strict=True):
@@ -104,5 +106,5 @@ class _Search:
 @functools.lru_cache(maxsize=256)
 def _closest(distances: Distances, count: int) -> int:
     """The least span of so many NUMA nodes: nodes of one model share the answer."""
-    found = _Search([], [], distances, list(range(len(distances))), count).best()
+    found = _Search([], [], distances, list(range(len(distances)))).best(count)
     return found[0] if found is not None else 0

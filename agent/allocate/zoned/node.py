@@ -36,14 +36,18 @@ class ZonedNode(msgspec.Struct, frozen=True):
     resources: frozenset[str]
 
 
-def zoned_node(topology: NodeTopology, allocatable: Iterable[str]) -> ZonedNode:
-    """`allocatable`: the Node's, of which only the names count."""
+def zoned_node(
+    topology: NodeTopology, allocatable: Iterable[str], *, empty: bool = False
+) -> ZonedNode:
+    """`allocatable`: the Node's, of which only the names count. `empty`: as if no pod were there;
+    what does not fit then, no eviction helps."""
     zones = sorted(topology.zones, key=lambda zone: zone.node)
     ids = tuple(zone.node for zone in zones)
     available: dict[str, dict[int, int]] = {}
     for zone in zones:
         for resource, amounts in zone.resources.items():
-            available.setdefault(resource, {})[zone.node] = amounts.available
+            left = amounts.allocatable if empty else amounts.available
+            available.setdefault(resource, {})[zone.node] = left
     return ZonedNode(
         topology.name,
         kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
