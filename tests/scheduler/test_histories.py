@@ -146,6 +146,9 @@ class World:
 
     def another_scheduler_binds(self) -> None:
         told = self._some_pod()
+        if self.binding and self.luck.random() < 0.5:
+            _, granted = self.luck.choice(list(self.binding.values()))
+            told = self.server.pod(granted.wish.title.removeprefix("ns/"))
         if told is not None and not told["spec"]["nodeName"]:
             self.server.put("pods", _bound(told, self.luck.choice(NODES), {}))
 
@@ -286,7 +289,7 @@ def state_of(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 120))
 def test_any_history_leads_to_the_state_that_its_objects_say(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
