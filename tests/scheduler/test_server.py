@@ -13,7 +13,8 @@ import pytest
 
 from agent.host import files
 from agent.scheduler.certificates import CertificateError, CertificateFiles
-from agent.scheduler.server import BadRequestError, Limits, Reply, Route, Server, ServerError
+from agent.scheduler.routes import BadRequestError, Reply, Route
+from agent.scheduler.server import Limits, Server, ServerError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
 
