@@ -51,7 +51,7 @@ class Application:
             try:
                 reply = route.handle(body)
             except BadRequestError as error:
-                reply = _said(400, str(error))
+                reply = said(400, str(error))
         assert reply is not None
         headers = [
             ("Content-Type", reply.content_type),
@@ -64,21 +64,21 @@ class Application:
 
     def _refusal(self, route: Route | None, environ: dict[str, Any]) -> Reply | None:
         if route is None:
-            return _said(404, f"no such path; there are {', '.join(sorted(self._routes))}")
+            return said(404, f"no such path; there are {', '.join(sorted(self._routes))}")
         if environ["REQUEST_METHOD"] != route.method:
-            return _said(405, f"this path takes {route.method} only")
+            return said(405, f"this path takes {route.method} only")
         if route.method != "POST":
             return None
         length = environ.get("CONTENT_LENGTH")
         if length is None:
-            return _said(411, "the Content-Length is missing")
+            return said(411, "the Content-Length is missing")
         # cheroot lets -1 pass, which would be a body without end.
         if not re.fullmatch("[0-9]+", length):
-            return _said(400, "the Content-Length is no number")
+            return said(400, "the Content-Length is no number")
         if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
-            return _said(415, f"the Content-Type is not {JSON}")
+            return said(415, f"the Content-Type is not {JSON}")
         return None
 
 
-def _said(status: int, text: str) -> Reply:
+def said(status: int, text: str) -> Reply:
     return Reply(status, f"{text}\n".encode(), TEXT)
