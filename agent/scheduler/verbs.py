@@ -12,7 +12,7 @@ from agent.scheduler.asked import Asked, Recent
 from agent.scheduler.bind import Binder, BindError
 from agent.scheduler.bindings import PodName
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.filter import filtered, first_choice, refused
+from agent.scheduler.filter import alone, filtered, first_choice, refused
 from agent.scheduler.groups import Group, GroupError, Groups
 from agent.scheduler.prioritize import prioritized
 from agent.scheduler.questions import OfGroup, OfPod
@@ -61,6 +61,9 @@ class Deciding:
             asked = self._recent.of(args.pod)
         except (WishError, GroupError) as error:
             return refused(nodes, str(error))
+        sent = self._cluster.reservation(asked.pod.uid)
+        if sent is not None and sent.sent:
+            return alone(nodes, sent.node, f"an earlier Binding to {sent.node} may still come true")
         if asked.group is not None:
             return self._group(asked, asked.group, nodes)
         answers = self._answers(asked.wish, nodes)
@@ -114,9 +117,8 @@ class Deciding:
     def _member(
         self, wish: Wish, group: Group, node: str, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
+        """Under the lock."""
         reason = self._cluster.eligible(node, wish) or self._groups.lacks(group, wish)
-        if reason is None and node in nodes:
-            others = dict.fromkeys(nodes, f"{group.title} is on another node")
-            del others[node]
-            return ExtenderFilterResult((node,), {}, others)
-        return refused(nodes, reason or f"{group.title} is on node {node}, which was not offered")
+        if reason is not None:
+            return refused(nodes, reason)
+        return alone(nodes, node, f"{group.title} is on node {node}")

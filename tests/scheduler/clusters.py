@@ -56,13 +56,13 @@ def tell(known: Cluster, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) ->
     known.pods_changed([Change(kind, Key(metadata["namespace"], metadata["name"]), value)])
 
 
-def pod(kind: Kind, name: str, **annotations: str) -> ApiPod:
-    """As kube-scheduler sends it."""
-    body = kind.pod(name)
-    body["metadata"]["annotations"] |= {
-        key.replace("__", "/").replace("_", "."): value for key, value in annotations.items()
-    }
+def read(body: Object) -> ApiPod:
+    """A pod as kube-scheduler sends it."""
     return apipods.from_object(body)
+
+
+def pod(kind: Kind, name: str) -> ApiPod:
+    return read(kind.pod(name))
 
 
 def wish(kind: Kind, name: str = "p") -> Wish:
