@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 from agent.allocate.claims import Claim
@@ -24,6 +25,13 @@ class Account:
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = facts.totals()
+
+    def copy(self) -> Account:
+        """One that goes its own way from here."""
+        other = copy.copy(self)
+        for name in ("_used", "_unrecorded", "_inside", "_spanning"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     def add(self, claim: Claim) -> None:
         """Counts one pod in."""
@@ -71,6 +79,19 @@ class Account:
                 total = self._totals[node]["cpu"]
                 left[node]["cpu"] = max(0, total - self._used[node, "cpu"] - cpu_milli)
         return left
+
+    def used(self, node: int, name: str) -> int:
+        """What pods have of a NUMA node: a CPU that one owns counts, whatever it was given."""
+        amount = self._used[node, name]
+        return amount + self._unrecorded[node] if name == "cpu" else amount
+
+    def recorded_used(self, node: int, name: str) -> int:
+        """The same by the amounts that pods were given."""
+        return self._used[node, name]
+
+    def busy_nodes(self) -> set[int]:
+        """The NUMA nodes of which a pod has something."""
+        return {node for node, _ in self._used} | self._inside.keys() | self._spanning.keys()
 
     def numa_status(self) -> dict[int, NodeStatus]:
         """Of every NUMA node."""
