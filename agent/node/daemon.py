@@ -112,7 +112,9 @@ def run(
     node = Node(
         machine=machine,
         cri=cri,
-        observer=Observer(cri, Locator(hierarchy), requests=settings.cpu_policy != "none"),
+        observer=Observer(
+            cri, Locator(hierarchy), requests=settings.cpu_policy != "none", grants=True
+        ),
         hierarchy=hierarchy,
         controllers=controllers,
         journal=journal,

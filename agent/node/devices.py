@@ -104,8 +104,8 @@ class DeviceView:
     ) -> SeenDevices | None:
         """`published`: what the Device object said when we began, None while nobody tells: then
         there is no answer where devices have their numbers from it. `grants`: what the kubelet says
-        that it gave to pods, beside its checkpoint. Never fails: what can't be read is logged
-        once."""
+        that it gave to pods, beside its checkpoint, and what containers show. Never fails: what
+        can't be read is logged once."""
         plugged = self._plugged
         plugged.look(topology)
         if published is not None and not self._begun:

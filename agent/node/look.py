@@ -24,6 +24,7 @@ from agent.model.doorbell import (
 from agent.model.exclusion import Patterns, excludes
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse, users
+from agent.model.holding import Grant
 from agent.model.pods import ContainerState, Pod
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps
@@ -34,7 +35,7 @@ from agent.node.configured import NodeObject, rules
 from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays, KubeletWord
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
@@ -184,7 +185,7 @@ class Node:
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
         word = self._kubelet_says.now(topology, pods)
-        seen, shown = self._seen(topology, assigned, pods, word)
+        seen, shown = self._seen(topology, assigned, pods, (*word.grants, *observed.grants))
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -235,7 +236,11 @@ class Node:
             return None
 
     def _seen(
-        self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord
+        self,
+        topology: Topology,
+        assigned: Assigned,
+        pods: tuple[Pod, ...],
+        grants: tuple[Grant, ...],
     ) -> tuple[SeenDevices, Sight | None]:
         """The devices, and what of them containers see: nothing before the numbers are known that
         they had, from the Device object or from our own memory of it."""
@@ -243,7 +248,7 @@ class Node:
             return SeenDevices(), None
         known = self._memory.known
         published = assigned.devices or known.devices
-        seen = self._devices.now(topology, published, known.node, pods, word.grants)
+        seen = self._devices.now(topology, published, known.node, pods, grants)
         if seen is None:
             return SeenDevices(), UNDECIDED
         if published is not None:
