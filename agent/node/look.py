@@ -155,7 +155,8 @@ class Node:
         StoreError or RoundError after the rest is done."""
         looked_at = time.monotonic_ns()
         busy = self._enforcement.pause()
-        observed, alone = excluded.part(self._observer.look(), self.exclude)
+        listed = self._observer.look()
+        observed, alone = excluded.part(listed, self.exclude)
         topology = self._machine.topology()
         kubelet = self._kubelet.cpus()
         assigned = self._assignments.now()
@@ -184,8 +185,10 @@ class Node:
         self._enforcement.prepare_created(observed, decision, holds)
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
-        word = self._kubelet_says.now(topology, pods)
-        seen, shown = self._seen(topology, assigned, pods, (*word.grants, *observed.grants))
+        # Who is left alone holds devices all the same.
+        there = (*pods, *(pod for pod in listed.pods if self._excludes(pod)))
+        word = self._kubelet_says.now(topology, there)
+        seen, shown = self._seen(topology, assigned, there, (*word.grants, *observed.grants))
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -219,7 +222,10 @@ class Node:
         there = observed + self._announced.missing_from(listed, time.monotonic())
         known = self._memory.update(assigned, [pod.uid for pod in there])
         pods = present(assigned.pods.values(), there, known.pods)
-        return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
+        return tuple(pod for pod in pods if not self._excludes(pod))
+
+    def _excludes(self, pod: Pod) -> bool:
+        return excludes(self.exclude, pod.namespace, pod.name)
 
     def _tell_devices(self, seen: SeenDevices, pods: tuple[Pod, ...]) -> None:
         """Processes are looked up again only when a driver told of them anew."""
