@@ -31,6 +31,7 @@ from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.assigned import Assigned
 from agent.node.beside import Beside
+from agent.node.claims import ClaimView
 from agent.node.configured import NodeObject, rules
 from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
@@ -113,6 +114,7 @@ class Node:
         self._notices = notices
         self._devices = devices
         self._sight_policy = sight_policy or SightPolicy()
+        self._claims = ClaimView()
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
@@ -158,9 +160,13 @@ class Node:
         listed = self._observer.look()
         observed, alone = excluded.part(listed, self.exclude)
         topology = self._machine.topology()
-        kubelet = self._kubelet.cpus()
         assigned = self._assignments.now()
         pods = self._pods(observed.pods, assigned)
+        # Who is left alone holds devices all the same, and CPUs of claims.
+        there = (*pods, *(pod for pod in listed.pods if self._excludes(pod)))
+        word = self._kubelet_says.now(topology, there)
+        grants = (*word.grants, *observed.grants)
+        kubelet = self._claims.beside(self._kubelet.cpus(), grants)
         known = self._memory.known
         configured = self._node_object.configured(known.node, topology)
         configured = self._beside.applied(configured, topology)
@@ -185,10 +191,7 @@ class Node:
         self._enforcement.prepare_created(observed, decision, holds)
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
-        # Who is left alone holds devices all the same.
-        there = (*pods, *(pod for pod in listed.pods if self._excludes(pod)))
-        word = self._kubelet_says.now(topology, there)
-        seen, shown = self._seen(topology, assigned, there, (*word.grants, *observed.grants))
+        seen, shown = self._seen(topology, assigned, there, grants)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
