@@ -172,6 +172,8 @@ def decide(
         for owner in owners
         if owner.cpuset and owner.uid not in outcome.by_uid
     }
+    # An owner that was first, by whatever fault, stays alone.
+    free = topology.online - union(owner.claimed for owner in owners)
     wanted = {}
     for pod in pods:
         own = own_cpus.get(pod.uid)
@@ -187,7 +189,7 @@ def decide(
         by_claim = {
             name: left
             for name, cpus in kubelet.claimed.get(pod.uid, {}).items()
-            if (left := cpus & topology.online)
+            if (left := cpus & free)
         }
         share = outcome.by_uid.get(pod.uid, Share())
         for name, reason in share.blocked.items():

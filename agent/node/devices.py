@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.allocate.foreign.existing import existing, taken
+from agent.allocate.foreign.coexistence import conflicts
+from agent.allocate.foreign.existing import existing, of_allocation, taken
 from agent.allocate.foreign.names import keys
 from agent.discover.reader import Reader
 from agent.host.files import Tree
@@ -150,7 +151,8 @@ class DeviceView:
             self._capabilities() if any(each.instances for each in cards) else {},
             self._files,
         )
-        self._say((*plugged.problems, *troubles, *made.problems, *found.problems))
+        refused = _conflicts(given, made.devices, found.holdings, {pod.uid: pod for pod in pods})
+        self._say((*plugged.problems, *troubles, *made.problems, *found.problems, *refused))
         links = partitions.links(made.devices, self._gpus.pairs)
         if links != self._links:
             # Of sixteen cards this takes 50 ms.
@@ -208,6 +210,26 @@ def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
         except AnnotationError as error:
             troubles.append(f"pod {pod.title}: {error}")
     return found, tuple(troubles)
+
+
+def _conflicts(
+    given: Mapping[str, Holdings],
+    devices: Iterable[Device],
+    holdings: Iterable[Holding],
+    pods: Mapping[str, Pod],
+) -> Iterator[str]:
+    """What two pods have that may not: one of them came by a way that nobody could hold up."""
+    devices = tuple(devices)
+    allocations = (
+        holding
+        for uid, of_pod in sorted(given.items())
+        for holding in of_allocation(uid, of_pod, {}, devices)
+    )
+    capacities = {(device.type, device.uuid): device.resources for device in devices}
+    for each in conflicts((*allocations, *holdings), capacities):
+        kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
+        what = f"{each.kept.type} {each.kept.device}" if each.kept.device else each.kept.part
+        yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
 
 
 def _ids(held: Holdings, devices: Iterable[Device]) -> frozenset[tuple[str, str]]:

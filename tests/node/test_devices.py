@@ -205,6 +205,22 @@ def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
     assert (gone.report.held, gone.existing) == ({}, ())
 
 
+def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
+    first = mixed.until(lambda it: it.devices)
+    given = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
+    holder = msgspec.structs.replace(
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+    )
+    grants = [
+        Grant(uid, "main", "", (first.devices[0].uuid,), Source.CONTAINER) for uid in ("a", "b")
+    ]
+    for _ in range(2):
+        mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
+    said = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
+    uuid = first.devices[0].uuid
+    assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
+
+
 def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)

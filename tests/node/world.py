@@ -139,7 +139,9 @@ class World:
         return Node(
             machine=Machine(self.root),
             cri=self.runtime,
-            observer=Observer(self.runtime, Locator(hierarchy), requests=local is not None),
+            observer=Observer(
+                self.runtime, Locator(hierarchy), requests=local is not None, grants=True
+            ),
             hierarchy=hierarchy,
             controllers=Controllers(str(self.cpuset.parent), hierarchy.handles),
             journal=Journal(self.state / "journal"),
