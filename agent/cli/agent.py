@@ -28,6 +28,7 @@ OPTIONS = (
     "gpu_driver_root",
     "gpu_actions",
     "gfd_labels",
+    "withhold_held_devices",
     "root",
     "cgroup_root",
     "kubelet_dir",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.allocate.foreign.coexistence import conflicts
-from agent.allocate.foreign.existing import existing, of_allocation, taken
+from agent.allocate.foreign.existing import existing, of_allocation, taken, withheld
 from agent.allocate.foreign.names import keys
 from agent.discover.reader import Reader
 from agent.host.files import Tree
@@ -69,12 +69,15 @@ class DeviceView:
         checkpoint: CheckpointView,
         *,
         gfd_labels: bool = False,
+        withhold: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs."""
+        """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
+        `withhold`: schedulers are listed nothing of what others gave away."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
+        self._withhold = withhold
         self._clock = clock
         self._plugged = Plugged(root)
         self._gpus = GpuView(root, watch, actions, clock)
@@ -167,6 +170,7 @@ class DeviceView:
             },
             together([held, taken(found.holdings, made.devices)]),
             self._gfd_labels,
+            withheld(made.devices, found.holdings) if self._withhold else None,
         )
         return SeenDevices(report, self._files, found.holdings, self._gpus.readings)
 
@@ -197,7 +201,14 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
         return GpuWatcher(wake, settings.gpu_driver_root)
 
     checkpoint = CheckpointView(settings.kubelet_dir)
-    return DeviceView(settings.root, watch, actions, checkpoint, gfd_labels=settings.gfd_labels)
+    return DeviceView(
+        settings.root,
+        watch,
+        actions,
+        checkpoint,
+        gfd_labels=settings.gfd_labels,
+        withhold=settings.withhold_held_devices,
+    )
 
 
 def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
