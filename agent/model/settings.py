@@ -121,6 +121,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "not asked"
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    corrected_pod_resources_socket: Annotated[
+        str,
+        msgspec.Meta(
+            description="agent: where it serves PodResources as the kubelet does, with the devices "
+            "and CPUs that containers really have, for exporters (DCGM) and Multus; empty: "
+            "nowhere. Needs grpcio and pod-resources-socket"
+        ),
+    ] = ""
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(

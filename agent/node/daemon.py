@@ -27,6 +27,7 @@ from agent.node import local, reload, sight
 from agent.node.beside import Beside
 from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
+from agent.node.corrected import CorrectedPodResources, Serve
 from agent.node.devices import device_view
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source, rest
@@ -75,10 +76,12 @@ def run(
     settings: Settings,
     read_again: Callable[[], Settings],
     door: Door | None = None,
+    serve: Serve | None = None,
     *,
     standalone: bool,
 ) -> None:
     """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
+    `serve`: how the corrected PodResources are served, None where nobody wants them.
     `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
     ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
     taken away."""
@@ -109,6 +112,7 @@ def run(
     cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
     pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
     devices = device_view(settings, doorbell.wake)
+    corrected = CorrectedPodResources(settings.pod_resources_socket, serve) if serve else None
     node = Node(
         machine=machine,
         cri=cri,
@@ -132,6 +136,7 @@ def run(
         notices=Notices(settings.state_dir),
         devices=devices,
         sight_policy=sight.policy(settings),
+        corrected=corrected,
         migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude
@@ -166,6 +171,8 @@ def run(
         cluster.start()
         if door:
             door.start()
+        if corrected:
+            corrected.start()
         log.info("agent looks at %s", settings.runtime_endpoint)
         next_round = resting = 0.0
         while not stopping:
@@ -196,6 +203,8 @@ def run(
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
     if door:
         door.close()
+    if corrected:
+        corrected.close()
     events.close()
     cluster.close()
     pod_resources.close()

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.existing import existing, of_allocation, taken, withheld
-from agent.allocate.foreign.names import keys
+from agent.allocate.foreign.names import Keys, keys
 from agent.discover.reader import Reader
 from agent.host.files import Tree
 from agent.model import (
@@ -50,12 +50,13 @@ log = logging.getLogger(__name__)
 
 class SeenDevices(msgspec.Struct, frozen=True):
     """What is reported of devices, the files that reach them, what of them pods hold that no
-    scheduler gave it to, and what GPUs read last."""
+    scheduler gave it to, what GPUs read last, and what names of devices lead to."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
     existing: tuple[Holding, ...] = ()
     readings: tuple[GpuReading, ...] = ()
+    keys: Keys = {}
 
 
 class DeviceView:
@@ -140,9 +141,10 @@ class DeviceView:
             _ids(held, self.state.devices),
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts)
+        names = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = existing(
             (*grants, *self._checkpoint.grants()),
-            keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices),
+            names,
             {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
             {pod.uid for pod in pods},
         )
@@ -172,7 +174,7 @@ class DeviceView:
             self._gfd_labels,
             withheld(made.devices, found.holdings) if self._withhold else None,
         )
-        return SeenDevices(report, self._files, found.holdings, self._gpus.readings)
+        return SeenDevices(report, self._files, found.holdings, self._gpus.readings, names)
 
     def _capabilities(self) -> dict[str, DeviceNode]:
         reader = Reader(Tree(self._root))

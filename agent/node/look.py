@@ -33,6 +33,7 @@ from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.claims import ClaimView
 from agent.node.configured import NodeObject, rules
+from agent.node.corrected import CorrectedPodResources
 from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
@@ -90,12 +91,13 @@ class Node:
         notices: Notices | None = None,
         devices: DeviceView | None = None,
         sight_policy: SightPolicy | None = None,
+        corrected: CorrectedPodResources | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
         """Without a teller the runtime is not told what changed in cgroups; without `local` there
-        is no node-local policy, without `notices` no container is told its CPUs, and without
-        `devices` there are none."""
+        is no node-local policy, without `notices` no container is told its CPUs, without `devices`
+        there are none, and without `corrected` nobody asks us what pods have."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
@@ -114,6 +116,7 @@ class Node:
         self._notices = notices
         self._devices = devices
         self._sight_policy = sight_policy or SightPolicy()
+        self._corrected = corrected
         self._claims = ClaimView()
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
@@ -207,6 +210,8 @@ class Node:
             sight=shown,
         )
         self._rung = False
+        if self._corrected is not None:
+            self._corrected.looked(pods, decision.pods, seen, shown)
         failures += self._enforcement.finish(observed, decision, freed)
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
