@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
@@ -14,10 +15,12 @@ from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings import Settings, SettingsError, socket_path
 from agent.node import daemon
-from agent.node.corrected import Serve, Server
 from agent.node.daemon import Door
 from agent.telemetry import logs
 from agent.telemetry.http import HttpError
+
+if TYPE_CHECKING:
+    from agent.node.corrected import Serve, Server
 
 OPTIONS = (
     "state_dir",

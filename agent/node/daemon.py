@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
@@ -27,7 +27,6 @@ from agent.node import local, reload, sight
 from agent.node.beside import Beside
 from agent.node.cluster import ClusterSide, objects_of
 from agent.node.configured import NodeObject
-from agent.node.corrected import CorrectedPodResources, Serve
 from agent.node.devices import device_view
 from agent.node.doorbell import Doorbell
 from agent.node.events import Events, Source, rest
@@ -48,6 +47,9 @@ from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
 from agent.telemetry.http import Answer, HttpServer
 from agent.telemetry.metrics import AgentMetrics
+
+if TYPE_CHECKING:
+    from agent.node.corrected import CorrectedPodResources, Serve
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +114,7 @@ def run(
     cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
     pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
     devices = device_view(settings, doorbell.wake)
-    corrected = CorrectedPodResources(settings.pod_resources_socket, serve) if serve else None
+    corrected = _corrected(settings, serve) if serve else None
     node = Node(
         machine=machine,
         cri=cri,
@@ -217,6 +219,12 @@ def run(
     cri.close()
     hierarchy.close()
     lock.release()
+
+
+def _corrected(settings: Settings, serve: Serve) -> CorrectedPodResources:
+    from agent.node.corrected import CorrectedPodResources  # few nodes need it
+
+    return CorrectedPodResources(options.socket_path(settings.pod_resources_socket), serve)
 
 
 def _metrics(metrics: AgentMetrics, door: Door | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.allocate import pools
 from agent.allocate.present import present
@@ -33,7 +33,6 @@ from agent.node.assigned import Assigned
 from agent.node.beside import Beside
 from agent.node.claims import ClaimView
 from agent.node.configured import NodeObject, rules
-from agent.node.corrected import CorrectedPodResources
 from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
@@ -51,6 +50,9 @@ from agent.node.telling import Teller
 from agent.node.witness import Witness
 from agent.runtime.cri import Cri
 from agent.telemetry.metrics import AgentMetrics
+
+if TYPE_CHECKING:
+    from agent.node.corrected import CorrectedPodResources
 
 log = logging.getLogger(__name__)
 

@@ -28,12 +28,17 @@ class GpuNode:
         self.root = node.folder / "root"
         self.machine = machine
         self.driver = FakeDriver(node.folder, machine)
-        for path in ("proc", "sys/devices/system"):
-            (self.root / path).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / path).symlink_to(Path("/", path))
+        for path in ("/proc", "/sys/devices/system"):
+            self.link(Path(path))
         for card in machine.cards:
             address = pci_address(card.bus)
             buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", _NVIDIA)
+
+    def link(self, path: Path) -> None:
+        """A folder of this machine is there too."""
+        place = self.root / path.relative_to("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
 
     @property
     def flags(self) -> tuple[str, ...]:
