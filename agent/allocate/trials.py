@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Final
 
@@ -13,7 +14,7 @@ from agent.allocate.ask import Ask
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step
 from agent.allocate.inforce import InForce
 from agent.allocate.node import Amounts, NodeFacts
-from agent.allocate.numa.resource_hints import allocation_score
+from agent.allocate.numa.mask_scores import MaskScores
 from agent.allocate.offer import Price
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import BindPolicy
@@ -41,10 +42,15 @@ class Trials:
         self._free = account.free_cpus()
         self.totals = account.totals()
         self.available = account.available()
-        self.pools = burst.pools(facts, account)
         self._recorded = account.recorded()
+        self._known = frozenset(name for amounts in self.totals.values() for name in amounts)
         if policies.bind:
             self._trim()
+
+    @functools.cached_property
+    def pools(self) -> dict[int, int]:
+        """See `burst`."""
+        return burst.pools(self._facts, self._account)
 
     def anywhere(self) -> Allotment | Rejection:
         """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
@@ -83,12 +89,22 @@ class Trials:
                 amounts.setdefault(node, {})[name] = share
         return self._bound(amounts, nodes)
 
+    def refusal(self, nodes: Collection[int]) -> Rejection | None:
+        """Why `on_nodes` gives nothing of these NUMA nodes, None if it gives."""
+        if (units := self._units) is not None:
+            for name, missing, unit in units:
+                for node in nodes:
+                    missing -= self.available[node].get(name, 0) // unit
+                if missing > 0:
+                    break
+            else:
+                return None
+        found = self.on_nodes(nodes)
+        return found if isinstance(found, Rejection) else None
+
     def score(self, mask: int) -> int:
         """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
-        strategy = self._facts.profile.strategy
-        return allocation_score(
-            mask, self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS
-        )
+        return self._scores.of(mask)
 
     def price(self, found: Allotment) -> Price:
         """Of what was found, before it is given."""
@@ -104,12 +120,38 @@ class Trials:
 
     def numa_knows(self, name: str) -> bool:
         """Whether any NUMA node has this resource."""
-        return any(name in amounts for amounts in self.totals.values())
+        return name in self._known
 
     def left(self, name: str, *, together: bool) -> int:
         """What the NUMA nodes have left of a resource, all together or the one that has most."""
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
+
+    @functools.cached_property
+    def _scores(self) -> MaskScores:
+        strategy = self._facts.profile.strategy
+        return MaskScores(self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS)
+
+    @functools.cached_property
+    def _units(self) -> list[tuple[str, int, int]] | None:
+        """Where NUMA nodes can give what they have enough of together, in whole units: the name of
+        each resource, how many units are asked, the size of one. None where that does not follow.
+        """
+        bind, layout = self._policies.bind, self._facts.layout
+        if bind is None:
+            if self._ask.burst_milli:
+                return None
+        elif (
+            layout is None
+            or not self.totals.keys() <= {area.id for area in layout.nodes}
+            or (bind.required and len(layout.sizes) > 1)
+        ):
+            return None
+        known = [name for name in self._ask.requests if name in self._known]
+        asked = [(name, self._ask.requests[name], self._unit(name)) for name in known]
+        if any(amount % unit for _, amount, unit in asked):
+            return None
+        return [(name, amount // unit, unit) for name, amount, unit in asked]
 
     def _bound(self, amounts: Amounts, nodes: Collection[int]) -> Allotment | Rejection:
         request = self._request()
