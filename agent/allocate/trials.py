@@ -70,7 +70,9 @@ class Trials:
         shares = self._shares(amounts, nodes)
         if isinstance(shares, Rejection):
             return shares
-        if self._give(shares):
+        layout = self._facts.layout
+        if layout is None or len(layout.sizes) <= 1:
+            # The room was trimmed to what suits the bind policy, and equal cores add up to it.
             return None
         found = self._bound(amounts, shares)
         return found if isinstance(found, Rejection) else None
@@ -152,19 +154,6 @@ class Trials:
             return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", asked, 1000 * given, where)
         return shares
 
-    def _give(self, shares: dict[int, int]) -> bool:
-        """Whether the nodes certainly have the CPUs as the bind policy wants them: only where
-        cores differ in threads has one to be found to know."""
-        layout = self._facts.layout
-        if layout is None or not shares:
-            return not shares
-        if len(layout.sizes) > 1:
-            return False
-        return all(
-            share <= (self._fitting & self._areas[node]).bit_count()
-            for node, share in shares.items()
-        )
-
     def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
         layout, request = self._facts.layout, self._request
         if layout is None or request is None:
@@ -196,14 +185,6 @@ class Trials:
         """The CPUs of each NUMA node."""
         layout = self._facts.layout
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
-
-    @cached_property
-    def _fitting(self) -> int:
-        """The free CPUs that suit a required bind policy."""
-        layout, request = self._facts.layout, self._request
-        if layout is None or request is None:
-            return 0
-        return accumulator.fitting(layout, self._free, request)
 
     def _unit(self, name: str) -> int:
         bind = self._policies.bind
