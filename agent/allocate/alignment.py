@@ -63,8 +63,8 @@ def align(
     scores: dict[int, int] = {}
 
     def fits(mask: int) -> bool:
-        tried[mask] = refused = trials.refusal(ids(mask))
-        return refused is None
+        lacking = tried[mask] = trials.lacks(ids(mask))
+        return lacking is None
 
     def score(mask: int) -> int:
         scores[mask] = trials.score(mask)
