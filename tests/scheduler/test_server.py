@@ -5,19 +5,25 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from agent.host import files
+from agent.scheduler import certificates
 from agent.scheduler.certificates import CertificateError, CertificateFiles
-from agent.scheduler.server import BadRequestError, Limits, Reply, Route, Server, ServerError
+from agent.scheduler.routes import BadRequestError, Reply, Route
+from agent.scheduler.server import Limits, Server, ServerError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 LIMITS = Limits(body_bytes=1000, header_bytes=2000, request_seconds=1.0, threads=4, waiting=8)
+
+# More than the buffers of two sockets hold.
+LARGE_BYTES = 64 << 20
 
 
 class Held:
@@ -62,7 +68,11 @@ def started(authority: Authority) -> Iterator[Started]:
     servers: list[Server] = []
 
     def start(
-        limits: Limits = LIMITS, held: Held | None = None, shown: Authority = authority
+        limits: Limits = LIMITS,
+        held: Held | None = None,
+        shown: Authority | None = authority,
+        client_ca: str = "",
+        clients: Sequence[str] = (),
     ) -> Server:
         server = Server(
             "127.0.0.1:0",
@@ -70,10 +80,12 @@ def started(authority: Authority) -> Iterator[Started]:
                 "/echo": Route("POST", echo),
                 "/broken": Route("POST", broken),
                 "/held": Route("POST", held or Held()),
+                "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
                 "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
             },
-            CertificateFiles(*paths(shown)),
+            shown and CertificateFiles(*paths(shown), client_ca),
             limits,
+            clients,
         )
         server.start()
         servers.append(server)
@@ -99,7 +111,7 @@ def connection(server: Server, authority: Authority) -> http.client.HTTPSConnect
 
 
 def ask(
-    made: http.client.HTTPSConnection,
+    made: http.client.HTTPConnection,
     method: str,
     path: str,
     body: bytes | Iterator[bytes] | None = None,
@@ -124,7 +136,7 @@ def test_answers_on_one_connection(server: Server, authority: Authority) -> None
     ("method", "path", "body", "content_type", "status", "said"),
     [
         ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
-        ("GET", "/none", None, "", 404, "there are /broken, /echo, /healthz, /held"),
+        ("GET", "/none", None, "", 404, "there are /broken, /echo, /healthz, /held, /large"),
         ("GET", "/echo", None, "", 405, "takes POST only"),
         ("POST", "/healthz", b"", "application/json", 405, "takes GET only"),
         ("POST", "/echo", iter([b"a"]), "application/json", 411, "Content-Length is missing"),
@@ -205,31 +217,166 @@ def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
     made.close()
 
 
-def test_a_request_that_drips_in_ends_in_time(server: Server, authority: Authority) -> None:
+@pytest.fixture(scope="module")
+def plain(started: Started) -> Server:
+    return started(shown=None)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def either(
+    request: pytest.FixtureRequest, server: Server, plain: Server, authority: Authority
+) -> http.client.HTTPConnection:
+    if request.param == "tls":
+        return connection(server, authority)
+    return http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+
+
+def test_a_request_that_drips_in_ends_in_time(either: http.client.HTTPConnection) -> None:
     """Each byte comes within any limit of a single read."""
-    made = connection(server, authority)
-    assert ask(made, "GET", "/healthz")[0] == 200
-    made.putrequest("POST", "/echo")
-    made.putheader("Content-Type", "application/json")
-    made.putheader("Content-Length", "1000")
-    made.endheaders()
+    assert ask(either, "GET", "/healthz")[0] == 200
+    either.putrequest("POST", "/echo")
+    either.putheader("Content-Type", "application/json")
+    either.putheader("Content-Length", "1000")
+    either.endheaders()
     ended = threading.Event()
 
     def drip() -> None:
         while not ended.wait(0.1):
             try:
-                made.sock.send(b"x")
+                either.sock.send(b"x")
             except OSError:
                 return
 
     thread = threading.Thread(target=drip)
     thread.start()
     try:
-        assert made.getresponse().status == 408
+        assert either.getresponse().status == 408
     finally:
         ended.set()
         thread.join()
+        either.close()
+
+
+def test_who_takes_an_answer_in_drips_is_dropped_in_time(
+    either: http.client.HTTPConnection,
+) -> None:
+    either.request("GET", "/large")
+    taken = 0
+
+    def ended() -> bool:
+        nonlocal taken
+        try:
+            some = either.sock.recv(64 << 10)
+        except ConnectionResetError:
+            return True
+        taken += len(some)
+        return not some
+
+    eventually("the server gives up", ended)
+    assert taken < LARGE_BYTES
+    either.close()
+
+
+def test_answers_on_one_plain_connection(plain: Server) -> None:
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+    first = made.sock
+    assert ask(made, "POST", "/echo", b"no")[0] == 400
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert made.sock is first
+    made.close()
+
+
+def shown_by(
+    server: Server, authority: Authority, name: str, of: Authority | None = None
+) -> http.client.HTTPSConnection:
+    """Of a client that shows the certificate of that name."""
+    trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
+    if name:
+        folder = (of or authority).folder
+        trust.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    return http.client.HTTPSConnection("127.0.0.1", server.port, context=trust, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def clients(authority: Authority) -> Authority:
+    authority.client("kube-scheduler", "system:masters")
+    authority.client("another")
+    return authority
+
+
+def test_with_a_client_ca_clients_show_who_they_are(
+    started: Started, clients: Authority, tmp_path: Path
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"))
+    foreign = certified(tmp_path)
+    foreign.client("kube-scheduler")
+    for name, of in (("", None), ("kube-scheduler", foreign)):
+        made = shown_by(server, clients, name, of)
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+            ask(made, "GET", "/healthz")
         made.close()
+    for name in ("kube-scheduler", "another"):
+        made = shown_by(server, clients, name)
+        assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+        made.close()
+
+
+def test_of_clients_those_named_are_answered(
+    started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
+    made = shown_by(server, clients, "another")
+    assert ask(made, "GET", "/healthz")[0] == 403
+    assert "refused: a client's certificate for another" in caplog.messages
+    made.close()
+    made = shown_by(server, clients, "kube-scheduler")
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_a_client_ca_that_is_replaced_is_asked_for(
+    started: Started, clients: Authority, tmp_path: Path
+) -> None:
+    other = certified(tmp_path)
+    other.client("kube-scheduler")
+    path = str(tmp_path / "client-ca.crt")
+    files.replace(path, (clients.folder / "ca.crt").read_bytes(), durable=False)
+    server = started(client_ca=path)
+    made = shown_by(server, clients, "kube-scheduler")
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+    files.replace(path, (other.folder / "ca.crt").read_bytes(), durable=False)
+    made = shown_by(server, clients, "kube-scheduler")
+    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+        ask(made, "GET", "/healthz")
+    made.close()
+    made = shown_by(server, clients, "kube-scheduler", other)
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_a_client_ca_that_is_none_is_named(authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match=f"client CA {tmp_path}/none"):
+        CertificateFiles(*paths(authority), str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("certificate", "names"),
+    [
+        ({}, set()),
+        ({"subject": ((("organizationName", "g"),), (("commonName", "a"),))}, {"a"}),
+        (
+            {
+                "subject": ((("commonName", "a"),),),
+                "subjectAltName": (("DNS", "b"), ("URI", "spiffe://c")),
+            },
+            {"a", "b", "spiffe://c"},
+        ),
+    ],
+)
+def test_names_of_a_certificate(certificate: dict[str, Any], names: set[str]) -> None:
+    assert certificates.names(certificate) == names
 
 
 def serial(server: Server, authority: Authority) -> str:
