@@ -1,0 +1,112 @@
+"""Has kube-scheduler try a pod again that only our rule held back, once a node has room.
+
+kube-scheduler forgets a pod that an extender refused until a pod or a node changes, or for five
+minutes; it does not see NodeResourceTopology and Device objects. Any change of the pod itself makes
+it try that pod, and no other, at once (the queueing hint of a refusal by an extender): a condition
+of the pod's status is the least of them, and says to people what happened.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from agent.kube import kinds
+from agent.kube.auth import AccessError
+from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
+from agent.kube.transport import FIELD_MANAGER, STRATEGIC, Transport, segment
+from agent.scheduler.waiting import Answers, Hope, Waiting
+
+CONDITION: Final = "topolet.io/RoomFound"
+PERIOD_SECONDS: Final = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class Retry:
+    """One thread. `leading`: only who decides touches pods."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        waiting: Waiting,
+        answers: Answers,
+        leading: Callable[[], bool],
+        *,
+        period_seconds: float = PERIOD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transport = transport
+        self._waiting = waiting
+        self._answers = answers
+        self._leading = leading
+        self._period = period_seconds
+        self._clock = clock
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="retry", daemon=True)
+        self.tried = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            if self._leading():
+                self.round()
+
+    def round(self) -> None:
+        """Touches those pods that a changed node has room for."""
+        for hope in self._waiting.round(self._answers, self._clock()):
+            waiter = hope.waiter
+            try:
+                status(self._transport, waiter.namespace, waiter.name, waiter.uid, _told(hope))
+            except (NotFoundError, ConflictError, RejectedError) as error:
+                log.info("pod %s waits no more: %s", waiter.title, error)
+                self._waiting.settled(waiter.uid)
+                continue
+            except (KubeError, AccessError) as error:
+                log.warning("pod %s is not tried again now: %s", waiter.title, error)
+                continue
+            self.tried += 1
+            log.info("pod %s is tried again: node %s has room", waiter.title, hope.node)
+
+
+def status(
+    transport: Transport, namespace: str, name: str, uid: str, fields: dict[str, Any]
+) -> None:
+    """Of a pod: conditions are merged by their type, other fields replaced. Raises KubeError, a
+    RejectedError where the pod is another one by now, and AccessError."""
+    pods = kinds.path("", "v1", f"namespaces/{segment(namespace)}/pods", name)
+    transport.request(
+        "PATCH",
+        f"{pods}/status",
+        {"fieldManager": FIELD_MANAGER},
+        {"metadata": {"uid": uid}, "status": fields},
+        STRATEGIC,
+    )
+
+
+def condition(type_: str, reason: str, message: str) -> dict[str, str]:
+    """One that is true since now."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": type_,
+        "status": "True",
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": now,
+    }
+
+
+def _told(hope: Hope) -> dict[str, Any]:
+    message = f"node {hope.node} has changed and has room now"
+    return {"conditions": [condition(CONDITION, "NodeChanged", message)]}
