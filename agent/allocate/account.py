@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 
 from agent.allocate.claims import Claim
@@ -24,6 +25,13 @@ class Account:
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = facts.totals()
+
+    def copy(self) -> Account:
+        """One that goes its own way from here."""
+        other = copy.copy(self)
+        for name in ("_used", "_unrecorded", "_inside", "_spanning"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     def add(self, claim: Claim) -> None:
         """Counts one pod in."""

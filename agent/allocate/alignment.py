@@ -2,10 +2,14 @@
 
 Koordinator's topology manager (koordinator.md §4.5) with the hints of CPU, memory and whatever else
 NUMA nodes count; but nothing that would fail when it is reserved is admitted, under BestEffort
-neither, and a machine of one NUMA node keeps accounts too.
+neither, and a machine of one NUMA node keeps accounts too. Whoever else gives out something that
+lies on NUMA nodes, such as devices, joins the merge as a companion.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Protocol
 
 import msgspec
 
@@ -14,7 +18,7 @@ from agent.allocate.ask import Ask
 from agent.allocate.bits import members
 from agent.allocate.inforce import InForce
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import Cause, Merged
+from agent.allocate.numa.hint import Cause, Merged, Provider
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
@@ -30,14 +34,30 @@ class Aligned(msgspec.Struct, frozen=True):
     merged: Merged | None = None
 
 
-def align(account: Account, ask: Ask, policies: InForce, trials: Trials) -> Aligned:
-    """The place of a pod that asks for something the NUMA nodes count."""
+class Companion(Protocol):
+    """What a pod asks for beside what the NUMA nodes count."""
+
+    def hints(self, nodes: Collection[int]) -> Provider:
+        """From which of the machine's NUMA nodes it could come."""
+
+    def fits(self, mask: int | None) -> bool:
+        """Whether it can be had of the NUMA nodes that were chosen; None: of any."""
+
+
+def align(
+    account: Account,
+    ask: Ask,
+    policies: InForce,
+    trials: Trials,
+    companion: Companion | None = None,
+) -> Aligned:
+    """The place of a pod that asks for something the NUMA nodes count, or has a companion."""
     wanted = {name: amount for name, amount in ask.requests.items() if trials.numa_knows(name)}
     if not trials.totals:
         return Aligned((Rejection(Reason.NO_NUMA_RESOURCES),))
     if "cpu" not in wanted and (policies.bind or ask.burst_milli):
         return Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
-    if not wanted:
+    if not wanted and companion is None:
         return Aligned(Allotment(0, {}))
     tried: dict[int, Allotment | Rejection] = {}
     scores: dict[int, int] = {}
@@ -57,10 +77,13 @@ def align(account: Account, ask: Ask, policies: InForce, trials: Trials) -> Alig
         policies.numa,
         score,
         fits,
-        narrowest=policies.numa_exclusive is not NumaExclusive.REQUIRED,
+        narrowest=companion is None and policies.numa_exclusive is not NumaExclusive.REQUIRED,
     )
+    providers: list[Provider] = [hints]
+    if companion is not None:
+        providers.append(companion.hints(tuple(trials.totals)))
     merged = koordinator_merge.merge(
-        [hints], trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
+        providers, trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
     )
     candidates = tuple(_candidate(mask, result, scores) for mask, result in tried.items())
     if not merged.admit:
@@ -69,6 +92,8 @@ def align(account: Account, ask: Ask, policies: InForce, trials: Trials) -> Alig
     found = trials.on_nodes(nodes)
     if isinstance(found, Rejection):
         return Aligned((found,), candidates, merged)
+    if companion is not None and not companion.fits(merged.mask):
+        return Aligned((Rejection(Reason.NUMA_COMPANION, nodes=nodes),), candidates, merged)
     return Aligned(found, candidates, merged)
 
 
@@ -83,6 +108,8 @@ def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple
         reason = Reason.NUMA_UNSATISFIED if together else Reason.NUMA_UNALIGNED
         return tuple(
             Rejection(reason, name, wanted[name], trials.left(name, together=together))
+            if name in wanted
+            else Rejection(reason, name)
             for pick in merged.lacking
             if (name := pick.resource) is not None
         )

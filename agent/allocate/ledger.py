@@ -8,6 +8,7 @@ pods' annotations in any order. One thread at a time.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ import msgspec
 
 from agent.allocate import offering
 from agent.allocate.account import Account
+from agent.allocate.alignment import Companion
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.node import NodeFacts
@@ -61,15 +63,24 @@ class Ledger:
         """The same claims on a node that has changed."""
         return Ledger(facts, self._claims.values())
 
-    def offer(self, ask: Ask) -> Offer | Declined:
+    def without(self, uids: Iterable[str]) -> Ledger:
+        """A copy in which these pods hold nothing."""
+        other = copy.copy(self)
+        other._claims = dict(self._claims)
+        other._account = self._account.copy()
+        for uid in uids:
+            other.release(uid)
+        return other
+
+    def offer(self, ask: Ask, companion: Companion | None = None) -> Offer | Declined:
         """A place for the pod as things stand; a pod that has one is offered another as if it had
-        none."""
+        none. `companion`: see `alignment`."""
         held = self._claims.get(ask.uid)
         if held is None:
-            return offering.offer(self._facts, self._account, ask)
+            return offering.offer(self._facts, self._account, ask, companion)
         self._account.remove(held)
         try:
-            return offering.offer(self._facts, self._account, ask)
+            return offering.offer(self._facts, self._account, ask, companion)
         finally:
             self._account.add(held)
 

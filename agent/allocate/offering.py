@@ -12,6 +12,7 @@ import msgspec
 
 from agent.allocate import alignment, burst
 from agent.allocate.account import Account
+from agent.allocate.alignment import Companion
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.inforce import InForce, in_force
@@ -23,9 +24,12 @@ from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 
 
-def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
-    """The place for a pod that holds nothing on the node yet."""
-    if not ask.requests and not ask.burst_milli:
+def offer(
+    facts: NodeFacts, account: Account, ask: Ask, companion: Companion | None = None
+) -> Offer | Declined:
+    """The place for a pod that holds nothing on the node yet. `companion` is heard where a NUMA
+    policy is in force; without one it is free."""
+    if not ask.requests and not ask.burst_milli and companion is None:
         return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts, ask)
     if isinstance(policies, Rejection):
@@ -40,7 +44,7 @@ def offer(facts: NodeFacts, account: Account, ask: Ask) -> Offer | Declined:
         if isinstance(found, Rejection):
             return Declined(ask.uid, ask.title, (found,), why)
     else:
-        aligned = alignment.align(account, held, policies, trials)
+        aligned = alignment.align(account, held, policies, trials, companion)
         why = Why(policies.chosen, aligned.candidates, aligned.merged)
         if isinstance(aligned.found, tuple):
             return Declined(ask.uid, ask.title, aligned.found, why)

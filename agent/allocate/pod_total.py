@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
 
 import msgspec
+
+
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 class InitRequests(msgspec.Struct, frozen=True):
@@ -15,10 +20,14 @@ class InitRequests(msgspec.Struct, frozen=True):
 
 
 def pod_total(
-    containers: Iterable[Mapping[str, int]], init: Iterable[InitRequests] = ()
+    containers: Iterable[Mapping[str, int]],
+    init: Iterable[InitRequests] = (),
+    whole: Mapping[str, int] = _NOTHING,
+    overhead: Mapping[str, int] = _NOTHING,
 ) -> dict[str, int]:
     """By resource, as the API server counts: the containers beside all sidecars, or more where an
-    init container, beside the sidecars before it, asks for more."""
+    init container, beside the sidecars before it, asks for more. What the pod says as a `whole`
+    goes before that, for the resources that may be asked for so; `overhead` comes on top."""
     sidecars: dict[str, int] = {}
     most: dict[str, int] = {}
     for each in init:
@@ -32,6 +41,10 @@ def pod_total(
         _add(total, requests)
     for name, amount in most.items():
         total[name] = max(total.get(name, 0), amount)
+    for name, amount in whole.items():
+        if name in ("cpu", "memory") or name.startswith("hugepages-"):
+            total[name] = amount
+    _add(total, overhead)
     return total
 
 

@@ -36,6 +36,8 @@ class Reason(enum.StrEnum):
     """The resources have no NUMA nodes in common that the policy admits."""
     NUMA_INSUFFICIENT = "numa-insufficient"
     """The NUMA nodes have not enough of a resource."""
+    NUMA_COMPANION = "numa-companion"
+    """The NUMA nodes have not the devices that go with CPU and memory."""
     NO_POOL_FITS = "no-pool-fits"
     """The limit is larger than the shared pools."""
 

@@ -85,12 +85,23 @@ class ListWatch(Generic[T]):
         self._asked = 0
         self._lists_only = False
         self._list_next = False
+        self._anew = False
         self.synced = False
         self.trouble: str | None = None
         self.syncs = 0
 
     def objects(self) -> dict[Key, T]:
         return self._mirror.values()
+
+    @property
+    def version(self) -> str | None:
+        """The resourceVersion up to which all has been told; None while that is not known."""
+        return self._version
+
+    def resync(self) -> None:
+        """From any thread: lists all anew, as of now or later; `syncs` grows when that is told."""
+        self._anew = True
+        self._stream.interrupt()
 
     def start(self) -> None:
         self._thread.start()
@@ -113,10 +124,14 @@ class ListWatch(Generic[T]):
             return
         while not self._stopped.is_set():
             asked_after: float | None = None
+            if self._anew:
+                self._anew, self._version = False, None
             try:
                 if self._step():
                     continue
             except StoreError as error:
+                if self._anew:
+                    continue
                 if isinstance(error, KubeError):
                     asked_after = error.retry_after_seconds
                     if _spoils_version(error):
@@ -241,6 +256,8 @@ class ListWatch(Generic[T]):
         if initial is None:
             self._served()
         with contextlib.closing(lines):
+            if self._anew:
+                raise UnreachableError(f"watch of {self._path}: all is asked for anew")
             for line in lines:
                 if self._stopped.is_set():
                     break

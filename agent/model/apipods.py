@@ -41,7 +41,10 @@ class ApiContainer(msgspec.Struct, frozen=True):
 
 class ApiPod(msgspec.Struct, frozen=True):
     """One pod. `uid` is the API's; `runtime_uid` the one that the kubelet and the runtime know it
-    by. `deleted`: somebody asked for its end; `created_at` in nanoseconds since 1970.
+    by. `deleted`: somebody asked for its end; `created_at` and `started_at` (the kubelet has seen
+    it; 0: not yet) in nanoseconds since 1970. `requests` and `limits` are those of the pod as a
+    whole, which go before its containers', `overhead` comes on top: amounts as theirs. `preempts`:
+    it may have others evicted.
     """
 
     uid: str
@@ -57,6 +60,13 @@ class ApiPod(msgspec.Struct, frozen=True):
     deleted: bool = False
     containers: tuple[ApiContainer, ...] = ()
     init_containers: tuple[ApiContainer, ...] = ()
+    requests: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    overhead: dict[str, int] = {}
+    priority: int | None = None
+    preempts: bool = True
+    scheduler: str = ""
+    started_at: int = 0
 
     @property
     def title(self) -> str:
@@ -106,11 +116,18 @@ def value(raw: PodObject) -> ApiPod:
         metadata.labels or {},
         metadata.annotations or {},
         _CLASSES.get(raw.status.qos_class),
-        _nanoseconds(title, metadata.creation_timestamp),
+        _nanoseconds(title, "metadata.creationTimestamp", metadata.creation_timestamp),
         metadata.resource_version,
         metadata.deletion_timestamp is not None,
         _containers(title, "containers", raw.spec.containers),
         _containers(title, "initContainers", raw.spec.init_containers),
+        _amounts(title, "spec.resources.requests", raw.spec.resources.requests),
+        _amounts(title, "spec.resources.limits", raw.spec.resources.limits),
+        _amounts(title, "spec.overhead", raw.spec.overhead),
+        raw.spec.priority,
+        raw.spec.preemption_policy != _NEVER,
+        raw.spec.scheduler_name,
+        _nanoseconds(title, "status.startTime", raw.status.start_time),
     )
 
 
@@ -140,11 +157,17 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     node_name: str = ""
     containers: tuple[_RawContainer, ...] | None = None
     init_containers: tuple[_RawContainer, ...] | None = None
+    resources: _RawResources = _RawResources()
+    overhead: dict[str, Quantity] | None = None
+    priority: int | None = None
+    preemption_policy: str = ""
+    scheduler_name: str = ""
 
 
 class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = "Pending"
     qos_class: str = ""
+    start_time: str | None = None
 
 
 class PodObject(msgspec.Struct, frozen=True):
@@ -156,6 +179,7 @@ class PodObject(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(PodObject)
+_NEVER: Final = "Never"
 _PHASES: Final = {each.value: each for each in Phase}
 _CLASSES: Final[dict[str, KubeClass]] = {
     "Guaranteed": "guaranteed",
@@ -189,13 +213,12 @@ def _amounts(title: str, field: str, raw: dict[str, Quantity] | None) -> dict[st
     return amounts
 
 
-def _nanoseconds(title: str, text: str | None) -> int:
+def _nanoseconds(title: str, field: str, text: str | None) -> int:
     if text is None:
         return 0
     match = _TIME.fullmatch(text)
     try:
         moment = datetime.datetime.fromisoformat(f"{match[1] if match else ''}Z")
     except ValueError:
-        where = "metadata.creationTimestamp"
-        raise ObjectError(KIND, title, f"{where}: {text[:40]!r} is no time") from None
+        raise ObjectError(KIND, title, f"{field}: {text[:40]!r} is no time") from None
     return int(moment.timestamp()) * 1_000_000_000

@@ -39,12 +39,28 @@ def encode(
     }
 
 
-def decode(body: object) -> tuple[Device, ...]:
+class DeviceObject(msgspec.Struct, frozen=True):
+    """The object as it is read, with the name of its node."""
+
+    name: str
+    devices: tuple[Device, ...] = ()
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+def read(body: object) -> DeviceObject:
     """Whoever wrote it. Raises ObjectError."""
     raw = converted(body, KIND, _Raw)
-    return tuple(
-        _value(raw.metadata.name, place, each) for place, each in enumerate(raw.spec.devices or ())
+    metadata = raw.metadata
+    devices = tuple(
+        _value(metadata.name, place, each) for place, each in enumerate(raw.spec.devices or ())
     )
+    return DeviceObject(metadata.name, devices, metadata.labels or {}, metadata.annotations or {})
+
+
+def decode(body: object) -> tuple[Device, ...]:
+    """Its devices alone. Raises ObjectError."""
+    return read(body).devices
 
 
 class _RawTopology(msgspec.Struct, frozen=True, rename="camel"):
@@ -75,6 +91,8 @@ class _RawSpec(msgspec.Struct, frozen=True):
 
 class _RawMetadata(msgspec.Struct, frozen=True):
     name: str
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
 
 
 class _Raw(msgspec.Struct, frozen=True):

@@ -22,3 +22,23 @@ def test_total(
     containers: list[dict[str, int]], init: list[InitRequests], expected: dict[str, int]
 ) -> None:
     assert pod_total(containers, init) == expected
+
+
+def test_what_the_pod_says_as_a_whole_goes_before_its_containers() -> None:
+    containers = [{"cpu": 1000, "memory": 5, "x": 1}, {"cpu": 500}]
+    whole = {"cpu": 700, "hugepages-2Mi": 4, "x": 9}
+    assert pod_total(containers, [InitRequests({"cpu": 900})], whole) == {
+        "cpu": 700,
+        "memory": 5,
+        "hugepages-2Mi": 4,
+        "x": 1,
+    }
+
+
+def test_overhead_comes_on_top_of_everything() -> None:
+    init = [InitRequests({"cpu": 900})]
+    assert pod_total([{"cpu": 100}], init, overhead={"cpu": 50, "memory": 7}) == {
+        "cpu": 950,
+        "memory": 7,
+    }
+    assert pod_total([{"cpu": 100}], init, {"cpu": 10}, {"cpu": 50}) == {"cpu": 60}

@@ -432,6 +432,30 @@ def test_page_is_understood_before_the_next_is_asked_for(server: Server, clock: 
     assert [len(each) for each in told] == [PAGE + 1]
 
 
+@pytest.mark.parametrize("watch_list", [True, False])
+def test_resync_tells_what_the_watch_has_not(
+    server: Server, clock: Clock, watch_list: bool
+) -> None:
+    server.watch_list = watch_list
+    server.put("old", "1")
+    with following(server, clock) as follower:
+        eventually("watching", lambda: follower.watch.synced and server.watching)
+        told, asked, began = len(follower.changes), len(server.requests), clock.now
+        syncs = follower.watch.syncs
+        # As if the watch had stalled: the event is never sent.
+        server.put("new", "1")
+        server.events.clear()
+        follower.watch.resync()
+        eventually("listed anew", lambda: follower.watch.syncs == syncs + 1)
+        assert follower.equals(server)
+        assert follower.watch.version == str(server.version)
+        assert [each.key.name for each in follower.changes[told:]] == ["new"]
+        assert (server.requests[asked].at, follower.watch.trouble) == (began, None)
+        eventually("watching", lambda: server.watching)
+        server.put("newer", "1")
+        eventually("told", lambda: follower.equals(server))
+
+
 def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> None:
     server.put("good", "1")
     server.put("odd", "1")

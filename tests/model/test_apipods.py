@@ -137,3 +137,40 @@ def test_what_is_no_json(text: bytes) -> None:
 def test_nothing_crashes(text: bytes) -> None:
     with pytest.raises(ObjectError):
         decode(b'{"metadata":' + text)
+
+
+def test_what_a_scheduler_reads_of_a_pod() -> None:
+    spec = {
+        **BODY["spec"],
+        "priority": 9500,
+        "preemptionPolicy": "Never",
+        "schedulerName": "topolet",
+        "overhead": {"cpu": "250m", "memory": "1Ki"},
+        "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "3500m"}},
+    }
+    pod = from_object(
+        {**BODY, "spec": spec, "status": {"phase": "Running", "startTime": "2026-01-02T03:04:06Z"}}
+    )
+    assert (pod.priority, pod.preempts, pod.scheduler) == (9500, False, "topolet")
+    assert (pod.requests, pod.limits) == ({"cpu": 2000}, {"cpu": 3500})
+    assert pod.overhead == {"cpu": 250, "memory": 1024}
+    assert pod.started_at == 1_767_323_046_000_000_000
+    silent = from_object(BODY)
+    assert (silent.priority, silent.preempts, silent.scheduler) == (None, True, "")
+    assert not any((silent.requests, silent.limits, silent.overhead, silent.started_at))
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "field"),
+    [
+        ({"overhead": {"cpu": "x"}}, {}, "spec.overhead.cpu"),
+        ({"resources": {"requests": {"memory": "1Q"}}}, {}, "spec.resources.requests.memory"),
+        ({}, {"startTime": "yesterday"}, "status.startTime"),
+        ({"priority": "high"}, {}, "spec.priority"),
+    ],
+)
+def test_a_field_that_means_nothing_is_named(
+    spec: dict[str, Any], status: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ObjectError, match=rf"Pod ns/p: {field}: "):
+        from_object({**BODY, "spec": spec, "status": status})

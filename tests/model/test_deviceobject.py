@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.deviceobject import decode, encode
+from agent.model.deviceobject import DeviceObject, decode, encode, read
 from agent.model.devices import (
     Condition,
     Device,
@@ -123,3 +123,9 @@ def test_objects_of_others_are_read() -> None:
 def test_what_cannot_be_read_is_named(devices: list[object], said: str) -> None:
     with pytest.raises(ObjectError, match=said):
         decode({"metadata": {"name": "n"}, "spec": {"devices": devices}})
+
+
+def test_labels_and_annotations_are_read_with_the_devices() -> None:
+    body = encode("n", (GPU,), {"z": "1"}, {"k": "v"})
+    assert read(body) == DeviceObject("n", (GPU,), {"z": "1"}, {"k": "v"})
+    assert read({"metadata": {"name": "n"}}) == DeviceObject("n")

@@ -107,6 +107,7 @@ _RULES: Final = {
 }
 _GPU_NAMES: Final = frozenset().union(*_RULES)
 _OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
+_NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
 
 
 def asks(amounts: Mapping[str, int]) -> dict[str, Ask]:
@@ -123,6 +124,11 @@ def asks(amounts: Mapping[str, int]) -> dict[str, Ask]:
             count = amount // FULL if amount > FULL else 1
             found[kind] = Ask({name: amount}, count, {name: amount // count})
     return {DeviceType.GPU.value: _shares(cards), **found} if cards else found
+
+
+def names(amounts: Mapping[str, int]) -> frozenset[str]:
+    """Those of these resources that are of devices."""
+    return _NAMES & amounts.keys()
 
 
 def hinted(ask: Ask, hint: Hint | None, matching: int) -> Ask:

@@ -1,0 +1,49 @@
+"""The devices that a pod asks for, in the merge with its CPUs and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate, node_score
+from agent.allocate.devices.hints import device_hints
+from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.state import NodeDevices
+from agent.allocate.numa.hint import Provider
+from agent.model.policies import NumaStrategy
+
+
+class DeviceCompanion:
+    """Of one pod on one node as it stands; remembers what it gave last, or why it gave nothing."""
+
+    def __init__(self, node: NodeDevices, request: DeviceRequest, strategy: NumaStrategy) -> None:
+        self._node = node
+        self._request = request
+        self._strategy = strategy
+        self._numa: int | None = None
+        self.found: Allocation | Refusal | None = None
+
+    def hints(self, nodes: Collection[int]) -> Provider:
+        hints = device_hints(self._node, self._request, nodes, self._strategy)
+        if isinstance(hints, Refusal):
+            self.found = hints
+            return dict.fromkeys(self._request.asks, ())
+        return hints
+
+    def fits(self, mask: int | None) -> bool:
+        self._numa = mask
+        self.found = allocate(self._node, self._request, numa=mask, strategy=self._strategy)
+        return isinstance(self.found, Allocation)
+
+    def score(self, allocation: Allocation) -> int:
+        """0-100, the mean over the types."""
+        points = node_score(self._node, self._request, allocation, self._strategy, numa=self._numa)
+        return points // max(1, len(allocation.devices))
+
+    def opened(self, allocation: Allocation) -> int:
+        """How many devices it is the first to use."""
+        return sum(
+            1
+            for kind, chosen in allocation.devices.items()
+            for each in chosen
+            if self._node.stocks[kind].idle >> each.minor & 1
+        )

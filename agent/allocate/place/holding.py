@@ -1,0 +1,62 @@
+"""What one pod holds of a node, as its annotations say."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.claims import Claim, claim_of
+from agent.allocate.place import totals
+from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.apipods import ApiPod
+from agent.model.device_allocation import (
+    DEVICE_ALLOCATED,
+    Holdings,
+    VirtualFunctions,
+    allocated,
+    virtual_functions,
+)
+
+
+class Holding(msgspec.Struct, frozen=True, gc=False):
+    """`devices` and `functions` by type and minor; `requests`: the pod's total. `faults`: what of
+    its annotations can't be read."""
+
+    uid: str
+    title: str
+    claim: Claim
+    devices: Holdings = {}
+    functions: VirtualFunctions = {}
+    requests: dict[str, int] = {}
+    priority: int = 0
+    faults: tuple[str, ...] = ()
+
+
+def holding_of(pod: ApiPod) -> Holding:
+    """Never fails: a part that can't be read is a fault, and the others count."""
+    faults: list[str] = []
+    requests = totals.requests(pod)
+    claim = _claim(pod, requests.get("cpu", 0), faults)
+    devices: Holdings = {}
+    functions: VirtualFunctions = {}
+    if pod.annotations.get(DEVICE_ALLOCATED):
+        try:
+            functions = virtual_functions(pod.annotations)
+            devices = allocated(pod.annotations)
+        except AnnotationError as error:
+            faults.append(str(error))
+    priority = pod.priority or 0
+    return Holding(pod.uid, pod.title, claim, devices, functions, requests, priority, tuple(faults))
+
+
+def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> Claim:
+    notes = pod.annotations
+    claim = Claim(pod.uid, pod.title, cpu_milli=cpu_milli)
+    if not notes.get(RESOURCE_STATUS):
+        return claim
+    try:
+        claim = claim_of(pod.uid, pod.title, notes, cpu_milli)
+        if not claim.amounts:
+            resource_status(notes).amounts()
+    except AnnotationError as error:
+        faults.append(str(error))
+    return claim

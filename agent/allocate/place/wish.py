@@ -1,0 +1,125 @@
+"""All that one pod asks of a node, before anything is given."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, ask_of
+from agent.allocate.devices.allocation import DeviceRequest, device_request
+from agent.allocate.devices.request import RequestError, names
+from agent.allocate.place import totals
+from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError
+from agent.model.apipods import ApiPod
+from agent.model.device_allocation import GPU_ISOLATION_PROVIDER
+from agent.model.device_wishes import (
+    DEVICE_ALLOCATE_HINT,
+    DEVICE_JOINT_ALLOCATE,
+    GPU_PARTITION_SPEC,
+)
+from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.qos import QOS_LABEL, QoS, qos_of
+
+
+class WishError(ValueError):
+    """A wish that no node can read; the message names the pod and the field."""
+
+
+class Needs(enum.Flag):
+    """What a pod needs of us; nothing: it is placed by others' rules alone."""
+
+    NOTHING = 0
+    NUMA = enum.auto()
+    """It is one of Koordinator's pods: CPUs and NUMA nodes by its rules, where a node tells."""
+    CPUS = enum.auto()
+    """It can't do without a node that tells of its CPUs and NUMA nodes."""
+    DEVICES = enum.auto()
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """`ask`: of CPU, memory and whatever else but devices that NUMA nodes may count; `requests`: of
+    the whole pod, devices too. `isolation`: the library that shall enforce parts of a GPU, "" for
+    none. `shape`: equal for two pods that get the same answer on every node."""
+
+    ask: Ask
+    requests: dict[str, int] = {}
+    devices: DeviceRequest | None = None
+    needs: Needs = Needs.NOTHING
+    priority: int = 0
+    preempts: bool = True
+    isolation: str = ""
+    spec_text: str = ""
+    shape: bytes = b""
+
+    @property
+    def uid(self) -> str:
+        return self.ask.uid
+
+    @property
+    def title(self) -> str:
+        return self.ask.title
+
+
+def wish_of(pod: ApiPod) -> Wish:
+    """Raises WishError."""
+    try:
+        return _wish(pod)
+    except (AnnotationError, RequestError) as error:
+        raise WishError(f"pod {pod.title}: {error}") from None
+
+
+_SPECS: Final = (RESOURCE_SPEC, NUMA_TOPOLOGY_SPEC)
+_DEVICE_NOTES: Final = (DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE, GPU_PARTITION_SPEC)
+_CLASSES: Final = frozenset(QoS)
+
+
+def _wish(pod: ApiPod) -> Wish:
+    notes, labels = pod.annotations, pod.labels
+    requests = totals.requests(pod)
+    devices = device_request(requests, notes)
+    of_devices = names(requests)
+    qos = qos_of(labels, pod.kube_class)
+    ask = ask_of(
+        pod.uid,
+        pod.title,
+        qos,
+        notes,
+        {name: amount for name, amount in requests.items() if name not in of_devices},
+        priority=pod.priority,
+        priority_class=labels.get(PRIORITY_CLASS_LABEL, ""),
+        cpu_limit_milli=totals.cpu_limit_milli(pod),
+    )
+    ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
+    isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
+    device_notes = [notes.get(key, "") for key in _DEVICE_NOTES] if devices else []
+    needs = Needs.DEVICES if devices else Needs.NOTHING
+    if ours:
+        needs |= Needs.NUMA
+    if _needs_cpus(ask):
+        needs |= Needs.CPUS
+    return Wish(
+        ask,
+        requests,
+        devices,
+        needs,
+        pod.priority or 0,
+        pod.preempts,
+        isolation,
+        notes.get(RESOURCE_SPEC, ""),
+        _shape(ask, ours, requests, isolation, device_notes),
+    )
+
+
+def _needs_cpus(ask: Ask) -> bool:
+    policy = ask.spec.required or ask.spec.preferred
+    binds = ask.owner and policy is not BindPolicy.CONSTRAINED_BURST and "cpu" in ask.requests
+    own = ask.numa.policy not in (None, NumaPolicy.NONE)
+    return bool(binds or own or ask.burst_milli)
+
+
+def _shape(ask: Ask, ours: bool, *rest: object) -> bytes:
+    """As bytes, whose hash is computed once."""
+    key = (ask.qos, ask.owner, ask.burst_milli, ask.spec, ask.numa, ours, *rest)
+    return msgspec.json.encode(key, order="sorted")
