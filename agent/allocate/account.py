@@ -80,6 +80,19 @@ class Account:
                 left[node]["cpu"] = max(0, total - self._used[node, "cpu"] - cpu_milli)
         return left
 
+    def used(self, node: int, name: str) -> int:
+        """What pods have of a NUMA node: a CPU that one owns counts, whatever it was given."""
+        amount = self._used[node, name]
+        return amount + self._unrecorded[node] if name == "cpu" else amount
+
+    def recorded_used(self, node: int, name: str) -> int:
+        """The same by the amounts that pods were given."""
+        return self._used[node, name]
+
+    def busy_nodes(self) -> set[int]:
+        """The NUMA nodes of which a pod has something."""
+        return {node for node, _ in self._used} | self._inside.keys() | self._spanning.keys()
+
     def numa_status(self) -> dict[int, NodeStatus]:
         """Of every NUMA node."""
         return {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import msgspec
 
 from agent.allocate.layout import Layout
 from agent.allocate.precedence import PROFILES, NodePolicies, Profile
 from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.node_annotations import MOST_AMPLIFICATION
 
 Amounts = dict[int, dict[str, int]]
 """By NUMA node and resource; `cpu` in milli-CPU, the rest in units (bytes, devices)."""
@@ -36,7 +36,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     max_ref: int = 1
 
     def __post_init__(self) -> None:
-        if not -math.inf < self.cpu_ratio <= _RATIO_MAX:
+        if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:
             raise ValueError(f"cpu_ratio: {self.cpu_ratio} is no amplification")
         if self.max_ref < 1:
             raise ValueError(f"max_ref: {self.max_ref} pods cannot share a CPU")
@@ -69,6 +69,3 @@ class NodeFacts(msgspec.Struct, frozen=True):
                 free = amounts["cpu"] - 1000 * (cpus & kept).bit_count()
                 amounts["cpu"] = self.amplified(max(0, free))
         return totals
-
-
-_RATIO_MAX: Final = 1000

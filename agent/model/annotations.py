@@ -4,6 +4,7 @@ said otherwise)."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +23,9 @@ SHARED_CONTAINERS = "topolet.io/shared-containers"
 EXTENDED_RESOURCE_SPEC = "node.koordinator.sh/extended-resource-spec"
 
 
+_Value = TypeVar("_Value")
+
+
 class AnnotationError(ValueError):
     """An annotation that can't be understood; `key` names it, the text says why."""
 
@@ -29,6 +33,27 @@ class AnnotationError(ValueError):
         super().__init__(f"annotation {key}: {reason}")
         self.key = key
         self.reason = reason
+
+
+def decoded(
+    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[_Value | None]
+) -> _Value | None:
+    """None where it is absent, empty or null. Raises AnnotationError."""
+    text = annotations.get(key)
+    if not text:
+        return None
+    try:
+        return jsontext.decode(decoder, text)
+    except JsonError as error:
+        raise AnnotationError(key, str(error)) from None
+
+
+def cpu_list(key: str, field: str, text: str) -> CpuSet:
+    """A Linux list in a field of an annotation. Raises AnnotationError."""
+    try:
+        return CpuSet.parse(text)
+    except CpuSetError as error:
+        raise AnnotationError(key, f"{field}: {error}") from None
 
 
 class NumaNodeResources(msgspec.Struct, frozen=True):
@@ -54,10 +79,7 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     def cpus(self) -> CpuSet:
         """The pod's own CPUs, empty when it has none. Raises AnnotationError."""
-        try:
-            return CpuSet.parse(self.cpuset)
-        except CpuSetError as error:
-            raise AnnotationError(RESOURCE_STATUS, f"cpuset: {error}") from None
+        return cpu_list(RESOURCE_STATUS, "cpuset", self.cpuset)
 
     def shared_numa_nodes(self) -> tuple[int, ...]:
         """NUMA nodes whose pools the pod is held to, in the annotation's order: all that it got
@@ -106,13 +128,7 @@ _status_decoder = msgspec.json.Decoder(ResourceStatus | None)
 
 def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
     """The decoded resource-status, an empty one where the pod has none. Raises AnnotationError."""
-    text = annotations.get(RESOURCE_STATUS)
-    if not text:
-        return _NO_STATUS
-    try:
-        return jsontext.decode(_status_decoder, text) or _NO_STATUS
-    except JsonError as error:
-        raise AnnotationError(RESOURCE_STATUS, str(error)) from None
+    return decoded(annotations, RESOURCE_STATUS, _status_decoder) or _NO_STATUS
 
 
 def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
-from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.jsontext import JsonError
+from agent.model.annotations import AnnotationError, cpu_list, decoded
+from agent.model.cpuset import CpuSet
 from agent.model.quantities import Quantity, QuantityError, milli
 
 SYSTEM_QOS: Final = "node.koordinator.sh/system-qos-resource"
 RESERVATION: Final = "node.koordinator.sh/reservation"
 CPU_NORMALIZATION_RATIO: Final = "node.koordinator.sh/cpu-normalization-ratio"
+AMPLIFICATION_RATIO: Final = "node.koordinator.sh/resource-amplification-ratio"
 NUMA_MEMORY_POLICY: Final = "node.koordinator.sh/numa-memory-policy"
 """A label; no value of it is defined, that it is there counts."""
 
@@ -30,7 +29,7 @@ class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
     def cpus(self) -> CpuSet:
         """Raises AnnotationError."""
-        return _cpus(SYSTEM_QOS, "cpuset", self.cpuset)
+        return cpu_list(SYSTEM_QOS, "cpuset", self.cpuset)
 
 
 class ApplyPolicy(enum.StrEnum):
@@ -50,7 +49,7 @@ class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
     def cpus(self) -> CpuSet:
         """Those that are named. Raises AnnotationError."""
-        return _cpus(RESERVATION, "reservedCPUs", self.reserved_cpus)
+        return cpu_list(RESERVATION, "reservedCPUs", self.reserved_cpus)
 
     def cpu_milli(self) -> int:
         """The amount of CPU, 0 where none is given. Raises AnnotationError."""
@@ -63,20 +62,21 @@ class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         return amount
 
 
+MOST_AMPLIFICATION: Final = 1000
 _MOST_RATIO: Final = 100
 _system_qos: Final = msgspec.json.Decoder(SystemQos | None)
 _reservation: Final = msgspec.json.Decoder(NodeReservation | None)
-_Value = TypeVar("_Value")
+_ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
 
 
 def system_qos(annotations: Mapping[str, str]) -> SystemQos:
     """One without CPUs where the node has none. Raises AnnotationError."""
-    return _decoded(annotations, SYSTEM_QOS, _system_qos) or SystemQos()
+    return decoded(annotations, SYSTEM_QOS, _system_qos) or SystemQos()
 
 
 def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
     """An empty one where the node has none. Raises AnnotationError."""
-    return _decoded(annotations, RESERVATION, _reservation) or NodeReservation()
+    return decoded(annotations, RESERVATION, _reservation) or NodeReservation()
 
 
 def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
@@ -94,20 +94,13 @@ def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
     return ratio
 
 
-def _decoded(
-    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[_Value | None]
-) -> _Value | None:
-    text = annotations.get(key)
-    if not text:
-        return None
-    try:
-        return jsontext.decode(decoder, text)
-    except JsonError as error:
-        raise AnnotationError(key, str(error)) from None
-
-
-def _cpus(key: str, field: str, text: str) -> CpuSet:
-    try:
-        return CpuSet.parse(text)
-    except CpuSetError as error:
-        raise AnnotationError(key, f"{field}: {error}") from None
+def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
+    """By resource, how many one unit of it is sold as; only those above 1, and 1000 at most. Raises
+    AnnotationError."""
+    ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios) or {}
+    for name, ratio in ratios.items():
+        if not ratio <= MOST_AMPLIFICATION:
+            raise AnnotationError(
+                AMPLIFICATION_RATIO, f"{name[:60]!r}: {ratio} is more than {MOST_AMPLIFICATION}"
+            )
+    return {name: ratio for name, ratio in ratios.items() if ratio > 1}

@@ -11,9 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError
-from agent.model.jsontext import JsonError
+from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError, decoded
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaExclusive, NumaPolicy
 
 
@@ -47,12 +45,11 @@ class _NumaSpecText(msgspec.Struct, frozen=True):
 _resource_spec_decoder = msgspec.json.Decoder(_ResourceSpecText | None)
 _numa_spec_decoder = msgspec.json.Decoder(_NumaSpecText | None)
 _Word = TypeVar("_Word", bound=enum.StrEnum)
-_Text = TypeVar("_Text")
 
 
 def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
     """Defaults where the pod says nothing. Raises AnnotationError that names the field."""
-    text = _read(annotations, RESOURCE_SPEC, _resource_spec_decoder)
+    text = decoded(annotations, RESOURCE_SPEC, _resource_spec_decoder)
     if text is None:
         return ResourceSpec()
 
@@ -73,25 +70,13 @@ def resource_spec(annotations: Mapping[str, str]) -> ResourceSpec:
 
 def numa_spec(annotations: Mapping[str, str]) -> NumaSpec:
     """Defaults where the pod says nothing. Raises AnnotationError that names the field."""
-    text = _read(annotations, NUMA_TOPOLOGY_SPEC, _numa_spec_decoder)
+    text = decoded(annotations, NUMA_TOPOLOGY_SPEC, _numa_spec_decoder)
     if text is None:
         return NumaSpec()
     return NumaSpec(
         _word(NumaPolicy, text.policy, NUMA_TOPOLOGY_SPEC, "numaTopologyPolicy"),
         _word(NumaExclusive, text.exclusive, NUMA_TOPOLOGY_SPEC, "singleNUMANodeExclusive"),
     )
-
-
-def _read(
-    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[_Text | None]
-) -> _Text | None:
-    text = annotations.get(key)
-    if not text:
-        return None
-    try:
-        return jsontext.decode(decoder, text)
-    except JsonError as error:
-        raise AnnotationError(key, str(error)) from None
 
 
 def _word(kind: type[_Word], value: str, key: str, field: str) -> _Word | None:

@@ -13,7 +13,9 @@ from typing import TypeAlias
 from agent.allocate.bits import members
 from agent.allocate.numa.hint import Hint
 from agent.allocate.numa.masks import subsets
+from agent.allocate.worth import worth
 from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.model.schedulerargs import ScoringType
 
 Amounts: TypeAlias = Mapping[int, Mapping[str, int]]
 """By NUMA id, then by resource, in that resource's own unit (cpu in milli, memory in bytes)."""
@@ -84,22 +86,17 @@ def allocation_score(
     """0 to 100: how empty or full the nodes of a mask are with the request on them, the weighted
     mean over resources in integer arithmetic. Fuller is better for MostAllocated alone. What is
     not counted on the mask is worth 0."""
-    weight_sum = sum(weights.values())
-    if not weight_sum:
-        return 0
     nodes = list(members(mask))
-    score = 0
-    for resource, weight in weights.items():
-        capacity = sum(total.get(node, {}).get(resource, 0) for node in nodes)
-        free = sum(available.get(node, {}).get(resource, 0) for node in nodes)
-        used = capacity - free + request.get(resource, 0)
-        if capacity <= 0:
-            continue
-        if strategy is NumaStrategy.MOST_ALLOCATED:
-            score += weight * (min(used, capacity) * 100 // capacity)
-        elif used <= capacity:
-            score += weight * ((capacity - used) * 100 // capacity)
-    return score // weight_sum
+    capacity = {name: sum(total.get(node, {}).get(name, 0) for node in nodes) for name in weights}
+    used = {
+        name: capacity[name]
+        - sum(available.get(node, {}).get(name, 0) for node in nodes)
+        + request.get(name, 0)
+        for name in weights
+    }
+    most = strategy is NumaStrategy.MOST_ALLOCATED
+    way = ScoringType.MOST_ALLOCATED if most else ScoringType.LEAST_ALLOCATED
+    return worth(way, weights, capacity, used)
 
 
 def _candidates(holders: Iterable[int]) -> Iterable[int]:

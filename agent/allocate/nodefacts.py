@@ -1,0 +1,106 @@
+"""What stands about a node, read from its Node and its NodeResourceTopology.
+
+CPUs and the kubelet's words are the NodeResourceTopology's; labels and amplification the Node's
+(koordinator.md §4.1). Where one word about which CPUs may be owned can't be read, none is bound:
+nobody knows whose they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from agent.allocate import layout as layouts
+from agent.allocate import precedence
+from agent.allocate.layout import Layout
+from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.precedence import PROFILES, Profile
+from agent.model import nodecpus
+from agent.model.annotations import AnnotationError
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.node_annotations import amplification_ratios, node_reservation, system_qos
+from agent.model.nodecpus import CpuManager
+from agent.model.nodetopology import NodeTopology
+from agent.model.topology import Cpu
+
+
+def node_facts(
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    topology: NodeTopology,
+    cpu_milli: int | None = None,
+    profile: Profile = PROFILES["koordinator"],
+) -> tuple[NodeFacts, tuple[str, ...]]:
+    """The facts, and a complaint for every word that means nothing. `labels` and `annotations` are
+    the Node's, `cpu_milli` what it calls allocatable (amplified already), None if unknown."""
+    faults: list[str] = []
+    cpus = _NO_CPUS
+    try:
+        cpus = _cpus(topology)
+    except AnnotationError as error:
+        faults.append(str(error))
+    ratios: Mapping[str, float] = {}
+    try:
+        ratios = amplification_ratios(annotations)
+    except AnnotationError as error:
+        faults.append(str(error))
+    policies, complaints = precedence.node_policies(
+        labels, topology.policy, cpus.manager.static_options()
+    )
+    facts = NodeFacts(
+        layout=cpus.layout,
+        zones=_zones(topology, ratios),
+        reserved=cpus.reserved,
+        kubelet_reserved=cpus.kubelet_reserved,
+        policies=policies,
+        profile=profile,
+        cpu_ratio=ratios.get("cpu", 1.0),
+        cpu_milli=cpu_milli,
+    )
+    return facts, (*faults, *complaints)
+
+
+class _Cpus(msgspec.Struct, frozen=True):
+    layout: Layout | None = None
+    reserved: CpuSet = EMPTY
+    kubelet_reserved: CpuSet = EMPTY
+    manager: CpuManager = CpuManager()
+
+
+_NO_CPUS: Final = _Cpus()
+
+
+def _cpus(topology: NodeTopology) -> _Cpus:
+    notes = topology.annotations
+    manager = nodecpus.cpu_manager(notes)
+    system = system_qos(notes)
+    reserved = nodecpus.kubelet_allocated(notes) | node_reservation(notes).cpus()
+    if system.cpuset_exclusive:
+        reserved |= system.cpus()
+    kubelets = manager.reserved()
+    return _Cpus(
+        _layout(nodecpus.cpus(topology)), reserved | kubelets, kubelets - reserved, manager
+    )
+
+
+@lru_cache(maxsize=256)
+def _layout(cpus: tuple[Cpu, ...]) -> Layout | None:
+    """Nodes of one model share theirs."""
+    return layouts.of(cpus) if cpus else None
+
+
+def _zones(topology: NodeTopology, ratios: Mapping[str, float]) -> Amounts:
+    """CPU is amplified by the facts, which take reserved CPUs off first."""
+    return {
+        zone.node: {
+            name: math.ceil(amounts.allocatable * ratios[name])
+            if name in ratios and name != "cpu"
+            else amounts.allocatable
+            for name, amounts in zone.resources.items()
+        }
+        for zone in topology.zones
+    }

@@ -1,0 +1,167 @@
+"""How good a node is for a pod that fits on it: 0 to 100, to compare nodes by.
+
+By resources: how much of them is used once the pod is there, of the NUMA nodes that it is held to
+or, if it is held to none, of the whole node. By NUMA nodes: how many of them are used, of all; for
+pods that are known to use some. Both as the proposals say (fine-grained CPU orchestration, Score
+phase; NUMA topology scheduling), where of several NUMA nodes the worst counts.
+
+Koordinator's rules differ (koordinator.md §4.6): the NUMA nodes together; for a pod that binds CPUs
+the CPUs that pods own anywhere on the machine stand for the CPU that is used; under BestEffort, and
+SingleNUMANode on a machine of one NUMA node, the whole node is scored; and what NUMA nodes have
+left is what was not given by amounts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.claims import Claim
+from agent.allocate.inforce import InForce
+from agent.allocate.node import NodeFacts
+from agent.allocate.precedence import PROFILES, Profile
+from agent.allocate.worth import HIGHEST, spread, worth
+from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.model.schedulerargs import Measure, Rules, SchedulerArgs, ScoringType
+
+EXTENDER_HIGHEST: Final = 10
+"""Of what an extender answers kube-scheduler."""
+
+
+class Whole(msgspec.Struct, frozen=True):
+    """The whole node, by resource: what it calls allocatable (amplified, `cpu` in milli-CPU), and
+    what all its pods request, before CPU is amplified."""
+
+    allocatable: dict[str, int]
+    requested: dict[str, int] = {}
+
+
+class Scene(msgspec.Struct, frozen=True):
+    """What a pod would find: `account` does not count it yet."""
+
+    facts: NodeFacts
+    account: Account
+    whole: Whole
+
+
+def profile(args: SchedulerArgs) -> Profile:
+    """What offers are made by under these settings."""
+    base = PROFILES["koordinator" if args.rules is Rules.KOORDINATOR else "proposal"]
+    most = args.node.type is ScoringType.MOST_ALLOCATED
+    return msgspec.structs.replace(
+        base,
+        numa_policy=args.numa_policy,
+        strategy=NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED,
+        bind=args.bind,
+        label_first=args.rules is Rules.KOORDINATOR,
+    )
+
+
+def score(args: SchedulerArgs, scene: Scene, ask: Ask, policies: InForce, claim: Claim) -> int:
+    """Of the node with `claim` on it, which was offered for `ask`."""
+    if args.rules is Rules.KOORDINATOR:
+        return _as_koordinator(args, scene, ask, policies, claim)
+    points = []
+    if Measure.RESOURCES in args.measures:
+        points.append(_by_resources(args, scene, ask, claim))
+    used = _nodes(scene, claim)
+    if used and Measure.NUMA_NODES in args.measures:
+        strategy = _labelled(scene.facts, args.numa.type)
+        busy = len(used | scene.account.busy_nodes())
+        points.append(by_count(strategy, busy, len(scene.account.totals()) or len(used)))
+    return sum(points) // len(points) if points else 0
+
+
+def by_count(strategy: ScoringType, used: int, total: int) -> int:
+    """Of a machine with so many NUMA nodes in use. Balanced are all or none."""
+    if strategy is ScoringType.BALANCED_ALLOCATION:
+        return spread({1.0: used, 0.0: total - used})
+    return worth(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
+
+
+_Name = TypeVar("_Name")
+
+
+def normalised(scores: Mapping[_Name, int], highest: int = HIGHEST) -> dict[_Name, int]:
+    """Scores of the same pod by node, stretched so that the best has the highest."""
+    best = max(scores.values(), default=0)
+    return {name: each * highest // best if best else 0 for name, each in scores.items()}
+
+
+def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+    if not claim.amounts:
+        used = _on_whole(scene, ask, claim)
+        return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
+    totals = scene.account.totals()
+    return min(
+        worth(
+            args.numa.type,
+            args.numa.weights,
+            totals.get(node, {}),
+            {
+                name: scene.account.used(node, name)
+                + _paid(scene.facts, claim, name, amounts.get(name, 0))
+                for name in args.numa.weights
+            },
+        )
+        for node, amounts in claim.amounts.items()
+    )
+
+
+def _as_koordinator(
+    args: SchedulerArgs, scene: Scene, ask: Ask, policies: InForce, claim: Claim
+) -> int:
+    facts, account = scene.facts, scene.account
+    owned = facts.amplified(1000 * account.holdings.full(1).bit_count())
+    totals = account.totals()
+    single = policies.numa is NumaPolicy.SINGLE_NUMA_NODE
+    if policies.numa is NumaPolicy.NONE:
+        used = _on_whole(scene, ask, claim)
+        return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
+    capacity, used = scene.whole.allocatable, dict(scene.whole.requested)
+    if policies.numa is NumaPolicy.RESTRICTED or (single and len(totals) > 1):
+        capacity, used = {}, {}
+        for node in claim.amounts:
+            for name, total in totals.get(node, {}).items():
+                capacity[name] = capacity.get(name, 0) + total
+                used[name] = used.get(name, 0) + min(total, account.recorded_used(node, name))
+    if claim.cpus:
+        used["cpu"] = owned
+    for name, asked in ask.requests.items():
+        used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
+    return worth(args.numa.type, args.numa.weights, capacity, used)
+
+
+def _on_whole(scene: Scene, ask: Ask, claim: Claim) -> dict[str, int]:
+    """What is used once the pod is there, the CPUs that pods own amplified."""
+    facts = scene.facts
+    owned = 1000 * scene.account.holdings.full(1).bit_count()
+    used = dict(scene.whole.requested)
+    used["cpu"] = used.get("cpu", 0) - owned + facts.amplified(owned)
+    for name, asked in ask.requests.items():
+        used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
+    return used
+
+
+def _paid(facts: NodeFacts, claim: Claim, name: str, amount: int) -> int:
+    return facts.amplified(amount) if name == "cpu" and claim.cpus else amount
+
+
+def _nodes(scene: Scene, claim: Claim) -> set[int]:
+    layout = scene.facts.layout
+    own = layout.node_ids(claim.cpus.mask) if layout and claim.cpus else ()
+    return {*own, *claim.amounts}
+
+
+def _labelled(facts: NodeFacts, configured: ScoringType) -> ScoringType:
+    """The strategy that the node's label names, if it is one of the two that count NUMA nodes."""
+    label = facts.policies.strategy_label
+    if label is NumaStrategy.MOST_ALLOCATED:
+        return ScoringType.MOST_ALLOCATED
+    if label is NumaStrategy.LEAST_ALLOCATED:
+        return ScoringType.LEAST_ALLOCATED
+    return configured

@@ -1,0 +1,52 @@
+"""How good amounts are, as 0 to 100 in whole numbers: the weighted mean over resources."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from agent.model.schedulerargs import ScoringType
+
+HIGHEST: Final = 100
+
+Amounts = Mapping[str, int]
+
+
+def worth(strategy: ScoringType, weights: Amounts, capacity: Amounts, used: Amounts) -> int:
+    """Of a place with `used` of its `capacity` taken. For LeastAllocated and MostAllocated, what is
+    no part of the capacity is worth nothing; LeastAllocated gives nothing for more than there is.
+    """
+    if strategy is ScoringType.BALANCED_ALLOCATION:
+        return _balance(weights, capacity, used)
+    total = points = 0
+    for name, weight in weights.items():
+        total += weight
+        have, taken = capacity.get(name, 0), used.get(name, 0)
+        if have <= 0:
+            continue
+        if strategy is ScoringType.MOST_ALLOCATED:
+            points += weight * (min(taken, have) * HIGHEST // have)
+        elif taken <= have:
+            points += weight * ((have - taken) * HIGHEST // have)
+    return points // total if total else 0
+
+
+def spread(shares: Mapping[float, int]) -> int:
+    """How close shares (0 to 1, with their weights) lie: 100 where they are all the same, less by
+    their standard deviation."""
+    total = sum(shares.values())
+    if not total:
+        return 0
+    mean = sum(share * weight for share, weight in shares.items()) / total
+    variance = sum(weight * (share - mean) ** 2 for share, weight in shares.items()) / total
+    return int((1 - math.sqrt(variance)) * HIGHEST)
+
+
+def _balance(weights: Amounts, capacity: Amounts, used: Amounts) -> int:
+    shares: dict[float, int] = {}
+    for name, weight in weights.items():
+        if (have := capacity.get(name, 0)) > 0:
+            share = min(1.0, used.get(name, 0) / have)
+            shares[share] = shares.get(share, 0) + weight
+    return spread(shares)

@@ -1,0 +1,152 @@
+"""How a cluster's scheduler is set for CPUs and NUMA nodes, as one value.
+
+Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` of the fine-grained CPU
+orchestration proposal, and `NodeNUMAResourceArgs` of Koordinator's plugin (koordinator.md §1.8).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from agent.model.objects import ObjectError, converted
+from agent.model.policies import BindPolicy, NumaPolicy
+
+Weights = dict[str, int]
+"""By resource."""
+
+
+class ScoringType(enum.StrEnum):
+    """Which nodes are good: those with little left, with much left, or evenly used."""
+
+    MOST_ALLOCATED = "MostAllocated"
+    LEAST_ALLOCATED = "LeastAllocated"
+    BALANCED_ALLOCATION = "BalancedAllocation"
+
+
+class Measure(enum.StrEnum):
+    """What a node is scored by: amounts of resources, or how many of its NUMA nodes are used."""
+
+    RESOURCES = "Resources"
+    NUMA_NODES = "NUMANodes"
+
+
+class Rules(enum.StrEnum):
+    """How: as the proposals say, or as Koordinator's plugin does."""
+
+    PROPOSAL = "CPUOrchestrationPluginArgs"
+    KOORDINATOR = "NodeNUMAResourceArgs"
+
+
+class Strategy(msgspec.Struct, frozen=True):
+    """A way to score, and the resources that count."""
+
+    type: ScoringType
+    weights: Weights
+
+
+class SchedulerArgs(msgspec.Struct, frozen=True):
+    """`node`: of pods that run anywhere on a node; `numa`: of those held to NUMA nodes. `measures`:
+    the mean of all that are named."""
+
+    rules: Rules
+    bind: BindPolicy
+    numa_policy: NumaPolicy
+    node: Strategy
+    numa: Strategy
+    measures: frozenset[Measure]
+
+
+def decode(body: object) -> SchedulerArgs:
+    """Of a decoded file; what it does not say is the kind's default. Raises ObjectError, which
+    names the field."""
+    kind = body.get("kind") if isinstance(body, dict) else None
+    if kind == Rules.KOORDINATOR:
+        return _koordinator(converted(body, kind, _NodeNumaResource))
+    return _proposal(converted(body, Rules.PROPOSAL, _CpuOrchestration))
+
+
+def defaults(kind: Rules) -> SchedulerArgs:
+    """What holds where a file says nothing but its kind."""
+    return decode({"kind": kind.value})
+
+
+_CPU_AND_MEMORY: Final = {"cpu": 1, "memory": 1}
+_MOST_WEIGHT: Final = 100
+_Bind = Literal["FullPCPUs", "SpreadByPCPUs"]
+
+
+class _Fields(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    pass
+
+
+class _Resource(_Fields, frozen=True):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    weight: Annotated[int, msgspec.Meta(ge=1, le=_MOST_WEIGHT)] = 1
+
+
+class _Strategy(_Fields, frozen=True):
+    type: ScoringType | None = None
+    resources: tuple[_Resource, ...] | None = None
+
+
+class _MeasuredStrategy(_Strategy, frozen=True):
+    measures: frozenset[Measure] | None = None
+
+
+class _CpuOrchestration(_Fields, frozen=True):
+    kind: Literal["CPUOrchestrationPluginArgs"]
+    api_version: str = ""
+    bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
+    numa_policy: NumaPolicy = msgspec.field(
+        default=NumaPolicy.BEST_EFFORT, name="numaTopologyAlignmentPolicy"
+    )
+    scoring_strategy: _MeasuredStrategy | None = None
+    numa_scoring_strategy: _Strategy | None = None
+
+
+class _NodeNumaResource(_Fields, frozen=True):
+    kind: Literal["NodeNUMAResourceArgs"]
+    api_version: str = ""
+    bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
+    scoring_strategy: _Strategy | None = None
+    numa_scoring_strategy: _Strategy | None = None
+
+
+def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
+    said = raw.scoring_strategy or _MeasuredStrategy()
+    default = Strategy(ScoringType.MOST_ALLOCATED, _CPU_AND_MEMORY)
+    node = _strategy(Rules.PROPOSAL, "scoringStrategy", said, default)
+    return SchedulerArgs(
+        Rules.PROPOSAL,
+        BindPolicy(raw.bind),
+        raw.numa_policy,
+        node,
+        _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
+        said.measures or frozenset(Measure),
+    )
+
+
+def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
+    default = Strategy(ScoringType.LEAST_ALLOCATED, _CPU_AND_MEMORY)
+    return SchedulerArgs(
+        Rules.KOORDINATOR,
+        BindPolicy(raw.bind),
+        NumaPolicy.NONE,
+        _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default),
+        _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, default),
+        frozenset({Measure.RESOURCES}),
+    )
+
+
+def _strategy(kind: str, field: str, said: _Strategy | None, default: Strategy) -> Strategy:
+    if said is None:
+        return default
+    weights = default.weights
+    if said.resources:
+        weights = {each.name: each.weight for each in said.resources}
+        if len(weights) < len(said.resources):
+            raise ObjectError(kind, "", f"{field}.resources: a resource is named twice")
+    return Strategy(said.type or default.type, weights)

@@ -1,0 +1,174 @@
+"""A node's facts from its two objects: those that the agent writes, and what others write."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from agent.allocate import layout
+from agent.allocate.nodefacts import node_facts
+from agent.conformance import machines
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.node_annotations import (
+    AMPLIFICATION_RATIO,
+    RESERVATION,
+    SYSTEM_QOS,
+    NodeReservation,
+    SystemQos,
+)
+from agent.model.nodetopology import L3_CPUS, Amounts, NodeTopology, Zone
+from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.resources import (
+    CPU_MANAGER_POLICY,
+    CPU_TOPOLOGY,
+    POD_CPU_ALLOCS,
+    NodeConfiguration,
+    PodCpuAlloc,
+    koordinator_annotations,
+)
+from agent.model.topology import Topology
+
+MACHINE = machines.cpus((2, 1, 4, 2), "interleaved")
+PLAIN = NodeConfiguration()
+ALLOC = PodCpuAlloc("ns", "kubelets", "u", "6,14", managed_by_kubelet=True)
+
+
+def told(configured: NodeConfiguration = PLAIN, *allocs: PodCpuAlloc) -> Any:
+    """As the agent tells it."""
+    topology = Topology(MACHINE, (), EMPTY, EMPTY, smt=True)
+    return koordinator_annotations(topology, (), (), allocs, configured)
+
+
+def zone(node: int, cpu_milli: int, **more: int) -> Zone:
+    amounts = {"cpu": cpu_milli, **more}
+    return Zone(node, {name: Amounts(n, n, 0) for name, n in amounts.items()})
+
+
+def test_what_the_agent_reports_comes_back() -> None:
+    configured = NodeConfiguration(
+        kubelet_policy="static",
+        kubelet_options={"full-pcpus-only": "true"},
+        kubelet_reserved=CpuSet.parse("0,8"),
+        system_qos=SystemQos("1,9"),
+        reservation=NodeReservation(reserved_cpus="2,8"),
+    )
+    topology = NodeTopology(
+        "n", (zone(0, 8000, memory=1 << 30),), "restricted", annotations=told(configured, ALLOC)
+    )
+    facts, faults = node_facts({}, {}, topology, 16000)
+    assert not faults
+    assert facts.layout == layout.of(MACHINE)
+    assert facts.zones == {0: {"cpu": 8000, "memory": 1 << 30}}
+    assert facts.kept == CpuSet.parse("0-2,6,8-9,14")
+    assert facts.kubelet_reserved == CpuSet.parse("0")
+    assert (facts.cpu_milli, facts.cpu_ratio) == (16000, 1.0)
+    assert facts.policies.numa_kubelet is NumaPolicy.RESTRICTED
+    assert facts.policies.full_pcpus_only
+
+
+def test_cores_are_numbered_anew_in_each_socket() -> None:
+    detail = [
+        {"id": each.id, "core": each.core % 4, "socket": each.socket, "node": each.node}
+        for each in MACHINE
+    ]
+    topology = NodeTopology("n", annotations={CPU_TOPOLOGY: json.dumps({"detail": detail})})
+    assert node_facts({}, {}, topology)[0].layout == layout.of(MACHINE)
+
+
+def test_caches_come_from_the_zones() -> None:
+    zones = (
+        Zone(0, attributes={L3_CPUS: "0-1,8-9;2-3,10-11"}),
+        Zone(1, attributes={L3_CPUS: "4-5,12-13;x;6-7,14-15"}),
+    )
+    topology = NodeTopology("n", zones, annotations=told())
+    found = node_facts({}, {}, topology)[0].layout
+    assert found == layout.of(machines.cpus((2, 1, 4, 2), "interleaved", 4))
+
+
+def test_labels_and_ratios_are_the_nodes() -> None:
+    labels = {
+        "node.koordinator.sh/numa-topology-policy": "SingleNUMANode",
+        "node.koordinator.sh/cpu-bind-policy": "SpreadByPCPUs",
+        "node.koordinator.sh/numa-allocate-strategy": "MostAllocated",
+    }
+    notes = {AMPLIFICATION_RATIO: '{"cpu": 1.5, "memory": 1.25, "pods": 0.5}'}
+    topology = NodeTopology("n", (zone(0, 2000, memory=10, pods=4),), annotations=told())
+    facts, faults = node_facts(labels, notes, topology)
+    assert not faults
+    assert facts.policies.numa_label is NumaPolicy.SINGLE_NUMA_NODE
+    assert facts.policies.bind_label is BindPolicy.SPREAD_BY_PCPUS
+    assert facts.policies.strategy_label is NumaStrategy.MOST_ALLOCATED
+    assert facts.zones == {0: {"cpu": 2000, "memory": 13, "pods": 4}}
+    assert facts.totals() == {0: {"cpu": 3000, "memory": 13, "pods": 4}}
+
+
+def test_a_shared_system_cpuset_keeps_nothing() -> None:
+    notes = told(NodeConfiguration(system_qos=SystemQos("1", cpuset_exclusive=False)))
+    assert node_facts({}, {}, NodeTopology("n", annotations=notes))[0].kept == EMPTY
+
+
+def test_pods_that_the_kubelet_did_not_place_have_their_own_claims() -> None:
+    ours = PodCpuAlloc("ns", "ours", "u", "4,12")
+    topology = NodeTopology("n", annotations=told(PLAIN, ours, ALLOC))
+    assert node_facts({}, {}, topology)[0].kept == CpuSet.parse("6,14")
+
+
+def test_options_mean_nothing_under_another_policy() -> None:
+    configured = NodeConfiguration(kubelet_options={"full-pcpus-only": "true"})
+    facts, _ = node_facts({}, {}, NodeTopology("n", annotations=told(configured)))
+    assert not facts.policies.full_pcpus_only
+
+
+def test_a_node_that_tells_of_no_cpus_has_its_zones() -> None:
+    facts, faults = node_facts({}, {}, NodeTopology("n", (zone(3, 1000),)))
+    assert (facts.layout, facts.zones, faults) == (None, {3: {"cpu": 1000}}, ())
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "said"),
+    [
+        (CPU_TOPOLOGY, "{", "is not JSON"),
+        (CPU_TOPOLOGY, '{"detail":[{"id":-1,"core":0,"socket":0,"node":0}]}', "detail[0].id"),
+        (
+            CPU_TOPOLOGY,
+            '{"detail":[{"id":1,"core":0,"socket":0,"node":0},'
+            '{"id":1,"core":1,"socket":0,"node":0}]}',
+            "twice",
+        ),
+        (CPU_MANAGER_POLICY, '{"policy":"static","reservedCPUs":"x"}', "reservedCPUs"),
+        (POD_CPU_ALLOCS, '[{"uid":"u","name":"","namespace":"","cpuset":1}]', "cpuset"),
+        (
+            POD_CPU_ALLOCS,
+            '[{"uid":"u","name":"","namespace":"","cpuset":"z","managedByKubelet":true}]',
+            "'u'",
+        ),
+        (RESERVATION, '{"reservedCPUs":"3-1"}', "reservedCPUs"),
+        (SYSTEM_QOS, '{"cpuset":"?"}', "cpuset"),
+    ],
+)
+def test_no_cpus_are_bound_where_it_is_not_known_whose_they_are(
+    key: str, text: str, said: str
+) -> None:
+    topology = NodeTopology("n", (zone(0, 1000),), annotations={**told(), key: text})
+    facts, faults = node_facts({}, {}, topology)
+    assert facts.layout is None
+    assert facts.zones == {0: {"cpu": 1000}}
+    (fault,) = faults
+    assert fault.startswith(f"annotation {key}: ")
+    assert said in fault
+
+
+@pytest.mark.parametrize("ratio", ['{"cpu": 1e9}', '{"cpu": "x"}', "[]"])
+def test_an_unreadable_ratio_is_none(ratio: str) -> None:
+    facts, faults = node_facts({}, {AMPLIFICATION_RATIO: ratio}, NodeTopology("n"))
+    assert facts.cpu_ratio == 1.0
+    (fault,) = faults
+    assert fault.startswith(f"annotation {AMPLIFICATION_RATIO}: ")
+
+
+def test_complaints_about_labels_come_too() -> None:
+    labels = {"node.koordinator.sh/cpu-bind-policy": "Sideways"}
+    _, faults = node_facts(labels, {}, NodeTopology("n"))
+    assert "Sideways" in faults[0]
