@@ -8,7 +8,6 @@ from typing import Final
 
 import msgspec
 
-
 _NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 
 

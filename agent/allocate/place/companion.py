@@ -22,6 +22,11 @@ class DeviceCompanion:
         self._numa: int | None = None
         self.found: Allocation | Refusal | None = None
 
+    @property
+    def kinds(self) -> Collection[str]:
+        """The device types that are asked for."""
+        return self._request.asks.keys()
+
     def hints(self, nodes: Collection[int]) -> Provider:
         hints = device_hints(self._node, self._request, nodes, self._strategy)
         if isinstance(hints, Refusal):
@@ -30,9 +35,14 @@ class DeviceCompanion:
         return hints
 
     def fits(self, mask: int | None) -> bool:
+        return isinstance(self.find(mask), Allocation)
+
+    def find(self, mask: int | None) -> Allocation | Refusal:
+        """The devices on these NUMA nodes; None: on any."""
         self._numa = mask
-        self.found = allocate(self._node, self._request, numa=mask, strategy=self._strategy)
-        return isinstance(self.found, Allocation)
+        found = allocate(self._node, self._request, numa=mask, strategy=self._strategy)
+        self.found = found
+        return found
 
     def score(self, allocation: Allocation) -> int:
         """0-100, the mean over the types."""

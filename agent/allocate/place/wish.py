@@ -8,12 +8,18 @@ from typing import Final
 import msgspec
 
 from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, ask_of
+from agent.allocate.claims import Claim
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
 from agent.allocate.place import totals
-from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, AnnotationError
+from agent.model.annotations import (
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    AnnotationError,
+)
 from agent.model.apipods import ApiPod
-from agent.model.device_allocation import GPU_ISOLATION_PROVIDER
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.device_wishes import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
@@ -41,7 +47,8 @@ class Needs(enum.Flag):
 class Wish(msgspec.Struct, frozen=True):
     """`ask`: of CPU, memory and whatever else but devices that NUMA nodes may count; `requests`: of
     the whole pod, devices too. `isolation`: the library that shall enforce parts of a GPU, "" for
-    none. `shape`: equal for two pods that get the same answer on every node."""
+    none. `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those
+    that we write. `shape`: equal for two pods that get the same answer on every node."""
 
     ask: Ask
     requests: dict[str, int] = {}
@@ -51,6 +58,7 @@ class Wish(msgspec.Struct, frozen=True):
     preempts: bool = True
     isolation: str = ""
     spec_text: str = ""
+    stale: tuple[str, ...] = ()
     shape: bytes = b""
 
     @property
@@ -60,6 +68,11 @@ class Wish(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         return self.ask.title
+
+    @property
+    def nothing(self) -> Claim:
+        """What it holds of CPUs and NUMA nodes where nothing was given to it."""
+        return Claim(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
 
 
 def wish_of(pod: ApiPod) -> Wish:
@@ -72,6 +85,7 @@ def wish_of(pod: ApiPod) -> Wish:
 
 _SPECS: Final = (RESOURCE_SPEC, NUMA_TOPOLOGY_SPEC)
 _DEVICE_NOTES: Final = (DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE, GPU_PARTITION_SPEC)
+_WRITTEN: Final = (RESOURCE_STATUS, DEVICE_ALLOCATED)
 _CLASSES: Final = frozenset(QoS)
 
 
@@ -108,6 +122,7 @@ def _wish(pod: ApiPod) -> Wish:
         pod.preempts,
         isolation,
         notes.get(RESOURCE_SPEC, ""),
+        tuple(key for key in _WRITTEN if notes.get(key)),
         _shape(ask, ours, requests, isolation, device_notes),
     )
 

@@ -1,0 +1,181 @@
+"""What a node answers to a wish: a place with all that goes with it, or why there is none."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from agent.allocate.devices.allocation import Allocation
+from agent.allocate.devices.annotation import device_allocated
+from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.offer import Offer
+from agent.allocate.place.effective import spec_text
+from agent.allocate.place.holding import Holding
+from agent.allocate.place.wish import Wish
+from agent.allocate.precedence import Source
+from agent.allocate.reasons import Reason, Rejection
+from agent.model.annotations import RESOURCE_SPEC
+from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
+from agent.model.policies import BindPolicy
+from agent.model.quantities import cpu
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """`offer` None: nothing of CPUs and NUMA nodes is kept for the pod; `allocation` None: no
+    device. `score`: 0-100, more is better; `order`: smaller is better among equal scores."""
+
+    wish: Wish
+    offer: Offer | None = None
+    allocation: Allocation | None = None
+    score: int = 0
+    order: tuple[int, ...] = ()
+
+    @property
+    def uid(self) -> str:
+        return self.wish.uid
+
+    def to(self, wish: Wish) -> Granted:
+        """The same for another pod of the same shape."""
+        offer = self.offer
+        if offer is not None:
+            claim = msgspec.structs.replace(offer.claim, uid=wish.uid, title=wish.title)
+            offer = msgspec.structs.replace(offer, claim=claim)
+        return msgspec.structs.replace(self, wish=wish, offer=offer)
+
+    def holding(self) -> Holding:
+        """What the pod holds once this is committed: what `holding_of` reads back."""
+        wish = self.wish
+        devices: Holdings = {}
+        functions: VirtualFunctions = {}
+        for kind, chosen in self.allocation.devices.items() if self.allocation else ():
+            for each in chosen:
+                devices[kind, each.minor] = each.resources
+                if each.functions:
+                    buses = frozenset(function.bus for function in each.functions)
+                    functions[kind, each.minor] = buses
+        return Holding(
+            wish.uid,
+            wish.title,
+            self.offer.claim if self.offer else wish.nothing,
+            devices,
+            functions,
+            wish.requests,
+            wish.priority,
+        )
+
+    def annotations(self) -> dict[str, str]:
+        """What to write on the pod. What an earlier try, or somebody else, wrote there and is not
+        given now is emptied."""
+        found = dict.fromkeys(self.wish.stale, "{}")
+        if self.offer is not None:
+            claim = self.offer.claim
+            found |= claim.annotations()
+            if claim.cpus and (text := self._spec()) is not None:
+                found[RESOURCE_SPEC] = text
+        if self.allocation is not None:
+            found[DEVICE_ALLOCATED] = device_allocated(self.allocation)
+        return found
+
+    def _spec(self) -> str | None:
+        """With the bind policy in force; None where it says so already."""
+        for each in self.offer.why.policies if self.offer else ():
+            if each.policy == "cpu bind policy":
+                forced = each.source in (Source.KUBELET, Source.NODE_LABEL)
+                return spec_text(self.wish.spec_text, BindPolicy(each.value), forced=forced)
+        return None
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Something of the node itself, that no pod's end brings; `text` says what."""
+
+    text: str
+
+
+Why = Rejection | Refusal | Missing
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Never without a reason. `unresolvable`: no eviction can help."""
+
+    reasons: tuple[Why, ...]
+    unresolvable: bool = False
+
+    def text(self) -> str:
+        """For people: what lacks, how much of it was asked and is there."""
+        return "; ".join(map(_said, self.reasons))
+
+
+def refused(*reasons: Why) -> Refused:
+    """With what these reasons say about evictions: one that stays for good is enough."""
+    return Refused(reasons, any(map(_stays, reasons)))
+
+
+_LASTING: Final = frozenset(
+    {
+        Reason.ARCHITECTURE,
+        Reason.CPU_NOT_INTEGER,
+        Reason.SMT_ALIGNMENT,
+        Reason.BIND_POLICY_CONFLICT,
+        Reason.NUMA_POLICY_CONFLICT,
+        Reason.NO_CPU_TOPOLOGY,
+        Reason.NO_NUMA_RESOURCES,
+        Cause.NO_DEVICES,
+        Cause.NO_VIRTUAL_FUNCTIONS,
+        Cause.NO_TOPOLOGY,
+        Cause.NO_PARTITION_TABLE,
+        Cause.PARTITION_SIZE,
+    }
+)
+_WORDS: Final = {
+    Reason.ARCHITECTURE: "the architecture has no such policy",
+    Reason.CPU_NOT_INTEGER: "bound CPUs have to be a whole number",
+    Reason.SMT_ALIGNMENT: "CPUs are no multiple of a core's threads",
+    Reason.BIND_POLICY_CONFLICT: "the node has another CPU bind policy",
+    Reason.NUMA_POLICY_CONFLICT: "the node has another NUMA policy",
+    Reason.NO_CPU_TOPOLOGY: "the node does not tell its CPU topology",
+    Reason.NO_NUMA_RESOURCES: "the NUMA nodes do not tell what they have",
+    Reason.AMPLIFIED_CPU: "not enough amplified CPU",
+    Reason.NOT_ENOUGH_CPUS: "not enough free CPUs",
+    Reason.BIND_POLICY_UNMET: "not enough CPUs that suit the bind policy",
+    Reason.NUMA_UNSATISFIED: "the NUMA nodes have not enough",
+    Reason.NUMA_UNALIGNED: "no NUMA nodes that the policy admits",
+    Reason.NUMA_INSUFFICIENT: "the NUMA nodes have not enough",
+    Reason.NUMA_COMPANION: "the devices are not on the NUMA nodes of CPU and memory",
+    Reason.NO_POOL_FITS: "the limit is larger than the shared CPUs",
+    Cause.INSUFFICIENT: "not enough devices are free",
+    Cause.NO_DEVICES: "the node has none",
+    Cause.NO_VIRTUAL_FUNCTIONS: "the node has no virtual functions",
+    Cause.SCOPE: "not enough within the required scope",
+    Cause.NO_TOPOLOGY: "the devices do not say where they sit",
+    Cause.NO_PARTITION_TABLE: "the node has no partition table",
+    Cause.PARTITION_SIZE: "the partition table has no sets of so many",
+    Cause.PARTITION: "no set of the partition table is free",
+    Cause.JOINT: "not under the same switches as the other devices",
+}
+
+
+def _stays(why: Why) -> bool:
+    if isinstance(why, Rejection):
+        return why.reason in _LASTING
+    return isinstance(why, Missing) or why.cause in _LASTING
+
+
+def _said(why: Why) -> str:
+    if isinstance(why, Missing):
+        return why.text
+    if isinstance(why, Refusal):
+        return f"{why.type}: {_WORDS[why.cause]}"
+    words = f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
+    more = [why.detail] if why.detail else []
+    if why.asked is not None:
+        more.append(f"asked {_amount(why.resource, why.asked)}")
+    if why.available is not None:
+        more.append(f"available {_amount(why.resource, why.available)}")
+    if why.nodes:
+        more.append(f"NUMA nodes {','.join(map(str, why.nodes))}")
+    return f"{words} ({', '.join(more)})" if more else words
+
+
+def _amount(resource: str, amount: int) -> str:
+    return cpu(amount) if resource == "cpu" else str(amount)

@@ -1,0 +1,134 @@
+"""What stands about a node while pods come and go: CPUs, NUMA nodes, devices, and its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+
+from agent.allocate.devices import partitions
+from agent.allocate.devices.inventory import Inventory, inventory
+from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
+from agent.allocate.foreign.existing import existing, functions_taken, taken
+from agent.allocate.foreign.names import keys
+from agent.allocate.node import NodeFacts
+from agent.model import checkpoints
+from agent.model.annotations import AnnotationError
+from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
+from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
+from agent.model.holding import Holding as Held
+from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
+from agent.model.policies import NumaPolicy, NumaStrategy
+
+
+class PlaceRules(msgspec.Struct, frozen=True):
+    """What is configured, of devices. `strategy`: which are liked better. `unshared`: by vendor,
+    the GPU models of which no parts are given."""
+
+    strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
+    unshared: dict[str, frozenset[str]] = {}
+
+
+class Imported(msgspec.Struct, frozen=True):
+    """Devices that one pod holds though no scheduler gave it them."""
+
+    devices: Holdings
+    functions: VirtualFunctions
+
+
+class PlaceFacts(msgspec.Struct, frozen=True):
+    """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
+    by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
+    `shares_gpus`: parts of GPUs are given. `faults`: what is wrong with the node's objects."""
+
+    name: str
+    cpus: NodeFacts | None = None
+    inventory: Inventory | None = None
+    imported: dict[str, Imported] = {}
+    isolation: str = ""
+    shares_gpus: bool = True
+    rules: PlaceRules = PlaceRules()
+    faults: tuple[str, ...] = ()
+
+    @property
+    def binds_all(self) -> bool:
+        """Koordinator's words on the node concern every pod, not only Koordinator's own."""
+        cpus = self.cpus
+        if cpus is None:
+            return False
+        said = cpus.policies
+        return (
+            cpus.cpu_ratio > 1
+            or said.bind_label is not None
+            or said.numa_label not in (None, NumaPolicy.NONE)
+        )
+
+
+def place_facts(
+    name: str,
+    labels: Mapping[str, str],
+    cpus: NodeFacts | None = None,
+    device: DeviceObject | None = None,
+    rules: PlaceRules | None = None,
+    faults: tuple[str, ...] = (),
+) -> PlaceFacts:
+    """`labels`: the Node's; `faults`: those that were found so far. Of a Device object the
+    partition table or the list of imported holdings that can't be read is left out."""
+    rules = rules or PlaceRules()
+    found = list(faults)
+    shares = labels.get(GPU_MODEL, "") not in rules.unshared.get(labels.get(GPU_VENDOR, ""), ())
+    return PlaceFacts(
+        name,
+        cpus,
+        None if device is None else _inventory(device, labels, found),
+        {} if device is None else _imported(device, found),
+        labels.get(GPU_ISOLATION_PROVIDER, ""),
+        shares,
+        rules,
+        tuple(found),
+    )
+
+
+def _inventory(device: DeviceObject, labels: Mapping[str, str], faults: list[str]) -> Inventory:
+    try:
+        table = _partitions(
+            device.annotations.get(GPU_PARTITIONS, ""),
+            device.labels.get(PARTITION_POLICY, ""),
+            labels.get(PARTITION_POLICY, ""),
+            labels.get(GPU_MODEL, ""),
+            labels.get(GPU_VENDOR, ""),
+        )
+    except AnnotationError as error:
+        faults.append(f"Device {device.name}: {error}")
+        table = Partitions()
+    return inventory(device.devices, table)
+
+
+@lru_cache(maxsize=256)
+def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str) -> Partitions:
+    """Nodes of one model share a table. Raises AnnotationError."""
+    return partitions.partitions(
+        {PARTITION_POLICY: of_device},
+        {GPU_PARTITIONS: text},
+        {PARTITION_POLICY: of_node, GPU_MODEL: model, GPU_VENDOR: vendor},
+    )
+
+
+def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:
+    try:
+        grants = checkpoints.decode(device.annotations)
+    except AnnotationError as error:
+        faults.append(f"Device {device.name}: {error}")
+        return {}
+    if not grants:
+        return {}
+    told = existing(grants, keys(device.devices), {}, None)
+    faults.extend(f"Device {device.name}: {problem}" for problem in told.problems)
+    by_pod: dict[str, list[Held]] = {}
+    for each in told.holdings:
+        by_pod.setdefault(each.uid, []).append(each)
+    return {
+        uid: Imported(taken(held, device.devices), functions_taken(held, device.devices))
+        for uid, held in by_pod.items()
+    }

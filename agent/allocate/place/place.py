@@ -1,0 +1,270 @@
+"""The one account of a node for pods' whole wishes: CPUs, NUMA nodes and devices together.
+
+`offer` changes nothing; `commit` makes an offer come true, if it still can; `record` takes what a
+pod's annotations say. The state is that of the holdings alone, so that a restart rebuilds it from
+the pods' annotations in any order. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.allocate.devices.allocation import Allocation
+from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.standing import gone
+from agent.allocate.devices.state import NodeDevices, node_devices
+from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
+from agent.allocate.offer import Declined, Offer
+from agent.allocate.place.answer import Granted, Missing, Refused, refused
+from agent.allocate.place.companion import DeviceCompanion
+from agent.allocate.place.facts import PlaceFacts
+from agent.allocate.place.holding import Holding
+from agent.allocate.place.wish import Needs, Wish
+from agent.allocate.reasons import Reason
+from agent.model.device_allocation import functions_together, together
+from agent.model.devices import DeviceType
+
+__all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
+
+
+class DeviceOverlap(msgspec.Struct, frozen=True):
+    """More of a device is held than it has, or one virtual function by several: `what` is the
+    resource or the function's bus id; `uids` ascending."""
+
+    type: str
+    minor: int
+    what: str
+    uids: tuple[str, ...]
+
+
+class Place:
+    """Holdings by pod uid on a node of these facts."""
+
+    def __init__(self, facts: PlaceFacts, holdings: Iterable[Holding] = ()) -> None:
+        self._facts = facts
+        self._holdings: dict[str, Holding] = {}
+        self._ledger = Ledger(facts.cpus) if facts.cpus else None
+        self._devices: NodeDevices | None = None
+        self._version = 0
+        for holding in holdings:
+            self.record(holding)
+
+    @property
+    def facts(self) -> PlaceFacts:
+        return self._facts
+
+    @property
+    def holdings(self) -> Mapping[str, Holding]:
+        """A live view, by uid."""
+        return MappingProxyType(self._holdings)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change."""
+        return self._version
+
+    def with_facts(self, facts: PlaceFacts) -> Place:
+        """The same holdings on a node that has changed; the version goes on."""
+        other = Place(facts, self._holdings.values())
+        other._version = self._version + 1
+        return other
+
+    def without(self, uids: Collection[str]) -> Place:
+        """A copy in which these pods hold nothing."""
+        other = copy.copy(self)
+        other._holdings = {uid: held for uid, held in self._holdings.items() if uid not in uids}
+        if self._ledger is not None:
+            other._ledger = self._ledger.without(uids)
+        if any(self._kinds(uid) for uid in uids):
+            other._devices = None
+        other._version += 1
+        return other
+
+    def offer(self, wish: Wish) -> Granted | Refused:
+        """A place as things stand; a pod that holds something is offered another as if it did
+        not."""
+        facts = self._facts
+        if not wish.needs and not facts.binds_all:
+            return Granted(wish)
+        if facts.cpus is None and Needs.CPUS in wish.needs:
+            return refused(Missing(f"node {facts.name} has no usable NodeResourceTopology"))
+        companion = None
+        if wish.devices is not None:
+            if missing := self._unfit(wish):
+                return refused(missing)
+            devices = self._node_devices(beside=wish.uid)
+            companion = DeviceCompanion(devices, wish.devices, facts.rules.strategy)
+        offer: Offer | None = None
+        if self._ledger is not None:
+            got = self._ledger.offer(wish.ask, companion)
+            if isinstance(got, Declined):
+                return _declined(got, companion)
+            offer = got
+        return _granted(wish, offer, companion)
+
+    def commit(self, granted: Granted) -> Holding:
+        """Raises StaleOfferError, and changes nothing, where something was given away since."""
+        wish = granted.wish
+        if granted.allocation is not None and wish.devices is not None:
+            if self._facts.inventory is None:
+                raise StaleOfferError(f"pod {wish.title}: the node has no Device object any more")
+            devices = self._node_devices(beside=wish.uid)
+            if missing := gone(devices, wish.devices, granted.allocation):
+                raise StaleOfferError(f"pod {wish.title}: {missing}")
+        if granted.offer is not None:
+            claim = granted.offer.claim
+            if self._ledger is None and (claim.cpus or claim.amounts):
+                reason = "the node has no usable NodeResourceTopology any more"
+                raise StaleOfferError(f"pod {wish.title}: {reason}")
+            if self._ledger is not None:
+                self._ledger.commit(granted.offer)
+        elif self._ledger is not None:
+            self._ledger.record(wish.nothing)
+        holding = granted.holding()
+        self._put(holding)
+        return holding
+
+    def record(self, holding: Holding) -> None:
+        """Takes a holding as it is, in place of an earlier one of the same pod."""
+        if self._ledger is not None:
+            self._ledger.record(holding.claim)
+        self._put(holding)
+
+    def release(self, uid: str) -> Holding | None:
+        """Gives back what a pod held; None for one that is not known."""
+        if self._kinds(uid):
+            self._devices = None
+        holding = self._holdings.pop(uid, None)
+        if holding is not None:
+            if self._ledger is not None:
+                self._ledger.release(uid)
+            self._version += 1
+        return holding
+
+    def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
+        """What is held by more pods than may share it."""
+        of_cpus = self._ledger.overlaps() if self._ledger else ()
+        return (*of_cpus, *self._device_overlaps())
+
+    def _unfit(self, wish: Wish) -> Missing | None:
+        facts = self._facts
+        if facts.inventory is None:
+            return Missing(f"node {facts.name} has no Device object")
+        gpu = wish.devices.asks.get(DeviceType.GPU) if wish.devices else None
+        if gpu is not None and gpu.shared:
+            if wish.isolation and wish.isolation != facts.isolation:
+                there = facts.isolation or "none"
+                return Missing(f"GPU isolation provider: asked {wish.isolation}, available {there}")
+            if not facts.shares_gpus:
+                return Missing("parts of GPUs of this model are not given")
+        return None
+
+    def _node_devices(self, beside: str) -> NodeDevices:
+        """As they stand, without what the pod of this uid holds."""
+        if self._kinds(beside):
+            return self.without((beside,))._node_devices("")
+        if self._devices is None:
+            inventory = self._facts.inventory
+            if inventory is None:
+                raise ValueError(f"node {self._facts.name} has no Device object")
+            devices, functions = [], []
+            for held in self._holdings.values():
+                if held.devices or held.functions:
+                    devices.append(held.devices)
+                    functions.append(held.functions)
+            for uid, imported in self._facts.imported.items():
+                told = self._kinds(uid)
+                devices.append(
+                    {at: each for at, each in imported.devices.items() if at[0] not in told}
+                )
+                functions.append(
+                    {at: each for at, each in imported.functions.items() if at[0] not in told}
+                )
+            self._devices = node_devices(
+                inventory, together(devices), functions_together(functions)
+            )
+        return self._devices
+
+    def _put(self, holding: Holding) -> None:
+        if _of_devices(holding) or self._kinds(holding.uid):
+            self._devices = None
+        self._holdings[holding.uid] = holding
+        self._version += 1
+
+    def _kinds(self, uid: str) -> frozenset[str]:
+        """Of the devices that a scheduler gave a pod: for these no other word about it counts."""
+        held = self._holdings.get(uid)
+        return _of_devices(held) if held is not None else frozenset()
+
+    def _device_overlaps(self) -> tuple[DeviceOverlap, ...]:
+        inventory = self._facts.inventory
+        holders: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
+        for uid, held in sorted(self._holdings.items()):
+            for (kind, minor), amounts in held.devices.items():
+                for name, amount in amounts.items():
+                    holders.setdefault((kind, minor, name), []).append((uid, amount))
+            for (kind, minor), buses in held.functions.items():
+                for bus in buses:
+                    holders.setdefault((kind, minor, bus), []).append((uid, 1))
+        found = []
+        for (kind, minor, what), claims in sorted(holders.items()):
+            fleet = inventory.fleets.get(kind) if inventory else None
+            device = fleet.devices.get(minor) if fleet else None
+            # A virtual function is no resource of its device: it is there once.
+            there = device.resources.get(what, 1) if device else 1
+            if len(claims) > 1 and sum(amount for _, amount in claims) > there:
+                uids = tuple(uid for uid, amount in claims if amount)
+                found.append(DeviceOverlap(kind, minor, what, uids))
+        return tuple(found)
+
+
+def _of_devices(holding: Holding) -> frozenset[str]:
+    if not holding.devices and not holding.functions:
+        return _NONE
+    return frozenset(kind for kind, _ in (*holding.devices, *holding.functions))
+
+
+_NONE: Final[frozenset[str]] = frozenset()
+_Value = TypeVar("_Value")
+
+
+def _beside(
+    of_devices: Mapping[tuple[str, int], _Value], kinds: frozenset[str]
+) -> dict[tuple[str, int], _Value]:
+    """Those of other types."""
+    return {at: each for at, each in of_devices.items() if at[0] not in kinds}
+
+
+def _granted(
+    wish: Wish, offer: Offer | None, companion: DeviceCompanion | None
+) -> Granted | Refused:
+    scores, order = [], (0, 0)
+    if offer is not None:
+        order = offer.price.split_cores, offer.price.numa_nodes
+        if "cpu" in wish.requests or "memory" in wish.requests:
+            scores.append(offer.price.score)
+    if companion is None:
+        return Granted(wish, offer, None, sum(scores), order)
+    found = companion.found or companion.find(None)
+    if not isinstance(found, Allocation):
+        return refused(found)
+    scores.append(companion.score(found))
+    return Granted(
+        wish, offer, found, sum(scores) // len(scores), (*order, companion.opened(found))
+    )
+
+
+def _declined(declined: Declined, companion: DeviceCompanion | None) -> Refused:
+    if companion is None or not isinstance(companion.found, Refusal):
+        return refused(*declined.rejections)
+    others = [
+        each
+        for each in declined.rejections
+        if each.reason is not Reason.NUMA_COMPANION and each.resource not in companion.kinds
+    ]
+    return refused(companion.found, *others)
