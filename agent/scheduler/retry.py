@@ -8,17 +8,16 @@ of the pod's status is the least of them, and says to people what happened.
 
 from __future__ import annotations
 
-import datetime
 import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from agent.kube import kinds
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
-from agent.kube.transport import FIELD_MANAGER, STRATEGIC, Transport, segment
+from agent.kube.transport import Transport
+from agent.scheduler.podstatus import condition, patch_status
 from agent.scheduler.waiting import Answers, Hope, Waiting
 
 CONDITION: Final = "topolet.io/RoomFound"
@@ -68,7 +67,9 @@ class Retry:
         for hope in self._waiting.round(self._answers, self._clock()):
             waiter = hope.waiter
             try:
-                status(self._transport, waiter.namespace, waiter.name, waiter.uid, _told(hope))
+                patch_status(
+                    self._transport, waiter.namespace, waiter.name, waiter.uid, _told(hope)
+                )
             except (NotFoundError, ConflictError, RejectedError) as error:
                 log.info("pod %s waits no more: %s", waiter.title, error)
                 self._waiting.settled(waiter.uid)
@@ -78,33 +79,6 @@ class Retry:
                 continue
             self.tried += 1
             log.info("pod %s is tried again: node %s has room", waiter.title, hope.node)
-
-
-def status(
-    transport: Transport, namespace: str, name: str, uid: str, fields: dict[str, Any]
-) -> None:
-    """Of a pod: conditions are merged by their type, other fields replaced. Raises KubeError, a
-    RejectedError where the pod is another one by now, and AccessError."""
-    pods = kinds.path("", "v1", f"namespaces/{segment(namespace)}/pods", name)
-    transport.request(
-        "PATCH",
-        f"{pods}/status",
-        {"fieldManager": FIELD_MANAGER},
-        {"metadata": {"uid": uid}, "status": fields},
-        STRATEGIC,
-    )
-
-
-def condition(type_: str, reason: str, message: str) -> dict[str, str]:
-    """One that is true since now."""
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {
-        "type": type_,
-        "status": "True",
-        "reason": reason,
-        "message": message,
-        "lastTransitionTime": now,
-    }
 
 
 def _told(hope: Hope) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from agent.allocate.place.wish import Wish
 from agent.scheduler.shapes import Answer, Fit, Question
 
 AT_ONCE: Final = 128
@@ -19,7 +20,7 @@ REST_SECONDS: Final = 4.0
 class Waiter(msgspec.Struct, frozen=True, eq=False):
     """A pod that found no node. `since`: when it was refused first, `refused_at`: when last, by a
     clock that never goes back; `candidates`: the nodes that only our rule stood against, where an
-    eviction may help."""
+    eviction may help, and `wish` what it asks of them; None where no eviction of ours shall."""
 
     uid: str
     namespace: str
@@ -29,6 +30,7 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     refused_at: float
     priority: int = 0
     candidates: tuple[str, ...] = ()
+    wish: Wish | None = None
 
     @property
     def title(self) -> str:
@@ -72,6 +74,10 @@ class Waiting:
             if before is not None:
                 waiter = msgspec.structs.replace(waiter, since=before.since)
             self._waiters[waiter.uid] = waiter
+
+    def waits(self, uid: str) -> bool:
+        with self._lock:
+            return uid in self._waiters
 
     def settled(self, uid: str) -> None:
         """It was offered a node, or is gone."""
