@@ -101,10 +101,10 @@ class Cluster:
             if state is None:
                 raise ReserveError(f"node {name} is not known")
             if (pod := self._pods.get(granted.uid)) is not None:
-                raise ReserveError(f"pod {granted.uid} is bound to {pod.node}")
+                raise ReserveError(f"pod {granted.wish.title} is bound to {pod.node}")
             before = self._reservations.get(granted.uid)
             if before is not None and before.binding:
-                raise ReserveError(f"a bind of pod {granted.uid} to {before.node} is under way")
+                raise ReserveError(f"a bind of pod {before.title} to {before.node} is under way")
             holding = state.place.commit(granted)
             self._touch(state)
             if before is not None and before.node != name:

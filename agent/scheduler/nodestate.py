@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.allocate.place.facts import place_facts
+from agent.allocate.place.facts import PlaceFacts, place_facts
 from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Needs
 from agent.model.deviceobject import DeviceObject
@@ -35,20 +35,14 @@ class NodeState:
         self._agents: dict[str, bool] = {}
         self._hindrances: dict[int, str | None] = {}
         self._outdated = False
-        self._place = Place(place_facts(NodeReading(name, ""), None, None))
+        self._place = Place(place_facts(name, {}))
 
     @property
     def place(self) -> Place:
         """What the pods and the reservations hold, on the node as its objects are now."""
         if self._outdated:
             self._outdated = False
-            self._place = self._place.with_facts(
-                place_facts(
-                    self.node or NodeReading(self.name, ""),
-                    None if isinstance(self.topology, Unreadable) else self.topology,
-                    None if isinstance(self.devices, Unreadable) else self.devices,
-                )
-            )
+            self._place = self._place.with_facts(self._facts())
         return self._place
 
     @property
@@ -88,6 +82,11 @@ class NodeState:
         if key not in self._hindrances:
             self._hindrances[key] = self._hindered(needs, agents)
         return self._hindrances[key]
+
+    def _facts(self) -> PlaceFacts:
+        node = self.node or NodeReading(self.name, "")
+        device = self.devices if isinstance(self.devices, DeviceObject) else None
+        return place_facts(self.name, node.labels, None, device)
 
     def _hindered(self, needs: Needs, agents: bool) -> str | None:
         if self.node is None:

@@ -23,15 +23,18 @@ from agent.model.quantities import Quantity, QuantityError, milli, whole
 
 log = logging.getLogger(__name__)
 
+# Of deploy/base too.
+AGENT_LABELS: Final = {
+    "app.kubernetes.io/name": "topolet",
+    "app.kubernetes.io/component": "agent",
+}
+
 
 class Agents(msgspec.Struct, frozen=True):
     """Which pods are agents: those with all these labels, in `namespace` where that is not empty.
     Where nothing is said, no node needs one."""
 
-    labels: Mapping[str, str] = {
-        "app.kubernetes.io/name": "topolet",
-        "app.kubernetes.io/component": "agent",
-    }
+    labels: Mapping[str, str] = msgspec.field(default_factory=AGENT_LABELS.copy)
     namespace: str = ""
 
     def include(self, namespace: str, labels: Mapping[str, str]) -> bool:

@@ -23,6 +23,11 @@ class Reservation(msgspec.Struct, frozen=True):
         return self.holding.uid
 
     @property
+    def title(self) -> str:
+        """The pod's namespace/name."""
+        return self.holding.title
+
+    @property
     def binding(self) -> bool:
         """Its Binding is on its way, or taken: another may make two of one pod."""
         return self.sent or self.until is None
