@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import http
-import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 import msgspec
 
@@ -14,11 +12,12 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """Of a route."""
+    """Of a route. `allow`: the method that a path takes, where another was asked for."""
 
     status: int
     body: bytes
     content_type: str = JSON
+    allow: str = ""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -33,52 +32,35 @@ class BadRequestError(ValueError):
     """The body makes no sense; the message says why, and is the answer."""
 
 
-class Application:
-    """WSGI: finds the route, and says what is wrong where there is none."""
+class Request(msgspec.Struct, frozen=True):
+    """`body` is None where no Content-Length told its size."""
 
-    def __init__(self, routes: Mapping[str, Route]) -> None:
-        self._routes = routes
+    method: str
+    path: str
+    content_type: str
+    body: bytes | None
 
-    def __call__(
-        self, environ: dict[str, Any], start: Callable[[str, list[tuple[str, str]]], object]
-    ) -> Iterable[bytes]:
-        route = self._routes.get(environ["PATH_INFO"])
-        reply = self._refusal(route, environ)
-        if route is not None and reply is None:
-            body = b""
-            if route.method == "POST":
-                body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
-            try:
-                reply = route.handle(body)
-            except BadRequestError as error:
-                reply = said(400, str(error))
-        assert reply is not None
-        headers = [
-            ("Content-Type", reply.content_type),
-            ("Content-Length", str(len(reply.body))),
-        ]
-        if reply.status == 405 and route is not None:
-            headers.append(("Allow", route.method))
-        start(f"{reply.status} {http.HTTPStatus(reply.status).phrase}", headers)
-        return [reply.body]
 
-    def _refusal(self, route: Route | None, environ: dict[str, Any]) -> Reply | None:
-        if route is None:
-            return said(404, f"no such path; there are {', '.join(sorted(self._routes))}")
-        if environ["REQUEST_METHOD"] != route.method:
-            return said(405, f"this path takes {route.method} only")
-        if route.method != "POST":
-            return None
-        length = environ.get("CONTENT_LENGTH")
-        if length is None:
-            return said(411, "the Content-Length is missing")
-        # cheroot lets -1 pass, which would be a body without end.
-        if not re.fullmatch("[0-9]+", length):
-            return said(400, "the Content-Length is no number")
-        if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
-            return said(415, f"the Content-Type is not {JSON}")
-        return None
+def answer(routes: Mapping[str, Route], request: Request) -> Reply:
+    """Of the request's route; says what is wrong where there is none."""
+    route = routes.get(request.path)
+    if route is None:
+        return said(404, f"no such path; there are {', '.join(sorted(routes))}")
+    if request.method != route.method:
+        refusal = said(405, f"this path takes {route.method} only")
+        return msgspec.structs.replace(refusal, allow=route.method)
+    if route.method != "POST":
+        return route.handle(b"")
+    if request.body is None:
+        return said(411, "the Content-Length is missing")
+    if request.content_type.partition(";")[0].strip().lower() != JSON:
+        return said(415, f"the Content-Type is not {JSON}")
+    try:
+        return route.handle(request.body)
+    except BadRequestError as error:
+        return said(400, str(error))
 
 
 def said(status: int, text: str) -> Reply:
+    """A line of text."""
     return Reply(status, f"{text}\n".encode(), TEXT)

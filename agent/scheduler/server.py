@@ -1,30 +1,37 @@
 """The HTTP server of the scheduler's process, over TLS or plain.
 
-cheroot does HTTP and has the threads. TLS is ours: its own adapter greets a client in the thread
-that accepts all others, and keeps the certificate that it began with.
+cheroot does HTTP and has the threads. Sockets and their files are ours (streams.py): its own TLS
+adapter greets a client in the thread that accepts all others, and keeps the certificate that it
+began with. So is what stands between a request and its route: WSGI would make a dictionary of
+thirty words of each.
 """
 
 from __future__ import annotations
 
+import http
 import logging
+import re
+import select
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
-from cheroot import errors, makefile, wsgi
-from cheroot.server import HTTPConnection
+from cheroot import errors, server
 from cheroot.ssl import Adapter
+from cheroot.workers.threadpool import ThreadPool
 
 from agent.model.settings import host_port
-from agent.scheduler import certificates
+from agent.scheduler import routes, streams
 from agent.scheduler.certificates import CertificateFiles
-from agent.scheduler.routes import Application, Route
+from agent.scheduler.routes import BadRequestError, Reply, Request, Route
 
 log = logging.getLogger(__name__)
+
+# kube-scheduler asks to prioritize as soon as it has what the filter left.
+_NEXT_REQUEST_MS: Final = 5
 
 
 class ServerError(RuntimeError):
@@ -52,34 +59,18 @@ class Server:
     def __init__(
         self,
         address: str,
-        routes: Mapping[str, Route],
+        pages: Mapping[str, Route],
         certificate: CertificateFiles | None = None,
         limits: Limits | None = None,
         clients: Collection[str] = (),
     ) -> None:
-        """`routes` by path; no certificate: plain HTTP. `clients`: the names of which a client's
+        """`pages` by path; no certificate: plain HTTP. `clients`: the names of which a client's
         certificate must bear one, where the certificate files ask for one at all; empty: any.
         Raises SettingsError for an address that is none."""
         limits = limits or Limits()
         self._address = address
-        self._server = _Http(
-            host_port(address),
-            Application(routes),
-            numthreads=limits.threads,
-            server_name="topolet",
-            timeout=limits.idle_seconds,
-            shutdown_timeout=limits.stop_seconds,
-            accepted_queue_size=limits.waiting,
-            accepted_queue_timeout=0,
-            request_queue_size=limits.waiting,
-        )
-        self._server.max_request_body_size = limits.body_bytes
-        self._server.max_request_header_size = limits.header_bytes
-        self._server.keep_alive_conn_limit = limits.waiting
-        self._server.request_seconds = limits.request_seconds
-        if certificate is None:
-            self._server.ConnectionClass = _PlainConnection
-        else:
+        self._server = _Http(host_port(address), pages, limits)
+        if certificate is not None:
             self._server.ssl_adapter = _Tls(certificate, limits.request_seconds, frozenset(clients))
         self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
 
@@ -101,8 +92,110 @@ class Server:
         self._thread.join()
 
 
-class _Http(wsgi.Server):
-    request_seconds = 0.0
+class _Gateway(server.Gateway):
+    """Between a request whose headers were read and its route."""
+
+    def respond(self) -> None:
+        request = self.req
+        method = request.method.decode("latin-1")
+        try:
+            body = self._body()
+        except BadRequestError as error:
+            request.close_connection = True
+            self._write(routes.said(400, str(error)), with_body=True)
+            return
+        if body is None:
+            request.close_connection = True
+        asked = Request(
+            method,
+            request.path.decode("latin-1"),
+            request.inheaders.get(b"Content-Type", b"").decode("latin-1"),
+            body,
+        )
+        self._write(routes.answer(request.server.pages, asked), with_body=method != "HEAD")
+        if body is None:
+            # Who is cut off while he sends reads no answer.
+            request.conn.rfile.read(request.server.limits.body_bytes)
+
+    def _body(self) -> bytes | None:
+        """None where its length is not told; less of it where it ends early, which is no JSON then.
+        Raises BadRequestError."""
+        request = self.req
+        length = request.inheaders.get(b"Content-Length")
+        if request.chunked_read or (length is None and request.method == b"POST"):
+            return None
+        # cheroot lets -1 pass, which would be a body without end.
+        if length is not None and not re.fullmatch(b"[0-9]+", length):
+            raise BadRequestError("the Content-Length is no number")
+        body: bytes = request.conn.rfile.read(int(length or 0))
+        return body
+
+    def _write(self, reply: Reply, with_body: bool) -> None:
+        """Headers and body in one go."""
+        request = self.req
+        if request.response_protocol != "HTTP/1.1" or not (
+            request.server.can_add_keepalive_connection
+        ):
+            request.close_connection = True
+        head = [
+            f"HTTP/1.1 {reply.status} {http.HTTPStatus(reply.status).phrase}",
+            f"Content-Type: {reply.content_type}",
+            f"Content-Length: {len(reply.body)}",
+        ]
+        if reply.allow:
+            head.append(f"Allow: {reply.allow}")
+        if request.close_connection:
+            head.append("Connection: close")
+        request.sent_headers = True
+        text = "\r\n".join([*head, "\r\n"]).encode("latin-1")
+        request.conn.wfile.write(text + reply.body if with_body else text)
+
+
+class _Connection(server.HTTPConnection):
+    def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
+        if parent.ssl_adapter is None:
+            sock = streams.bounded(sock, parent.limits.request_seconds)
+        super().__init__(parent, sock, _file)
+
+    def communicate(self) -> bool:
+        """A caller's next request mostly follows closely: as long as threads are idle, one waits
+        for it, which saves the way through two other threads."""
+        while super().communicate():  # type: ignore[no-untyped-call]
+            if not (self.server.ready and self.server.requests.idle and self._soon()):
+                return True
+        return False
+
+    def _soon(self) -> bool:
+        if self.rfile.has_data():
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(_NEXT_REQUEST_MS))
+
+
+def _file(sock: Any, mode: str, _: int) -> streams.Reader | streams.Writer:
+    return streams.Reader(sock) if "r" in mode else streams.Writer(sock)
+
+
+class _Http(server.HTTPServer):
+    ConnectionClass = _Connection
+
+    def __init__(self, address: tuple[str, int], pages: Mapping[str, Route], limits: Limits):
+        super().__init__(address, _Gateway, server_name="topolet")
+        self.pages = pages
+        self.limits = limits
+        self.requests = ThreadPool(
+            self,
+            min=limits.threads,
+            accepted_queue_size=limits.waiting,
+            accepted_queue_timeout=0,
+        )
+        self.timeout = limits.idle_seconds
+        self.shutdown_timeout = limits.stop_seconds
+        self.request_queue_size = limits.waiting
+        self.max_request_body_size = limits.body_bytes
+        self.max_request_header_size = limits.header_bytes
+        self.keep_alive_conn_limit = limits.waiting
 
     def process_conn(self, conn: Any) -> None:
         """A thread is for who has said something: who only connects waits with the idle ones."""
@@ -114,41 +207,6 @@ class _Http(wsgi.Server):
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """cheroot's word, in our log."""
         log.log(level, "%s", msg, exc_info=traceback)
-
-
-class _Bounded(socket.socket):
-    """Bounds the time in which a whole request comes in and in which its answer goes out: a client
-    that sends or takes a byte now and then would hold a thread for ever."""
-
-    request_seconds = 0.0
-    _reading = False
-    _since = 0.0
-
-    def recv_into(self, *words: Any, **named: Any) -> int:
-        """Raises TimeoutError, which cheroot answers with 408."""
-        self._bound(reading=True)
-        return super().recv_into(*words, **named)
-
-    def send(self, *words: Any, **named: Any) -> int:
-        """Raises TimeoutError."""
-        self._bound(reading=False)
-        return super().send(*words, **named)
-
-    def _bound(self, reading: bool) -> None:
-        now = time.monotonic()
-        if reading is not self._reading:
-            self._reading, self._since = reading, now
-        left = self.request_seconds - (now - self._since)
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self.settimeout(left)
-
-
-class _PlainConnection(HTTPConnection):
-    def __init__(self, server: _Http, sock: socket.socket, makefile: Any) -> None:
-        bounded = _Bounded(sock.family, sock.type, sock.proto, sock.detach())
-        bounded.request_seconds = server.request_seconds
-        super().__init__(server, bounded, makefile)
 
 
 class _Tls(Adapter):
@@ -166,60 +224,15 @@ class _Tls(Adapter):
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         context = self._files.context()
-        context.sslsocket_class = _TlsSocket
         try:
-            connection = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            made = streams.greeting(sock, context, self._request_seconds, self._clients)
         except OSError as error:
             sock.close()
             raise errors.FatalSSLAlert(*error.args) from error
-        assert isinstance(connection, _TlsSocket)
-        connection.request_seconds = self._request_seconds
-        connection.clients = self._clients
-        return connection, self.get_environ()
+        return made, self.get_environ()
 
     def get_environ(self) -> dict[str, str]:
-        return {"wsgi.url_scheme": "https", "HTTPS": "on"}
+        return {}
 
     def makefile(self, sock: socket.socket, mode: str = "r", bufsize: int = -1) -> object:
-        return makefile.MakeFile(sock, mode, bufsize)
-
-
-class _TlsSocket(_Bounded, ssl.SSLSocket):
-    """Greets at the first read, within the time of the first request."""
-
-    clients: frozenset[str] = frozenset()
-    _greeted = False
-
-    def recv_into(self, *words: Any, **named: Any) -> int:
-        if not self._greeted:
-            self._bound(reading=True)
-            self._greet()
-        return super().recv_into(*words, **named)
-
-    def send(self, *words: Any, **named: Any) -> int:
-        if not self._greeted:
-            raise errors.FatalSSLAlert("no time for this client")
-        return super().send(*words, **named)
-
-    def _greet(self) -> None:
-        try:
-            self.do_handshake()
-        except OSError as error:
-            if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                socket.socket.send(self, _NO_TLS)
-            log.debug("TLS: %s", error)
-            raise errors.FatalSSLAlert(*error.args) from error
-        if self.clients:
-            names = certificates.names(self.getpeercert() or {})
-            if self.clients.isdisjoint(names):
-                log.warning("refused: a client's certificate for %s", ", ".join(sorted(names)))
-                super().send(_NO_CLIENT)
-                raise errors.FatalSSLAlert("the certificate of no client of ours")
-        self._greeted = True
-
-
-_CLOSING: Final = b"Connection: close\r\nContent-Type: text/plain\r\n\r\n"
-_NO_TLS: Final = b"HTTP/1.1 400 Bad Request\r\n" + _CLOSING + b"this port speaks HTTPS only\n"
-_NO_CLIENT: Final = (
-    b"HTTP/1.1 403 Forbidden\r\n" + _CLOSING + b"this certificate is that of no client of ours\n"
-)
+        return _file(sock, mode, bufsize)

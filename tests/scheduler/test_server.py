@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
@@ -178,6 +179,65 @@ def test_a_length_that_is_none_is_refused_before_a_body_is_read(
     assert reply.status == 400
     assert b"Content-Length" in reply.read()
     made.close()
+
+
+def raw(either: http.client.HTTPConnection) -> socket.socket:
+    either.connect()
+    assert either.sock is not None
+    return either.sock
+
+
+def posted(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+def test_requests_that_come_in_one_go_are_answered_in_turn(
+    either: http.client.HTTPConnection,
+) -> None:
+    """The first read takes no more than a part of them: TLS keeps the rest to itself."""
+    sock = raw(either)
+    bodies = [letter * 999 for letter in (b"a", b"b") for _ in range(10)]
+    sock.sendall(b"".join(posted(each) for each in bodies))
+    came = b""
+    while came.count(b'"') < 2 * len(bodies):
+        some = sock.recv(1 << 16)
+        assert some
+        came += some
+    assert re.findall(rb'"(.*?)"', came) == bodies
+    either.close()
+
+
+def test_half_a_request_is_no_request(plain: Server) -> None:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=10) as sock:
+        sock.sendall(posted(b"no", length=3))
+        sock.shutdown(socket.SHUT_WR)
+        with http.client.HTTPResponse(sock) as reply:
+            reply.begin()
+            assert reply.status == 400
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"GET /h%65althz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"\0\0\0\r\n\r\n", 400),
+        (b"GET /healthz\r\n\r\n", 400),
+        (b"GET /\xff\0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
+    ],
+)
+def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=10) as sock:
+        sock.sendall(asked)
+        with http.client.HTTPResponse(sock, method=asked[:4].strip().decode()) as reply:
+            reply.begin()
+            assert reply.status == status
+            reply.read()
 
 
 def test_who_speaks_plain_http_is_told(server: Server) -> None:
