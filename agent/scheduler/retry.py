@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
 from agent.scheduler.podstatus import condition, patch_status
-from agent.scheduler.waiting import Answers, Hope, Waiting
+from agent.scheduler.waiting import Answers, Hope, Waiter, Waiting
 
 CONDITION: Final = "topolet.io/RoomFound"
 PERIOD_SECONDS: Final = 0.5
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Retry:
-    """One thread. `leading`: only who decides touches pods."""
+    """One thread. `leading`: only who decides touches pods; `before`: who waits when it begins to."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class Retry:
         waiting: Waiting,
         answers: Answers,
         leading: Callable[[], bool],
+        before: Callable[[], Iterable[Waiter]] = tuple,
         *,
         period_seconds: float = PERIOD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -43,6 +44,8 @@ class Retry:
         self._waiting = waiting
         self._answers = answers
         self._leading = leading
+        self._before = before
+        self._led = False
         self._period = period_seconds
         self._clock = clock
         self._stopped = threading.Event()
@@ -59,11 +62,28 @@ class Retry:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period):
-            if self._leading():
-                self.round()
+            self.round()
 
     def round(self) -> None:
-        """Touches those pods that a changed node has room for."""
+        """Touches those pods that a changed node has room for. Who does not lead knows of none."""
+        if not self._leading():
+            self._waiting.clear()
+            self._led = False
+            return
+        if not self._led:
+            self._led = self._begun()
+        self._touch()
+
+    def _begun(self) -> bool:
+        try:
+            for waiter in self._before():
+                self._waiting.adopt(waiter)
+        except (KubeError, AccessError) as error:
+            log.warning("who waits already is not known: %s", error)
+            return False
+        return True
+
+    def _touch(self) -> None:
         for hope in self._waiting.round(self._answers, self._clock()):
             waiter = hope.waiter
             try:

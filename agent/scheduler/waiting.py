@@ -9,6 +9,9 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.allocate.place.wish import Wish
+from agent.kube.objects import Change, ChangeKind
+from agent.scheduler.changelog import Changes
+from agent.scheduler.readings import PodReading
 from agent.scheduler.shapes import Answer, Fit, Question
 
 AT_ONCE: Final = 128
@@ -40,10 +43,7 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
 class Answers(Protocol):
     """What nodes say to a kind of pod: the cluster's log, and agent.scheduler.shapes before it."""
 
-    @property
-    def serial(self) -> int: ...
-
-    def changed_since(self, serial: int) -> Iterable[str] | None: ...
+    def changed_since(self, serial: int) -> Changes: ...
 
     def known(self) -> Iterable[str]: ...
 
@@ -65,7 +65,7 @@ class Waiting:
         self._waiters: dict[str, Waiter] = {}
         self._hopes: dict[str, str] = {}
         self._tried_at: dict[str, float] = {}
-        self._serial: int | None = None
+        self._serial: int | None = None  # None: every node is to be looked at
 
     def refused(self, waiter: Waiter) -> None:
         """It found no node, for the first time or again."""
@@ -74,6 +74,25 @@ class Waiting:
             if before is not None:
                 waiter = msgspec.structs.replace(waiter, since=before.since)
             self._waiters[waiter.uid] = waiter
+
+    def adopt(self, waiter: Waiter) -> None:
+        """It waits since before we were asked."""
+        with self._lock:
+            self._waiters.setdefault(waiter.uid, waiter)
+
+    def clear(self) -> None:
+        """Nobody is known to wait, and nothing of what nodes said before."""
+        with self._lock:
+            self._waiters.clear()
+            self._hopes.clear()
+            self._tried_at.clear()
+            self._serial = None
+
+    def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
+        """What a watch tells: who is bound, or gone, waits no more."""
+        for change in changes:
+            if change.kind is ChangeKind.DELETED or change.value.node:
+                self.settled(change.value.uid)
 
     def waits(self, uid: str) -> bool:
         with self._lock:
@@ -125,12 +144,10 @@ class Waiting:
         return rested
 
     def _changed(self, answers: Answers) -> tuple[str, ...]:
-        serial = answers.serial
-        if serial == self._serial:
-            return ()
-        changed = None if self._serial is None else answers.changed_since(self._serial)
-        self._serial = serial
-        return tuple(answers.known() if changed is None else changed)
+        changes = answers.changed_since(self._serial or 0)
+        names = None if self._serial is None else changes.names
+        self._serial = changes.serial
+        return tuple(sorted(answers.known() if names is None else names))
 
 
 def _first(answers: Answers, question: Question, nodes: Sequence[str]) -> str | None:

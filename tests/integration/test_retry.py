@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.scheduler.changelog import Changes
+from agent.scheduler.pending import pending
 from agent.scheduler.retry import CONDITION, Retry
 from agent.scheduler.shapes import Answer, Fit, Misfit
 from agent.scheduler.waiting import Waiter, Waiting
@@ -35,8 +37,8 @@ class Room:
     def answer(self, node: str) -> Answer:
         return Fit(1) if self.free and node == NODE else Misfit("full")
 
-    def changed_since(self, serial: int) -> Iterable[str]:
-        return [NODE]
+    def changed_since(self, serial: int) -> Changes:
+        return Changes(self.serial, frozenset([NODE] if serial < self.serial else []))
 
     def known(self) -> Iterable[str]:
         return [NODE]
@@ -95,6 +97,31 @@ def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
     (told,) = [each for each in conditions if each["type"] == CONDITION]
     assert told["message"] == f"node {NODE} has changed and has room now"
     assert "PodScheduled" in {each["type"] for each in conditions}
+
+
+def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
+    objects.namespace(apiserver, "before")
+    uid = objects.create(
+        apiserver, objects.pending("before", "p", {"cpu": "1"}, scheduler="before-us")
+    )["metadata"]["uid"]
+    objects.create(apiserver, objects.pending("before", "other", {}, scheduler="another"))
+    leading, room, waiting = False, Room(), Waiting()
+
+    def before() -> list[Waiter]:
+        return [
+            Waiter(each.uid, each.namespace, each.name, room, 0.0, 0.0)
+            for each in pending(apiserver.admin, "before-us")
+        ]
+
+    retry = Retry(apiserver.admin, waiting, room, lambda: leading, before)
+    room.free = True
+    retry.round()
+    assert waiting.waiters() == []
+    leading = True
+    retry.round()
+    assert [each.uid for each in waiting.waiters()] == [uid]
+    status = objects.pods(apiserver, "before")["p"]["status"]
+    assert [each["type"] for each in status["conditions"]] == [CONDITION]
 
 
 def test_pod_of_another_uid_is_not_touched(apiserver: ApiServer) -> None:

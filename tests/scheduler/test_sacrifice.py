@@ -204,4 +204,5 @@ def test_order_of_nodes() -> None:
         of("a", 0, 2, 0),
         of("a", 1, 0),
     ]
-    assert sorted(reversed(ordered), key=lambda each: each.key) == ordered
+    shuffled = [ordered[each] for each in (3, 0, 5, 1, 4, 2)]
+    assert sorted(shuffled, key=lambda each: each.key) == ordered

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import pytest
 
+from agent.scheduler.changelog import Changes
 from agent.scheduler.shapes import Answer, Fit, Misfit
 from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, Waiter, Waiting
 
@@ -28,12 +29,9 @@ class Nodes:
         self.log: list[str] = []
         self.reaches_back = True
 
-    @property
-    def serial(self) -> int:
-        return len(self.log)
-
-    def changed_since(self, serial: int) -> Iterable[str] | None:
-        return set(self.log[serial:]) if self.reaches_back else None
+    def changed_since(self, serial: int) -> Changes:
+        names = frozenset(self.log[serial:]) if self.reaches_back else None
+        return Changes(len(self.log), names)
 
     def known(self) -> Iterable[str]:
         return list(self.room)
