@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class Retry:
-    """One thread. `leading`: only who decides touches pods; `before`: who waits when it begins to."""
+    """One thread. `leading`: only who decides touches pods; `before`: who waits as it begins to."""
 
     def __init__(
         self,
