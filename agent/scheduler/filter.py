@@ -41,6 +41,15 @@ def first_choice(nodes: Sequence[str], answers: Sequence[Answer]) -> str | None:
     return min(node for node, answer in zip(nodes, answers, strict=True) if answer in best)
 
 
+def alone(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
+    """The one node, if it is among them; `reason`: why no other."""
+    if node not in nodes:
+        return refused(nodes, reason)
+    others = dict.fromkeys(nodes, reason)
+    del others[node]
+    return ExtenderFilterResult((node,), {}, others)
+
+
 def refused(nodes: Iterable[str], reason: str) -> ExtenderFilterResult:
     """None of the nodes, all for one reason that nobody's eviction changes."""
     return ExtenderFilterResult((), {}, dict.fromkeys(nodes, reason))

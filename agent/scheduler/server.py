@@ -133,8 +133,11 @@ class _Gateway(server.Gateway):
     def _write(self, reply: Reply, with_body: bool) -> None:
         """Headers and body in one go."""
         request = self.req
-        if request.response_protocol != "HTTP/1.1" or not (
-            request.server.can_add_keepalive_connection
+        if (
+            request.response_protocol != "HTTP/1.1"
+            # Who leads is another process behind the same Service: the next connection finds it.
+            or reply.status == http.HTTPStatus.SERVICE_UNAVAILABLE
+            or not request.server.can_add_keepalive_connection
         ):
             request.close_connection = True
         head = [

@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from agent.scheduler.changelog import Changes
+
 SHAPES: Final = 128
 """Rows kept: a pod of a shape that was not asked for of late pays for its answers anew."""
 
@@ -56,25 +58,24 @@ class Question(Protocol):
         ...
 
 
+class Node(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
 class Log(Protocol):
-    """Which nodes have changed."""
+    """Which nodes there are, and which have changed; all of it to be read under the lock."""
 
     @property
     def lock(self) -> threading.RLock: ...
 
-    @property
-    def serial(self) -> int: ...
-
-    def changed_since(self, serial: int) -> Iterable[str] | None:
-        """Names of nodes that came, changed or went; None where the log does not reach back so
-        far."""
+    def changed_since(self, serial: int) -> Changes:
+        """Those that came, changed or went."""
         ...
 
-    def known(self) -> Iterable[str]:
-        """Names of all nodes that are there now."""
-        ...
+    def node(self, name: str) -> Node | None: ...
 
-    def knows(self, node: str) -> bool: ...
+    def nodes(self) -> Iterable[Node]: ...
 
 
 class Shapes:
@@ -83,7 +84,7 @@ class Shapes:
     def __init__(self, log: Log, shapes: int = SHAPES) -> None:
         self._log = log
         self._most = shapes
-        self._serial: int | None = None
+        self._serial = 0
         self._columns: dict[str, int] = {}
         self._spare: list[int] = []
         self._width = 0
@@ -134,26 +135,20 @@ class Shapes:
 
     def _follow(self) -> None:
         """Forgets what the log says has changed."""
-        serial = self._log.serial
-        if serial == self._serial:
-            return
-        changed = None if self._serial is None else self._log.changed_since(self._serial)
-        if changed is None:
-            self._begin()
+        changes = self._log.changed_since(self._serial)
+        self._serial = changes.serial
+        if changes.names is None:
+            self._columns = {node.name: at for at, node in enumerate(self._log.nodes())}
+            self._spare = []
+            self._width = len(self._columns)
+            self._rows.clear()
         else:
-            for node in changed:
+            for node in changes.names:
                 self._changed(node)
-        self._serial = serial
-
-    def _begin(self) -> None:
-        self._columns = {node: column for column, node in enumerate(self._log.known())}
-        self._spare = []
-        self._width = len(self._columns)
-        self._rows.clear()
 
     def _changed(self, node: str) -> None:
         column = self._columns.get(node)
-        if not self._log.knows(node):
+        if self._log.node(node) is None:
             if column is not None:
                 del self._columns[node]
                 self._spare.append(column)

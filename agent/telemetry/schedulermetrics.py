@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
-    Gauge,
     Histogram,
     PlatformCollector,
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 )  # fmt: skip
+
+
+class SchedulerFacts(msgspec.Struct, frozen=True):
+    """Read when somebody asks. `lost_races`: binds whose node was taken since the filter."""
+
+    deciding: bool
+    nodes: int
+    lost_races: int
 
 
 class SchedulerMetrics:
@@ -45,9 +55,10 @@ class SchedulerMetrics:
         self._answers = {
             (verb, result): answers.labels(verb, result) for verb in verbs for result in results
         }
-        self.leader = Gauge(
-            "topolet_scheduler_leader", "Whether this process decides: 1 or 0.", registry=registry
-        )
+
+    def follow(self, read: Callable[[], SchedulerFacts]) -> None:
+        """What `read` says stands on every page from now on."""
+        self._registry.register(_Read(read))
 
     def answered(self, verb: str, result: str, seconds: float) -> None:
         """A verb came to an end."""
@@ -56,3 +67,24 @@ class SchedulerMetrics:
 
     def render(self) -> bytes:
         return generate_latest(self._registry)
+
+
+class _Read(Collector):
+    def __init__(self, read: Callable[[], SchedulerFacts]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        facts = self._read()
+        return [
+            GaugeMetricFamily(
+                "topolet_scheduler_deciding",
+                "Whether this process leads and knows the cluster: 1 or 0.",
+                int(facts.deciding),
+            ),
+            GaugeMetricFamily("topolet_scheduler_nodes", "Nodes that are known.", facts.nodes),
+            CounterMetricFamily(
+                "topolet_scheduler_lost_races",
+                "Binds whose node was taken by others since it was offered.",
+                facts.lost_races,
+            ),
+        ]

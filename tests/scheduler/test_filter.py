@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.filter import filtered, first_choice, refused
+from agent.scheduler.filter import alone, filtered, first_choice, refused
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
 
 FULL = Misfit("no room")
@@ -44,6 +44,15 @@ def test_score_goes_before_order_and_order_before_the_name() -> None:
 
 def test_a_refusal_of_the_pod_is_told_for_every_node() -> None:
     assert refused(["a", "b"], "odd").failed_and_unresolvable_nodes == {"a": "odd", "b": "odd"}
+
+
+def test_one_node_alone_stays_where_it_is_among_them() -> None:
+    result = alone(["a", "b"], "b", "held there")
+    assert result.node_names == ("b",)
+    assert result.failed_and_unresolvable_nodes == {"a": "held there"}
+    result = alone(["a"], "b", "held there")
+    assert not result.node_names
+    assert result.failed_and_unresolvable_nodes == {"a": "held there"}
 
 
 @given(

@@ -16,7 +16,7 @@ import pytest
 from agent.host import files
 from agent.scheduler import certificates
 from agent.scheduler.certificates import CertificateError, CertificateFiles
-from agent.scheduler.routes import BadRequestError, Reply, Route
+from agent.scheduler.routes import BadRequestError, Reply, Route, said
 from agent.scheduler.server import Limits, Server, ServerError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -81,6 +81,7 @@ def started(authority: Authority) -> Iterator[Started]:
                 "/echo": Route("POST", echo),
                 "/broken": Route("POST", broken),
                 "/held": Route("POST", held or Held()),
+                "/away": Route("GET", lambda _: said(503, "another leads")),
                 "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
                 "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
             },
@@ -137,7 +138,7 @@ def test_answers_on_one_connection(server: Server, authority: Authority) -> None
     ("method", "path", "body", "content_type", "status", "said"),
     [
         ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
-        ("GET", "/none", None, "", 404, "there are /broken, /echo, /healthz, /held, /large"),
+        ("GET", "/none", None, "", 404, "there are /away, /broken, /echo, /healthz, /held, /large"),
         ("GET", "/echo", None, "", 405, "takes POST only"),
         ("POST", "/healthz", b"", "application/json", 405, "takes GET only"),
         ("POST", "/echo", iter([b"a"]), "application/json", 411, "Content-Length is missing"),
@@ -163,6 +164,14 @@ def test_what_is_wrong_is_said(
     made.close()
     made = connection(server, authority)
     assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
+    """A connection that stays would lead to this process for ever."""
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    assert ask(made, "GET", "/away") == (503, "another leads\n")
+    assert made.sock is None
     made.close()
 
 

@@ -8,41 +8,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.scheduler.changelog import ChangeLog, Changes
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit, Shapes
 
 
+class Room(msgspec.Struct, frozen=True):
+    name: str
+
+
 class Rooms:
-    """Nodes with so many free CPUs each, and the log of what changed; `reach`: how many changes it
-    goes back."""
+    """Nodes with so many free CPUs each, and the log of what changed, of so many names at most."""
 
     def __init__(self, free: dict[str, int], reach: int = 1000) -> None:
         self.lock = threading.RLock()
-        self.free = dict(free)
-        self.reach = reach
-        self.changes: list[str] = []
+        self.free: dict[str, int] = {}
+        self.log = ChangeLog(reach)
         self.told: list[str] = []
+        for node, cpus in free.items():
+            self.set(node, cpus)
 
-    @property
-    def serial(self) -> int:
-        return len(self.changes)
+    def changed_since(self, serial: int) -> Changes:
+        return self.log.since(serial)
 
-    def changed_since(self, serial: int) -> Iterable[str] | None:
-        if self.serial - serial > self.reach:
-            return None
-        return tuple(self.changes[serial:])
+    def node(self, name: str) -> Room | None:
+        return Room(name) if name in self.free else None
 
-    def known(self) -> Iterable[str]:
-        return tuple(self.free)
-
-    def knows(self, node: str) -> bool:
-        return node in self.free
+    def nodes(self) -> Iterable[Room]:
+        return map(Room, self.free)
 
     def set(self, node: str, free: int | None) -> None:
         if free is None:
             self.free.pop(node, None)
         else:
             self.free[node] = free
-        self.changes.append(node)
+        self.log.add(node)
 
     def answer(self, node: str, cpus: int) -> Answer:
         self.told.append(node)
@@ -162,7 +161,7 @@ NODES = st.sampled_from("abcdef")
 def test_whatever_happens_an_answer_is_that_of_the_node_as_it_is(
     steps: list[tuple[str, int | None] | tuple[int, list[str]]], kept: int
 ) -> None:
-    rooms = Rooms({"a": 1, "b": 2}, reach=5)
+    rooms = Rooms({"a": 1, "b": 2}, reach=3)
     shapes = Shapes(rooms, shapes=kept)
     for step in steps:
         if isinstance(step[0], str):

@@ -110,7 +110,8 @@ def need(
                 return Cause.INSUFFICIENT
         if hint.vf_selector is not None and not fleet.virtual:
             return Cause.NO_VIRTUAL_FUNCTIONS
-    seen = view(fleet, node.stocks[kind], ask.per, hint, numa, strategy)
+    gives = filled if kind == DeviceType.GPU else None
+    seen = view(fleet, node.stocks[kind], ask.per, hint, numa, strategy, gives)
     return Need(node, kind, ask, hint, partition, seen)
 
 

@@ -27,11 +27,11 @@ def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: Chosen) 
     if not fleet.healthy >> minor & 1:
         return f"{title} is ill"
     stock = node.stocks[kind]
+    free = stock.free[minor]
     for name, amount in chosen.resources.items():
-        if (left := stock.free[minor].get(name, 0)) < amount:
-            return f"{title} has {left} of {amount} {name} left"
-    hint = request.wishes.hints.get(kind)
-    if not view(fleet, stock, chosen.resources, hint, None, None).fitting >> minor & 1:
+        if name in free and free[name] < amount:
+            return f"{title} has {free[name]} of {amount} {name} left"
+    if not view(fleet, stock, {}, request.wishes.hints.get(kind), None, None).fitting >> minor & 1:
         return f"{title} is not as the pod wants it any more"
     there = {each.bus for group in device.vf_groups for each in group.vfs}
     taken = node.taken.get((kind, minor), frozenset())

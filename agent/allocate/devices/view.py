@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -58,7 +58,10 @@ def view(
     hint: Hint | None,
     numa: int | None,
     strategy: NumaStrategy | None,
+    gives: Callable[[dict[str, int], Mapping[str, int]], Mapping[str, int]] | None = None,
 ) -> View:
+    """`gives`: what a device really gives to whom asks for `per`, by its capacity; None: just
+    that."""
     allowed = allowed_devices(fleet, hint, numa)
     used = stock.used & ~(allowed & ~fleet.healthy)
     if hint is not None and hint.exclusion is Exclusion.PCIE_LEVEL:
@@ -67,7 +70,10 @@ def view(
     items = tuple(per.items())
     healthy = allowed & fleet.healthy
     for minor, free in stock.free.items():
-        if healthy >> minor & 1 and _gives(free, items):
+        if not healthy >> minor & 1 or not _gives(free, items):
+            continue
+        total = fleet.totals[minor]
+        if gives is None or free is total or _has(free, gives(per, total)):
             fitting |= 1 << minor
     return View(fleet, stock, per, allowed, fitting, used, strategy)
 
@@ -97,6 +103,11 @@ def _gives(free: Mapping[str, int], wanted: tuple[tuple[str, int], ...]) -> bool
         if free.get(name, 0) < amount:
             return False
     return True
+
+
+def _has(free: Mapping[str, int], given: Mapping[str, int]) -> bool:
+    """Of what a device lists; it may give a share of something that it does not."""
+    return all(free[name] >= amount for name, amount in given.items() if name in free)
 
 
 def _undivided(fleet: Fleet, stock: Stock) -> int:

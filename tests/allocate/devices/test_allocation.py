@@ -9,9 +9,10 @@ from agent.allocate.devices.allocation import (
     device_request,
     node_score,
 )
-from agent.allocate.devices.inventory import linked
+from agent.allocate.devices.inventory import inventory, linked
 from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.state import node_devices
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import NumaStrategy
 from tests.allocate.devices.builders import (
@@ -284,3 +285,12 @@ def test_gpus_beside_a_leading_nic() -> None:
     lead = {"deviceTypes": ["rdma", "gpu"]}
     assert minors(asked(there, {CARDS: 2, RDMA: 1}, {JOINT: lead})) == [6, 7]
     assert minors(asked(there, {CARDS: 4, RDMA: 1}, {JOINT: lead})) == [0, 1, 2, 3]
+
+
+def test_a_card_of_which_few_bytes_are_held_is_not_given_whole() -> None:
+    """They are less than one percent, which is what whole cards are counted in."""
+    held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
+    there = node_devices(inventory([gpu(0), gpu(1)]), held)
+    assert minors(asked(there, {CARDS: 1})) == [1]
+    assert asked(there, {CARDS: 2}) == Refusal("gpu", Cause.INSUFFICIENT)
+    assert minors(asked(there, {RATIO: 99})) == [0]

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.allocate.devices.allocation import Allocation, allocate, device_request
+from agent.allocate.devices.standing import gone
+from agent.allocate.devices.state import NodeDevices
+from agent.model.devices import Device
+from tests.allocate.devices.builders import CARDS, GPU, HINT, MEMORY, RDMA, gpu, nic, node
+
+THERE = (gpu(0), gpu(1), nic(0, functions=["v1", "v2"]), nic(1))
+ANY_FUNCTION = {"rdma": {"vfSelector": {}}}
+ALONE = {"rdma": {"exclusivePolicy": "PCIeLevel"}}
+
+
+def missing(
+    amounts: Mapping[str, int],
+    now: NodeDevices,
+    hints: Mapping[str, Any] | None = None,
+    devices: Iterable[Device] = THERE,
+) -> str:
+    """Of what was offered while nothing was held."""
+    request = device_request(amounts, {HINT: msgspec.json.encode(hints or {}).decode()})
+    assert request is not None
+    offered = allocate(node(devices), request)
+    assert isinstance(offered, Allocation)
+    assert not gone(node(devices), request, offered)
+    return gone(now, request, offered)
+
+
+@pytest.mark.parametrize(
+    ("amounts", "hints", "now", "said"),
+    [
+        ({CARDS: 1}, {}, node(THERE, {1: 100}, {0: 100}), ""),
+        ({CARDS: 1}, {}, node(THERE, {0: 1}), "gpu 0 has 99 of 100 koordinator.sh/gpu-core left"),
+        ({GPU: 50}, {}, node(THERE, {0: 50}), ""),
+        ({GPU: 50}, {}, node(THERE, {0: 51}), "gpu 0 has 49 of 50 koordinator.sh/gpu-core left"),
+        ({CARDS: 1}, {}, node(THERE[1:]), "gpu 0 (GPU-0) is not there any more"),
+        ({CARDS: 1}, {}, node([]), "gpu 0 (GPU-0) is not there any more"),
+        ({CARDS: 1}, {}, node([gpu(0, healthy=False)]), "gpu 0 is ill"),
+        ({RDMA: 1}, {}, node(THERE, nics={0: 99}), ""),
+        (
+            {RDMA: 1},
+            ANY_FUNCTION,
+            node(THERE, taken={("rdma", 0): frozenset({"v1"})}),
+            "virtual function v1 of rdma 0 is not free any more",
+        ),
+        ({RDMA: 1}, ANY_FUNCTION, node(THERE, taken={("rdma", 0): frozenset({"v2"})}), ""),
+        (
+            {RDMA: 1},
+            ANY_FUNCTION,
+            node([nic(0, functions=["v2"])]),
+            "virtual function v1 of rdma 0 is not free any more",
+        ),
+        ({RDMA: 1}, ALONE, node(THERE, nics={1: 1}), "rdma 0 is not as the pod wants it any more"),
+    ],
+)
+def test_what_is_gone_is_named(
+    amounts: dict[str, int], hints: dict[str, Any], now: NodeDevices, said: str
+) -> None:
+    assert missing(amounts, now, hints) == said
+
+
+def test_another_card_with_the_same_number_is_not_the_one() -> None:
+    other = msgspec.structs.replace(gpu(0), uuid="GPU-new")
+    assert missing({CARDS: 1}, node([other])) == "gpu 0 (GPU-0) is not there any more"
+
+
+def test_resources_that_a_card_does_not_list_do_not_lack() -> None:
+    bare = msgspec.structs.replace(gpu(0), resources={MEMORY: 1000})
+    assert missing({MEMORY: 10}, node([bare]), devices=[bare]) == ""

@@ -1,0 +1,222 @@
+"""What holds on any node whatever pods come and go: nothing is given twice, nothing is lost, and
+annotations alone say all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.place.answer import Granted
+from agent.allocate.place.facts import Imported, PlaceFacts
+from agent.allocate.place.holding import holding_of
+from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.wish import Wish, wish_of
+from agent.allocate.precedence import NodePolicies
+from agent.model.apipods import ApiPod
+from agent.model.devices import Device
+from agent.model.policies import BindPolicy, NumaPolicy
+from tests.allocate.devices.builders import (
+    CARDS,
+    CORE,
+    GPU,
+    HINT,
+    JOINT,
+    MEMORY,
+    RATIO,
+    RDMA,
+    gpu,
+    nic,
+)
+from tests.allocate.nodes import GIB
+from tests.allocate.nodes import facts as node_facts
+from tests.allocate.place.builders import NUMA_SPEC, SPEC, annotated, pod
+
+nothing: dict[str, Any] = {}
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> tuple[Device, ...]:
+    places = st.sampled_from([(0, "p0"), (0, "p1"), (1, "p2"), (-1, "p3"), (None, "")])
+    made = []
+    for minor in range(draw(st.integers(0, 4))):
+        node, pcie = draw(places)
+        made.append(gpu(minor, node, pcie, healthy=draw(st.integers(0, 5)) > 0))
+    for minor in range(draw(st.integers(0, 2))):
+        node, pcie = draw(places)
+        made.append(nic(minor, node, pcie, functions=[f"{minor}.1", f"{minor}.2"]))
+    return tuple(made)
+
+
+@st.composite
+def places(draw: st.DrawFn) -> PlaceFacts:
+    shape = draw(st.sampled_from([(2, 1, 2, 2), (1, 1, 4, 2), (1, 4, 2, 1)]))
+    policies = NodePolicies(
+        numa_label=draw(st.sampled_from(NumaPolicy)),
+        bind_label=draw(st.sampled_from([None, None, *list(BindPolicy)[1:3]])),
+    )
+    cpus = node_facts(
+        shape,
+        policies=policies,
+        cpu_ratio=draw(st.sampled_from([1.0, 1.0, 1.5])),
+        cpu_milli=12_000,
+    )
+    there = draw(devices())
+    imported = {}
+    if there and draw(st.booleans()):
+        held = draw(st.sampled_from(there))
+        imported["foreign"] = Imported({(held.type, held.minor): held.resources}, {})
+    return PlaceFacts("n", cpus, inventory(there), imported)
+
+
+of_cpus = st.fixed_dictionaries(
+    {"cpu": st.sampled_from(["500m", "1", "2", "3", "4"])}, optional={"memory": st.just(3 * GIB)}
+)
+of_devices = st.sampled_from(
+    [
+        {CARDS: 1},
+        {CARDS: 2},
+        {GPU: 50},
+        {GPU: 30},
+        {CORE: 40, RATIO: 33},
+        {CORE: 20, MEMORY: 339},
+        {MEMORY: 9},
+        {GPU: 70},
+        {RDMA: 1},
+        {RDMA: 200},
+        {CARDS: 1, RDMA: 1},
+    ]
+)
+notes = st.fixed_dictionaries(
+    {},
+    optional={
+        SPEC: st.sampled_from(
+            [
+                {"requiredCPUBindPolicy": "FullPCPUs"},
+                {"preferredCPUBindPolicy": "SpreadByPCPUs"},
+                {"preferredCPUBindPolicy": "ConstrainedBurst"},
+                {"preferredCPUExclusivePolicy": "NUMANodeLevel"},
+            ]
+        ),
+        NUMA_SPEC: st.just({"numaTopologyPolicy": "SingleNUMANode"}),
+        HINT: st.sampled_from(
+            [
+                {"rdma": {"vfSelector": {}}},
+                {"rdma": {"vfSelector": {}, "allocateStrategy": "ApplyForAll"}},
+                {"rdma": {"exclusivePolicy": "PCIeLevel"}},
+            ]
+        ),
+        JOINT: st.just({"deviceTypes": ["gpu", "rdma"]}),
+    },
+)
+pods = st.builds(
+    lambda cpus, cards, qos, said: pod("x", {**cpus, **cards}, qos, said, {"cpu": "4"}),
+    of_cpus | st.just(nothing),
+    of_devices | st.just(nothing),
+    st.sampled_from([None, "LS", "LSR", "LSE", "BE"]),
+    notes | st.just(nothing),
+)
+steps = st.lists(st.tuples(pods, st.integers(0, 9), st.integers(0, 3)), max_size=14)
+
+
+def named(of: ApiPod, uid: str) -> ApiPod:
+    return msgspec.structs.replace(of, uid=uid, name=uid)
+
+
+def rebuilt(place: Place, api: dict[str, ApiPod]) -> Place:
+    return Place(place.facts, [holding_of(each) for each in reversed(api.values())])
+
+
+def used(place: Place) -> dict[tuple[str, int, str], int]:
+    """Of every device."""
+    sums: dict[tuple[str, int, str], int] = {}
+    holders = [held.devices for held in place.holdings.values()]
+    for held in (*holders, *(each.devices for each in place.facts.imported.values())):
+        for (kind, minor), amounts in held.items():
+            for name, amount in amounts.items():
+                sums[kind, minor, name] = sums.get((kind, minor, name), 0) + amount
+    return sums
+
+
+@given(places(), steps)
+def test_nothing_is_given_twice_or_lost_and_annotations_say_all(
+    node: PlaceFacts, history: list[tuple[ApiPod, int, int]]
+) -> None:
+    place = Place(node)
+    assert node.inventory
+    api: dict[str, ApiPod] = {}
+    for number, (of, when, leaving) in enumerate(history):
+        arrived = named(of, f"p{number}")
+        wish = wish_of(arrived)
+        before = Place(node, place.holdings.values())
+        found = place.offer(wish)
+        assert place.holdings == before.holdings
+        if isinstance(found, Granted):
+            held = place.commit(found)
+            api[arrived.uid] = annotated(arrived, found.annotations())
+            assert holding_of(api[arrived.uid]) == held
+            assert place.offer(wish) == found
+        if len(api) > when:
+            gone = list(api)[leaving % len(api)]
+            assert place.release(gone) == holding_of(api.pop(gone))
+        again = rebuilt(place, api)
+        assert dict(place.holdings) == dict(again.holdings)
+        assert place.offer(wish) == again.offer(wish)
+        assert place.overlaps() == ()
+    for (kind, minor, name), amount in used(place).items():
+        assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
+    for uid in list(api):
+        place.release(uid)
+    assert all(
+        place.offer(wish) == Place(node).offer(wish)
+        for wish in (wish_of(named(of, "last")) for of, _, _ in history)
+    )
+
+
+@given(places(), st.lists(pods, min_size=2, max_size=8))
+def test_of_offers_made_together_those_that_can_come_true_do(
+    node: PlaceFacts, wanted: list[ApiPod]
+) -> None:
+    """As when several pods are bound at once: whatever comes true overlaps with nothing."""
+    place = Place(node)
+    assert node.inventory
+    first: list[tuple[Wish, Granted]] = []
+    for number, of in enumerate(wanted):
+        wish = wish_of(named(of, f"p{number}"))
+        found = place.offer(wish)
+        if isinstance(found, Granted):
+            first.append((wish, found))
+    for wish, found in first:
+        holdings = dict(place.holdings)
+        version = place.version
+        try:
+            place.commit(found)
+            refused = ""
+        except StaleOfferError as error:
+            refused = str(error)
+        if refused:
+            assert refused.startswith(f"pod {wish.title}: ")
+            assert (dict(place.holdings), place.version) == (holdings, version)
+            assert place.offer(wish) != found
+    assert place.overlaps() == ()
+    for (kind, minor, name), amount in used(place).items():
+        assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
+
+
+@given(places(), st.lists(pods, min_size=1, max_size=8), st.sets(st.integers(0, 7)))
+def test_what_if_is_as_if_it_had_never_been(
+    node: PlaceFacts, wanted: list[ApiPod], left_out: set[int]
+) -> None:
+    place = Place(node)
+    for number, of in enumerate(wanted[:-1]):
+        found = place.offer(wish_of(named(of, f"p{number}")))
+        if isinstance(found, Granted):
+            place.commit(found)
+    uids = {f"p{number}" for number in left_out}
+    other = place.without(uids)
+    others = [held for uid, held in place.holdings.items() if uid not in uids]
+    last = wish_of(named(wanted[-1], "last"))
+    assert other.offer(last) == Place(node, others).offer(last)
