@@ -9,8 +9,6 @@ from agent.allocate.cpu_request import Step
 from agent.allocate.numa.hint import Merged
 from agent.allocate.precedence import Chosen
 from agent.allocate.reasons import Rejection
-from agent.model.annotations import RESOURCE_SPEC
-from agent.model.resource_spec import ResourceSpec, spec_text
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -43,19 +41,11 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """`claim`: what to commit and to write; without CPUs and amounts the pod runs where it may.
-    `spec`: what the pod's resource-spec is to say, since it left open by what policy its CPUs are
-    bound; None: as it is."""
+    """`claim`: what to commit and to write; without CPUs and amounts the pod runs where it may."""
 
     claim: Claim
     price: Price
     why: Why
-    spec: ResourceSpec | None = None
-
-    def annotations(self) -> dict[str, str]:
-        """What the pod is told, and a restart reads back."""
-        spec = {} if self.spec is None else {RESOURCE_SPEC: spec_text(self.spec)}
-        return self.claim.annotations() | spec
 
 
 class Declined(msgspec.Struct, frozen=True):

@@ -22,7 +22,6 @@ from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.trials import Allotment, Trials
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
-from agent.model.resource_spec import ResourceSpec
 
 
 def offer(
@@ -59,7 +58,7 @@ def offer(
         ask.requests.get("cpu", 0),
     )
     why = Why(policies.chosen, why.candidates, why.merged, found.steps)
-    return Offer(claim, trials.price(found), why, _spec(ask, policies, claim))
+    return Offer(claim, trials.price(found), why)
 
 
 def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
@@ -102,14 +101,6 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
         if cpu_milli // 1000 % threads:
             return Rejection(Reason.SMT_ALIGNMENT, "cpu", cpu_milli, detail=f"{threads} threads")
     return None
-
-
-def _spec(ask: Ask, policies: InForce, claim: Claim) -> ResourceSpec | None:
-    bind = policies.bind
-    if bind is None or not claim.cpus:
-        return None
-    said = ask.spec.bound(bind.policy, required=bind.required)
-    return None if said == ask.spec else said
 
 
 def _held_by_cpu(ask: Ask) -> Ask:

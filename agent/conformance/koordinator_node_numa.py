@@ -14,6 +14,7 @@ from agent.allocate.account import Account
 from agent.allocate.inforce import in_force
 from agent.allocate.ledger import Ledger
 from agent.allocate.offer import Declined
+from agent.allocate.place.effective import spec_text
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
 from agent.allocate.scoring import Scene, Whole
 from agent.conformance.node_numa_account import TheirAccount
@@ -69,11 +70,14 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     claim = found.claim
     if any(quirk.unaccounted for quirk in quirks):
         claim = msgspec.structs.replace(claim, amounts={})
-    notes = {**written(case["pod"]), **found.annotations()}
+    spec = written(case["pod"]).get(RESOURCE_SPEC, "")
+    if claim.cpus and policies.bind:
+        bind = policies.bind
+        spec = spec_text(spec, bind.policy, forced=bind.required) or spec
     return {
         "score": scoring.score(defaults(Rules.KOORDINATOR), scene, asked.ask, policies, claim),
         "resourceStatus": msgspec.json.decode(claim.annotations().get(RESOURCE_STATUS, "{}")),
-        "resourceSpec": msgspec.json.decode(notes.get(RESOURCE_SPEC, "{}")),
+        "resourceSpec": msgspec.json.decode(spec or "{}"),
     }
 
 

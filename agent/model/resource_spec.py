@@ -23,14 +23,6 @@ class ResourceSpec(msgspec.Struct, frozen=True):
     required: BindPolicy | None = None
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
 
-    def bound(self, policy: BindPolicy, *, required: bool) -> ResourceSpec:
-        """With the policy by which CPUs were bound, where the pod left that open."""
-        if required:
-            said = self.required not in (None, BindPolicy.DEFAULT)
-            return self if said else msgspec.structs.replace(self, required=policy)
-        said = self.preferred is not BindPolicy.DEFAULT
-        return self if said else msgspec.structs.replace(self, preferred=policy)
-
 
 class NumaSpec(msgspec.Struct, frozen=True):
     """`policy` None: the node's. `exclusive` None: as the policy implies."""
@@ -85,20 +77,6 @@ def numa_spec(annotations: Mapping[str, str]) -> NumaSpec:
         _word(NumaPolicy, text.policy, NUMA_TOPOLOGY_SPEC, "numaTopologyPolicy"),
         _word(NumaExclusive, text.exclusive, NUMA_TOPOLOGY_SPEC, "singleNUMANodeExclusive"),
     )
-
-
-def spec_text(spec: ResourceSpec) -> str:
-    """The resource-spec that reads back as this one."""
-    words = {
-        "preferredCPUBindPolicy": _said(spec.preferred, BindPolicy.DEFAULT),
-        "requiredCPUBindPolicy": spec.required,
-        "preferredCPUExclusivePolicy": _said(spec.exclusive, ExclusivePolicy.NONE),
-    }
-    return msgspec.json.encode({key: word for key, word in words.items() if word}).decode()
-
-
-def _said(word: _Word, default: _Word) -> _Word | None:
-    return None if word is default else word
 
 
 def _word(kind: type[_Word], value: str, key: str, field: str) -> _Word | None:
