@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.model.cpuset import CpuSet
-from tests.allocate.devices.builders import CORE, GPU_JOINT, RATIO, RDMA, gpu, nic
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.company import PROFILE, Topolet, company
-from tests.integration.kubescheduler.hosts import Hosts, furnish, hosts, overlaps
+from tests.integration.kubescheduler.hosts import Hosts, furnish, hosts
 from tests.waiting import eventually
 
 PATIENCE_SECONDS = 60.0
@@ -34,9 +31,7 @@ Pod = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def topolet(
-    apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Topolet]:
+def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topolet]:
     furnish(apiserver)
     with company(apiserver, tmp_path_factory.mktemp("scheduler")) as it:
         yield it
@@ -100,9 +95,7 @@ class Yard:
 
 
 @pytest.fixture
-def yard(
-    apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest
-) -> Iterator[Yard]:
+def yard(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest) -> Iterator[Yard]:
     name = request.node.originalname.removeprefix("test_").replace("_", "-")[:40].strip("-")
     objects.namespace(apiserver, name)
     with hosts(apiserver, name) as it:
@@ -134,7 +127,10 @@ def test_ls_on_a_single_numa_node(yard: Yard) -> None:
         yard.ask(name, {"cpu": "5"}, "LS", ONE_NODE)
     bound = yard.wait_bound("a", "b")
     homes = [
-        [each["node"] for each in json.loads(pod["metadata"]["annotations"][STATUS])["numaNodeResources"]]
+        [
+            each["node"]
+            for each in json.loads(pod["metadata"]["annotations"][STATUS])["numaNodeResources"]
+        ]
         for pod in bound.values()
     ]
     assert sorted(homes) == [[0], [1]]

@@ -1,4 +1,4 @@
-"""`topolet scheduler` and the kube-scheduler that asks it, as processes, on the shipped settings."""
+"""`topolet scheduler` and the kube-scheduler that asks it, as processes, on shipped settings."""
 
 from __future__ import annotations
 

@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from agent.allocate.ledger import Overlap
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import place_facts
 from agent.allocate.place.holding import holding_of
 from agent.allocate.place.place import DeviceOverlap, Place
-from agent.allocate.ledger import Overlap
 from agent.conformance import machines
 from agent.kube.errors import NotFoundError
 from agent.model import apipods, deviceobject, nodetopology
@@ -69,9 +69,7 @@ class Hosts:
         cpus = machines.cpus(shape, "adjacent")
         nodes = len({each.node for each in cpus})
         amounts = {"cpu": str(len(cpus)), "memory": f"{16 * nodes}Gi", **_extended(devices)}
-        objects.ready_node(
-            self._api, name, amounts, labels={**self.selector, **(labels or {})}
-        )
+        objects.ready_node(self._api, name, amounts, labels={**self.selector, **(labels or {})})
         self.names.append(name)
         if told:
             self.tell(name, shape)
