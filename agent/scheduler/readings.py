@@ -170,6 +170,7 @@ _READ: Final = (
     node_annotations.SYSTEM_QOS,
     node_annotations.RESERVATION,
     node_annotations.CPU_NORMALIZATION_RATIO,
+    node_annotations.AMPLIFICATION_RATIO,
 )
 _shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
 _shared_labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
