@@ -23,6 +23,7 @@ COMMANDS = {
     "proxy": "run the CRI proxy in front of the container runtime",
     "nri": "run the NRI plugin in the container runtime, in the proxy's place",
     "webhook": "answer the API server: who may bind pods with GPUs",
+    "scheduler": "extend kube-scheduler: the best node, the right CPUs and devices",
     "conformance": "compare our decisions with vector files of the systems we replace",
     "doctor": "show what containers should run on beside what they run on",
     "kubelet-state": "show the kubelet's state files, or write a scheduler's CPUs into them",

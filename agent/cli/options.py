@@ -79,6 +79,6 @@ def fail(error: Exception, code: int = 1) -> int:
 def _metavar(name: str) -> str:
     if name.endswith("_seconds"):
         return "SECONDS"
-    return {"http": "ADDRESS", "proxy_http": "ADDRESS", "nri_http": "ADDRESS"}.get(
-        name, name.rpartition("_")[2].upper()
-    )
+    if name == "http" or name.endswith("_http"):
+        return "ADDRESS"
+    return name.rpartition("_")[2].upper()

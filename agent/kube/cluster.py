@@ -14,6 +14,7 @@ from agent.kube.discovery import Discovery
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
 from agent.kube.kinds import Kind, kind_named
 from agent.kube.listwatch import ListWatch
+from agent.kube.mirror import as_type
 from agent.kube.objects import Changed, Object
 from agent.kube.transport import FIELD_MANAGER, Transport
 from agent.model import difference, jsontext, nodestatus, nodetopology
@@ -106,7 +107,7 @@ class Cluster:
             self._transport,
             kinds.path(kind.group, kind.versions[0], kind.plural),
             {"fieldSelector": fields},
-            type_,
+            as_type(type_),
             changed,
             first_seconds=self._first_seconds,
         )

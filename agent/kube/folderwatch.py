@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from agent.kube.errors import StoreError
-from agent.kube.mirror import Metadata, Mirror
+from agent.kube.mirror import Metadata, Mirror, as_type
 from agent.kube.objects import Changed, Key
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class FolderWatch(Generic[T]):
         self._read = read
         self._changed = changed
         self._period = period_seconds
-        self._mirror: Mirror[T] = Mirror(type_)
+        self._mirror: Mirror[T] = Mirror(as_type(type_))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch of a folder", daemon=True)
         self.synced = False
@@ -58,7 +58,12 @@ class FolderWatch(Generic[T]):
 
     def _look(self) -> None:
         try:
-            changes = self._mirror.replace(list(self._read()))
+            changes = self._mirror.replace(
+                [
+                    (metadata.key, self._mirror.understood(metadata, text))
+                    for metadata, text in self._read()
+                ]
+            )
         except StoreError as error:
             if str(error) != self.trouble:
                 log.error("%s", error)

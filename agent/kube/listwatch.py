@@ -27,7 +27,7 @@ from agent.kube.errors import (
     StoreError,
     UnreachableError,
 )
-from agent.kube.mirror import Metadata, Mirror
+from agent.kube.mirror import Known, Metadata, Mirror, Read
 from agent.kube.objects import Change, Changed, Key
 from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
@@ -64,7 +64,7 @@ class ListWatch(Generic[T]):
         transport: Transport,
         path: str,
         select: Query,
-        type_: type[T],
+        read: Read[T],
         changed: Changed[T],
         *,
         first_seconds: float = 0.0,
@@ -77,7 +77,7 @@ class ListWatch(Generic[T]):
         self._first_seconds = first_seconds
         self._pace = pace or Pace()
         self._stream = Stream(transport)
-        self._mirror: Mirror[T] = Mirror(type_)
+        self._mirror: Mirror[T] = Mirror(read)
         self._backoff = Backoff(self._pace.random)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"watch {path}", daemon=True)
@@ -85,12 +85,23 @@ class ListWatch(Generic[T]):
         self._asked = 0
         self._lists_only = False
         self._list_next = False
+        self._anew = False
         self.synced = False
         self.trouble: str | None = None
         self.syncs = 0
 
     def objects(self) -> dict[Key, T]:
         return self._mirror.values()
+
+    @property
+    def version(self) -> str | None:
+        """The resourceVersion up to which all has been told; None while that is not known."""
+        return self._version
+
+    def resync(self) -> None:
+        """From any thread: lists all anew, as of now or later; `syncs` grows when that is told."""
+        self._anew = True
+        self._stream.interrupt()
 
     def start(self) -> None:
         self._thread.start()
@@ -113,10 +124,14 @@ class ListWatch(Generic[T]):
             return
         while not self._stopped.is_set():
             asked_after: float | None = None
+            if self._anew:
+                self._anew, self._version = False, None
             try:
                 if self._step():
                     continue
             except StoreError as error:
+                if self._anew:
+                    continue
                 if isinstance(error, KubeError):
                     asked_after = error.retry_after_seconds
                     if _spoils_version(error):
@@ -158,7 +173,7 @@ class ListWatch(Generic[T]):
         if not self.syncs:
             # From the server's memory, which is as old as we like: we have seen nothing yet.
             query["resourceVersion"] = "0"
-        found: list[tuple[Metadata, bytes]] = []
+        found: list[tuple[Key, Known[T] | None]] = []
         while True:
             try:
                 page = self._page(query)
@@ -170,10 +185,8 @@ class ListWatch(Generic[T]):
                 found.clear()
                 query = dict(self._select)
                 continue
-            found += [
-                (wire.metadata(f"list of {self._path}", raw), bytes(raw))
-                for raw in page.items or ()
-            ]
+            for raw in page.items or ():
+                found.append(self._understood(wire.metadata(f"list of {self._path}", raw), raw))
             token = page.metadata.continue_
             if not token:
                 break
@@ -234,7 +247,7 @@ class ListWatch(Generic[T]):
     def _follow(self, query: Query, seconds: float) -> bool:
         """Takes in what the server tells until it ends; False when that was nothing."""
         heard = False
-        initial: list[tuple[Metadata, bytes]] | None = None
+        initial: list[tuple[Key, Known[T] | None]] | None = None
         if self._version is None:
             initial = []
         lines = self._stream.lines(
@@ -243,6 +256,8 @@ class ListWatch(Generic[T]):
         if initial is None:
             self._served()
         with contextlib.closing(lines):
+            if self._anew:
+                raise UnreachableError(f"watch of {self._path}: all is asked for anew")
             for line in lines:
                 if self._stopped.is_set():
                     break
@@ -251,7 +266,7 @@ class ListWatch(Generic[T]):
                 if initial is None:
                     self._heard(event, metadata)
                 elif event.type != "BOOKMARK":
-                    initial.append((metadata, bytes(event.object)))
+                    initial.append(self._understood(metadata, event.object))
                 elif wire.ends_initial(metadata):
                     self._sync(initial, metadata.resource_version)
                     initial = None
@@ -278,7 +293,10 @@ class ListWatch(Generic[T]):
         self._version = metadata.resource_version
         self._progressed()
 
-    def _sync(self, found: list[tuple[Metadata, bytes]], version: str) -> None:
+    def _understood(self, metadata: Metadata, raw: msgspec.Raw) -> tuple[Key, Known[T] | None]:
+        return metadata.key, self._mirror.understood(metadata, bytes(raw))
+
+    def _sync(self, found: list[tuple[Key, Known[T] | None]], version: str) -> None:
         self._tell(self._mirror.replace(found), first=not self.syncs)
         self._version = version
         self.syncs += 1

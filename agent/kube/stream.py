@@ -85,6 +85,10 @@ class Stream:
         self._closed = True
         self._shut()
 
+    def interrupt(self) -> None:
+        """From any thread: the request that is under way fails."""
+        self._shut()
+
     def drop(self) -> None:
         """By the thread that asks: the next request gets a new connection."""
         connection, self._connection, self._socket = self._connection, None, None

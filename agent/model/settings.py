@@ -293,7 +293,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     ] = "0.0.0.0:9443"
     tls_certificate_file: Annotated[
         str,
-        msgspec.Meta(description="the certificate shown to clients; read again when it changes"),
+        msgspec.Meta(
+            description="the certificate shown to clients; read again when it changes; scheduler: "
+            "empty for plain HTTP"
+        ),
     ] = "/etc/topolet/tls/tls.crt"
     tls_key_file: Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")] = (
         "/etc/topolet/tls/tls.key"
@@ -312,6 +315,89 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "or goes on"
         ),
     ] = "Fail"
+    extender_address: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: ADDRESS:PORT of the verbs that kube-scheduler calls, and of "
+            "/readyz, /healthz and /metrics"
+        ),
+    ] = "0.0.0.0:9444"
+    client_ca_file: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: the CA of which clients must show a certificate; read again "
+            "when it changes; empty: whoever reaches the port may have pods bound"
+        ),
+    ] = ""
+    client_names: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: names, separated by commas, of which a client's certificate "
+            "must bear one; empty: any of client-ca-file"
+        ),
+    ] = ""
+    scheduler_http: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: ADDRESS:PORT of /readyz, /healthz and /metrics in plain HTTP, "
+            "for those who have no certificate; empty: none"
+        ),
+    ] = "127.0.0.1:9329"
+    scheduler_name: Annotated[
+        str,
+        msgspec.Meta(
+            min_length=1, description="scheduler: the schedulerName of the pods that are ours"
+        ),
+    ] = "topolet-scheduler"
+    scheduler_args_file: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: file of a CPUOrchestrationPluginArgs or a NodeNUMAResourceArgs "
+            "that says how nodes are scored; empty: the former's defaults"
+        ),
+    ] = ""
+    best_node_only: Annotated[
+        bool,
+        msgspec.Meta(
+            description="scheduler: a pod that needs CPUs or devices is offered its best node "
+            "alone, so that no other score and no draw decides"
+        ),
+    ] = True
+    group_seconds: Annotated[
+        float,
+        msgspec.Meta(
+            gt=0,
+            le=3600,
+            description="scheduler: how long a node is held for the members of a group that are "
+            "still to come, seconds",
+        ),
+    ] = 60.0
+    evict: Annotated[
+        bool,
+        msgspec.Meta(
+            description="scheduler: evicts pods of lower priority itself where kube-scheduler sees "
+            "no reason to: CPU is free on the node, but not as the pod needs it"
+        ),
+    ] = False
+    lease_namespace: Annotated[
+        str, msgspec.Meta(min_length=1, description="scheduler: where the lease of the leader is")
+    ] = "topolet-system"
+    lease_name: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: the Lease whose holder decides, all others wait; empty: there "
+            "is one scheduler only"
+        ),
+    ] = "topolet-scheduler"
+    lease_seconds: Annotated[
+        int,
+        msgspec.Meta(
+            ge=3,
+            le=600,
+            description="scheduler: how long after the leader was heard of last another takes its "
+            "place, seconds",
+        ),
+    ] = 15
     drain_seconds: Annotated[
         float,
         msgspec.Meta(

@@ -18,7 +18,8 @@ from agent.model.objects import ObjectError
 from agent.model.settings import Settings
 from agent.scheduler import server, webhook
 from agent.scheduler.certificates import CertificateFiles
-from agent.scheduler.server import TEXT, BadRequestError, Reply, Route, Server
+from agent.scheduler.routes import TEXT, BadRequestError, Reply, Route
+from agent.scheduler.server import Server
 from agent.scheduler.webhook import FailurePolicy, LookUp, LookUpError, ReviewError
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,11 @@
-"""A server's certificate and key in files that others replace."""
+"""A server's certificate and key, and the CA of its clients, in files that others replace."""
 
 from __future__ import annotations
 
 import logging
 import ssl
+from collections.abc import Mapping
+from typing import Any
 
 from agent.host.files import Stamp, stamp
 
@@ -18,11 +20,13 @@ class CertificateFiles:
     """Read again when they change. While they don't fit each other, as between the replacement of
     the one and of the other, the last ones stay in force."""
 
-    def __init__(self, certificate: str, key: str) -> None:
-        """Paths. Raises CertificateError."""
-        self._paths = certificate, key
+    def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
+        """Paths; with `client_ca` a client must show a certificate of that CA. Raises
+        CertificateError."""
+        self._paths = (certificate, key, client_ca) if client_ca else (certificate, key)
+        self._client_ca = client_ca
         self._refused: Stamp | None = None
-        self._stamp = stamp(certificate, key)
+        self._stamp = stamp(*self._paths)
         self._context = self._read()
 
     def context(self) -> ssl.SSLContext:
@@ -43,8 +47,22 @@ class CertificateFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(*self._paths)
+            context.load_cert_chain(*self._paths[:2])
         except (OSError, ValueError) as error:
-            certificate, key = self._paths
+            certificate, key = self._paths[:2]
             raise CertificateError(f"certificate {certificate}, key {key}: {error}") from error
+        if self._client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+            try:
+                context.load_verify_locations(self._client_ca)
+            except (OSError, ValueError) as error:
+                raise CertificateError(f"client CA {self._client_ca}: {error}") from error
         return context
+
+
+def names(certificate: Mapping[str, Any]) -> frozenset[str]:
+    """Whom a certificate as SSLSocket.getpeercert tells of it is for: its common name and its
+    alternative names of any kind."""
+    subject = certificate.get("subject", ())
+    common = (value for part in subject for key, value in part if key == "commonName")
+    return frozenset((*common, *(value for _, value in certificate.get("subjectAltName", ()))))

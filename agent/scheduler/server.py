@@ -1,7 +1,9 @@
-"""The HTTPS server of the scheduler's process: a few routes, each a function of a JSON body.
+"""The HTTP server of the scheduler's process, over TLS or plain.
 
-cheroot does HTTP and has the threads. TLS is ours: its own adapter greets a client in the thread
-that accepts all others, and keeps the certificate that it began with.
+cheroot does HTTP and has the threads. Sockets and their files are ours (streams.py): its own TLS
+adapter greets a client in the thread that accepts all others, and keeps the certificate that it
+began with. So is what stands between a request and its route: WSGI would make a dictionary of
+thirty words of each.
 """
 
 from __future__ import annotations
@@ -9,44 +11,27 @@ from __future__ import annotations
 import http
 import logging
 import re
+import select
 import socket
 import ssl
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
-from cheroot import errors, makefile, wsgi
+from cheroot import errors, server
 from cheroot.ssl import Adapter
+from cheroot.workers.threadpool import ThreadPool
 
 from agent.model.settings import host_port
+from agent.scheduler import routes, streams
 from agent.scheduler.certificates import CertificateFiles
+from agent.scheduler.routes import BadRequestError, Reply, Request, Route
 
 log = logging.getLogger(__name__)
 
-JSON: Final = "application/json"
-TEXT: Final = "text/plain; charset=utf-8"
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """Of a route."""
-
-    status: int
-    body: bytes
-    content_type: str = JSON
-
-
-class Route(msgspec.Struct, frozen=True):
-    """One path. `handle` is given the body, empty unless the method is POST, and runs in any of
-    several threads at once. It may raise BadRequestError."""
-
-    method: str
-    handle: Callable[[bytes], Reply]
-
-
-class BadRequestError(ValueError):
-    """The body makes no sense; the message says why, and is the answer."""
+# kube-scheduler asks to prioritize as soon as it has what the filter left.
+_NEXT_REQUEST_MS: Final = 5
 
 
 class ServerError(RuntimeError):
@@ -55,8 +40,9 @@ class ServerError(RuntimeError):
 
 class Limits(msgspec.Struct, frozen=True):
     """`request_seconds`: from the first byte of a request, or of a connection, to the last byte of
-    its body. `idle_seconds`: where no request is under way. `stop_seconds`: for requests under way
-    when the server ends. `waiting`: requests that wait for a thread, and idle connections."""
+    its body, and again for the answer. `idle_seconds`: where no request is under way.
+    `stop_seconds`: for requests under way when the server ends. `waiting`: requests that wait for a
+    thread, and idle connections."""
 
     body_bytes: int = 8 << 20
     header_bytes: int = 64 << 10
@@ -73,29 +59,20 @@ class Server:
     def __init__(
         self,
         address: str,
-        routes: Mapping[str, Route],
-        certificate: CertificateFiles,
+        pages: Mapping[str, Route],
+        certificate: CertificateFiles | None = None,
         limits: Limits | None = None,
+        clients: Collection[str] = (),
     ) -> None:
-        """`routes` by path. Raises SettingsError for an address that is none."""
+        """`pages` by path; no certificate: plain HTTP. `clients`: the names of which a client's
+        certificate must bear one, where the certificate files ask for one at all; empty: any.
+        Raises SettingsError for an address that is none."""
         limits = limits or Limits()
         self._address = address
-        self._server = _Http(
-            host_port(address),
-            _Application(routes),
-            numthreads=limits.threads,
-            server_name="topolet",
-            timeout=limits.idle_seconds,
-            shutdown_timeout=limits.stop_seconds,
-            accepted_queue_size=limits.waiting,
-            accepted_queue_timeout=0,
-            request_queue_size=limits.waiting,
-        )
-        self._server.max_request_body_size = limits.body_bytes
-        self._server.max_request_header_size = limits.header_bytes
-        self._server.keep_alive_conn_limit = limits.waiting
-        self._server.ssl_adapter = _Tls(certificate, limits.request_seconds)
-        self._thread = threading.Thread(target=self._server.serve, name="https", daemon=True)
+        self._server = _Http(host_port(address), pages, limits)
+        if certificate is not None:
+            self._server.ssl_adapter = _Tls(certificate, limits.request_seconds, frozenset(clients))
+        self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
 
     def start(self) -> None:
         """Returns when it listens. Raises ServerError."""
@@ -115,58 +92,114 @@ class Server:
         self._thread.join()
 
 
-class _Application:
-    """WSGI: finds the route, and says what is wrong where there is none."""
+class _Gateway(server.Gateway):
+    """Between a request whose headers were read and its route."""
 
-    def __init__(self, routes: Mapping[str, Route]) -> None:
-        self._routes = routes
+    def respond(self) -> None:
+        request = self.req
+        method = request.method.decode("latin-1")
+        try:
+            body = self._body()
+        except BadRequestError as error:
+            request.close_connection = True
+            self._write(routes.said(400, str(error)), with_body=True)
+            return
+        if body is None:
+            request.close_connection = True
+        asked = Request(
+            method,
+            request.path.decode("latin-1"),
+            request.inheaders.get(b"Content-Type", b"").decode("latin-1"),
+            body,
+        )
+        self._write(routes.answer(request.server.pages, asked), with_body=method != "HEAD")
+        if body is None:
+            # Who is cut off while he sends reads no answer.
+            request.conn.rfile.read(request.server.limits.body_bytes)
 
-    def __call__(
-        self, environ: dict[str, Any], start: Callable[[str, list[tuple[str, str]]], object]
-    ) -> Iterable[bytes]:
-        route = self._routes.get(environ["PATH_INFO"])
-        reply = self._refusal(route, environ)
-        if route is not None and reply is None:
-            body = b""
-            if route.method == "POST":
-                body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
-            try:
-                reply = route.handle(body)
-            except BadRequestError as error:
-                reply = _said(400, str(error))
-        assert reply is not None
-        headers = [
-            ("Content-Type", reply.content_type),
-            ("Content-Length", str(len(reply.body))),
-        ]
-        if reply.status == 405 and route is not None:
-            headers.append(("Allow", route.method))
-        start(f"{reply.status} {http.HTTPStatus(reply.status).phrase}", headers)
-        return [reply.body]
-
-    def _refusal(self, route: Route | None, environ: dict[str, Any]) -> Reply | None:
-        if route is None:
-            return _said(404, f"no such path; there are {', '.join(sorted(self._routes))}")
-        if environ["REQUEST_METHOD"] != route.method:
-            return _said(405, f"this path takes {route.method} only")
-        if route.method != "POST":
+    def _body(self) -> bytes | None:
+        """None where its length is not told; less of it where it ends early, which is no JSON then.
+        Raises BadRequestError."""
+        request = self.req
+        length = request.inheaders.get(b"Content-Length")
+        if request.chunked_read or (length is None and request.method == b"POST"):
             return None
-        length = environ.get("CONTENT_LENGTH")
-        if length is None:
-            return _said(411, "the Content-Length is missing")
         # cheroot lets -1 pass, which would be a body without end.
-        if not re.fullmatch("[0-9]+", length):
-            return _said(400, "the Content-Length is no number")
-        if environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower() != JSON:
-            return _said(415, f"the Content-Type is not {JSON}")
-        return None
+        if length is not None and not re.fullmatch(b"[0-9]+", length):
+            raise BadRequestError("the Content-Length is no number")
+        body: bytes = request.conn.rfile.read(int(length or 0))
+        return body
+
+    def _write(self, reply: Reply, with_body: bool) -> None:
+        """Headers and body in one go."""
+        request = self.req
+        if (
+            request.response_protocol != "HTTP/1.1"
+            # Who leads is another process behind the same Service: the next connection finds it.
+            or reply.status == http.HTTPStatus.SERVICE_UNAVAILABLE
+            or not request.server.can_add_keepalive_connection
+        ):
+            request.close_connection = True
+        head = [
+            f"HTTP/1.1 {reply.status} {http.HTTPStatus(reply.status).phrase}",
+            f"Content-Type: {reply.content_type}",
+            f"Content-Length: {len(reply.body)}",
+        ]
+        if reply.allow:
+            head.append(f"Allow: {reply.allow}")
+        if request.close_connection:
+            head.append("Connection: close")
+        request.sent_headers = True
+        text = "\r\n".join([*head, "\r\n"]).encode("latin-1")
+        request.conn.wfile.write(text + reply.body if with_body else text)
 
 
-def _said(status: int, text: str) -> Reply:
-    return Reply(status, f"{text}\n".encode(), TEXT)
+class _Connection(server.HTTPConnection):
+    def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
+        if parent.ssl_adapter is None:
+            sock = streams.bounded(sock, parent.limits.request_seconds)
+        super().__init__(parent, sock, _file)
+
+    def communicate(self) -> bool:
+        """A caller's next request mostly follows closely: as long as threads are idle, one waits
+        for it, which saves the way through two other threads."""
+        while super().communicate():  # type: ignore[no-untyped-call]
+            if not (self.server.ready and self.server.requests.idle and self._soon()):
+                return True
+        return False
+
+    def _soon(self) -> bool:
+        if self.rfile.has_data():
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(_NEXT_REQUEST_MS))
 
 
-class _Http(wsgi.Server):
+def _file(sock: Any, mode: str, _: int) -> streams.Reader | streams.Writer:
+    return streams.Reader(sock) if "r" in mode else streams.Writer(sock)
+
+
+class _Http(server.HTTPServer):
+    ConnectionClass = _Connection
+
+    def __init__(self, address: tuple[str, int], pages: Mapping[str, Route], limits: Limits):
+        super().__init__(address, _Gateway, server_name="topolet")
+        self.pages = pages
+        self.limits = limits
+        self.requests = ThreadPool(
+            self,
+            min=limits.threads,
+            accepted_queue_size=limits.waiting,
+            accepted_queue_timeout=0,
+        )
+        self.timeout = limits.idle_seconds
+        self.shutdown_timeout = limits.stop_seconds
+        self.request_queue_size = limits.waiting
+        self.max_request_body_size = limits.body_bytes
+        self.max_request_header_size = limits.header_bytes
+        self.keep_alive_conn_limit = limits.waiting
+
     def process_conn(self, conn: Any) -> None:
         """A thread is for who has said something: who only connects waits with the idle ones."""
         if conn.last_used is None:
@@ -182,76 +215,27 @@ class _Http(wsgi.Server):
 class _Tls(Adapter):
     """What cheroot asks of TLS."""
 
-    def __init__(self, files: CertificateFiles, request_seconds: float) -> None:
+    def __init__(
+        self, files: CertificateFiles, request_seconds: float, clients: frozenset[str]
+    ) -> None:
         self._files = files
         self._request_seconds = request_seconds
+        self._clients = clients
 
     def bind(self, sock: socket.socket) -> socket.socket:
         return sock
 
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         context = self._files.context()
-        context.sslsocket_class = _Connection
         try:
-            connection = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            made = streams.greeting(sock, context, self._request_seconds, self._clients)
         except OSError as error:
             sock.close()
             raise errors.FatalSSLAlert(*error.args) from error
-        assert isinstance(connection, _Connection)
-        connection.request_seconds = self._request_seconds
-        return connection, self.get_environ()
+        return made, self.get_environ()
 
     def get_environ(self) -> dict[str, str]:
-        return {"wsgi.url_scheme": "https", "HTTPS": "on"}
+        return {}
 
     def makefile(self, sock: socket.socket, mode: str = "r", bufsize: int = -1) -> object:
-        return makefile.MakeFile(sock, mode, bufsize)
-
-
-class _Connection(ssl.SSLSocket):
-    """Greets at the first read, and bounds the time of a whole request: a client that sends a byte
-    now and then would hold a thread for ever."""
-
-    request_seconds = 0.0
-    _greeted = False
-    _since: float | None = None
-
-    def recv_into(self, *words: Any, **named: Any) -> int:
-        """Raises TimeoutError, which cheroot answers with 408."""
-        self._bound()
-        if not self._greeted:
-            self._greet()
-            self._bound()
-        return super().recv_into(*words, **named)
-
-    def send(self, *words: Any, **named: Any) -> int:
-        if not self._greeted:
-            raise errors.FatalSSLAlert("no time for this client")
-        self._since = None
-        self.settimeout(self.request_seconds)
-        return super().send(*words, **named)
-
-    def _bound(self) -> None:
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        left = self.request_seconds - (now - self._since)
-        if left <= 0:
-            raise TimeoutError("timed out")
-        self.settimeout(left)
-
-    def _greet(self) -> None:
-        try:
-            self.do_handshake()
-        except OSError as error:
-            if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
-                socket.socket.send(self, _NO_TLS)
-            log.debug("TLS: %s", error)
-            raise errors.FatalSSLAlert(*error.args) from error
-        self._greeted = True
-
-
-_NO_TLS: Final = (
-    b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n\r\n"
-    b"this port speaks HTTPS only\n"
-)
+        return _file(sock, mode, bufsize)

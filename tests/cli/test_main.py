@@ -58,6 +58,9 @@ def test_help_lists_every_command_and_each_has_its_own() -> None:
         (["agent", "--http="], 1, "not in a cluster (--kubeconfig says where one is, --standalone"),
         (["webhook", "--webhook-failure-policy=Perhaps"], 2, "webhook-failure-policy"),
         (["webhook", "--webhook-https=nowhere", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
+        (["scheduler", "--lease-seconds=1"], 2, "lease-seconds"),
+        (["scheduler", "--kubeconfig=/nowhere/x"], 1, "/nowhere/x"),
+        (["scheduler", "--scheduler-args-file=/nowhere/x"], 2, "scheduler-args-file /nowhere/x"),
         (["agent", "--standalone", "--period-seconds=0"], 2, "period-seconds"),
     ],
 )

@@ -19,8 +19,8 @@ AGENT = "system:serviceaccount:topolet-system:topolet-agent"
 SCHEDULER = "system:serviceaccount:topolet-system:topolet-scheduler"
 
 
-EVERYTHING = "overlays/webhook"
-"""The overlay that has all objects."""
+EVERYTHING = ("overlays/webhook", "overlays/scheduler-evict")
+"""The overlays that have all objects between them."""
 
 
 def listed(folder: str) -> list[Path]:
@@ -35,18 +35,14 @@ def listed(folder: str) -> list[Path]:
 
 
 def objects(*folders: str) -> list[Object]:
-    """All objects of the kustomizations, in the order of their files."""
-    return [
-        each
-        for folder in folders
-        for path in listed(folder)
-        for each in yaml.safe_load_all(path.read_text())
-    ]
+    """All objects of the kustomizations, each file once, in their order."""
+    paths = dict.fromkeys(path for folder in folders for path in listed(folder))
+    return [each for path in paths for each in yaml.safe_load_all(path.read_text())]
 
 
 def of_kind(kind: str) -> dict[str, Object]:
     """By name."""
-    found = objects(EVERYTHING)
+    found = objects(*EVERYTHING)
     return {each["metadata"]["name"]: each for each in found if each["kind"] == kind}
 
 

@@ -29,9 +29,21 @@ from tests.deploy.manifests import (
     pod_of,
 )
 
-ALL = objects(EVERYTHING)
+ALL = objects(*EVERYTHING)
 OVERLAYS = ("reconcile", "proxy", "nri", "nvidia")
-PATCHES = ("proxy/agent.yaml", "nri/agent.yaml", "nvidia/agent.yaml", "webhook/binders.yaml")
+PATCHES = (
+    "proxy/agent.yaml",
+    "nri/agent.yaml",
+    "nvidia/agent.yaml",
+    "webhook/binders.yaml",
+    "scheduler-evict/flag.yaml",
+)
+# What Kubernetes brings for a kube-scheduler.
+THEIR_ROLES = (
+    "system:kube-scheduler",
+    "system:volume-scheduler",
+    "extension-apiserver-authentication-reader",
+)
 HARDENED = {
     "privileged": False,
     "allowPrivilegeEscalation": False,
@@ -42,7 +54,7 @@ HARDENED = {
 
 def test_every_file_is_listed_and_every_object_is_there_once() -> None:
     found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
-    used = set(listed(EVERYTHING))
+    used = {path for each in EVERYTHING for path in listed(each)}
     assert found - used == {DEPLOY / "overlays" / each for each in PATCHES}
     keys = [(each["kind"], each["metadata"]["name"]) for each in ALL]
     assert len(keys) == len(set(keys))
@@ -55,10 +67,13 @@ def test_the_daemonset_at_the_top_is_the_one_of_the_base() -> None:
 
 def test_names_lead_somewhere() -> None:
     (namespace,) = of_kind("Namespace")
-    accounts, roles = of_kind("ServiceAccount"), of_kind("ClusterRole")
+    accounts = of_kind("ServiceAccount")
     for each in ALL:
-        assert each["metadata"].get("namespace", namespace) == namespace
-    for binding in of_kind("ClusterRoleBinding").values():
+        of_the_cluster = each["metadata"]["name"] == "topolet-kube-scheduler-authentication"
+        expected = "kube-system" if of_the_cluster else namespace
+        assert each["metadata"].get("namespace", expected) == expected
+    roles = {*of_kind("ClusterRole"), *of_kind("Role"), *THEIR_ROLES}
+    for binding in (*of_kind("ClusterRoleBinding").values(), *of_kind("RoleBinding").values()):
         assert binding["roleRef"]["name"] in roles
         for subject in binding["subjects"]:
             assert subject["name"] in accounts
@@ -230,7 +245,14 @@ def test_the_host_lies_below_the_root_as_it_lies_on_the_host() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["base/daemonset.yaml", "overlays/nri/agent.yaml", "overlays/webhook/deployment.yaml"]
+    "path",
+    [
+        "base/daemonset.yaml",
+        "overlays/nri/agent.yaml",
+        "overlays/webhook/deployment.yaml",
+        "overlays/scheduler/deployment.yaml",
+        "overlays/scheduler/kube-scheduler.yaml",
+    ],
 )
 def test_every_mount_is_explained(path: str) -> None:
     lines = (DEPLOY / path).read_text().splitlines()
@@ -323,7 +345,7 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
 
 def test_with_the_webhook_the_policy_that_cannot_see_pods_only_tells(tmp_path: Path) -> None:
     found = kustomized("webhook", tmp_path)
-    assert len(found) == len(ALL)
+    assert len(found) == len(objects("overlays/webhook"))
     actions = {
         each["metadata"]["name"]: each["spec"]["validationActions"]
         for each in found

@@ -141,7 +141,7 @@ def _in_force(cluster: Cluster) -> bool:
         and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
         and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
         and _refuses(cluster, binding("free", "gpu"), ALICE)
-        and cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet"
+        and cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet-scheduler"
     )
 
 
@@ -191,6 +191,9 @@ def labelled(name: str, key: str) -> Object:
     return {**node(name), "metadata": {"name": name, "labels": {key: "b"}}}
 
 
+OVERLAYS = ("reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "scheduler-evict")
+
+
 def test_every_policy_is_tried() -> None:
     assert set(ATTEMPTS) == set(of_kind("ValidatingAdmissionPolicy"))
 
@@ -203,7 +206,9 @@ def test_a_policy_refuses_and_lets_pass(cluster: Cluster, policy: str) -> None:
     assert passes(cluster)
 
 
-@pytest.mark.parametrize("overlay", ["reconcile", "proxy", "nri", "nvidia", "webhook"])
+@pytest.mark.parametrize(
+    "overlay", ["reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "scheduler-evict"]
+)
 def test_the_server_takes_every_overlay(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
     for body in kustomized(overlay, tmp_path):
         path = path_of(body) + "?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"

@@ -24,6 +24,7 @@ from agent.kube.errors import (
     UnauthorizedError,
 )
 from agent.kube.listwatch import PAGE, ListWatch
+from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.stream import Stream
 from agent.kube.transport import APPLY, Transport
@@ -379,7 +380,7 @@ def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, place
     assert first["metadata"]["continue"]
 
     follower = Follower()
-    watch = ListWatch(server.admin, path, {}, Named, follower)
+    watch = ListWatch(server.admin, path, {}, as_type(Named), follower)
     with started(watch):
         eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
         assert follower.known == names_of(server, path)
@@ -400,7 +401,7 @@ def test_watchlist_needs_no_list(apiserver: ApiServer, place: str, tmp_path: Pat
     token.write_text(apiserver.token(place, "agent"))
     transport = Transport(apiserver.access(str(token)))
     follower = Follower()
-    watch = ListWatch(transport, path, {}, Named, follower)
+    watch = ListWatch(transport, path, {}, as_type(Named), follower)
     with started(watch):
         eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
         assert follower.known == names_of(apiserver, path)

@@ -20,7 +20,7 @@ import pytest
 from agent.host import files
 from demo.stage import free_port
 from tests.deploy.api import Api, RefusedError, Who
-from tests.deploy.manifests import EVERYTHING, ROOT, SCHEDULER, objects, of_kind
+from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
 from tests.integration import deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
@@ -164,7 +164,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         api,
         [
             told if each == binding else each
-            for each in objects(EVERYTHING)
+            for each in objects("overlays/webhook")
             if each["kind"] != "ValidatingWebhookConfiguration"
         ],
     )

@@ -13,7 +13,8 @@ import pytest
 
 from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
-from agent.kube.listwatch import ListWatch, Pace
+from agent.kube.listwatch import PAGE, ListWatch, Pace
+from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.kube.transport import Transport
 from tests.kube import hostile
@@ -52,7 +53,7 @@ class Follower:
         self.wrong: list[Change[Item]] = []
         pace = Pace(random.Random(7).random, lambda: clock.now, clock.wait, watch_seconds, 0.1)
         transport = Transport(FileAccess(server.url), limits=limits)
-        self.watch = ListWatch(transport, "/objects", {}, Item, self._changed, pace=pace)
+        self.watch = ListWatch(transport, "/objects", {}, as_type(Item), self._changed, pace=pace)
 
     def _changed(self, changes: Sequence[Change[Item]]) -> None:
         for change in changes:
@@ -395,12 +396,64 @@ def test_first_request_waits_for_the_nodes_moment(server: Server, clock: Clock) 
     transport = Transport(FileAccess(server.url), limits=LIMITS)
     pace = Pace(random.random, lambda: clock.now, clock.wait)
     watch = ListWatch(
-        transport, "/objects", {}, Item, lambda changes: None, first_seconds=7.5, pace=pace
+        transport,
+        "/objects",
+        {},
+        as_type(Item),
+        lambda changes: None,
+        first_seconds=7.5,
+        pace=pace,
     )
     watch.start()
     eventually("asked", lambda: server.requests)
     watch.stop()
     assert server.requests[0].at == 7.5
+
+
+def test_page_is_understood_before_the_next_is_asked_for(server: Server, clock: Clock) -> None:
+    """The bytes of all that is there would not fit."""
+    server.watch_list = False
+    for number in range(PAGE + 1):
+        server.put(f"each-{number:04}")
+    pages_at: list[int] = []
+
+    def read(text: bytes) -> Item:
+        pages_at.append(sum(not each.watches for each in server.requests))
+        return msgspec.json.decode(text, type=Item)
+
+    told: list[Sequence[Change[Item]]] = []
+    pace = Pace(random.random, lambda: clock.now, clock.wait)
+    transport = Transport(FileAccess(server.url), limits=LIMITS)
+    watch = ListWatch(transport, "/objects", {}, read, told.append, pace=pace)
+    watch.start()
+    eventually("synced", lambda: watch.synced)
+    watch.stop()
+    assert pages_at == [1] * PAGE + [2]
+    assert [len(each) for each in told] == [PAGE + 1]
+
+
+@pytest.mark.parametrize("watch_list", [True, False])
+def test_resync_tells_what_the_watch_has_not(
+    server: Server, clock: Clock, watch_list: bool
+) -> None:
+    server.watch_list = watch_list
+    server.put("old", "1")
+    with following(server, clock) as follower:
+        eventually("watching", lambda: follower.watch.synced and server.watching)
+        told, asked, began = len(follower.changes), len(server.requests), clock.now
+        syncs = follower.watch.syncs
+        # As if the watch had stalled: the event is never sent.
+        server.put("new", "1")
+        server.events.clear()
+        follower.watch.resync()
+        eventually("listed anew", lambda: follower.watch.syncs == syncs + 1)
+        assert follower.equals(server)
+        assert follower.watch.version == str(server.version)
+        assert [each.key.name for each in follower.changes[told:]] == ["new"]
+        assert (server.requests[asked].at, follower.watch.trouble) == (began, None)
+        eventually("watching", lambda: server.watching)
+        server.put("newer", "1")
+        eventually("told", lambda: follower.equals(server))
 
 
 def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import agent, nri, options, proxy, webhook
+from agent.cli import agent, nri, options, proxy, scheduler, webhook
 from agent.model import settings
 from agent.model.settings import Settings, SettingsError, host_port, parse, socket_path
 
@@ -70,14 +70,14 @@ def test_bad_flag_names_the_option(words: list[str], reason: str) -> None:
 
 
 def test_every_option_has_a_command_and_says_its_unit() -> None:
-    assert {each.name for each in settings.options()} == {
-        *agent.OPTIONS,
-        *nri.OPTIONS,
-        *proxy.OPTIONS,
-        *webhook.OPTIONS,
-    }
+    names = tuple(
+        dict.fromkeys(
+            name for command in (agent, nri, proxy, webhook, scheduler) for name in command.OPTIONS
+        )
+    )
+    assert {each.name for each in settings.options()} == set(names)
     parser = argparse.ArgumentParser()
-    options.add_arguments(parser, agent.OPTIONS + nri.OPTIONS + proxy.OPTIONS + webhook.OPTIONS)
+    options.add_arguments(parser, names)
     text = " ".join(parser.format_help().split())
     for each in settings.options():
         assert f"--{each.encode_name} " in text

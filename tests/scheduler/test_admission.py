@@ -11,7 +11,7 @@ from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.admission import PATH, Accounts, AccountsError, pods, routes
-from agent.scheduler.server import BadRequestError
+from agent.scheduler.routes import BadRequestError
 from agent.scheduler.webhook import LookUp, LookUpError, gpus
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status

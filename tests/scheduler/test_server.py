@@ -2,22 +2,29 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from agent.host import files
+from agent.scheduler import certificates
 from agent.scheduler.certificates import CertificateError, CertificateFiles
-from agent.scheduler.server import BadRequestError, Limits, Reply, Route, Server, ServerError
+from agent.scheduler.routes import BadRequestError, Reply, Route, said
+from agent.scheduler.server import Limits, Server, ServerError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 LIMITS = Limits(body_bytes=1000, header_bytes=2000, request_seconds=1.0, threads=4, waiting=8)
+
+# More than the buffers of two sockets hold.
+LARGE_BYTES = 64 << 20
 
 
 class Held:
@@ -62,7 +69,11 @@ def started(authority: Authority) -> Iterator[Started]:
     servers: list[Server] = []
 
     def start(
-        limits: Limits = LIMITS, held: Held | None = None, shown: Authority = authority
+        limits: Limits = LIMITS,
+        held: Held | None = None,
+        shown: Authority | None = authority,
+        client_ca: str = "",
+        clients: Sequence[str] = (),
     ) -> Server:
         server = Server(
             "127.0.0.1:0",
@@ -70,10 +81,13 @@ def started(authority: Authority) -> Iterator[Started]:
                 "/echo": Route("POST", echo),
                 "/broken": Route("POST", broken),
                 "/held": Route("POST", held or Held()),
+                "/away": Route("GET", lambda _: said(503, "another leads")),
+                "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
                 "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
             },
-            CertificateFiles(*paths(shown)),
+            shown and CertificateFiles(*paths(shown), client_ca),
             limits,
+            clients,
         )
         server.start()
         servers.append(server)
@@ -99,7 +113,7 @@ def connection(server: Server, authority: Authority) -> http.client.HTTPSConnect
 
 
 def ask(
-    made: http.client.HTTPSConnection,
+    made: http.client.HTTPConnection,
     method: str,
     path: str,
     body: bytes | Iterator[bytes] | None = None,
@@ -124,7 +138,7 @@ def test_answers_on_one_connection(server: Server, authority: Authority) -> None
     ("method", "path", "body", "content_type", "status", "said"),
     [
         ("POST", "/echo", b"no", "application/json", 400, "no is no body"),
-        ("GET", "/none", None, "", 404, "there are /broken, /echo, /healthz, /held"),
+        ("GET", "/none", None, "", 404, "there are /away, /broken, /echo, /healthz, /held, /large"),
         ("GET", "/echo", None, "", 405, "takes POST only"),
         ("POST", "/healthz", b"", "application/json", 405, "takes GET only"),
         ("POST", "/echo", iter([b"a"]), "application/json", 411, "Content-Length is missing"),
@@ -153,6 +167,14 @@ def test_what_is_wrong_is_said(
     made.close()
 
 
+def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
+    """A connection that stays would lead to this process for ever."""
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    assert ask(made, "GET", "/away") == (503, "another leads\n")
+    assert made.sock is None
+    made.close()
+
+
 @pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])
 def test_a_length_that_is_none_is_refused_before_a_body_is_read(
     server: Server, authority: Authority, length: str
@@ -166,6 +188,65 @@ def test_a_length_that_is_none_is_refused_before_a_body_is_read(
     assert reply.status == 400
     assert b"Content-Length" in reply.read()
     made.close()
+
+
+def raw(either: http.client.HTTPConnection) -> socket.socket:
+    either.connect()
+    assert either.sock is not None
+    return either.sock
+
+
+def posted(body: bytes, length: int | None = None) -> bytes:
+    size = len(body) if length is None else length
+    head = "POST /echo HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {size}\r\n\r\n".encode() + body
+
+
+def test_requests_that_come_in_one_go_are_answered_in_turn(
+    either: http.client.HTTPConnection,
+) -> None:
+    """The first read takes no more than a part of them: TLS keeps the rest to itself."""
+    sock = raw(either)
+    bodies = [letter * 999 for letter in (b"a", b"b") for _ in range(10)]
+    sock.sendall(b"".join(posted(each) for each in bodies))
+    came = b""
+    while came.count(b'"') < 2 * len(bodies):
+        some = sock.recv(1 << 16)
+        assert some
+        came += some
+    assert re.findall(rb'"(.*?)"', came) == bodies
+    either.close()
+
+
+def test_half_a_request_is_no_request(plain: Server) -> None:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=10) as sock:
+        sock.sendall(posted(b"no", length=3))
+        sock.shutdown(socket.SHUT_WR)
+        with http.client.HTTPResponse(sock) as reply:
+            reply.begin()
+            assert reply.status == 400
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (b"HEAD /healthz HTTP/1.1\r\nHost: x\r\n\r\n", 405),
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"GET /h%65althz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 200),
+        (b"\0\0\0\r\n\r\n", 400),
+        (b"GET /healthz\r\n\r\n", 400),
+        (b"GET /\xff\0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", 400),
+        (b"GET /healthz HTTP/9.9\r\n\r\n", 505),
+    ],
+)
+def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=10) as sock:
+        sock.sendall(asked)
+        with http.client.HTTPResponse(sock, method=asked[:4].strip().decode()) as reply:
+            reply.begin()
+            assert reply.status == status
+            reply.read()
 
 
 def test_who_speaks_plain_http_is_told(server: Server) -> None:
@@ -205,31 +286,166 @@ def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
     made.close()
 
 
-def test_a_request_that_drips_in_ends_in_time(server: Server, authority: Authority) -> None:
+@pytest.fixture(scope="module")
+def plain(started: Started) -> Server:
+    return started(shown=None)
+
+
+@pytest.fixture(params=["plain", "tls"])
+def either(
+    request: pytest.FixtureRequest, server: Server, plain: Server, authority: Authority
+) -> http.client.HTTPConnection:
+    if request.param == "tls":
+        return connection(server, authority)
+    return http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+
+
+def test_a_request_that_drips_in_ends_in_time(either: http.client.HTTPConnection) -> None:
     """Each byte comes within any limit of a single read."""
-    made = connection(server, authority)
-    assert ask(made, "GET", "/healthz")[0] == 200
-    made.putrequest("POST", "/echo")
-    made.putheader("Content-Type", "application/json")
-    made.putheader("Content-Length", "1000")
-    made.endheaders()
+    assert ask(either, "GET", "/healthz")[0] == 200
+    either.putrequest("POST", "/echo")
+    either.putheader("Content-Type", "application/json")
+    either.putheader("Content-Length", "1000")
+    either.endheaders()
     ended = threading.Event()
 
     def drip() -> None:
         while not ended.wait(0.1):
             try:
-                made.sock.send(b"x")
+                either.sock.send(b"x")
             except OSError:
                 return
 
     thread = threading.Thread(target=drip)
     thread.start()
     try:
-        assert made.getresponse().status == 408
+        assert either.getresponse().status == 408
     finally:
         ended.set()
         thread.join()
+        either.close()
+
+
+def test_who_takes_an_answer_in_drips_is_dropped_in_time(
+    either: http.client.HTTPConnection,
+) -> None:
+    either.request("GET", "/large")
+    taken = 0
+
+    def ended() -> bool:
+        nonlocal taken
+        try:
+            some = either.sock.recv(64 << 10)
+        except ConnectionResetError:
+            return True
+        taken += len(some)
+        return not some
+
+    eventually("the server gives up", ended)
+    assert taken < LARGE_BYTES
+    either.close()
+
+
+def test_answers_on_one_plain_connection(plain: Server) -> None:
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+    first = made.sock
+    assert ask(made, "POST", "/echo", b"no")[0] == 400
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    assert made.sock is first
+    made.close()
+
+
+def shown_by(
+    server: Server, authority: Authority, name: str, of: Authority | None = None
+) -> http.client.HTTPSConnection:
+    """Of a client that shows the certificate of that name."""
+    trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
+    if name:
+        folder = (of or authority).folder
+        trust.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
+    return http.client.HTTPSConnection("127.0.0.1", server.port, context=trust, timeout=10)
+
+
+@pytest.fixture(scope="module")
+def clients(authority: Authority) -> Authority:
+    authority.client("kube-scheduler", "system:masters")
+    authority.client("another")
+    return authority
+
+
+def test_with_a_client_ca_clients_show_who_they_are(
+    started: Started, clients: Authority, tmp_path: Path
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"))
+    foreign = certified(tmp_path)
+    foreign.client("kube-scheduler")
+    for name, of in (("", None), ("kube-scheduler", foreign)):
+        made = shown_by(server, clients, name, of)
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+            ask(made, "GET", "/healthz")
         made.close()
+    for name in ("kube-scheduler", "another"):
+        made = shown_by(server, clients, name)
+        assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
+        made.close()
+
+
+def test_of_clients_those_named_are_answered(
+    started: Started, clients: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = started(client_ca=str(clients.folder / "ca.crt"), clients=["kube-scheduler", "x"])
+    made = shown_by(server, clients, "another")
+    assert ask(made, "GET", "/healthz")[0] == 403
+    assert "refused: a client's certificate for another" in caplog.messages
+    made.close()
+    made = shown_by(server, clients, "kube-scheduler")
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_a_client_ca_that_is_replaced_is_asked_for(
+    started: Started, clients: Authority, tmp_path: Path
+) -> None:
+    other = certified(tmp_path)
+    other.client("kube-scheduler")
+    path = str(tmp_path / "client-ca.crt")
+    files.replace(path, (clients.folder / "ca.crt").read_bytes(), durable=False)
+    server = started(client_ca=path)
+    made = shown_by(server, clients, "kube-scheduler")
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+    files.replace(path, (other.folder / "ca.crt").read_bytes(), durable=False)
+    made = shown_by(server, clients, "kube-scheduler")
+    with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+        ask(made, "GET", "/healthz")
+    made.close()
+    made = shown_by(server, clients, "kube-scheduler", other)
+    assert ask(made, "GET", "/healthz")[0] == 200
+    made.close()
+
+
+def test_a_client_ca_that_is_none_is_named(authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match=f"client CA {tmp_path}/none"):
+        CertificateFiles(*paths(authority), str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("certificate", "names"),
+    [
+        ({}, set()),
+        ({"subject": ((("organizationName", "g"),), (("commonName", "a"),))}, {"a"}),
+        (
+            {
+                "subject": ((("commonName", "a"),),),
+                "subjectAltName": (("DNS", "b"), ("URI", "spiffe://c")),
+            },
+            {"a", "b", "spiffe://c"},
+        ),
+    ],
+)
+def test_names_of_a_certificate(certificate: dict[str, Any], names: set[str]) -> None:
+    assert certificates.names(certificate) == names
 
 
 def serial(server: Server, authority: Authority) -> str:

@@ -1,0 +1,237 @@
+"""The whole cluster as a scheduler knows it: every node with what its pods hold and what was
+promised to others.
+
+All of it follows from the objects alone, but for the reservations: who starts anew, or begins to
+lead, has the same ledger once the watches have told all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from agent.allocate.place.place import Granted
+from agent.allocate.place.wish import Wish
+from agent.kube.objects import Change, ChangeKind
+from agent.model.deviceobject import DeviceObject
+from agent.model.nodetopology import NodeTopology
+from agent.scheduler.changelog import ChangeLog, Changes
+from agent.scheduler.nodestate import NodeState
+from agent.scheduler.readings import NodeReading, PodReading, Unreadable
+from agent.scheduler.reservations import Reservation, Reservations
+
+EXPIRY_SECONDS: Final = 60.0
+
+
+class ReserveError(Exception):
+    """Nothing can be reserved there; the message says why."""
+
+
+class Cluster:
+    """Safe for many threads. `lock` is held by every method; who reads a node's state, or needs
+    several steps to be one, holds it meanwhile, and shortly."""
+
+    def __init__(
+        self,
+        *,
+        agents: bool = True,
+        expiry_seconds: float = EXPIRY_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`agents`: a node must have one that is Ready to give CPUs or devices. A reservation whose
+        Binding was taken is asked about after `expiry_seconds`."""
+        self.lock = threading.RLock()
+        self._agents = agents
+        self._expiry_seconds = expiry_seconds
+        self._clock = clock
+        self._states: dict[str, NodeState] = {}
+        self._pods: dict[str, PodReading] = {}
+        self._reservations = Reservations()
+        self._log = ChangeLog()
+
+    # what is known
+    def node(self, name: str) -> NodeState | None:
+        """None where there is no such Node. To be read under the lock."""
+        with self.lock:
+            state = self._states.get(name)
+            return state if state is not None and state.node is not None else None
+
+    def nodes(self) -> tuple[NodeState, ...]:
+        """Those that have a Node. To be read under the lock."""
+        with self.lock:
+            return tuple(each for each in self._states.values() if each.node is not None)
+
+    def eligible(self, name: str, wish: Wish) -> str | None:
+        """Why the node can't take such a pod, whatever is free there; None where it may."""
+        with self.lock:
+            state = self._states.get(name)
+            if state is None:
+                return "the node is not known"
+            return state.hindrance(wish.needs, agents=self._agents)
+
+    def changed_since(self, serial: int) -> Changes:
+        """The nodes whose answer to some pod may have changed after that serial (0: the first)."""
+        with self.lock:
+            return self._log.since(serial)
+
+    def bound(self, uid: str) -> str | None:
+        """The node that a watch has shown the pod to be bound to."""
+        with self.lock:
+            pod = self._pods.get(uid)
+            return pod.node if pod is not None else None
+
+    def pod(self, uid: str) -> PodReading | None:
+        """One that a watch has shown to be bound."""
+        with self.lock:
+            return self._pods.get(uid)
+
+    def reservation(self, uid: str) -> Reservation | None:
+        with self.lock:
+            return self._reservations.get(uid)
+
+    # promises
+    def reserve(self, name: str, granted: Granted, seconds: float | None = None) -> Reservation:
+        """Takes what was offered, in place of what the pod had been promised before: for `seconds`,
+        else until `confirm` or `release`. Raises ReserveError, and StaleOfferError where something
+        of it was given away since."""
+        with self.lock:
+            state = self.node(name)
+            if state is None:
+                raise ReserveError(f"node {name} is not known")
+            if (pod := self._pods.get(granted.uid)) is not None:
+                raise ReserveError(f"pod {granted.wish.title} is bound to {pod.node}")
+            before = self._reservations.get(granted.uid)
+            if before is not None and before.binding:
+                raise ReserveError(f"a bind of pod {before.title} to {before.node} is under way")
+            holding = state.place.commit(granted)
+            self._touch(state)
+            if before is not None and before.node != name:
+                self._give_back(before)
+            until = None if seconds is None else self._clock() + seconds
+            reservation = Reservation(name, holding, until)
+            self._reservations.put(reservation)
+            return reservation
+
+    def confirm(self, uid: str) -> None:
+        """The API server took the pod's Binding, or may have: the reservation stays until a watch
+        shows what became of the pod."""
+        with self.lock:
+            kept = self._reservations.get(uid)
+            if kept is not None:
+                until = self._clock() + self._expiry_seconds
+                self._reservations.put(Reservation(kept.node, kept.holding, until, sent=True))
+
+    def release(self, uid: str) -> bool:
+        """The promise is off; False where there was none, or the pod is bound already."""
+        with self.lock:
+            kept = self._reservations.pop(uid)
+            if kept is not None:
+                self._give_back(kept)
+            return kept is not None
+
+    def overdue(self) -> tuple[Reservation, ...]:
+        """Promises whose time has passed."""
+        with self.lock:
+            return self._reservations.overdue(self._clock())
+
+    def expire(self, reservation: Reservation) -> bool:
+        """Ends an overdue promise; False where it is no more what it was."""
+        with self.lock:
+            return self._reservations.get(reservation.uid) is reservation and self.release(
+                reservation.uid
+            )
+
+    # what the watches tell
+    def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
+        for change in changes:
+            with self.lock:
+                if change.kind is ChangeKind.DELETED:
+                    self._ended(change.value, agent_ready=None)
+                else:
+                    self._seen(change.value)
+
+    def nodes_changed(self, changes: Sequence[Change[NodeReading]]) -> None:
+        for change in changes:
+            with self.lock:
+                value = None if change.kind is ChangeKind.DELETED else change.value
+                state = self._state(change.value.name)
+                if state.node != value:
+                    state.node = value
+                    self._objects_changed(state)
+
+    def topologies_changed(self, changes: Sequence[Change[NodeTopology | Unreadable]]) -> None:
+        for change in changes:
+            with self.lock:
+                value = None if change.kind is ChangeKind.DELETED else change.value
+                state = self._state(change.key.name)
+                if state.topology != value:
+                    state.topology = value
+                    self._objects_changed(state)
+
+    def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
+        for change in changes:
+            with self.lock:
+                value = None if change.kind is ChangeKind.DELETED else change.value
+                state = self._state(change.key.name)
+                if state.devices != value:
+                    state.devices = value
+                    self._objects_changed(state)
+
+    def _seen(self, pod: PodReading) -> None:
+        if pod.holding is None:
+            # A pod that was bound is never unbound: it has ended, or this is an old word on it.
+            if pod.node:
+                self._ended(pod, pod.agent_ready)
+            return
+        before = self._pods.get(pod.uid)
+        if before is not None and before.node != pod.node:
+            self._ended(before, agent_ready=None)
+        self._pods[pod.uid] = pod
+        reservation = self._reservations.pop(pod.uid)
+        if reservation is not None and reservation.node != pod.node:
+            self._give_back(reservation)
+        state = self._state(pod.node)
+        news = state.agent(pod.uid, pod.agent_ready)
+        if state.place.holdings.get(pod.uid) != pod.holding:
+            state.place.record(pod.holding)
+            news = True
+        if news:
+            self._touch(state)
+
+    def _ended(self, pod: PodReading, agent_ready: bool | None) -> None:
+        """It holds nothing any more; `agent_ready` as long as it is there."""
+        if (reservation := self._reservations.pop(pod.uid)) is not None:
+            self._give_back(reservation)
+        self._pods.pop(pod.uid, None)
+        state = self._states.get(pod.node)
+        if state is None:
+            return
+        released = state.place.release(pod.uid)
+        if state.agent(pod.uid, agent_ready) or released is not None:
+            self._touch(state)
+        self._tidy(state)
+
+    def _give_back(self, reservation: Reservation) -> None:
+        state = self._state(reservation.node)
+        state.place.release(reservation.uid)
+        self._touch(state)
+        self._tidy(state)
+
+    def _state(self, name: str) -> NodeState:
+        state = self._states.get(name)
+        if state is None:
+            state = self._states[name] = NodeState(name)
+        return state
+
+    def _touch(self, state: NodeState) -> None:
+        state.changed(self._log.add(state.name))
+
+    def _objects_changed(self, state: NodeState) -> None:
+        state.objects_changed(self._log.add(state.name))
+        self._tidy(state)
+
+    def _tidy(self, state: NodeState) -> None:
+        if state.empty:
+            self._states.pop(state.name, None)

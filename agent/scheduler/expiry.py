@@ -1,0 +1,85 @@
+"""Ends promises whose time has passed. One whose Binding was taken ends only when the API server
+says that the pod is not there: a watch that lags must not free what a pod has."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+import msgspec
+
+from agent.kube.errors import MalformedError, NotFoundError, StoreError
+from agent.kube.transport import Transport, segment
+from agent.model import jsontext
+from agent.model.jsontext import JsonError
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.reservations import Reservation
+
+log = logging.getLogger(__name__)
+
+PERIOD_SECONDS: Final = 1.0
+
+
+class Expiry:
+    """On a thread of its own."""
+
+    def __init__(
+        self, cluster: Cluster, transport: Transport, *, period_seconds: float = PERIOD_SECONDS
+    ) -> None:
+        self._cluster = cluster
+        self._transport = transport
+        self._period = period_seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="expiry", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def step(self) -> None:
+        """Looks at all promises whose time has passed. Never raises."""
+        for each in self._cluster.overdue():
+            try:
+                if each.sent and self._bound(each):
+                    self._cluster.confirm(each.uid)
+                elif self._cluster.expire(each):
+                    log.warning("pod %s: its reservation on %s ends", each.title, each.node)
+            except StoreError as error:
+                log.warning("pod %s: whether it is bound can't be asked: %s", each.title, error)
+                self._cluster.confirm(each.uid)
+
+    def _bound(self, reservation: Reservation) -> bool:
+        namespace, _, name = reservation.title.partition("/")
+        path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
+        try:
+            pod = jsontext.decode(_pods, self._transport.get(path))
+        except NotFoundError:
+            return False
+        except JsonError as error:
+            raise MalformedError(f"GET {path}: {error}") from error
+        return pod.metadata.uid == reservation.uid and bool(pod.spec.node_name)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._period):
+            self.step()
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    uid: str = ""
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+
+
+class _Pod(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    spec: _Spec = _Spec()
+
+
+_pods: Final = msgspec.json.Decoder(_Pod)

@@ -1,0 +1,228 @@
+"""Pods that belong together on one node: annotation `topolet.io/group: NAME/SIZE`.
+
+The first member that is asked about is offered nodes that hold the whole group, and the best of
+them is held for all of it, one part a member. Later members are offered that node alone, and each
+takes a part when it is bound. What nobody took in time is free again; members that are still to
+come are then held to the node where the others are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from agent.allocate.place.answer import Granted, Missing, Refused, refused
+from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.wish import Wish
+from agent.model.apipods import ApiPod
+from agent.scheduler.cluster import Cluster, ReserveError
+
+GROUP: Final = "topolet.io/group"
+LARGEST: Final = 64
+"""Members of a group: all of them are on one node."""
+
+HELD_SECONDS: Final = 60.0
+
+
+class GroupError(ValueError):
+    """An annotation that makes no sense; the message names the pod and the annotation."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """What all its members say."""
+
+    namespace: str
+    name: str
+    size: int
+
+    @property
+    def title(self) -> str:
+        return f"group {self.namespace}/{self.name}"
+
+    def part(self, number: int) -> str:
+        """What a part that nobody took is known by, in place of a pod's uid."""
+        return f"{self.namespace}/{self.name}/{number}"
+
+
+def group_of(pod: ApiPod) -> Group | None:
+    """None for a pod of no group. Raises GroupError."""
+    text = pod.annotations.get(GROUP)
+    if text is None:
+        return None
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise GroupError(f"pod {pod.title}: annotation {GROUP}: {text[:80]!r} is no NAME/SIZE")
+    size = int(match[2])
+    if not 1 <= size <= LARGEST:
+        raise GroupError(f"pod {pod.title}: annotation {GROUP}: SIZE {size} is not 1 to {LARGEST}")
+    return Group(pod.namespace, match[1], size)
+
+
+def together(place: Place, wish: Wish, group: Group, size: int) -> tuple[Granted, ...] | Refused:
+    """What `size` pods with that wish would get of the node, one beside the other; changes
+    nothing."""
+    trial = place.without(())
+    granted = []
+    for number in range(size):
+        uid = group.part(number)
+        ask = msgspec.structs.replace(wish.ask, uid=uid, title=f"{group.title}, part {number}")
+        found = trial.offer(msgspec.structs.replace(wish, ask=ask))
+        if isinstance(found, Refused):
+            return found
+        trial.commit(found)
+        granted.append(found)
+    return tuple(granted)
+
+
+class _Held(msgspec.Struct):
+    """`shape`: of the pod that the parts were made for. `parts`: what nobody took yet, by what
+    stands for a uid; `members`: by uid, what each took the place of."""
+
+    node: str
+    shape: bytes
+    until: float
+    parts: dict[str, Granted] = {}
+    members: dict[str, Granted] = {}
+
+
+class Groups:
+    """What is held for which group. All methods under the cluster's lock."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        seconds: float = HELD_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._seconds = seconds
+        self._clock = clock
+        self._held: dict[Group, _Held] = {}
+
+    def expire(self) -> None:
+        """Frees what was held for too long."""
+        now = self._clock()
+        for group, held in list(self._held.items()):
+            if now < held.until:
+                continue
+            for part in held.parts:
+                self._cluster.release(part)
+            held.parts.clear()
+            if not self._alive(held):
+                del self._held[group]
+
+    def node(self, group: Group) -> str | None:
+        """Where the group is; None where that is still open."""
+        held = self._held.get(group)
+        return held.node if held else None
+
+    def hold(self, group: Group, wish: Wish, node: str) -> Refused | None:
+        """A part of that wish for each member that has none, on a node that may have changed since
+        it was asked about."""
+        held = self._held.get(group)
+        members = self._alive(held) if held else {}
+        state = self._cluster.node(node)
+        if state is None:
+            return refused(Missing(f"node {node} is gone"))
+        found = together(state.place, wish, group, group.size - len(members))
+        if isinstance(found, Refused):
+            return found
+        parts = {each.uid: each for each in found}
+        for granted in found:
+            self._cluster.reserve(node, granted)
+        until = self._clock() + self._seconds
+        self._held[group] = _Held(node, wish.shape, until, parts, members)
+        return None
+
+    def lacks(self, group: Group, wish: Wish) -> str | None:
+        """Why the pod can't be a member of a group that has its node; None where it can."""
+        held = self._held[group]
+        if wish.uid in held.members:
+            return None
+        if not held.parts:
+            if len(self._alive(held)) >= group.size:
+                return f"{group.title} has its {group.size} members"
+            refused = self.hold(group, wish, held.node)
+            return f"{group.title} is on node {held.node}: {refused.text()}" if refused else None
+        found = self._part(group, held, wish)
+        return found if isinstance(found, str) else None
+
+    def take(self, group: Group, wish: Wish, node: str) -> Granted | str:
+        """Reserves a part for the pod itself; a text says why that can't be."""
+        held = self._held.get(group)
+        if held is None or (held.node == node and not held.parts):
+            refused = self.hold(group, wish, node)
+            if refused is not None:
+                return f"{group.title}: {refused.text()}"
+            held = self._held[group]
+        if held.node != node:
+            return f"{group.title} is held to node {held.node}"
+        found = self._part(group, held, wish)
+        if isinstance(found, str):
+            return found
+        part, granted = found
+        held.parts.pop(part.uid)
+        self._cluster.release(part.uid)
+        try:
+            self._cluster.reserve(node, granted)
+        except (StaleOfferError, ReserveError) as error:
+            self._return(held, part)
+            return f"{group.title}: {error}"
+        held.members[wish.uid] = part
+        return granted
+
+    def give_back(self, group: Group, uid: str) -> None:
+        """The pod was not bound, and its reservation is released."""
+        held = self._held.get(group)
+        if held is None or uid not in held.members:
+            return
+        part = held.members.pop(uid)
+        if self._clock() < held.until:
+            self._return(held, part)
+
+    def _return(self, held: _Held, part: Granted) -> None:
+        # Where others took some of it meanwhile, a member finds no part and says so.
+        with contextlib.suppress(StaleOfferError, ReserveError):
+            self._cluster.reserve(held.node, part)
+            held.parts[part.uid] = part
+
+    def _alive(self, held: _Held) -> dict[str, Granted]:
+        """The members that are still there."""
+        state = self._cluster.node(held.node)
+        there = state.place.holdings if state is not None else {}
+        return {uid: part for uid, part in held.members.items() if uid in there}
+
+    def _part(self, group: Group, held: _Held, wish: Wish) -> tuple[Granted, Granted] | str:
+        """The part for a pod with that wish, and what it gets in its place."""
+        state = self._cluster.node(held.node)
+        if state is None:
+            return f"{group.title} is held to node {held.node}, which is gone"
+        first = next(iter(held.parts.values()))
+        if wish.shape == held.shape:
+            return first, first.to(wish)
+        # The parts are alike: what one of them does not hold, none does.
+        reason = _beyond(wish, first.wish)
+        if not reason:
+            found = state.place.without((first.uid,)).offer(wish)
+            if isinstance(found, Granted):
+                return first, found
+            reason = found.text()
+        return f"{group.title} holds too small a part on node {held.node}: {reason}"
+
+
+def _beyond(wish: Wish, part: Wish) -> str:
+    """What the pod asks for beyond what is held for it; empty for nothing."""
+    return "; ".join(
+        f"{name}: asked {amount}, held {part.requests.get(name, 0)}"
+        for name, amount in sorted(wish.requests.items())
+        if amount > part.requests.get(name, 0)
+    )
+
+
+_TEXT: Final = re.compile(r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/([0-9]{1,4})", re.ASCII)

@@ -1,0 +1,69 @@
+"""What is asked of each node: room for one pod, or for all members of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import msgspec
+
+from agent.allocate.place.answer import Refused
+from agent.allocate.place.place import Place
+from agent.allocate.place.wish import Wish
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.groups import Group, together
+from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
+
+
+class OfPod(msgspec.Struct, frozen=True):
+    """Room for such a pod."""
+
+    cluster: Cluster
+    wish: Wish
+
+    @property
+    def shape(self) -> Hashable:
+        return self.wish.shape
+
+    def answer(self, node: str) -> Answer:
+        """Under the lock."""
+        place = _place(self.cluster, node, self.wish)
+        if isinstance(place, Misfit):
+            return place
+        # What this very pod may hold of the node is no room for others of its shape.
+        ask = msgspec.structs.replace(self.wish.ask, uid="")
+        found = place.offer(msgspec.structs.replace(self.wish, ask=ask))
+        if isinstance(found, Refused):
+            return Misfit(found.text(), found.unresolvable)
+        return Fit(found.score, found.order)
+
+
+class OfGroup(msgspec.Struct, frozen=True):
+    """Room for a whole group of such pods."""
+
+    cluster: Cluster
+    wish: Wish
+    group: Group
+
+    @property
+    def shape(self) -> Hashable:
+        return self.wish.shape, self.group.size
+
+    def answer(self, node: str) -> Answer:
+        """Under the lock."""
+        place = _place(self.cluster, node, self.wish)
+        if isinstance(place, Misfit):
+            return place
+        found = together(place, self.wish, self.group, self.group.size)
+        if isinstance(found, Refused):
+            return Misfit(f"no room for the whole group: {found.text()}", found.unresolvable)
+        return Fit(
+            sum(each.score for each in found) // len(found), max(each.order for each in found)
+        )
+
+
+def _place(cluster: Cluster, node: str, wish: Wish) -> Place | Misfit:
+    hindrance = cluster.eligible(node, wish)
+    state = cluster.node(node)
+    if state is None:
+        return UNKNOWN
+    return state.place if hindrance is None else Misfit(hindrance, unresolvable=True)

@@ -1,0 +1,222 @@
+"""What the cluster's objects say to a scheduler, each as the small value that is kept of it.
+
+Annotations of pods are read here and dropped: of 100,000 pods they would not fit. Values that many
+objects have in common are kept once; nobody changes them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from sys import intern
+from typing import Final
+
+import msgspec
+
+from agent.allocate.place.holding import Holding, holding_of
+from agent.model import apipods, deviceobject, node_annotations, nodetopology
+from agent.model.apipods import PodObject
+from agent.model.deviceobject import DeviceObject
+from agent.model.nodetopology import NodeTopology
+from agent.model.objects import ObjectError, decoded
+from agent.model.quantities import Quantity, QuantityError, milli, whole
+
+log = logging.getLogger(__name__)
+
+# Of deploy/base too.
+AGENT_LABELS: Final = {
+    "app.kubernetes.io/name": "topolet",
+    "app.kubernetes.io/component": "agent",
+}
+
+
+class Agents(msgspec.Struct, frozen=True):
+    """Which pods are agents: those with all these labels, in `namespace` where that is not empty.
+    Where nothing is said, no node needs one."""
+
+    labels: Mapping[str, str] = msgspec.field(default_factory=AGENT_LABELS.copy)
+    namespace: str = ""
+
+    def include(self, namespace: str, labels: Mapping[str, str]) -> bool:
+        return (
+            bool(self.labels)
+            and self.namespace in ("", namespace)
+            and all(labels.get(key) == value for key, value in self.labels.items())
+        )
+
+
+class PodReading(msgspec.Struct, frozen=True, gc=False):
+    """One pod. `holding`: what it holds of its node, None where it has none or has ended for good;
+    `agent_ready`: of an agent's pod only. Of a pod that holds something, for who looks for victims:
+    `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
+    `fixed` (the API server can't end it: a static pod's mirror)."""
+
+    uid: str
+    node: str
+    holding: Holding | None = None
+    agent_ready: bool | None = None
+    labels: Mapping[str, str] = {}
+    started_at: int = 0
+    leaving: bool = False
+    fixed: bool = False
+
+
+class NodeReading(msgspec.Struct, frozen=True):
+    """A Node; of its annotations those that something here reads. `allocatable` in milli-CPU and
+    units."""
+
+    name: str
+    uid: str
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    allocatable: dict[str, int] = {}
+
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """An object that is as good as missing; `text` names it, the field and the fault."""
+
+    text: str
+
+
+def pods(agents: Agents) -> Callable[[bytes], PodReading]:
+    """Raises ObjectError."""
+
+    def read(text: bytes) -> PodReading:
+        raw = decoded(text, apipods.KIND, _pods)
+        pod = apipods.value(raw)
+        ready = None
+        if agents.include(pod.namespace, pod.labels):
+            ready = pod.phase is apipods.Phase.RUNNING and not pod.deleted and _ready(text)
+        if not pod.node or pod.terminal:
+            return PodReading(pod.uid, intern(pod.node), None, ready)
+        return PodReading(
+            pod.uid,
+            intern(pod.node),
+            _compact(holding_of(pod)),
+            ready,
+            _labels(pod.labels),
+            pod.started_at,
+            pod.deleted,
+            pod.mirror,
+        )
+
+    return read
+
+
+def node(text: bytes) -> NodeReading:
+    """Raises ObjectError."""
+    raw = decoded(text, "Node", _nodes)
+    metadata = raw.metadata
+    annotations = metadata.annotations or {}
+    return NodeReading(
+        intern(metadata.name),
+        metadata.uid,
+        _interned(metadata.labels or {}),
+        {key: annotations[key] for key in _READ if key in annotations},
+        _amounts(metadata.name, raw.status.allocatable or {}),
+    )
+
+
+def topology(text: bytes) -> NodeTopology | Unreadable:
+    """Never raises."""
+    try:
+        return nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
+    except ObjectError as error:
+        return _unreadable(error)
+
+
+def devices(text: bytes) -> DeviceObject | Unreadable:
+    """Never raises."""
+    try:
+        return deviceobject.read(decoded(text, deviceobject.KIND, _objects))
+    except ObjectError as error:
+        return _unreadable(error)
+
+
+class _Condition(msgspec.Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+
+
+class _Conditions(msgspec.Struct, frozen=True):
+    conditions: tuple[_Condition, ...] | None = None
+
+
+class _WithConditions(msgspec.Struct, frozen=True):
+    status: _Conditions = _Conditions()
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _NodeStatus(msgspec.Struct, frozen=True):
+    allocatable: dict[str, Quantity] | None = None
+
+
+class _Node(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    status: _NodeStatus = _NodeStatus()
+
+
+_pods: Final = msgspec.json.Decoder(PodObject)
+_conditions: Final = msgspec.json.Decoder(_WithConditions)
+_nodes: Final = msgspec.json.Decoder(_Node)
+_objects: Final = msgspec.json.Decoder(object)
+_READ: Final = (
+    node_annotations.SYSTEM_QOS,
+    node_annotations.RESERVATION,
+    node_annotations.CPU_NORMALIZATION_RATIO,
+    node_annotations.AMPLIFICATION_RATIO,
+)
+_shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+_shared_labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+_MOST_SHARED: Final = 4096
+
+
+def _ready(text: bytes) -> bool:
+    conditions = decoded(text, apipods.KIND, _conditions).status.conditions or ()
+    return any(each.type == "Ready" and each.status == "True" for each in conditions)
+
+
+def _compact(holding: Holding) -> Holding:
+    requests = tuple(sorted(holding.requests.items()))
+    if (kept := _shared.get(requests)) is None:
+        kept = dict(requests)
+        if len(_shared) < _MOST_SHARED:
+            _shared[requests] = kept
+    claim = msgspec.structs.replace(holding.claim, uid=holding.uid, title=holding.title)
+    return msgspec.structs.replace(holding, claim=claim, requests=kept)
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+    """Pods of one owner have the same ones."""
+    key = tuple(sorted(labels.items()))
+    if (kept := _shared_labels.get(key)) is None:
+        kept = _interned(labels)
+        if len(_shared_labels) < _MOST_SHARED:
+            _shared_labels[key] = kept
+    return kept
+
+
+def _interned(words: dict[str, str]) -> dict[str, str]:
+    return {intern(key): intern(value) for key, value in words.items()}
+
+
+def _amounts(name: str, raw: dict[str, Quantity]) -> dict[str, int]:
+    amounts = {}
+    for resource, quantity in raw.items():
+        try:
+            amounts[intern(resource)] = (milli if resource == "cpu" else whole)(quantity)
+        except QuantityError as error:
+            where = f"status.allocatable.{resource}"
+            raise ObjectError("Node", name, f"{where}: {error}") from None
+    return amounts
+
+
+def _unreadable(error: ObjectError) -> Unreadable:
+    log.error("%s", error)
+    return Unreadable(str(error))

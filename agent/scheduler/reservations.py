@@ -1,0 +1,62 @@
+"""What was promised to pods that no watch has shown to be bound yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from agent.allocate.place.holding import Holding
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """`until`: when it ends by itself, None while a bind is under way. `sent`: the API server took
+    the Binding, so that only it can say whether the pod is gone."""
+
+    node: str
+    holding: Holding
+    until: float | None = None
+    sent: bool = False
+
+    @property
+    def uid(self) -> str:
+        return self.holding.uid
+
+    @property
+    def title(self) -> str:
+        """The pod's namespace/name."""
+        return self.holding.title
+
+    @property
+    def binding(self) -> bool:
+        """Its Binding is on its way, or taken: another may make two of one pod."""
+        return self.sent or self.until is None
+
+    def over(self, now: float) -> bool:
+        return self.until is not None and now >= self.until
+
+
+class Reservations:
+    """By pod uid. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Reservation] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Iterator[Reservation]:
+        return iter(tuple(self._kept.values()))
+
+    def get(self, uid: str) -> Reservation | None:
+        return self._kept.get(uid)
+
+    def put(self, reservation: Reservation) -> None:
+        """In place of an earlier one of the same pod."""
+        self._kept[reservation.uid] = reservation
+
+    def pop(self, uid: str) -> Reservation | None:
+        return self._kept.pop(uid, None)
+
+    def overdue(self, now: float) -> tuple[Reservation, ...]:
+        return tuple(each for each in self._kept.values() if each.over(now))

@@ -1,0 +1,203 @@
+"""One connection's bytes: bounded in time, greeted where TLS is spoken, read and written whole.
+
+The HTTP server comes with files of Python's slow `io`, that copies a body of 5,000 names five
+times; ours read into one buffer and write from one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import ssl
+import time
+from typing import Any, Final, Protocol
+
+from agent.scheduler import certificates
+
+log = logging.getLogger(__name__)
+
+_READ_BYTES: Final = 16 << 10
+
+
+class Stream(Protocol):
+    """What is needed of a socket. Raises OSError."""
+
+    def recv_into(self, buffer: memoryview | bytearray) -> int: ...
+
+    def send(self, data: memoryview) -> int: ...
+
+    def pending(self) -> int:
+        """Bytes that were received and that no wait for the connection would tell of."""
+        ...
+
+
+class Reader:
+    """What the HTTP server asks of a file that it reads."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._kept = bytearray()
+        self.bytes_read = 0
+
+    def has_data(self) -> bool:
+        """Whether something was received that nobody has read."""
+        return bool(self._kept) or bool(self._stream.pending())
+
+    def readline(self, size: int) -> bytes:
+        """At most `size` bytes; without a line's end only when that many came, or the last."""
+        searched = 0
+        while (end := self._kept.find(b"\n", searched, size)) < 0:
+            searched = len(self._kept)
+            if searched >= size or not self._receive():
+                return self._taken(size)
+        return self._taken(end + 1)
+
+    def read(self, size: int) -> bytes:
+        """Fewer bytes only where the other side ended."""
+        first = self._taken(size)
+        if len(first) == size:
+            return first
+        whole = memoryview(bytearray(size))
+        have = len(first)
+        whole[:have] = first
+        while have < size:
+            came = self._stream.recv_into(whole[have:])
+            if not came:
+                break
+            have += came
+        self.bytes_read += have - len(first)
+        return bytes(whole[:have])
+
+    def close(self) -> None:
+        """The socket has its own end."""
+
+    def _receive(self) -> int:
+        some = bytearray(_READ_BYTES)
+        came = self._stream.recv_into(some)
+        self._kept += memoryview(some)[:came]
+        return came
+
+    def _taken(self, size: int) -> bytes:
+        taken = bytes(memoryview(self._kept)[:size])
+        del self._kept[: len(taken)]
+        self.bytes_read += len(taken)
+        return taken
+
+
+class Writer:
+    """What it asks of one that it writes."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.bytes_written = 0
+
+    def write(self, data: bytes) -> int:
+        """All of it."""
+        left = memoryview(data)
+        while left:
+            left = left[self._stream.send(left) :]
+        self.bytes_written += len(data)
+        return len(data)
+
+
+class BoundedSocket(socket.socket):
+    """Bounds the time in which a whole request comes in and in which its answer goes out: a client
+    that sends or takes a byte now and then would hold a thread for ever."""
+
+    request_seconds = 0.0
+    _reading = False
+    _since = 0.0
+
+    def recv_into(self, *words: Any, **named: Any) -> int:
+        """Raises TimeoutError, which the HTTP server answers with 408."""
+        self._bound(reading=True)
+        return super().recv_into(*words, **named)
+
+    def send(self, *words: Any, **named: Any) -> int:
+        """Raises TimeoutError."""
+        self._bound(reading=False)
+        return super().send(*words, **named)
+
+    def pending(self) -> int:
+        return 0
+
+    def _bound(self, reading: bool) -> None:
+        now = time.monotonic()
+        if reading is not self._reading:
+            self._reading, self._since = reading, now
+        left = self.request_seconds - (now - self._since)
+        if left <= 0:
+            raise TimeoutError("timed out")
+        self.settimeout(left)
+
+
+def bounded(sock: socket.socket, request_seconds: float) -> BoundedSocket:
+    """The same connection; `sock` is detached."""
+    made = BoundedSocket(sock.family, sock.type, sock.proto, sock.detach())
+    made.request_seconds = request_seconds
+    return made
+
+
+class TlsSocket(BoundedSocket, ssl.SSLSocket):
+    """Greets at the first read, within the time of the first request. Who can't be greeted is
+    dropped: OSError without another word."""
+
+    clients: frozenset[str] = frozenset()
+    _greeted = False
+
+    def recv_into(self, *words: Any, **named: Any) -> int:
+        if not self._greeted:
+            self._bound(reading=True)
+            self._greet()
+        return super().recv_into(*words, **named)
+
+    def send(self, *words: Any, **named: Any) -> int:
+        if not self._greeted:
+            raise _dropped("no time for this client")
+        return super().send(*words, **named)
+
+    def pending(self) -> int:
+        return ssl.SSLSocket.pending(self)
+
+    def _greet(self) -> None:
+        try:
+            self.do_handshake()
+        except OSError as error:
+            if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
+                socket.socket.send(self, _NO_TLS)
+            log.debug("TLS: %s", error)
+            raise _dropped(str(error)) from error
+        if self.clients:
+            names = certificates.names(self.getpeercert() or {})
+            if self.clients.isdisjoint(names):
+                log.warning("refused: a client's certificate for %s", ", ".join(sorted(names)))
+                super().send(_NO_CLIENT)
+                raise _dropped("the certificate of no client of ours")
+        self._greeted = True
+
+
+def greeting(
+    sock: socket.socket,
+    context: ssl.SSLContext,
+    request_seconds: float,
+    clients: frozenset[str],
+) -> TlsSocket:
+    """The same connection over TLS. Raises OSError."""
+    context.sslsocket_class = TlsSocket
+    made = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    assert isinstance(made, TlsSocket)
+    made.request_seconds = request_seconds
+    made.clients = clients
+    return made
+
+
+def _dropped(reason: str) -> ConnectionResetError:
+    return ConnectionResetError(errno.ECONNRESET, reason)
+
+
+_CLOSING: Final = b"Connection: close\r\nContent-Type: text/plain\r\n\r\n"
+_NO_TLS: Final = b"HTTP/1.1 400 Bad Request\r\n" + _CLOSING + b"this port speaks HTTPS only\n"
+_NO_CLIENT: Final = (
+    b"HTTP/1.1 403 Forbidden\r\n" + _CLOSING + b"this certificate is that of no client of ours\n"
+)

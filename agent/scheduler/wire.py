@@ -1,0 +1,280 @@
+"""The extender protocol of kube-scheduler (k8s.io/kube-scheduler/extender/v1): its JSON as values.
+
+The names on the wire are those of Go fields, without a version. A caller that is not
+nodeCacheCapable sends and expects whole Nodes in place of their names, and whole pods in place of
+the victims' UIDs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.model import apipods, jsontext
+from agent.model.apipods import ApiPod, PodObject
+from agent.model.jsontext import JsonError
+from agent.model.objects import ObjectError
+from agent.scheduler.routes import BadRequestError
+
+Value = TypeVar("Value")
+
+
+class ExtenderArgs(msgspec.Struct, frozen=True):
+    """Of filter and prioritize. `items`: the Nodes by name where the caller sent them whole."""
+
+    pod: ApiPod
+    node_names: Sequence[str]
+    items: Mapping[str, msgspec.Raw] | None = None
+
+
+class ExtenderFilterResult(msgspec.Struct, frozen=True, rename="pascal"):
+    """Reasons by node. Eviction may help in `failed_nodes`, not in the others. JSON that was made
+    before may stand as Raw in place of a value."""
+
+    node_names: Sequence[str] | msgspec.Raw = ()
+    failed_nodes: Mapping[str, str] | msgspec.Raw = {}
+    failed_and_unresolvable_nodes: Mapping[str, str] | msgspec.Raw = {}
+    error: str = ""
+
+
+class HostPriority(msgspec.Struct, frozen=True, rename="pascal"):
+    """`score`: 0 to 10."""
+
+    host: str
+    score: int
+
+
+class MetaPod(msgspec.Struct, frozen=True):
+    """A victim."""
+
+    uid: str = msgspec.field(name="UID")
+
+
+class MetaVictims(msgspec.Struct, frozen=True):
+    """Who ends on one node, and how many disruption budgets that breaks."""
+
+    pods: tuple[MetaPod, ...] = msgspec.field(name="Pods", default=())
+    num_pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class ExtenderPreemptionArgs(msgspec.Struct, frozen=True):
+    """`victims` by node. `constrained`: the pod asks for more than resources of a node, so that
+    other reasons than these may have named the victims: ports of the host, volumes, other pods."""
+
+    pod: ApiPod
+    victims: Mapping[str, MetaVictims]
+    constrained: bool = False
+
+
+class ExtenderPreemptionResult(msgspec.Struct, frozen=True):
+    """The candidates that are left, with the victims that are needed."""
+
+    victims: Mapping[str, MetaVictims] = msgspec.field(name="NodeNameToMetaVictims", default={})
+
+
+class ExtenderBindingArgs(msgspec.Struct, frozen=True, rename="pascal"):
+    """A pod and its node."""
+
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str = msgspec.field(name="PodUID")
+    node: str
+
+
+class ExtenderBindingResult(msgspec.Struct, frozen=True, rename="pascal"):
+    """`error` is empty for a pod that is bound."""
+
+    error: str = ""
+
+
+def extender_args(body: bytes) -> ExtenderArgs:
+    """Raises BadRequestError, which names the field, as all here."""
+    raw = _decoded("ExtenderArgs", _ARGS, body)
+    if raw.node_names is not None:
+        return ExtenderArgs(_pod("ExtenderArgs", raw.pod), raw.node_names)
+    if raw.nodes is None:
+        raise BadRequestError("ExtenderArgs: NodeNames: is missing, and so is Nodes")
+    items = {}
+    for place, item in enumerate(raw.nodes.items or ()):
+        name = _decoded(f"ExtenderArgs: Nodes.items[{place}]", _NAMED, item).metadata.name
+        items[name] = item.copy()
+    return ExtenderArgs(_pod("ExtenderArgs", raw.pod), tuple(items), items)
+
+
+def preemption_args(body: bytes) -> ExtenderPreemptionArgs:
+    """Both ways in which victims are told come to one."""
+    raw = _decoded("ExtenderPreemptionArgs", _PREEMPTION, body)
+    victims: Mapping[str, MetaVictims]
+    if raw.meta is not None:
+        victims = {
+            node: MetaVictims(tuple(each.pods or ()), each.violations)
+            for node, each in raw.meta.items()
+        }
+    elif raw.whole is not None:
+        victims = {
+            node: MetaVictims(
+                tuple(MetaPod(pod.metadata.uid) for pod in each.pods or ()), each.violations
+            )
+            for node, each in raw.whole.items()
+        }
+    else:
+        raise BadRequestError(
+            "ExtenderPreemptionArgs: NodeNameToMetaVictims: is missing, and so is NodeNameToVictims"
+        )
+    pod = _decoded("ExtenderPreemptionArgs: Pod", _POD, raw.pod)
+    constraints = _decoded("ExtenderPreemptionArgs: Pod", _CONSTRAINTS, raw.pod)
+    return ExtenderPreemptionArgs(
+        _pod("ExtenderPreemptionArgs", pod), victims, constraints.spec.any()
+    )
+
+
+def binding_args(body: bytes) -> ExtenderBindingArgs:
+    """Names that no object can have are refused: they would stand in paths."""
+    found = _decoded("ExtenderBindingArgs", _BINDING, body)
+    for field, name in (
+        ("PodName", found.pod_name),
+        ("PodNamespace", found.pod_namespace),
+        ("Node", found.node),
+    ):
+        if len(name) > _LONGEST_NAME or not _NAME.fullmatch(name):
+            raise BadRequestError(f"ExtenderBindingArgs: {field}: {name[:80]!r} is no name")
+    if not found.pod_uid:
+        raise BadRequestError("ExtenderBindingArgs: PodUID: is empty")
+    return found
+
+
+def filter_answer(args: ExtenderArgs, result: ExtenderFilterResult) -> bytes:
+    """JSON; with whole Nodes where they came whole."""
+    if args.items is None:
+        return _encoder.encode(result)
+    names = result.node_names
+    if isinstance(names, msgspec.Raw):
+        names = msgspec.json.decode(names, type=list[str])
+    items = [args.items[name] for name in names if name in args.items]
+    return _encoder.encode(
+        _WholeResult(
+            _List(items), result.failed_nodes, result.failed_and_unresolvable_nodes, result.error
+        )
+    )
+
+
+def encode(answer: object) -> bytes:
+    """JSON of any other answer."""
+    return _encoder.encode(answer)
+
+
+def _decoded(what: str, decoder: msgspec.json.Decoder[Value], body: bytes | msgspec.Raw) -> Value:
+    try:
+        return jsontext.decode(decoder, bytes(body))
+    except JsonError as error:
+        raise BadRequestError(f"{what}: {error}") from None
+
+
+def _pod(what: str, raw: PodObject) -> ApiPod:
+    try:
+        return apipods.value(raw)
+    except ObjectError as error:
+        raise BadRequestError(f"{what}: {error}") from None
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str
+    uid: str = ""
+
+
+class _Named(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+
+
+class _Nodes(msgspec.Struct, frozen=True):
+    items: list[msgspec.Raw] | None = None
+
+
+class _List(msgspec.Struct, frozen=True):
+    items: Sequence[msgspec.Raw]
+    metadata: Mapping[str, str] = {}
+
+
+class _WholeResult(msgspec.Struct, frozen=True, rename="pascal"):
+    nodes: _List
+    failed_nodes: Mapping[str, str] | msgspec.Raw
+    failed_and_unresolvable_nodes: Mapping[str, str] | msgspec.Raw
+    error: str
+
+
+class _Args(msgspec.Struct, frozen=True, rename="pascal"):
+    pod: PodObject
+    node_names: list[str] | None = None
+    nodes: _Nodes | None = None
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    pods: tuple[MetaPod, ...] | None = msgspec.field(name="Pods", default=None)
+    violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class _Victims(msgspec.Struct, frozen=True):
+    pods: tuple[_Named, ...] | None = msgspec.field(name="Pods", default=None)
+    violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class _Preemption(msgspec.Struct, frozen=True):
+    pod: msgspec.Raw = msgspec.field(name="Pod")
+    whole: dict[str, _Victims] | None = msgspec.field(name="NodeNameToVictims", default=None)
+    meta: dict[str, _Meta] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+
+
+class _Port(msgspec.Struct, frozen=True, rename="camel"):
+    host_port: int = 0
+
+
+class _Ports(msgspec.Struct, frozen=True):
+    ports: tuple[_Port, ...] | None = None
+
+
+class _Affinity(msgspec.Struct, frozen=True, rename="camel"):
+    pod_affinity: object = None
+    pod_anti_affinity: object = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    affinity: _Affinity | None = None
+    containers: tuple[_Ports, ...] | None = None
+    init_containers: tuple[_Ports, ...] | None = None
+    topology_spread_constraints: tuple[object, ...] | None = None
+    resource_claims: tuple[object, ...] | None = None
+    volumes: tuple[dict[str, object], ...] | None = None
+
+    def any(self) -> bool:
+        containers = (*(self.containers or ()), *(self.init_containers or ()))
+        affinity = self.affinity or _Affinity()
+        return bool(
+            affinity.pod_affinity
+            or affinity.pod_anti_affinity
+            or self.topology_spread_constraints
+            or self.resource_claims
+            or any(port.host_port for each in containers for port in each.ports or ())
+            or any(not _LOCAL & each.keys() for each in self.volumes or ())
+        )
+
+
+class _Constraints(msgspec.Struct, frozen=True):
+    spec: _Spec = _Spec()
+
+
+# Volumes of which a node has as many as are asked for.
+_LOCAL: Final = frozenset(
+    ("configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret")
+)
+_POD: Final = msgspec.json.Decoder(PodObject)
+_CONSTRAINTS: Final = msgspec.json.Decoder(_Constraints)
+_encoder: Final = msgspec.json.Encoder()
+_ARGS: Final = msgspec.json.Decoder(_Args)
+_NAMED: Final = msgspec.json.Decoder(_Named)
+_PREEMPTION: Final = msgspec.json.Decoder(_Preemption)
+_BINDING: Final = msgspec.json.Decoder(ExtenderBindingArgs)
+_LONGEST_NAME: Final = 253
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", re.ASCII)

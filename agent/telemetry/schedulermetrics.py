@@ -1,0 +1,90 @@
+"""The scheduler's metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import msgspec
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+_SECONDS: Final = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
+)  # fmt: skip
+
+
+class SchedulerFacts(msgspec.Struct, frozen=True):
+    """Read when somebody asks. `lost_races`: binds whose node was taken since the filter."""
+
+    deciding: bool
+    nodes: int
+    lost_races: int
+
+
+class SchedulerMetrics:
+    """`render` gives the text format."""
+
+    def __init__(self, verbs: Sequence[str], results: Sequence[str]) -> None:
+        """Every series of `verbs` and `results` is there from the start."""
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        seconds = Histogram(
+            "topolet_scheduler_verb_seconds",
+            "Time of a verb from the whole body of the request to that of the answer.",
+            ["verb"],
+            registry=registry,
+            buckets=_SECONDS,
+        )
+        answers = Counter(
+            "topolet_scheduler_answers",
+            "Answers to kube-scheduler, by verb and result.",
+            ["verb", "result"],
+            registry=registry,
+        )
+        self._seconds = {verb: seconds.labels(verb) for verb in verbs}
+        self._answers = {
+            (verb, result): answers.labels(verb, result) for verb in verbs for result in results
+        }
+
+    def follow(self, read: Callable[[], SchedulerFacts]) -> None:
+        """What `read` says stands on every page from now on."""
+        self._registry.register(_Read(read))
+
+    def answered(self, verb: str, result: str, seconds: float) -> None:
+        """A verb came to an end."""
+        self._seconds[verb].observe(seconds)
+        self._answers[verb, result].inc()
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+class _Read(Collector):
+    def __init__(self, read: Callable[[], SchedulerFacts]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        facts = self._read()
+        return [
+            GaugeMetricFamily(
+                "topolet_scheduler_deciding",
+                "Whether this process leads and knows the cluster: 1 or 0.",
+                int(facts.deciding),
+            ),
+            GaugeMetricFamily("topolet_scheduler_nodes", "Nodes that are known.", facts.nodes),
+            CounterMetricFamily(
+                "topolet_scheduler_lost_races",
+                "Binds whose node was taken by others since it was offered.",
+                facts.lost_races,
+            ),
+        ]

@@ -1,0 +1,183 @@
+"""The scheduler's overlays: what stands in one file and is meant in another."""
+
+from __future__ import annotations
+
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.cli import options
+from agent.cli import scheduler as scheduler_command
+from agent.model.settings import Settings
+from agent.scheduler import extender
+from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind
+from tests.deploy.test_manifests import HARDENED
+
+Object = dict[str, Any]
+
+# kube-scheduler 1.36, as it comes, with all gates on: the most that plugins can say of a node is
+# 100 times their weight.
+THEIR_WEIGHTS = {
+    "TaintToleration": 3,
+    "NodeAffinity": 2,
+    "PodTopologySpread": 2,
+    "InterPodAffinity": 2,
+    "DynamicResources": 2,
+    "NodeResourcesFit": 1,
+    "NodeResourcesBalancedAllocation": 1,
+    "VolumeBinding": 1,
+    "ImageLocality": 1,
+}
+
+
+def pod_of(name: str) -> Object:
+    pod: Object = of_kind("Deployment")[name]["spec"]["template"]["spec"]
+    return pod
+
+
+def settings() -> Settings:
+    """What the Deployment's flags come to."""
+    (container,) = pod_of("topolet-scheduler")["containers"]
+    command, *flags = container["args"]
+    assert command == "scheduler"
+    given = options.plain(flags, scheduler_command.OPTIONS)
+    assert given is not None
+    return options.load(given)
+
+
+def configuration() -> Object:
+    found: Object = yaml.safe_load(
+        of_kind("ConfigMap")["topolet-kube-scheduler"]["data"]["config.yaml"]
+    )
+    return found
+
+
+def test_kube_scheduler_asks_where_the_extender_listens() -> None:
+    (asked,) = configuration()["extenders"]
+    url = urllib.parse.urlsplit(asked["urlPrefix"])
+    assert (url.scheme, url.path, asked["enableHTTPS"]) == ("https", "", True)
+    assert url.hostname is not None
+    name, namespace, _ = url.hostname.split(".")
+    service = of_kind("Service")[name]
+    assert service["metadata"]["namespace"] == namespace
+    (port,) = service["spec"]["ports"]
+    assert port["port"] == url.port
+    template = of_kind("Deployment")["topolet-scheduler"]["spec"]["template"]
+    assert template["metadata"]["labels"].items() >= service["spec"]["selector"].items()
+    (container,) = template["spec"]["containers"]
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    ours = settings()
+    assert ours.extender_address == f"0.0.0.0:{ports[port['targetPort']]}"
+    assert ours.scheduler_http == f"0.0.0.0:{ports['http']}"
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "http"}
+    assert ours.client_names == url.hostname, "the certificate is for the Service's name"
+    verbs = [asked[f"{verb}Verb"] for verb in ("filter", "prioritize", "preempt", "bind")]
+    assert tuple(verbs) == extender.VERBS
+
+
+def test_both_have_the_files_that_they_name() -> None:
+    ours, tls = settings(), configuration()["extenders"][0]["tlsConfig"]
+    named = {
+        "topolet-scheduler": [ours.tls_certificate_file, ours.tls_key_file, ours.client_ca_file],
+        "topolet-kube-scheduler": [tls["certFile"], tls["keyFile"], tls["caFile"]],
+    }
+    for name, paths in named.items():
+        pod = pod_of(name)
+        (container,) = pod["containers"]
+        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+        keys = ("tls.crt", "tls.key", "ca.crt")
+        assert paths == [f"{mounts['tls']}/{key}" for key in keys]
+        volumes = {each["name"]: each for each in pod["volumes"]}
+        assert volumes["tls"]["secret"]["secretName"] == "topolet-scheduler-tls"
+    pod = pod_of("topolet-kube-scheduler")
+    (container,) = pod["containers"]
+    assert "--config=/etc/topolet/kube-scheduler/config.yaml" in container["command"]
+
+
+def test_the_extender_is_asked_about_every_pod_of_the_profile() -> None:
+    (asked,) = configuration()["extenders"]
+    assert "managedResources" not in asked
+    assert asked["nodeCacheCapable"] is True
+    assert asked["ignorable"] is False
+    (profile,) = configuration()["profiles"]
+    assert profile["schedulerName"] == settings().scheduler_name
+    policy = of_kind("ConfigMap")["topolet-policy"]["data"]
+    assert policy["schedulerName"] == profile["schedulerName"]
+    assert SCHEDULER in policy["binders"].split()
+
+
+def test_our_order_outvotes_all_plugins() -> None:
+    """One point of an extender's ten is worth ten times its weight."""
+    found = configuration()
+    assert found["percentageOfNodesToScore"] == 100
+    assert found["extenders"][0]["weight"] * 10 > sum(THEIR_WEIGHTS.values()) * 100
+
+
+def test_the_two_leases_are_not_one() -> None:
+    ours, theirs = settings(), configuration()["leaderElection"]
+    leases = {
+        "topolet-scheduler-lease": (ours.lease_namespace, ours.lease_name),
+        "topolet-kube-scheduler-lease": (theirs["resourceNamespace"], theirs["resourceName"]),
+    }
+    assert len(set(leases.values())) == 2
+    for name, lease in leases.items():
+        role = of_kind("Role")[name]
+        make, hold = role["rules"]
+        assert (role["metadata"]["namespace"], *hold["resourceNames"]) == lease
+        assert set(hold["verbs"]) == {"get", "update"}
+        assert make["verbs"] == ["create"]
+
+
+def rules(role: str) -> dict[tuple[str, str], set[str]]:
+    return {
+        (group, resource): set(rule["verbs"])
+        for rule in of_kind("ClusterRole")[role]["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+    }
+
+
+def test_the_scheduler_may_do_no_more_than_it_does() -> None:
+    assert rules("topolet-scheduler") == {
+        ("", "pods"): {"get", "list", "watch"},
+        ("", "nodes"): {"list", "watch"},
+        ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
+        ("scheduling.koordinator.sh", "devices"): {"list", "watch"},
+        ("", "pods/binding"): {"create"},
+        ("", "pods/status"): {"patch"},
+    }
+    assert rules("topolet-scheduler-evict") == {
+        ("", "pods/eviction"): {"create"},
+        ("policy", "poddisruptionbudgets"): {"list", "watch"},
+    }
+
+
+def test_who_does_not_evict_may_not(tmp_path: Path) -> None:
+    for overlay, evicts in (("scheduler", False), ("scheduler-evict", True)):
+        found = kustomized(overlay, tmp_path)
+        assert len(found) == len(objects(f"overlays/{overlay}"))
+        named = {(each["kind"], each["metadata"]["name"]): each for each in found}
+        assert (("ClusterRole", "topolet-scheduler-evict") in named) is evicts
+        pod = named["Deployment", "topolet-scheduler"]["spec"]["template"]["spec"]
+        _, *flags = pod["containers"][0]["args"]
+        given = options.plain(flags, scheduler_command.OPTIONS)
+        assert given is not None
+        assert options.load(given).evict is evicts
+        pod = named["Deployment", "topolet-kube-scheduler"]["spec"]["template"]["spec"]
+        image, _, tag = pod["containers"][0]["image"].rpartition(":")
+        assert image.endswith("/kube-scheduler")
+        assert tag.startswith("v1.")
+
+
+@pytest.mark.parametrize("name", ["topolet-scheduler", "topolet-kube-scheduler"])
+def test_the_pods_are_hardened(name: str) -> None:
+    pod = pod_of(name)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not [each for each in pod["volumes"] if "hostPath" in each]
+    (container,) = pod["containers"]
+    assert container["securityContext"] == HARDENED
+    assert all(each["readOnly"] for each in container["volumeMounts"])

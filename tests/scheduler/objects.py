@@ -1,0 +1,131 @@
+"""Objects of a small cluster as the API server tells them, and as a Cluster is told of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.allocate.place.wish import Wish, wish_of
+from agent.conformance import machines
+from agent.kube.objects import Change, ChangeKind, Key
+from agent.model import deviceobject, nodetopology
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.apipods import from_object
+from agent.model.cpuset import EMPTY
+from agent.model.deviceobject import DeviceObject
+from agent.model.devices import Device, DeviceTopology
+from agent.model.nodetopology import NodeTopology
+from agent.model.resources import NodeConfiguration, koordinator_annotations
+from agent.model.topology import Topology
+from agent.scheduler import readings
+from agent.scheduler.readings import AGENT_LABELS, Agents, NodeReading, PodReading, Unreadable
+
+Object = dict[str, Any]
+
+read_pod = readings.pods(Agents())
+
+
+def pod(
+    name: str,
+    node: str = "",
+    *,
+    uid: str = "",
+    cpus: str = "",
+    requests: dict[str, str] | None = None,
+    labels: dict[str, str] | None = None,
+    annotations: dict[str, str] | None = None,
+    phase: str = "Pending",
+    ready: bool | None = None,
+    namespace: str = "ns",
+) -> Object:
+    """`cpus`: those that its annotation says it has of its own."""
+    notes = dict(annotations or {})
+    if cpus:
+        notes[RESOURCE_STATUS] = json.dumps({"cpuset": cpus})
+    conditions = [] if ready is None else [{"type": "Ready", "status": str(ready)}]
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": uid or f"uid-{name}",
+            "labels": labels or {},
+            "annotations": notes,
+        },
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "c", "resources": {"requests": requests or {}}}],
+        },
+        "status": {"phase": phase, "conditions": conditions},
+    }
+
+
+def agent(node: str, ready: bool = True, **more: Any) -> Object:
+    """The agent's pod there."""
+    phase = more.pop("phase", "Running")
+    return pod(f"agent-{node}", node, labels=AGENT_LABELS, phase=phase, ready=ready, **more)
+
+
+def node(name: str, **metadata: Any) -> Object:
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", **metadata},
+        "status": {"allocatable": {"cpu": "8", "memory": "32Gi"}},
+    }
+
+
+def topology(name: str, zones: int = 2, available_milli: int = 4000) -> Object:
+    """Of so many NUMA nodes with two cores of two threads each; all CPUs may be given away."""
+    machine = Topology(machines.cpus((zones, 1, 2, 2), "adjacent"), (), EMPTY, EMPTY, smt=True)
+    amounts = nodetopology.Amounts(4000, 4000, available_milli)
+    return nodetopology.encode(
+        NodeTopology(
+            name,
+            tuple(nodetopology.Zone(each, {"cpu": amounts}) for each in range(zones)),
+            annotations=koordinator_annotations(machine, (), (), (), NodeConfiguration()),
+        ),
+        nodetopology.Version.V1ALPHA2,
+    )
+
+
+def devices(name: str, gpus: int = 2) -> Object:
+    """So many whole GPUs."""
+    amounts = {
+        "koordinator.sh/gpu-core": 100,
+        "koordinator.sh/gpu-memory": 1 << 30,
+        "koordinator.sh/gpu-memory-ratio": 100,
+    }
+    return deviceobject.encode(
+        name,
+        [
+            Device("gpu", f"GPU-{minor}", minor, amounts, True, None, DeviceTopology(0, 0, "0"))
+            for minor in range(gpus)
+        ],
+    )
+
+
+def wish(requests: dict[str, str], qos: str = "", name: str = "new") -> Wish:
+    labels = {"koordinator.sh/qosClass": qos} if qos else {}
+    return wish_of(from_object(pod(name, requests=requests, labels=labels)))
+
+
+def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodReading]:
+    return Change(kind, _key(told), read_pod(json.dumps(told).encode()))
+
+
+def of_node(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeReading]:
+    return Change(kind, _key(told), readings.node(json.dumps(told).encode()))
+
+
+def of_topology(
+    told: Object, kind: ChangeKind = ChangeKind.MODIFIED
+) -> Change[NodeTopology | Unreadable]:
+    return Change(kind, _key(told), readings.topology(json.dumps(told).encode()))
+
+
+def of_devices(
+    told: Object, kind: ChangeKind = ChangeKind.MODIFIED
+) -> Change[DeviceObject | Unreadable]:
+    return Change(kind, _key(told), readings.devices(json.dumps(told).encode()))
+
+
+def _key(told: Object) -> Key:
+    return Key(told["metadata"].get("namespace", ""), told["metadata"]["name"])

@@ -1,0 +1,377 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from agent.allocate.place.place import Granted
+from agent.allocate.place.wish import Wish
+from agent.kube.objects import ChangeKind
+from agent.scheduler.cluster import Cluster, ReserveError
+from tests.scheduler import objects
+
+DELETED = ChangeKind.DELETED
+PLAIN = objects.wish({"cpu": "1"})
+GPU = objects.wish({"nvidia.com/gpu": "1"})
+LSR = objects.wish({"cpu": "2"}, qos="LSR")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> Cluster:
+    """Of nodes n1 and n2, each with all its objects and an agent."""
+    it = Cluster(clock=clock)
+    for name in ("n1", "n2"):
+        it.nodes_changed([objects.of_node(objects.node(name))])
+        it.topologies_changed([objects.of_topology(objects.topology(name))])
+        it.devices_changed([objects.of_devices(objects.devices(name))])
+        it.pods_changed([objects.of_pod(objects.agent(name))])
+    return it
+
+
+def held(cluster: Cluster, name: str = "n1") -> set[str]:
+    """Titles of who holds something, agents aside."""
+    state = cluster.node(name)
+    assert state is not None
+    titles = {each.title.removeprefix("ns/") for each in state.place.holdings.values()}
+    return {each for each in titles if not each.startswith("agent-")}
+
+
+def see(cluster: Cluster, *args: Any, **more: Any) -> None:
+    cluster.pods_changed([objects.of_pod(objects.pod(*args, **more))])
+
+
+def drop(cluster: Cluster, *args: Any, **more: Any) -> None:
+    cluster.pods_changed([objects.of_pod(objects.pod(*args, **more), DELETED)])
+
+
+def granted(name: str) -> Granted:
+    return Granted(objects.wish({"cpu": "1"}, name=name))
+
+
+# Pods
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_counts_while_it_is_bound_and_has_not_ended(cluster: Cluster, phase: str) -> None:
+    see(cluster, "a")
+    assert not held(cluster)
+    see(cluster, "a", "n1")
+    assert held(cluster) == {"a"}
+    assert cluster.bound("uid-a") == "n1"
+    see(cluster, "a", "n1", phase=phase)
+    assert not held(cluster)
+    assert cluster.bound("uid-a") is None
+    drop(cluster, "a", "n1", phase=phase)
+    assert not held(cluster)
+
+
+def test_a_pod_that_is_gone_holds_nothing(cluster: Cluster) -> None:
+    see(cluster, "a", "n1")
+    drop(cluster, "a", "n1")
+    assert not held(cluster)
+
+
+def test_a_pod_of_the_same_name_is_another(cluster: Cluster) -> None:
+    see(cluster, "a", "n1", uid="1")
+    drop(cluster, "a", "n1", uid="1")
+    see(cluster, "a", "n2", uid="2")
+    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+
+
+def test_an_old_word_on_a_bound_pod_frees_nothing(cluster: Cluster) -> None:
+    see(cluster, "a", "n1")
+    see(cluster, "a")
+    assert held(cluster) == {"a"}
+
+
+def test_pods_that_come_before_their_node_count_when_it_comes() -> None:
+    it = Cluster()
+    see(it, "a", "late", cpus="0-1")
+    assert it.node("late") is None
+    it.nodes_changed([objects.of_node(objects.node("late"))])
+    assert held(it, "late") == {"a"}
+
+
+def test_pods_outlive_their_node(cluster: Cluster) -> None:
+    see(cluster, "a", "n1")
+    cluster.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
+    assert cluster.node("n1") is None
+    cluster.nodes_changed([objects.of_node(objects.node("n1"))])
+    assert held(cluster) == {"a"}
+
+
+def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
+    it = Cluster()
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    it.devices_changed([objects.of_devices(objects.devices("n1"))])
+    see(it, "a", "n1")
+    it.pods_changed([objects.of_pod(objects.agent("n1"))])
+    it.reserve("n1", granted("b"))
+    it.pods_changed([objects.of_pod(objects.agent("n1", phase="Failed"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
+    it.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
+    it.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
+    drop(it, "a", "n1")
+    it.release("uid-b")
+    it.pods_changed([objects.of_pod(objects.agent("n1", phase="Failed"), DELETED)])
+    assert not it._states
+    assert not it._pods
+
+
+# Reservations
+def test_a_reservation_holds_until_the_pod_is_seen_bound(cluster: Cluster, clock: Clock) -> None:
+    cluster.reserve("n1", granted("a"))
+    assert held(cluster) == {"a"}
+    see(cluster, "a")
+    clock.now = 1e6
+    assert not cluster.overdue()
+    cluster.confirm("uid-a")
+    see(cluster, "a")
+    assert held(cluster) == {"a"}
+    see(cluster, "a", "n1", requests={"cpu": "1"})
+    assert cluster.reservation("uid-a") is None
+    assert held(cluster) == {"a"}
+
+
+def test_release_gives_back_what_was_reserved(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"))
+    assert cluster.release("uid-a")
+    assert not held(cluster)
+    assert not cluster.release("uid-a")
+
+
+def test_a_late_release_leaves_a_bound_pod_alone(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"))
+    see(cluster, "a", "n1")
+    assert not cluster.release("uid-a")
+    assert held(cluster) == {"a"}
+
+
+def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"))
+    drop(cluster, "a")
+    assert not held(cluster)
+    cluster.confirm("uid-a")
+    assert cluster.reservation("uid-a") is None
+
+
+def test_a_pod_that_somebody_else_bound_elsewhere_frees(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"))
+    see(cluster, "a", "n2")
+    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+
+
+def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"))
+    see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
+    state = cluster.node("n1")
+    assert state is not None
+    assert str(state.place.holdings["uid-a"].claim.cpus) == "5"
+
+
+def test_a_confirmed_reservation_is_overdue_after_its_time(cluster: Cluster, clock: Clock) -> None:
+    cluster.reserve("n1", granted("a"))
+    cluster.confirm("uid-a")
+    clock.now = 59.9
+    assert not cluster.overdue()
+    clock.now = 60
+    (overdue,) = cluster.overdue()
+    assert (overdue.title, overdue.node, overdue.sent) == ("ns/a", "n1", True)
+    assert held(cluster) == {"a"}
+    assert cluster.expire(overdue)
+    assert not held(cluster)
+
+
+def test_a_reservation_for_a_time_ends_with_it(cluster: Cluster, clock: Clock) -> None:
+    cluster.reserve("n1", granted("a"), seconds=5)
+    clock.now = 5
+    (overdue,) = cluster.overdue()
+    assert not overdue.sent
+    assert cluster.expire(overdue)
+
+
+def test_what_was_renewed_meanwhile_does_not_expire(cluster: Cluster, clock: Clock) -> None:
+    cluster.reserve("n1", granted("a"), seconds=5)
+    clock.now = 5
+    (overdue,) = cluster.overdue()
+    cluster.reserve("n1", granted("a"))
+    assert not cluster.expire(overdue)
+    assert held(cluster) == {"a"}
+    assert not cluster.overdue()
+
+
+def test_a_promise_for_a_time_may_move_to_another_node(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"), seconds=5)
+    cluster.reserve("n2", granted("a"))
+    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_one_pod_is_not_bound_twice_at_once(cluster: Cluster, sent: bool) -> None:
+    cluster.reserve("n1", granted("a"))
+    if sent:
+        cluster.confirm("uid-a")
+    with pytest.raises(ReserveError, match="a bind of pod ns/a to n1 is under way"):
+        cluster.reserve("n2", granted("a"))
+    assert (held(cluster), held(cluster, "n2")) == ({"a"}, set())
+
+
+def test_nothing_is_reserved_for_a_bound_pod(cluster: Cluster) -> None:
+    see(cluster, "a", "n1")
+    with pytest.raises(ReserveError, match="pod ns/a is bound to n1"):
+        cluster.reserve("n2", granted("a"))
+
+
+def test_nothing_is_reserved_on_a_node_that_is_not_known(cluster: Cluster) -> None:
+    with pytest.raises(ReserveError, match="node n3 is not known"):
+        cluster.reserve("n3", granted("a"))
+
+
+# Where a pod may come
+def test_all_may_come_where_all_is_there(cluster: Cluster) -> None:
+    assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
+
+
+@pytest.mark.parametrize("wish", [PLAIN, LSR, GPU])
+def test_nobody_may_come_to_a_node_that_is_not_known(cluster: Cluster, wish: Wish) -> None:
+    see(cluster, "a", "n3")
+    assert cluster.eligible("n3", wish) == "the node is not known"
+    assert cluster.eligible("n4", wish) == "the node is not known"
+
+
+def test_where_no_topology_is_told_only_who_needs_it_may_not_come(cluster: Cluster) -> None:
+    cluster.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
+    assert cluster.eligible("n1", LSR) == "it has no NodeResourceTopology"
+    assert cluster.eligible("n1", PLAIN) is None
+    assert cluster.eligible("n1", GPU) is None
+
+
+def test_where_no_devices_are_told_only_who_needs_them_may_not_come(cluster: Cluster) -> None:
+    cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
+    assert cluster.eligible("n1", GPU) == "it has no Device"
+    assert cluster.eligible("n1", PLAIN) is None
+    assert cluster.eligible("n1", LSR) is None
+
+
+def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: Cluster) -> None:
+    told = objects.topology("n1")
+    told["zones"][0]["resources"][0]["capacity"] = "x"
+    cluster.topologies_changed([objects.of_topology(told)])
+    reason = cluster.eligible("n1", LSR)
+    assert reason is not None
+    assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
+    assert cluster.eligible("n1", PLAIN) is None
+
+
+@pytest.mark.parametrize("wish", [LSR, GPU])
+def test_who_needs_an_agent_waits_until_it_is_ready(cluster: Cluster, wish: Wish) -> None:
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
+    assert cluster.eligible("n1", wish) == "its agent is not Ready"
+    assert cluster.eligible("n1", PLAIN) is None
+    cluster.pods_changed([objects.of_pod(objects.agent("n1"))])
+    assert cluster.eligible("n1", wish) is None
+    cluster.pods_changed([objects.of_pod(objects.agent("n1"), DELETED)])
+    assert cluster.eligible("n1", wish) == "it has no agent"
+
+
+def test_a_new_agent_beside_the_old_one_is_enough(cluster: Cluster) -> None:
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", uid="new"))])
+    assert cluster.eligible("n1", LSR) is None
+    cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False), DELETED)])
+    assert cluster.eligible("n1", LSR) is None
+
+
+def test_where_no_agents_are_wanted_none_is_missed() -> None:
+    it = Cluster(agents=False)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    assert it.eligible("n1", LSR) is None
+
+
+# Changes
+def changes(cluster: Cluster, *acts: Any) -> list[set[str]]:
+    """Which nodes each of the acts changed."""
+    told = []
+    for act in acts:
+        serial = cluster.changed_since(0).serial
+        act()
+        names = cluster.changed_since(serial).names
+        assert names is not None
+        told.append(set(names))
+    return told
+
+
+def test_every_change_that_matters_is_logged(cluster: Cluster) -> None:
+    assert changes(
+        cluster,
+        lambda: see(cluster, "a", "n1"),
+        lambda: see(cluster, "a", "n1", cpus="0"),
+        lambda: drop(cluster, "a", "n1"),
+        lambda: cluster.reserve("n2", granted("b")),
+        lambda: cluster.release("uid-b"),
+        lambda: cluster.nodes_changed([objects.of_node(objects.node("n1", labels={"a": "b"}))]),
+        lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n2", 4))]),
+        lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)]),
+        lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))]),
+    ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
+
+
+def test_what_does_not_matter_is_not_logged(cluster: Cluster) -> None:
+    see(cluster, "a", "n1")
+    cluster.reserve("n2", granted("b"))
+    heartbeat = objects.node("n1", annotations={"other": "new"})
+    heartbeat["status"]["conditions"] = [{"type": "Ready", "lastHeartbeatTime": "now"}]
+    assert (
+        changes(
+            cluster,
+            lambda: cluster.nodes_changed([objects.of_node(heartbeat)]),
+            lambda: cluster.topologies_changed([objects.of_topology(objects.topology("n1"))]),
+            lambda: cluster.devices_changed([objects.of_devices(objects.devices("n1"))]),
+            lambda: see(cluster, "a", "n1", phase="Running", annotations={"other": "new"}),
+            lambda: see(cluster, "c"),
+            lambda: see(cluster, "done", "n1", phase="Succeeded"),
+            lambda: cluster.pods_changed([objects.of_pod(objects.agent("n1"))]),
+            lambda: cluster.confirm("uid-b"),
+        )
+        == [set()] * 8
+    )
+
+
+def test_a_pod_that_is_seen_bound_as_reserved_changes_nothing(cluster: Cluster) -> None:
+    cluster.reserve("n1", granted("a"))
+    assert changes(cluster, lambda: see(cluster, "a", "n1", requests={"cpu": "1"})) == [set()]
+
+
+def test_two_threads_never_reserve_the_same_pod(cluster: Cluster) -> None:
+    start, won = threading.Barrier(8), []
+
+    def race(number: int) -> None:
+        start.wait()
+        for each in range(50):
+            try:
+                cluster.reserve(f"n{number % 2 + 1}", granted(f"p{each}"))
+            except ReserveError:
+                continue
+            won.append(each)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(won) == list(range(50))
+    assert held(cluster) | held(cluster, "n2") == {f"p{each}" for each in range(50)}
+    assert not held(cluster) & held(cluster, "n2")

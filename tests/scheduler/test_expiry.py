@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.allocate.place.place import Granted
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.expiry import Expiry
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server
+from tests.scheduler import objects
+from tests.scheduler.test_cluster import Clock, held
+from tests.waiting import eventually
+
+WISH = objects.wish({"cpu": "1"}, name="a")
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with hostile.serving() as it:
+        yield it
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster(clock: Clock) -> Cluster:
+    """Of one node, where a reservation stands."""
+    it = Cluster(clock=clock)
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.reserve("n1", Granted(WISH))
+    return it
+
+
+@pytest.fixture
+def expiry(server: Server, cluster: Cluster) -> Iterator[Expiry]:
+    transport = Transport(FileAccess(server.url))
+    yield Expiry(cluster, transport, period_seconds=0.01)
+    transport.close()
+
+
+def says(server: Server, code: int, body: Any) -> None:
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        assert (request.method, request.path) == ("GET", "/api/v1/namespaces/ns/pods/a")
+        return hostile.reply(connection, code, body)
+
+    server.answer = answer
+
+
+# What the API server says of a pod whose Binding it took, and whether the reservation stays.
+ANSWERS = {
+    "bound": (200, objects.pod("a", "n1"), True),
+    "bound elsewhere": (200, objects.pod("a", "n2"), True),
+    "not bound": (200, objects.pod("a"), False),
+    "another of its name": (200, objects.pod("a", "n1", uid="other"), False),
+    "gone": (404, hostile.status(404, "NotFound"), False),
+    "refused": (403, hostile.status(403, "Forbidden"), True),
+    "in trouble": (500, b"oops", True),
+    "nonsense": (200, b"[]", True),
+}
+
+
+@pytest.mark.parametrize("said", ANSWERS)
+def test_a_reservation_whose_binding_was_taken_ends_by_the_servers_word(
+    server: Server, cluster: Cluster, expiry: Expiry, clock: Clock, said: str
+) -> None:
+    code, body, stays = ANSWERS[said]
+    says(server, code, body)
+    cluster.confirm("uid-a")
+    clock.now = 59
+    expiry.step()
+    assert not server.requests
+    clock.now = 61
+    expiry.step()
+    assert len(server.requests) == 1
+    assert held(cluster) == ({"a"} if stays else set())
+    expiry.step()
+    assert len(server.requests) == 1
+    clock.now = 122
+    expiry.step()
+    assert len(server.requests) == (2 if stays else 1)
+
+
+def test_a_bind_under_way_never_expires(
+    server: Server, cluster: Cluster, expiry: Expiry, clock: Clock
+) -> None:
+    clock.now = 1e9
+    expiry.step()
+    assert held(cluster) == {"a"}
+    assert not server.requests
+
+
+def test_a_promise_for_a_time_ends_by_itself(
+    server: Server, cluster: Cluster, expiry: Expiry, clock: Clock
+) -> None:
+    cluster.release("uid-a")
+    cluster.reserve("n1", Granted(WISH), seconds=5)
+    expiry.start()
+    clock.now = 6
+    eventually("over", lambda: not held(cluster))
+    expiry.stop()
+    assert not server.requests

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.place.answer import Granted, Refused
+from agent.allocate.place.wish import Wish
+from agent.model import apipods
+from agent.model.cpuset import union
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.groups import GROUP, Group, GroupError, Groups, group_of, together
+from benchmarks.fleet import CARDS, SMALL, carder, owner, pod
+from tests.scheduler import clusters
+
+PAIR = Group("default", "g", 2)
+TRIO = Group("default", "g", 3)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    return clusters.cluster({"a": SMALL, "b": SMALL})
+
+
+@pytest.fixture
+def groups(cluster: Cluster, clock: Clock) -> Groups:
+    return Groups(cluster, seconds=60, clock=clock)
+
+
+def wish(name: str, cpus: int = 8) -> Wish:
+    return clusters.wish(owner(cpus, 8), name)
+
+
+def held_cpus(cluster: Cluster, node: str) -> int:
+    state = cluster.node(node)
+    assert state is not None
+    assert not state.place.overlaps()
+    return sum(len(each.claim.cpus) for each in state.place.holdings.values())
+
+
+def taken(groups: Groups, group: Group, name: str, node: str = "a", cpus: int = 8) -> Granted:
+    found = groups.take(group, wish(name, cpus), node)
+    assert isinstance(found, Granted), found
+    return found
+
+
+def annotated(text: str) -> apipods.ApiPod:
+    return apipods.from_object(pod("p", annotations={GROUP: text}))
+
+
+def test_a_group_is_a_name_and_a_size() -> None:
+    assert group_of(annotated("train.0/8")) == Group("default", "train.0", 8)
+    assert group_of(apipods.from_object(pod("p"))) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "'' is no NAME/SIZE"),
+        ("train", "'train' is no NAME/SIZE"),
+        ("/2", "'/2' is no NAME/SIZE"),
+        ("Train/2", "'Train/2' is no NAME/SIZE"),
+        ("train/two", "'train/two' is no NAME/SIZE"),
+        ("train/-1", "'train/-1' is no NAME/SIZE"),
+        ("train/٣", "'train/٣' is no NAME/SIZE"),
+        ("train/0", "SIZE 0 is not 1 to 64"),
+        ("train/65", "SIZE 65 is not 1 to 64"),
+    ],
+)
+def test_an_odd_annotation_is_named(text: str, reason: str) -> None:
+    with pytest.raises(GroupError) as raised:
+        group_of(annotated(text))
+    assert str(raised.value) == f"pod default/p: annotation topolet.io/group: {reason}"
+
+
+def test_the_members_of_a_group_lie_beside_each_other(cluster: Cluster) -> None:
+    state = cluster.node("a")
+    assert state is not None
+    found = together(state.place, wish("p"), TRIO, 3)
+    assert not isinstance(found, Refused)
+    sets = [each.holding().claim.cpus for each in found]
+    assert len(union(sets)) == 24
+    assert not state.place.holdings.keys() & {each.uid for each in found}, "nothing is changed"
+
+
+def test_a_node_without_room_for_all_is_refused(cluster: Cluster) -> None:
+    state = cluster.node("a")
+    assert state is not None
+    assert isinstance(together(state.place, wish("p", 16), TRIO, 3), Refused)
+
+
+def test_the_whole_group_is_held_and_each_member_takes_its_part(
+    cluster: Cluster, groups: Groups
+) -> None:
+    assert groups.node(TRIO) is None
+    assert groups.hold(TRIO, wish("p0"), "a") is None
+    assert groups.node(TRIO) == "a"
+    assert held_cpus(cluster, "a") == 24
+    for name in ("p0", "p1", "p2"):
+        assert groups.lacks(TRIO, wish(name)) is None
+        granted = taken(groups, TRIO, name)
+        assert granted.uid == f"uid-{name}"
+        assert held_cpus(cluster, "a") == 24
+    assert groups.lacks(TRIO, wish("p3")) == "group default/g has its 3 members"
+
+
+def test_a_member_that_is_not_bound_gives_its_part_back(cluster: Cluster, groups: Groups) -> None:
+    groups.hold(PAIR, wish("p0"), "a")
+    first = taken(groups, PAIR, "p0").holding().claim.cpus
+    cluster.release("uid-p0")
+    groups.give_back(PAIR, "uid-p0")
+    assert held_cpus(cluster, "a") == 16
+    taken(groups, PAIR, "p1")
+    assert taken(groups, PAIR, "p0").holding().claim.cpus == first
+
+
+def test_what_nobody_took_in_time_is_free_again(
+    cluster: Cluster, groups: Groups, clock: Clock
+) -> None:
+    groups.hold(TRIO, wish("p0"), "a")
+    clock.now += 59.9
+    groups.expire()
+    assert held_cpus(cluster, "a") == 24
+    clock.now += 0.1
+    groups.expire()
+    assert held_cpus(cluster, "a") == 0
+    assert groups.node(TRIO) is None
+
+
+def test_late_members_are_held_to_the_node_of_the_others(
+    cluster: Cluster, groups: Groups, clock: Clock
+) -> None:
+    groups.hold(TRIO, wish("p0"), "a")
+    taken(groups, TRIO, "p0")
+    clock.now += 60
+    groups.expire()
+    assert held_cpus(cluster, "a") == 8
+    assert groups.node(TRIO) == "a"
+    assert groups.lacks(TRIO, wish("p1")) is None
+    assert held_cpus(cluster, "a") == 24, "the two that are to come are held again"
+
+
+def test_late_members_learn_that_their_node_is_full(
+    cluster: Cluster, groups: Groups, clock: Clock
+) -> None:
+    groups.hold(TRIO, wish("p0"), "a")
+    taken(groups, TRIO, "p0")
+    clock.now += 60
+    groups.expire()
+    state = cluster.node("a")
+    assert state is not None
+    other = state.place.offer(wish("other", 16))
+    assert isinstance(other, Granted)
+    cluster.reserve("a", other)
+    text = groups.lacks(TRIO, wish("p1"))
+    assert text is not None
+    assert text.startswith("group default/g is on node a: cpu: not enough free CPUs")
+
+
+def test_members_that_ended_are_replaced(cluster: Cluster, groups: Groups) -> None:
+    groups.hold(PAIR, wish("p0"), "a")
+    taken(groups, PAIR, "p0")
+    taken(groups, PAIR, "p1")
+    cluster.release("uid-p0")
+    assert groups.lacks(PAIR, wish("p2")) is None
+    taken(groups, PAIR, "p2")
+    assert held_cpus(cluster, "a") == 16
+
+
+def test_a_group_whose_members_all_ended_is_forgotten(
+    cluster: Cluster, groups: Groups, clock: Clock
+) -> None:
+    groups.hold(PAIR, wish("p0"), "a")
+    taken(groups, PAIR, "p0")
+    cluster.release("uid-p0")
+    clock.now += 60
+    groups.expire()
+    assert groups.node(PAIR) is None
+
+
+def test_a_member_that_wants_less_takes_a_part_all_the_same(
+    cluster: Cluster, groups: Groups
+) -> None:
+    groups.hold(PAIR, wish("p0"), "a")
+    assert groups.lacks(PAIR, wish("p1", 4)) is None
+    assert len(taken(groups, PAIR, "p1", cpus=4).holding().claim.cpus) == 4
+    assert held_cpus(cluster, "a") == 12
+
+
+def test_a_member_that_wants_more_is_told_what_is_held(groups: Groups) -> None:
+    groups.hold(PAIR, wish("p0"), "a")
+    text = "group default/g holds too small a part on node a: cpu: asked 16000, held 8000"
+    assert groups.lacks(PAIR, wish("p1", 16)) == text
+    assert groups.take(PAIR, wish("p1", 16), "a") == text
+
+
+def test_a_member_goes_nowhere_else(groups: Groups) -> None:
+    groups.hold(PAIR, wish("p0"), "a")
+    assert groups.take(PAIR, wish("p0"), "b") == "group default/g is held to node a"
+
+
+def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
+    cluster: Cluster, groups: Groups
+) -> None:
+    """The filter was another process's, before this one began to lead."""
+    taken(groups, PAIR, "p0", "b")
+    assert held_cpus(cluster, "b") == 16
+
+
+def test_a_group_that_has_no_room_any_more_is_told_so(cluster: Cluster, groups: Groups) -> None:
+    assert isinstance(groups.hold(TRIO, wish("p0", 16), "a"), Refused)
+    assert groups.node(TRIO) is None
+    assert held_cpus(cluster, "a") == 0
+    assert isinstance(groups.hold(PAIR, wish("p0"), "gone"), Refused)
+
+
+def test_pods_of_a_group_share_the_best_links() -> None:
+    """Two pods with two cards each come to the four cards of one switch."""
+    cluster = clusters.cluster({"a": CARDS})
+    groups = Groups(cluster)
+    assert groups.hold(PAIR, clusters.wish(carder(2), "p0"), "a") is None
+    minors = set()
+    for name in ("p0", "p1"):
+        found = groups.take(PAIR, clusters.wish(carder(2), name), "a")
+        assert isinstance(found, Granted)
+        minors |= {minor for kind, minor in found.holding().devices if kind == "gpu"}
+    assert minors in ({0, 1, 2, 3}, {4, 5, 6, 7})

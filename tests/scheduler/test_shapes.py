@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler.changelog import ChangeLog, Changes
+from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit, Shapes
+
+
+class Room(msgspec.Struct, frozen=True):
+    name: str
+
+
+class Rooms:
+    """Nodes with so many free CPUs each, and the log of what changed, of so many names at most."""
+
+    def __init__(self, free: dict[str, int], reach: int = 1000) -> None:
+        self.lock = threading.RLock()
+        self.free: dict[str, int] = {}
+        self.log = ChangeLog(reach)
+        self.told: list[str] = []
+        for node, cpus in free.items():
+            self.set(node, cpus)
+
+    def changed_since(self, serial: int) -> Changes:
+        return self.log.since(serial)
+
+    def node(self, name: str) -> Room | None:
+        return Room(name) if name in self.free else None
+
+    def nodes(self) -> Iterable[Room]:
+        return map(Room, self.free)
+
+    def set(self, node: str, free: int | None) -> None:
+        if free is None:
+            self.free.pop(node, None)
+        else:
+            self.free[node] = free
+        self.log.add(node)
+
+    def answer(self, node: str, cpus: int) -> Answer:
+        self.told.append(node)
+        left = self.free[node] - cpus
+        return Fit(left) if left >= 0 else Misfit(f"{-left} CPUs too few")
+
+
+class Wants(msgspec.Struct, frozen=True):
+    """So many CPUs."""
+
+    rooms: Rooms
+    cpus: int
+
+    @property
+    def shape(self) -> Hashable:
+        return self.cpus
+
+    def answer(self, node: str) -> Answer:
+        return self.rooms.answer(node, self.cpus)
+
+
+def told(answers: list[Answer]) -> list[object]:
+    """Values to compare: the answers themselves compare as objects."""
+    return [each.score if isinstance(each, Fit) else each.reason for each in answers]
+
+
+@pytest.fixture
+def rooms() -> Rooms:
+    return Rooms({"a": 4, "b": 2, "c": 2})
+
+
+def test_answers_stand_in_the_order_of_the_question(rooms: Rooms) -> None:
+    shapes = Shapes(rooms)
+    assert told(shapes.answers(Wants(rooms, 3), ["b", "a"])) == ["1 CPUs too few", 1]
+
+
+def test_a_node_is_asked_once_until_it_changes(rooms: Rooms) -> None:
+    shapes = Shapes(rooms)
+    for _ in range(3):
+        shapes.answers(Wants(rooms, 1), ["a", "b", "c"])
+    assert rooms.told == ["a", "b", "c"]
+    rooms.set("b", 1)
+    assert told(shapes.answers(Wants(rooms, 1), ["a", "b", "c"])) == [3, 0, 1]
+    assert rooms.told == ["a", "b", "c", "b"]
+
+
+def test_only_nodes_that_are_named_are_asked(rooms: Rooms) -> None:
+    Shapes(rooms).answers(Wants(rooms, 1), ["c"])
+    assert rooms.told == ["c"]
+
+
+def test_equal_answers_are_one_object(rooms: Rooms) -> None:
+    """5,000 nodes that are full alike cost one text."""
+    first, second = Shapes(rooms).answers(Wants(rooms, 3), ["b", "c"])
+    assert first is second
+
+
+def test_a_node_that_nobody_knows_is_unknown_until_it_comes(rooms: Rooms) -> None:
+    shapes = Shapes(rooms)
+    assert shapes.answers(Wants(rooms, 1), ["x"]) == [UNKNOWN]
+    rooms.set("x", 5)
+    assert told(shapes.answers(Wants(rooms, 1), ["x"])) == [4]
+
+
+def test_a_node_that_went_is_unknown_and_its_column_serves_another(rooms: Rooms) -> None:
+    shapes = Shapes(rooms)
+    shapes.answers(Wants(rooms, 1), ["a", "b", "c"])
+    rooms.set("a", None)
+    rooms.set("d", 8)
+    answers = shapes.answers(Wants(rooms, 1), ["a", "b", "c", "d"])
+    assert answers[0] is UNKNOWN
+    assert told(answers[1:]) == [1, 1, 7]
+
+
+def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
+    shapes = Shapes(rooms, shapes=2)
+    for cpus in (1, 2, 3, 1):
+        shapes.answers(Wants(rooms, cpus), ["a"])
+    assert rooms.told == ["a"] * 4
+    shapes.answers(Wants(rooms, 3), ["a"])
+    assert len(rooms.told) == 4
+
+
+def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
+    """The lock is given up between them: the answer of a node that was told already may be old,
+    those still to come are of the new state, and one that went meanwhile is unknown."""
+    rooms = Rooms({f"n{place}": 8 for place in range(100)})
+    shapes = Shapes(rooms, shapes=1)
+
+    class Meddling(Wants, frozen=True):
+        def answer(self, node: str) -> Answer:
+            if node == "n3":
+                self.rooms.set("n98", None)
+                self.rooms.set("n99", 1)
+                shapes.answers(Wants(self.rooms, 5), ["n50"])
+            return super().answer(node)
+
+    answers = shapes.answers(Meddling(rooms, 1), [f"n{place}" for place in range(100)])
+    assert answers[98] is UNKNOWN
+    assert told(answers[99:]) == [0]
+    assert told(answers[:98]) == [7] * 98
+
+
+NODES = st.sampled_from("abcdef")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(NODES, st.none() | st.integers(0, 4)),
+            st.tuples(st.integers(0, 4), st.lists(NODES, max_size=6)),
+        ),
+        max_size=40,
+    ),
+    st.integers(1, 4),
+)
+def test_whatever_happens_an_answer_is_that_of_the_node_as_it_is(
+    steps: list[tuple[str, int | None] | tuple[int, list[str]]], kept: int
+) -> None:
+    rooms = Rooms({"a": 1, "b": 2}, reach=3)
+    shapes = Shapes(rooms, shapes=kept)
+    for step in steps:
+        if isinstance(step[0], str):
+            rooms.set(*step)
+        else:
+            cpus, nodes = step
+            assert isinstance(nodes, list)
+            found = told(shapes.answers(Wants(rooms, cpus), nodes))
+            direct = [rooms.answer(node, cpus) if node in rooms.free else UNKNOWN for node in nodes]
+            assert found == told(direct)

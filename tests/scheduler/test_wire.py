@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler import wire
+from agent.scheduler.routes import BadRequestError
+from agent.scheduler.wire import (
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionResult,
+    HostPriority,
+    MetaPod,
+    MetaVictims,
+)
+
+# As a kube-scheduler of version 1.36 sent it, shortened: no kind, no apiVersion.
+POD: dict[str, Any] = {
+    "metadata": {
+        "name": "e1",
+        "namespace": "default",
+        "uid": "9ce0",
+        "resourceVersion": "484",
+        "generation": 1,
+        "creationTimestamp": "2026-10-01T10:00:00Z",
+        "annotations": {"a": "b"},
+    },
+    "spec": {
+        "volumes": [{"name": "token", "projected": {"defaultMode": 420}}],
+        "containers": [
+            {
+                "name": "c",
+                "image": "i",
+                "resources": {
+                    "limits": {"example.com/gpu": "1"},
+                    "requests": {"example.com/gpu": "1"},
+                },
+            }
+        ],
+        "hostNetwork": True,
+        "schedulerName": "default-scheduler",
+        "priority": 0,
+        "preemptionPolicy": "PreemptLowerPriority",
+    },
+    "status": {"phase": "Pending", "qosClass": "BestEffort"},
+}
+ARGS: dict[str, Any] = {"Pod": POD, "Nodes": None, "NodeNames": ["f1", "f2", "n1"]}
+BINDING = {"PodName": "e1", "PodNamespace": "default", "PodUID": "9ce0", "Node": "n1"}
+META = {"f1": {"Pods": [{"UID": "44ba"}], "NumPDBViolations": 1}, "f2": {"Pods": None}}
+
+
+def text(body: object) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_a_filter_request_as_it_was_recorded() -> None:
+    args = wire.extender_args(text(ARGS))
+    assert list(args.node_names) == ["f1", "f2", "n1"]
+    assert args.items is None
+    assert (args.pod.title, args.pod.uid, args.pod.annotations) == (
+        "default/e1",
+        "9ce0",
+        {"a": "b"},
+    )
+    assert args.pod.containers[0].requests == {"example.com/gpu": 1}
+
+
+def test_a_filter_answer_as_it_was_recorded() -> None:
+    result = ExtenderFilterResult(["n1"], {"f1": "no gpu group"}, {"f2": "wrong model"})
+    assert json.loads(wire.filter_answer(wire.extender_args(text(ARGS)), result)) == {
+        "NodeNames": ["n1"],
+        "FailedNodes": {"f1": "no gpu group"},
+        "FailedAndUnresolvableNodes": {"f2": "wrong model"},
+        "Error": "",
+    }
+    assert json.loads(wire.encode([HostPriority("n1", 10)])) == [{"Host": "n1", "Score": 10}]
+
+
+def test_what_was_encoded_before_stands_as_it_is() -> None:
+    made = ExtenderFilterResult(msgspec.Raw(b'["n1"]'), msgspec.Raw(b'{"f1":"no"}'))
+    value = ExtenderFilterResult(["n1"], {"f1": "no"})
+    for body in (ARGS, whole("f1", "n1")):
+        args = wire.extender_args(text(body))
+        assert wire.filter_answer(args, made) == wire.filter_answer(args, value)
+
+
+def whole(*names: str) -> dict[str, Any]:
+    items = [{"metadata": {"name": each, "labels": {"l": each}}, "spec": {}} for each in names]
+    return {"Pod": POD, "Nodes": {"metadata": {}, "items": items}, "NodeNames": None}
+
+
+def test_who_sends_whole_nodes_gets_whole_nodes() -> None:
+    body = whole("f1", "n1", "n2")
+    args = wire.extender_args(text(body))
+    assert list(args.node_names) == ["f1", "n1", "n2"]
+    answer = json.loads(wire.filter_answer(args, ExtenderFilterResult(["n2", "n1"], {"f1": "no"})))
+    first, second, third = body["Nodes"]["items"]
+    assert answer["Nodes"]["items"] == [third, second]
+    assert answer["FailedNodes"] == {first["metadata"]["name"]: "no"}
+
+
+def test_a_preemption_as_it_was_recorded() -> None:
+    body = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
+    args = wire.preemption_args(text(body))
+    assert args.pod.title == "default/e1"
+    assert args.victims == {"f1": MetaVictims((MetaPod("44ba"),), 1), "f2": MetaVictims()}
+    answer = ExtenderPreemptionResult({"f1": args.victims["f1"]})
+    assert json.loads(wire.encode(answer)) == {"NodeNameToMetaVictims": {"f1": META["f1"]}}
+
+
+def test_whole_victims_come_to_the_same() -> None:
+    victims = {"f1": {"Pods": [POD], "NumPDBViolations": 2}, "f2": {}}
+    args = wire.preemption_args(text({"Pod": POD, "NodeNameToVictims": victims}))
+    assert args.victims == {"f1": MetaVictims((MetaPod("9ce0"),), 2), "f2": MetaVictims()}
+
+
+def test_a_binding_as_it_was_recorded() -> None:
+    args = wire.binding_args(text(BINDING))
+    assert args == ExtenderBindingArgs("e1", "default", "9ce0", "n1")
+    assert json.loads(wire.encode(ExtenderBindingResult("gone"))) == {"Error": "gone"}
+
+
+@pytest.mark.parametrize("name", ["", "\0", "no such node", "../n1", "Ünïcode", "n" * 10_000])
+def test_a_node_of_any_name_may_be_asked_for(name: str) -> None:
+    """Whether it is known is for the filter to say."""
+    assert wire.extender_args(text({**ARGS, "NodeNames": [name, name]})).node_names == [name, name]
+    made = wire.filter_answer(wire.extender_args(text(ARGS)), ExtenderFilterResult((), {name: "x"}))
+    assert json.loads(made)["FailedNodes"] == {name: "x"}
+
+
+def without(body: dict[str, Any], *path: str) -> dict[str, Any]:
+    first, *rest = path
+    left = {key: value for key, value in body.items() if key != first}
+    return {**left, first: without(body[first], *rest)} if rest else left
+
+
+@pytest.mark.parametrize(
+    ("decode", "body", "said"),
+    [
+        (wire.extender_args, without(ARGS, "Pod"), "`Pod`"),
+        (wire.extender_args, {**ARGS, "Pod": None}, "$.Pod"),
+        (wire.extender_args, {**ARGS, "Pod": []}, "$.Pod"),
+        (wire.extender_args, {"Pod": POD}, "NodeNames"),
+        (wire.extender_args, {**ARGS, "NodeNames": "n1"}, "$.NodeNames"),
+        (wire.extender_args, {**ARGS, "NodeNames": ["n1", 2]}, "$.NodeNames[1]"),
+        (wire.extender_args, {**ARGS, "NodeNames": {"n1": ""}}, "$.NodeNames"),
+        (wire.extender_args, without(ARGS, "Pod", "metadata", "name"), "`name`"),
+        (
+            wire.extender_args,
+            {**ARGS, "Pod": {**POD, "metadata": {**POD["metadata"], "uid": ""}}},
+            "default/e1: metadata.uid",
+        ),
+        (
+            wire.extender_args,
+            {
+                **ARGS,
+                "Pod": {
+                    **POD,
+                    "spec": {
+                        "containers": [{"name": "c", "resources": {"requests": {"cpu": "one"}}}]
+                    },
+                },
+            },
+            "default/e1: spec.containers[0].resources.requests.cpu",
+        ),
+        (wire.extender_args, {**whole(), "Nodes": {"items": [{}]}}, "Nodes.items[0]"),
+        (wire.extender_args, {**whole(), "Nodes": {"items": {}}}, "$.Nodes.items"),
+        (wire.extender_args, [ARGS], "object"),
+        (wire.preemption_args, {"Pod": POD}, "NodeNameToMetaVictims"),
+        (
+            wire.preemption_args,
+            {"Pod": POD, "NodeNameToMetaVictims": {"f1": {"Pods": [{"UID": 1}]}}},
+            "$.NodeNameToMetaVictims",
+        ),
+        (
+            wire.preemption_args,
+            {"Pod": POD, "NodeNameToVictims": {"f1": {"Pods": [{"metadata": {}}]}}},
+            "$.NodeNameToVictims",
+        ),
+        (wire.binding_args, without(BINDING, "Node"), "`Node`"),
+        (wire.binding_args, {**BINDING, "Node": 1}, "$.Node"),
+        (wire.binding_args, {**BINDING, "Node": "../n1"}, "Node: '../n1'"),
+        (wire.binding_args, {**BINDING, "Node": "n" * 254}, "Node: 'nnn"),
+        (wire.binding_args, {**BINDING, "PodName": "e1\0"}, "PodName: 'e1\\x00'"),
+        (wire.binding_args, {**BINDING, "PodName": "e1\n"}, "PodName: 'e1\\n'"),
+        (wire.binding_args, {**BINDING, "PodNamespace": ""}, "PodNamespace: ''"),
+        (wire.binding_args, {**BINDING, "PodUID": ""}, "PodUID"),
+    ],
+)
+def test_what_is_wrong_is_named(decode: Any, body: object, said: str) -> None:
+    with pytest.raises(BadRequestError) as raised:
+        decode(text(body))
+    assert said in str(raised.value)
+    assert str(raised.value).startswith("Extender")
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\0", b"{", b'{"Pod":"\\ud800"}', b"\xff\xfe", b"[" * 100_000, b"null", b"1e999"]
+)
+@pytest.mark.parametrize(
+    "decode",
+    [wire.extender_args, wire.preemption_args, wire.binding_args],
+    ids=lambda f: f.__name__,
+)
+def test_no_body_is_read_as_one(decode: Any, body: bytes) -> None:
+    with pytest.raises(BadRequestError, match="Extender"):
+        decode(body)
+
+
+LEAF = st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False)
+JSON = st.recursive(
+    LEAF,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)
+BODIES = {
+    wire.extender_args: ARGS,
+    wire.preemption_args: {"Pod": POD, "NodeNameToMetaVictims": META},
+    wire.binding_args: BINDING,
+}
+
+
+def replaced(body: Any, path: list[int], by: object) -> Any:
+    """`body` with something in its depths in place of what was there."""
+    if not path or not isinstance(body, dict | list) or not body:
+        return by
+    first, *rest = path
+    if isinstance(body, list):
+        place = first % len(body)
+        return [*body[:place], replaced(body[place], rest, by), *body[place + 1 :]]
+    key = list(body)[first % len(body)]
+    return {**body, key: replaced(body[key], rest, by)}
+
+
+@given(st.sampled_from(list(BODIES)), st.lists(st.integers(0, 9), max_size=6), JSON)
+def test_any_value_in_any_place_is_taken_or_refused(
+    decode: Any, path: list[int], by: object
+) -> None:
+    with contextlib.suppress(BadRequestError):
+        decode(text(replaced(BODIES[decode], path, by)))
+
+
+@given(st.sampled_from(list(BODIES)), st.data())
+def test_a_body_that_ends_early_is_refused(decode: Any, data: st.DataObject) -> None:
+    body = text(BODIES[decode])
+    with pytest.raises(BadRequestError):
+        decode(body[: data.draw(st.integers(0, len(body) - 1))])
+
+
+@given(
+    st.lists(st.text(max_size=9), max_size=9),
+    st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=9),
+)
+def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, str]) -> None:
+    args = wire.extender_args(text(ARGS))
+    answer = json.loads(wire.filter_answer(args, ExtenderFilterResult(names, reasons, reasons)))
+    assert answer["NodeNames"] == names
+    assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == reasons
+
+
+@pytest.mark.parametrize(
+    ("spec", "constrained"),
+    [
+        ({}, False),
+        (
+            {"affinity": {"nodeAffinity": {"x": 1}}, "volumes": [{"name": "v", "emptyDir": {}}]},
+            False,
+        ),
+        ({"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}, False),
+        ({"containers": [{"name": "c", "ports": [{"hostPort": 80}]}]}, True),
+        ({"affinity": {"podAntiAffinity": {"x": 1}}}, True),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, True),
+        ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, True),
+    ],
+)
+def test_pod_that_asks_for_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
+    pod = {**POD, "spec": {**POD.get("spec", {}), **spec}}
+    args = wire.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
+    assert args.constrained is constrained
