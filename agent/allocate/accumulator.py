@@ -75,11 +75,6 @@ def take_on_nodes(
     return Taken(taken, _distinct(steps), terms.apart(taken))
 
 
-def fitting(layout: Layout, free: int, request: CpuRequest) -> int:
-    """The free CPUs that suit a required bind policy."""
-    return _fitting(layout, free, 0, request)[0]
-
-
 def _find(
     search: Callable[[Terms, int, int], Found], terms: Terms, free: int, preferred: int, need: int
 ) -> Found | None:

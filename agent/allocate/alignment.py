@@ -15,10 +15,10 @@ import msgspec
 
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.bits import members
 from agent.allocate.inforce import InForce
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.masks import ids
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
@@ -63,7 +63,7 @@ def align(
     scores: dict[int, int] = {}
 
     def fits(mask: int) -> bool:
-        lacking = tried[mask] = trials.lacks(tuple(members(mask)))
+        lacking = tried[mask] = trials.lacks(ids(mask))
         return lacking is None
 
     def score(mask: int) -> int:
@@ -85,20 +85,18 @@ def align(
     merged = koordinator_merge.merge(
         providers, trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
     )
-    candidates = tuple(_candidate(mask, result, scores) for mask, result in tried.items())
+    candidates = tuple(
+        Candidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
+    )
     if not merged.admit:
         return Aligned(_rejections(wanted, merged, trials), candidates, merged)
-    nodes = tuple(trials.totals) if merged.mask is None else tuple(members(merged.mask))
+    nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
     found = trials.on_nodes(nodes)
     if isinstance(found, Rejection):
         return Aligned((found,), candidates, merged)
     if companion is not None and not companion.fits(merged.mask):
         return Aligned((Rejection(Reason.NUMA_COMPANION, nodes=nodes),), candidates, merged)
     return Aligned(found, candidates, merged)
-
-
-def _candidate(mask: int, rejection: Rejection | None, scores: dict[int, int]) -> Candidate:
-    return Candidate(tuple(members(mask)), scores.get(mask), rejection)
 
 
 def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
@@ -112,5 +110,5 @@ def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple
             for pick in merged.lacking
             if (name := pick.resource) is not None
         )
-    nodes = tuple(members(merged.combined or 0))
+    nodes = ids(merged.combined or 0)
     return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)

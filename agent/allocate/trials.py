@@ -15,7 +15,7 @@ from agent.allocate.ask import Ask
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step
 from agent.allocate.inforce import InForce
 from agent.allocate.node import Amounts, NodeFacts
-from agent.allocate.numa.resource_hints import allocation_score
+from agent.allocate.numa.mask_scores import MaskScores
 from agent.allocate.offer import Price
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import BindPolicy
@@ -45,10 +45,14 @@ class Trials:
         self.totals = account.totals()
         self._known = {name for amounts in self.totals.values() for name in amounts}
         self.available = account.available()
-        self.pools = burst.pools(facts, account)
         self._recorded = account.recorded()
         if policies.bind:
             self._trim()
+
+    @cached_property
+    def pools(self) -> dict[int, int]:
+        """See `burst`."""
+        return burst.pools(self._facts, self._account)
 
     def anywhere(self) -> Allotment | Rejection:
         """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
@@ -64,13 +68,17 @@ class Trials:
 
     def lacks(self, nodes: Collection[int]) -> Rejection | None:
         """Why these NUMA nodes do not do, None where `on_nodes` finds all that is asked."""
+        if self._have_enough(nodes):
+            return None
         amounts = self._amounts(nodes)
         if isinstance(amounts, Rejection):
             return amounts
         shares = self._shares(amounts, nodes)
         if isinstance(shares, Rejection):
             return shares
-        if self._give(shares):
+        layout = self._facts.layout
+        if layout is None or len(layout.sizes) <= 1:
+            # The room was trimmed to what suits the bind policy, and equal cores add up to it.
             return None
         found = self._bound(amounts, shares)
         return found if isinstance(found, Rejection) else None
@@ -86,10 +94,7 @@ class Trials:
 
     def score(self, mask: int) -> int:
         """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
-        strategy = self._facts.profile.strategy
-        return allocation_score(
-            mask, self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS
-        )
+        return self._scores.of(mask)
 
     def price(self, found: Allotment) -> Price:
         """Of what was found, before it is given."""
@@ -111,6 +116,43 @@ class Trials:
         """What the NUMA nodes have left of a resource, all together or the one that has most."""
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
+
+    def _have_enough(self, nodes: Collection[int]) -> bool:
+        """By sums alone, where these tell."""
+        if self._units is None:
+            return False
+        for name, missing, unit in self._units:
+            for node in nodes:
+                missing -= self.available[node].get(name, 0) // unit
+            if missing > 0:
+                return False
+        return True
+
+    @cached_property
+    def _units(self) -> list[tuple[str, int, int]] | None:
+        """Where NUMA nodes can give what they have enough of together, in whole units: the name of
+        each resource, how many units are asked, the size of one. None where that does not follow.
+        """
+        bind, layout = self._policies.bind, self._facts.layout
+        if bind is None:
+            if self._ask.burst_milli:
+                return None
+        elif (
+            layout is None
+            or not self.totals.keys() <= self._areas.keys()
+            or (bind.required and len(layout.sizes) > 1)
+        ):
+            return None
+        known = [name for name in self._ask.requests if name in self._known]
+        asked = [(name, self._ask.requests[name], self._unit(name)) for name in known]
+        if any(amount % unit for _, amount, unit in asked):
+            return None
+        return [(name, amount // unit, unit) for name, amount, unit in asked]
+
+    @cached_property
+    def _scores(self) -> MaskScores:
+        strategy = self._facts.profile.strategy
+        return MaskScores(self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS)
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """What each node gives of the resources that NUMA nodes have."""
@@ -152,19 +194,6 @@ class Trials:
             return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", asked, 1000 * given, where)
         return shares
 
-    def _give(self, shares: dict[int, int]) -> bool:
-        """Whether the nodes certainly have the CPUs as the bind policy wants them: only where
-        cores differ in threads has one to be found to know."""
-        layout = self._facts.layout
-        if layout is None or not shares:
-            return not shares
-        if len(layout.sizes) > 1:
-            return False
-        return all(
-            share <= (self._fitting & self._areas[node]).bit_count()
-            for node, share in shares.items()
-        )
-
     def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
         layout, request = self._facts.layout, self._request
         if layout is None or request is None:
@@ -196,14 +225,6 @@ class Trials:
         """The CPUs of each NUMA node."""
         layout = self._facts.layout
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
-
-    @cached_property
-    def _fitting(self) -> int:
-        """The free CPUs that suit a required bind policy."""
-        layout, request = self._facts.layout, self._request
-        if layout is None or request is None:
-            return 0
-        return accumulator.fitting(layout, self._free, request)
 
     def _unit(self, name: str) -> int:
         bind = self._policies.bind
