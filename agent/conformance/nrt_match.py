@@ -40,7 +40,12 @@ INIT_ENDS: Final = Difference(
     "LeastNUMANodes takes what init containers have from NUMA nodes for good, which the filter "
     "never does; ours gives it back",
 )
-DIFFERENCES: Final = (SIDECARS, TOGETHER, MACHINES_OWN, INIT_ENDS)
+BELOW_NOTHING: Final = Difference(
+    "no-score-below-0",
+    "LeastNUMANodes is below 0 for more NUMA nodes than the topology manager works for, with which "
+    "kube-scheduler gives up the pod; ours is 0",
+)
+DIFFERENCES: Final = (SIDECARS, TOGETHER, MACHINES_OWN, INIT_ENDS, BELOW_NOTHING)
 
 PANIC: Final = "panic"
 
@@ -101,6 +106,8 @@ class _Question:
             return SIDECARS if self.score(self._ending, name) == theirs else None
         if theirs == 0 and self._asks_machine():
             return MACHINES_OWN
+        if theirs < 0 and self.score(self.pod, name) == 0:
+            return BELOW_NOTHING
         if self.node is not None and self.node.scope is Scope.CONTAINER:
             return INIT_ENDS if self.score(self._staying, name) == theirs else None
         return SIDECARS if self.score(self._ending, name) == theirs else None

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from agent.conformance import run
-from agent.conformance.nrt_match import INIT_ENDS, MACHINES_OWN, SIDECARS, TOGETHER, judge
+from agent.conformance.nrt_match import (
+    BELOW_NOTHING,
+    INIT_ENDS,
+    MACHINES_OWN,
+    SIDECARS,
+    TOGETHER,
+    judge,
+)
 from tests.conftest import SHARED
 
 VECTORS = SHARED / "vectors" / "nrt-match.jsonl.gz"
@@ -121,6 +128,20 @@ def test_init_containers_that_end_are_declared() -> None:
     assert verdict.declared == INIT_ENDS.name
     assert judge(case([container("3")], init, fits(LeastNUMANodes=94))).agrees
     assert judge(case([container("3")], init, fits(LeastNUMANodes=88))).declared is None
+
+
+def test_scores_below_nothing_are_declared() -> None:
+    few = {**SINGLE, "topologyManagerMaxNUMANodes": "2"}
+    three = case([container("9")], [], fits(LeastNUMANodes=-50), few)
+    for name in ("node-1", "node-2"):
+        zone = {"name": name, "type": "Node", "available": {"cpu": "4", "memory": "8Gi"}}
+        three["nrt"]["zones"].append(zone)
+    three["expect"] |= {"fit": False, "reason": "cannot align container"}
+    verdict = judge(three)
+    assert verdict.ours["score"] == {"LeastNUMANodes": 0}
+    assert verdict.declared == BELOW_NOTHING.name
+    two = case([container("2")], [], fits(LeastNUMANodes=-1))
+    assert judge(two).declared is None
 
 
 def test_a_case_that_differs_twice_counts_as_not_listed() -> None:

@@ -47,8 +47,9 @@ def spread(node: ZonedNode, available: Available, asked: Mapping[str, int]) -> S
 
 
 def score_of(count: int, closest: bool, max_numa_nodes: int) -> int:
+    """Nothing is worse than more NUMA nodes than the topology manager works for."""
     unit = BEST // max_numa_nodes
-    return BEST - count * unit + (unit // 2 if closest else 0)
+    return max(0, BEST - count * unit + (unit // 2 if closest else 0))
 
 
 class _Search:

@@ -12,7 +12,7 @@ from agent.allocate.pod_total import InitRequests, pod_total
 from agent.model.apipods import ApiPod
 from agent.model.qos import KubeClass
 
-HUGEPAGES: Final = "hugepages-"
+_HUGEPAGES: Final = "hugepages-"
 _COMPUTE: Final = ("cpu", "memory")
 _STORAGE: Final = ("ephemeral-storage", "storage")
 
@@ -128,7 +128,7 @@ def exclusive(pod: ZonedPod, told: Container[str]) -> bool:
 
 def of_compute(resource: str) -> bool:
     """CPUs, memory or huge pages."""
-    return resource in _COMPUTE or resource.startswith(HUGEPAGES)
+    return resource in _COMPUTE or resource.startswith(_HUGEPAGES)
 
 
 def _own(resource: str, amount: int) -> bool:

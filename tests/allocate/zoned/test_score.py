@@ -114,6 +114,11 @@ class TestFewestNumaNodes:
         there = node(TWO, "none", "pod", LOCAL, max_numa_nodes=most)
         assert score(there, pod(container(cpu=cpus * CPU, memory=1)), FEWEST) == expected
 
+    def test_none_is_worth_less_than_nothing(self) -> None:
+        three = {n: {"cpu": CPU, "memory": 1} for n in range(3)}
+        there = node(three, "none", max_numa_nodes=2)
+        assert score(there, pod(container(cpu=3 * CPU, memory=1)), FEWEST) == 0
+
     def test_the_closest_are_worth_more(self) -> None:
         """Nodes 0 and 1 lie close together, and so do 2 and 3."""
         costs = {
