@@ -16,10 +16,12 @@ import msgspec
 from agent.allocate.place.holding import Holding, holding_of
 from agent.model import apipods, deviceobject, node_annotations, nodetopology
 from agent.model.apipods import PodObject
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.model.objects import ObjectError, decoded
 from agent.model.quantities import Quantity, QuantityError, milli, whole
+from agent.scheduler.sharing import Shared, words
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,7 @@ def node(text: bytes) -> NodeReading:
     return NodeReading(
         intern(metadata.name),
         metadata.uid,
-        _interned(metadata.labels or {}),
+        words(metadata.labels or {}),
         {key: annotations[key] for key in _READ if key in annotations},
         _amounts(metadata.name, raw.status.allocatable or {}),
     )
@@ -120,17 +122,23 @@ def node(text: bytes) -> NodeReading:
 def topology(text: bytes) -> NodeTopology | Unreadable:
     """Never raises."""
     try:
-        return nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
+        read = nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
+    return msgspec.structs.replace(read, annotations=words(read.annotations))
 
 
 def devices(text: bytes) -> DeviceObject | Unreadable:
     """Never raises."""
     try:
-        return deviceobject.read(decoded(text, deviceobject.KIND, _objects))
+        read = deviceobject.read(decoded(text, deviceobject.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
+    found = tuple(
+        msgspec.structs.replace(each, resources=_resources.of(each.resources))
+        for each in read.devices
+    )
+    return msgspec.structs.replace(read, devices=found, annotations=words(read.annotations))
 
 
 class _Condition(msgspec.Struct, frozen=True):
@@ -175,6 +183,11 @@ _READ: Final = (
 _shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
 _shared_labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
 _MOST_SHARED: Final = 4096
+_requests: Final = Shared[dict[str, int]]()
+_claimed: Final = Shared[dict[int, dict[str, int]]]()
+_resources: Final = Shared[dict[str, int]]()
+_NO_DEVICES: Final[Holdings] = {}
+_NO_FUNCTIONS: Final[VirtualFunctions] = {}
 
 
 def _ready(text: bytes) -> bool:
@@ -204,6 +217,16 @@ def _labels(labels: dict[str, str]) -> dict[str, str]:
 
 def _interned(words: dict[str, str]) -> dict[str, str]:
     return {intern(key): intern(value) for key, value in words.items()}
+    claim = holding.claim
+    return msgspec.structs.replace(
+        holding,
+        claim=msgspec.structs.replace(
+            claim, uid=holding.uid, title=holding.title, amounts=_claimed.of(claim.amounts)
+        ),
+        devices=holding.devices or _NO_DEVICES,
+        functions=holding.functions or _NO_FUNCTIONS,
+        requests=_requests.of(holding.requests),
+    )
 
 
 def _amounts(name: str, raw: dict[str, Quantity]) -> dict[str, int]:
