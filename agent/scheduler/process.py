@@ -79,13 +79,13 @@ def run(settings: Settings) -> None:
     ended = threading.Event()
     with ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
-        doors = _doors(settings, parts.routes)
+        listening = doors(settings, parts.routes)
         with Ending(ended.set):
-            for door in doors:
+            for door in listening:
                 door.start()
                 closing.callback(door.close)
             parts.start(closing)
-            log.info("extender listens on port %d", doors[0].port)
+            log.info("extender listens on port %d", listening[0].port)
             ended.wait()
             closing.close()
 
@@ -160,7 +160,7 @@ class _Parts:
         )
 
 
-def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
+def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     """The extender's first. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
