@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 import msgspec
 
@@ -40,6 +41,20 @@ class Reason(enum.StrEnum):
     """The NUMA nodes have not the devices that go with CPU and memory."""
     NO_POOL_FITS = "no-pool-fits"
     """The limit is larger than the shared pools."""
+
+
+UNRESOLVABLE: Final = frozenset(
+    {
+        Reason.ARCHITECTURE,
+        Reason.CPU_NOT_INTEGER,
+        Reason.SMT_ALIGNMENT,
+        Reason.BIND_POLICY_CONFLICT,
+        Reason.NUMA_POLICY_CONFLICT,
+        Reason.NO_CPU_TOPOLOGY,
+        Reason.NO_NUMA_RESOURCES,
+    }
+)
+"""Whatever pods leave the node, it stays so."""
 
 
 class Rejection(msgspec.Struct, frozen=True):

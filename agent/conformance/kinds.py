@@ -64,6 +64,7 @@ KINDS: Final = (
         "koordinator-device-allocate",
         "pod devices allocated strategy numa expect",
     ),
+    _kind("koordinator-node-numa", "shape numbering allocatable zones allocated pod expect"),
 )
 
 

@@ -10,8 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.ask import Ask, ask_of
-from agent.allocate.claims import claim_of
-from agent.allocate.ledger import Ledger
+from agent.allocate.claims import Claim, claim_of
 from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.precedence import PROFILES
@@ -31,14 +30,11 @@ PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=Tr
 class Question(msgspec.Struct, frozen=True):
     """`allocatable` and `requested` of the whole node, the latter before CPU is amplified."""
 
-    ledger: Ledger
+    facts: NodeFacts
+    claims: tuple[Claim, ...]
     ask: Ask
     allocatable: dict[str, int]
     requested: dict[str, int]
-
-    @property
-    def facts(self) -> NodeFacts:
-        return self.ledger.facts
 
 
 def question(case: Mapping[str, Any]) -> Question:
@@ -52,11 +48,11 @@ def question(case: Mapping[str, Any]) -> Question:
     )
     if faults:
         raise ValueError("; ".join(faults))
-    ledger = Ledger(facts)
+    claims = []
     requested: dict[str, int] = {}
     for number, pod in enumerate(case["allocated"]):
         held = amounts(pod["requests"])
-        ledger.record(claim_of(f"p{number}", f"ns/p{number}", written(pod), held.get("cpu", 0)))
+        claims.append(claim_of(f"p{number}", f"ns/p{number}", written(pod), held.get("cpu", 0)))
         for name, amount in held.items():
             requested[name] = requested.get(name, 0) + amount
     pod = case["pod"]
@@ -68,7 +64,7 @@ def question(case: Mapping[str, Any]) -> Question:
         amounts(pod["requests"]),
         priority=pod.get("priority"),
     )
-    return Question(ledger, ask, allocatable, requested)
+    return Question(facts, tuple(claims), ask, allocatable, requested)
 
 
 def topology(case: Mapping[str, Any]) -> NodeTopology:

@@ -14,7 +14,7 @@ from agent.allocate.place.effective import spec_text
 from agent.allocate.place.holding import Holding
 from agent.allocate.place.wish import Wish
 from agent.allocate.precedence import Source
-from agent.allocate.reasons import Reason, Rejection
+from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
 from agent.model.policies import BindPolicy
@@ -111,22 +111,13 @@ def refused(*reasons: Why) -> Refused:
     return Refused(reasons, any(map(_stays, reasons)))
 
 
-_LASTING: Final = frozenset(
-    {
-        Reason.ARCHITECTURE,
-        Reason.CPU_NOT_INTEGER,
-        Reason.SMT_ALIGNMENT,
-        Reason.BIND_POLICY_CONFLICT,
-        Reason.NUMA_POLICY_CONFLICT,
-        Reason.NO_CPU_TOPOLOGY,
-        Reason.NO_NUMA_RESOURCES,
-        Cause.NO_DEVICES,
-        Cause.NO_VIRTUAL_FUNCTIONS,
-        Cause.NO_TOPOLOGY,
-        Cause.NO_PARTITION_TABLE,
-        Cause.PARTITION_SIZE,
-    }
-)
+_LASTING: Final = UNRESOLVABLE | {
+    Cause.NO_DEVICES,
+    Cause.NO_VIRTUAL_FUNCTIONS,
+    Cause.NO_TOPOLOGY,
+    Cause.NO_PARTITION_TABLE,
+    Cause.PARTITION_SIZE,
+}
 _WORDS: Final = {
     Reason.ARCHITECTURE: "the architecture has no such policy",
     Reason.CPU_NOT_INTEGER: "bound CPUs have to be a whole number",

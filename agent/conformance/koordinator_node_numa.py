@@ -1,0 +1,107 @@
+"""Koordinator's plugin NodeNUMAResource on one node: whether a pod fits, its CPUs and NUMA nodes,
+the policy that is written beside them, and the node's score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate import offering, scoring
+from agent.allocate.account import Account
+from agent.allocate.inforce import in_force
+from agent.allocate.ledger import Ledger
+from agent.allocate.offer import Declined
+from agent.allocate.place.effective import spec_text
+from agent.allocate.reasons import UNRESOLVABLE, Rejection
+from agent.allocate.scoring import Scene, Whole
+from agent.conformance.node_numa_account import TheirAccount
+from agent.conformance.node_numa_case import Question, question, text, written
+from agent.conformance.node_numa_differences import DIFFERENCES, QUIRKS, Quirk
+from agent.conformance.verdict import Verdict
+from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_status
+from agent.model.policies import BindPolicy
+from agent.model.resource_spec import resource_spec
+from agent.model.schedulerargs import Rules, defaults
+
+__all__ = ["DIFFERENCES", "judge"]
+
+_MOST_QUIRKS: Final = 3
+
+
+def judge(case: dict[str, Any]) -> Verdict:
+    """Errors agree with errors of the same kind (can evicting pods help?), whatever their text and
+    stage; places and policies by value. Declared is the rule by which ours becomes the answer of
+    Koordinator; of several that it takes together, the first."""
+    ours = _answer(case)
+    theirs = _value(case["expect"])
+    if _value(ours) == theirs:
+        return Verdict(True, ours)
+    applying = [quirk for quirk in QUIRKS if quirk.applies(case)]
+    for count in range(1, _MOST_QUIRKS + 1):
+        for some in combinations(applying, count):
+            if _value(_answer(case, some)) == theirs:
+                return Verdict(False, ours, some[0].difference.name)
+    return Verdict(False, ours)
+
+
+def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
+    """Ours in the form of a case's `expect`, under rules of theirs."""
+    for quirk in quirks:
+        case = quirk.case(case)
+    asked = question(case)
+    if not asked.ask.requests:
+        return {"skip": True}
+    account = _account(asked, quirks)
+    found = offering.offer(asked.facts, account, asked.ask)
+    if isinstance(found, Declined):
+        return {
+            "error": "; ".join(str(each.reason) for each in found.rejections),
+            "code": _code(found.rejections),
+        }
+    policies = in_force(asked.facts, asked.ask)
+    assert not isinstance(policies, Rejection)
+    facts = asked.facts
+    if any(quirk.unamplified for quirk in quirks):
+        facts = msgspec.structs.replace(facts, cpu_ratio=1.0)
+    scene = Scene(facts, account, Whole(asked.allocatable, asked.requested))
+    claim = found.claim
+    if any(quirk.unaccounted for quirk in quirks):
+        claim = msgspec.structs.replace(claim, amounts={})
+    spec = written(case["pod"]).get(RESOURCE_SPEC, "")
+    if claim.cpus and policies.bind:
+        bind = policies.bind
+        spec = spec_text(spec, bind.policy, forced=bind.required) or spec
+    return {
+        "score": scoring.score(defaults(Rules.KOORDINATOR), scene, asked.ask, policies, claim),
+        "resourceStatus": msgspec.json.decode(claim.annotations().get(RESOURCE_STATUS, "{}")),
+        "resourceSpec": msgspec.json.decode(spec or "{}"),
+    }
+
+
+def _account(asked: Question, quirks: Sequence[Quirk]) -> Account:
+    recorded_only = any(quirk.recorded_only for quirk in quirks)
+    unpaid = any(quirk.unpaid for quirk in quirks)
+    if not (recorded_only or unpaid):
+        return Ledger(asked.facts, asked.claims).account
+    return TheirAccount(asked.facts, asked.claims, recorded_only=recorded_only, unpaid=unpaid)
+
+
+def _code(rejections: Sequence[Rejection]) -> str:
+    fixed = any(each.reason in UNRESOLVABLE for each in rejections)
+    return "UnschedulableAndUnresolvable" if fixed else "Unschedulable"
+
+
+def _value(answer: Mapping[str, Any]) -> object:
+    """What an answer means; a preferred policy means nothing where one is required."""
+    if answer.get("skip"):
+        return "skip"
+    if "error" in answer:
+        return answer["code"]
+    status = resource_status({RESOURCE_STATUS: text(answer.get("resourceStatus", {}))})
+    spec = resource_spec({RESOURCE_SPEC: text(answer.get("resourceSpec", {}))})
+    if spec.required not in (None, BindPolicy.DEFAULT):
+        spec = msgspec.structs.replace(spec, preferred=BindPolicy.DEFAULT)
+    return status.cpus(), status.amounts(), spec, answer["score"]

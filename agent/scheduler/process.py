@@ -1,0 +1,170 @@
+"""The scheduler as a process: the cluster from the API server, its verbs for kube-scheduler."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Final
+
+from agent.host.ending import Ending
+from agent.kube import auth, documents
+from agent.kube.answers import Limits
+from agent.kube.auth import Access
+from agent.kube.documents import DocumentError
+from agent.kube.transport import Transport
+from agent.model import schedulerargs
+from agent.model.objects import ObjectError
+from agent.model.schedulerargs import Rules, SchedulerArgs
+from agent.model.settings import Settings, SettingsError
+from agent.scheduler import extender, leader, server
+from agent.scheduler.asked import Recent
+from agent.scheduler.bind import Binder
+from agent.scheduler.bindings import Bindings
+from agent.scheduler.certificates import CertificateFiles
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.duty import Alone, Duty
+from agent.scheduler.expiry import Expiry
+from agent.scheduler.groups import Groups
+from agent.scheduler.leader import Leader
+from agent.scheduler.lease import Times
+from agent.scheduler.routes import Route
+from agent.scheduler.server import Server
+from agent.scheduler.verbs import Deciding
+from agent.scheduler.watching import Watching
+from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
+from agent.telemetry.schedulermetrics import SchedulerFacts
+
+log = logging.getLogger(__name__)
+
+BIND_SECONDS: Final = 4.0
+"""Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
+
+_PAGES: Final = ("/healthz", "/readyz", "/metrics")
+
+
+def lease_times(lease_seconds: int) -> Times:
+    """In kube-scheduler's proportions: 15, 10 and 2 seconds."""
+    return Times(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
+
+
+def bind_limits(times: Times) -> Limits:
+    """A Binding under way when our time is up has ended before another may begin."""
+    whole = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
+    return Limits(connect_seconds=whole / 2, read_seconds=whole, whole_seconds=whole)
+
+
+def scheduler_args(path: str) -> SchedulerArgs:
+    """Of a file, YAML or JSON. Raises SettingsError, which names file and field."""
+    if not path:
+        return schedulerargs.defaults(Rules.PROPOSAL)
+    try:
+        return schedulerargs.decode(documents.read(path))
+    except (OSError, DocumentError, ObjectError) as error:
+        raise SettingsError(f"scheduler-args-file {path}: {error}") from error
+
+
+def client_names(text: str) -> frozenset[str]:
+    """Between commas."""
+    return frozenset(filter(None, map(str.strip, text.split(","))))
+
+
+def run(settings: Settings) -> None:
+    """Until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
+    args = scheduler_args(settings.scheduler_args_file)
+    access = auth.access(settings.kubeconfig, settings.service_account_dir)
+    ended = threading.Event()
+    with ExitStack() as closing:
+        parts = _Parts(settings, args, access, closing)
+        doors = _doors(settings, parts.routes)
+        with Ending(ended.set):
+            for door in doors:
+                door.start()
+                closing.callback(door.close)
+            parts.start(closing)
+            log.info("extender listens on port %d", doors[0].port)
+            ended.wait()
+            closing.close()
+
+
+class _Parts:
+    """What a scheduler is made of, joined."""
+
+    def __init__(
+        self, settings: Settings, args: SchedulerArgs, access: Access, closing: ExitStack
+    ) -> None:
+        def transport(limits: Limits | None = None, connections: int = 4) -> Transport:
+            made = Transport(
+                access, user_agent="topolet-scheduler", limits=limits, connections=connections
+            )
+            closing.callback(made.close)
+            return made
+
+        times = lease_times(settings.lease_seconds)
+        binding = transport(bind_limits(times), server.Limits().threads)
+        cluster = Cluster()
+        self._watching = Watching(transport(), cluster)
+        self._leader = self._elected(settings, times, transport)
+        self._duty = Duty(self._leader or Alone(), self._watching)
+        self._expiry = Expiry(cluster, binding)
+        groups = Groups(cluster, seconds=settings.group_seconds)
+        recent = Recent()
+        binder = Binder(cluster, groups, Bindings(binding), recent)
+        verbs = Deciding(
+            cluster, groups, binder, recent, unchanged, best_alone=settings.best_node_only
+        )
+        counted = extender.metrics()
+        counted.follow(
+            lambda: SchedulerFacts(
+                self._duty.reason() is None, len(cluster.nodes()), binder.lost_races
+            )
+        )
+        self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)
+
+    def start(self, closing: ExitStack) -> None:
+        """Ended in the other order: a leader lets another begin when nothing of ours decides."""
+        parts = (self._watching, self._expiry, self._duty)
+        for each in (*parts, self._leader) if self._leader is not None else parts:
+            each.start()
+            closing.callback(each.stop)
+
+    def _elected(
+        self, settings: Settings, times: Times, transport: Callable[[Limits], Transport]
+    ) -> Leader | None:
+        if not settings.lease_name:
+            return None
+        return Leader(
+            transport(leader.limits(times)),
+            settings.lease_namespace,
+            settings.lease_name,
+            f"{socket.gethostname()}_{uuid.uuid4()}",
+            times=times,
+            acquired=lambda: self._duty.begin(),
+        )
+
+
+def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
+    """The extender's first. Raises CertificateError and SettingsError."""
+    certificate = None
+    if settings.tls_certificate_file:
+        certificate = CertificateFiles(
+            settings.tls_certificate_file, settings.tls_key_file, settings.client_ca_file
+        )
+    elif settings.client_ca_file:
+        raise SettingsError("client-ca-file: clients show no certificate to plain HTTP")
+    names = client_names(settings.client_names)
+    if names and not settings.client_ca_file:
+        raise SettingsError("client-names: without client-ca-file no client shows a name")
+    doors = [Server(settings.extender_address, routes, certificate, clients=names)]
+    if settings.scheduler_http:
+        pages = {path: routes[path] for path in _PAGES}
+        doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))
+    return doors
+
+
+def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+    """The victims that kube-scheduler chose."""
+    return ExtenderPreemptionResult(args.victims)

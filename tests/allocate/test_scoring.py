@@ -1,0 +1,213 @@
+"""Two NUMA nodes of 8 CPUs and 16 GiB; the machine with twice as much, and what pods hold of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import scoring
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.claims import Claim
+from agent.allocate.inforce import InForce, in_force
+from agent.allocate.node import NodeFacts
+from agent.allocate.precedence import PROFILES, NodePolicies
+from agent.allocate.scoring import Scene, Whole, by_count, normalised, profile
+from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
+from agent.model.schedulerargs import Rules, ScoringType, decode, defaults
+from tests.allocate.nodes import GIB, claim, facts, owner, sharer
+
+MOST = ScoringType.MOST_ALLOCATED
+LEAST = ScoringType.LEAST_ALLOCATED
+BALANCED = ScoringType.BALANCED_ALLOCATION
+SINGLE = NodePolicies(numa_label=NumaPolicy.SINGLE_NUMA_NODE)
+LOOSE = NodePolicies(numa_label=NumaPolicy.BEST_EFFORT)
+
+
+def scored(
+    ask: Ask,
+    got: Claim,
+    *held: Claim,
+    on: NodeFacts | None = None,
+    requested: dict[str, int] | None = None,
+    rules: Rules = Rules.PROPOSAL,
+    **strategy: Any,
+) -> int:
+    node = on or facts()
+    account = Account(node)
+    for each in held:
+        account.add(each)
+    body: dict[str, Any] = {"kind": rules.value}
+    if strategy:
+        body["scoringStrategy"] = strategy
+        body["numaScoringStrategy"] = {"type": strategy.get("type")}
+    policies = in_force(node, ask)
+    assert isinstance(policies, InForce)
+    whole = Whole({"cpu": 16_000, "memory": 32 * GIB}, requested or {})
+    return scoring.score(decode(body), Scene(node, account, whole), ask, policies, got)
+
+
+def by_resources(kind: ScoringType) -> dict[str, Any]:
+    return {"type": kind.value, "measures": ["Resources"]}
+
+
+def test_a_pod_that_runs_anywhere_is_scored_on_the_whole_node() -> None:
+    requested = {"cpu": 4000, "memory": 8 * GIB}
+    got = claim("a")
+    asked = sharer(4000, 8)
+    assert scored(asked, got, requested=requested, **by_resources(MOST)) == 50
+    asked = sharer(8000, 0)
+    assert scored(asked, got, requested=requested, **by_resources(MOST)) == (75 + 25) // 2
+    assert scored(asked, got, requested=requested, **by_resources(LEAST)) == (25 + 75) // 2
+    assert scored(asked, got, requested=requested, **by_resources(BALANCED)) == 75
+
+
+def test_a_pod_that_is_held_to_a_numa_node_is_scored_there() -> None:
+    held = claim("b", amounts={1: {"cpu": 4000, "memory": 4 * GIB}})
+    got = claim("a", amounts={1: {"cpu": 2000, "memory": 8 * GIB}})
+    assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == 75
+    got = claim("a", amounts={0: {"cpu": 2000, "memory": 8 * GIB}})
+    assert scored(sharer(2000, 8), got, held, **by_resources(MOST)) == (25 + 50) // 2
+
+
+def test_of_several_numa_nodes_the_worst_counts() -> None:
+    held = claim("b", amounts={1: {"cpu": 4000, "memory": 8 * GIB}})
+    got = claim("a", amounts={each: {"cpu": 2000, "memory": 4 * GIB} for each in (0, 1)})
+    assert scored(sharer(4000, 8), got, held, **by_resources(MOST)) == 25
+    assert scored(sharer(4000, 8), got, held, **by_resources(LEAST)) == 25
+
+
+def test_owned_cpus_are_used_whatever_was_recorded() -> None:
+    got = claim("a", "4-5", {0: {"cpu": 2000, "memory": 4 * GIB}})
+    assert scored(owner(2, 4), got, claim("b", "0-3"), **by_resources(MOST)) == (75 + 25) // 2
+
+
+def test_bound_cpus_count_amplified() -> None:
+    node = facts(cpu_ratio=2.0)
+    shares = claim("a", amounts={0: {"cpu": 4000}})
+    binds = claim("a", "0-3", {0: {"cpu": 4000}})
+    only_cpu = {**by_resources(MOST), "resources": [{"name": "cpu"}]}
+    assert scored(sharer(4000), shares, on=node, **only_cpu) == 25
+    assert scored(owner(4), binds, on=node, **only_cpu) == 50
+    assert scored(owner(4), claim("a", "0-3"), on=node, **only_cpu) == 50
+    before = {"requested": {"cpu": 4000}}
+    got = claim("a", "0-1")
+    assert scored(owner(2), got, claim("b", "4-7"), on=node, **before, **only_cpu) == 75
+
+
+def counted(got: Claim, *held: Claim, strategy: ScoringType, **more: Any) -> int:
+    said = {"type": strategy.value, "measures": ["NUMANodes"]}
+    return scored(owner(2), got, *held, **said, **more)
+
+
+EIGHT = (2, 4, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("cpus", "held", "strategy", "points"),
+    [
+        ("0-1,8-9", (), LEAST, 75),
+        ("0-1,8-9", (), MOST, 25),
+        ("0-1", ("56-63",), MOST, 25),
+        ("0-1", ("2-3",), MOST, 12),
+        ("0-1", ("8-31",), BALANCED, 50),
+        ("0-1", tuple(f"{8 * n}" for n in range(1, 8)), BALANCED, 100),
+    ],
+)
+def test_numa_nodes_in_use_of_all(
+    cpus: str, held: tuple[str, ...], strategy: ScoringType, points: int
+) -> None:
+    others = [claim(f"p{number}", each) for number, each in enumerate(held)]
+    assert counted(claim("a", cpus), *others, on=facts(EIGHT), strategy=strategy) == points
+
+
+def test_the_proposals_example() -> None:
+    """One of four NUMA nodes is taken, one more is needed."""
+    taken = claim("b", "0-7")
+    assert counted(claim("a", "8-9"), taken, on=facts((1, 4, 4, 2)), strategy=MOST) == 50
+
+
+def test_amounts_use_a_numa_node_too() -> None:
+    sharing = claim("b", amounts={1: {"memory": GIB}})
+    assert counted(claim("a", "0-1"), sharing, strategy=MOST) == 100
+
+
+def test_the_nodes_label_names_the_strategy_of_the_count() -> None:
+    node = facts(policies=NodePolicies(strategy_label=NumaStrategy.LEAST_ALLOCATED))
+    assert counted(claim("a", "0-1"), claim("b", "8-9"), on=node, strategy=MOST) == 0
+    even = facts(policies=NodePolicies(strategy_label=NumaStrategy.DISTRIBUTE_EVENLY))
+    assert counted(claim("a", "0-1"), claim("b", "8-9"), on=even, strategy=MOST) == 100
+
+
+def test_both_measures_count_half() -> None:
+    got = claim("a", "0-3", {0: {"cpu": 4000, "memory": 8 * GIB}})
+    assert scored(owner(4, 8), got) == (50 + 50) // 2
+    assert scored(owner(4, 8), got, claim("b", "8-9")) == (50 + 100) // 2
+
+
+def test_the_count_says_nothing_of_pods_that_use_no_known_numa_node() -> None:
+    full = {"requested": {"cpu": 16_000}}
+    assert scored(sharer(8000, 8), claim("a"), claim("b", "0-15"), **full) == (100 + 25) // 2
+
+
+def test_koordinator_scores_the_whole_node_under_best_effort() -> None:
+    got = claim("a", amounts={0: {"cpu": 8000, "memory": 8 * GIB}})
+    theirs = {"rules": Rules.KOORDINATOR}
+    assert scored(sharer(8000, 8), got, on=facts(policies=LOOSE), **theirs) == (50 + 75) // 2
+    assert scored(sharer(8000, 8), got, on=facts(policies=SINGLE), **theirs) == (0 + 50) // 2
+
+
+def test_for_koordinator_owners_of_the_machine_stand_for_a_numa_node() -> None:
+    got = claim("a", "0-1", {0: {"cpu": 2000, "memory": 8 * GIB}})
+    elsewhere = claim("b", "8-11", {1: {"cpu": 4000}})
+    node = facts(policies=SINGLE)
+    scene = {"on": node, "rules": Rules.KOORDINATOR}
+    assert scored(owner(2, 8), got, elsewhere, **scene) == (25 + 50) // 2
+
+
+def test_profiles() -> None:
+    theirs = profile(defaults(Rules.KOORDINATOR))
+    assert theirs.label_first
+    assert (theirs.strategy, theirs.numa_policy) == (
+        NumaStrategy.LEAST_ALLOCATED,
+        NumaPolicy.NONE,
+    )
+    assert profile(defaults(Rules.PROPOSAL)) == PROFILES["proposal"]
+    set_otherwise = decode(
+        {
+            "kind": "CPUOrchestrationPluginArgs",
+            "defaultCPUBindPolicy": "SpreadByPCPUs",
+            "numaTopologyAlignmentPolicy": "None",
+            "scoringStrategy": {"type": "BalancedAllocation"},
+        }
+    )
+    made = profile(set_otherwise)
+    assert (made.bind, made.numa_policy, made.strategy) == (
+        BindPolicy.SPREAD_BY_PCPUS,
+        NumaPolicy.NONE,
+        NumaStrategy.LEAST_ALLOCATED,
+    )
+
+
+def test_the_best_node_has_the_highest_score() -> None:
+    assert normalised({"a": 20, "b": 50, "c": 0}) == {"a": 40, "b": 100, "c": 0}
+    assert normalised({"a": 20, "b": 50}, 10) == {"a": 4, "b": 10}
+    assert normalised({"a": 0}) == {"a": 0}
+    assert normalised({}) == {}
+
+
+@given(st.dictionaries(st.integers(0, 50), st.integers(0, 100), min_size=1), st.integers(1, 100))
+def test_normalising_keeps_the_order(scores: dict[int, int], highest: int) -> None:
+    stretched = normalised(scores, highest)
+    assert max(stretched.values()) == (highest if any(scores.values()) else 0)
+    ranked = sorted(scores, key=scores.__getitem__)
+    assert all(stretched[low] <= stretched[high] for low, high in pairwise(ranked))
+
+
+@given(st.sampled_from(ScoringType), st.integers(1, 64), st.data())
+def test_a_count_is_0_to_100(strategy: ScoringType, total: int, data: st.DataObject) -> None:
+    assert 0 <= by_count(strategy, data.draw(st.integers(0, total)), total) <= 100

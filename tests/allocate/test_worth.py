@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.worth import spread, worth
+from agent.model.schedulerargs import ScoringType
+
+MOST = ScoringType.MOST_ALLOCATED
+LEAST = ScoringType.LEAST_ALLOCATED
+BALANCED = ScoringType.BALANCED_ALLOCATION
+EVEN = {"cpu": 1, "memory": 1}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "used", "points"),
+    [
+        (LEAST, EVEN, {"cpu": 30, "memory": 100}, (70 + 50) // 2),
+        (MOST, EVEN, {"cpu": 30, "memory": 100}, (30 + 50) // 2),
+        (LEAST, {"cpu": 3, "memory": 1}, {"cpu": 30, "memory": 100}, (210 + 50) // 4),
+        (LEAST, EVEN, {"cpu": 101, "memory": 0}, 50),
+        (MOST, EVEN, {"cpu": 101, "memory": 0}, 50),
+        (LEAST, {"cpu": 1, "disk": 1}, {"cpu": 0, "disk": 5}, 50),
+        (MOST, {"cpu": 1, "disk": 1}, {"cpu": 100, "disk": 5}, 50),
+        (BALANCED, EVEN, {"cpu": 30, "memory": 60}, 100),
+        (BALANCED, EVEN, {"cpu": 0, "memory": 200}, 50),
+        (BALANCED, EVEN, {"cpu": 20, "memory": 80}, 90),
+        (BALANCED, {"cpu": 1, "memory": 3}, {"cpu": 0, "memory": 200}, 56),
+        (BALANCED, EVEN, {"cpu": 500, "memory": 200}, 100),
+        (BALANCED, {"cpu": 1, "disk": 1}, {"cpu": 70, "disk": 5}, 100),
+        (BALANCED, {"disk": 1}, {"disk": 5}, 0),
+        (LEAST, {}, {"cpu": 1}, 0),
+    ],
+)
+def test_points(
+    strategy: ScoringType, weights: dict[str, int], used: dict[str, int], points: int
+) -> None:
+    assert worth(strategy, weights, {"cpu": 100, "memory": 200}, used) == points
+
+
+amounts = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1 << 50))
+weighed = st.dictionaries(st.sampled_from(["cpu", "memory", "disk"]), st.integers(1, 100))
+
+
+@given(st.sampled_from(ScoringType), weighed, amounts, amounts)
+def test_points_are_0_to_100(
+    strategy: ScoringType, weights: dict[str, int], capacity: dict[str, int], used: dict[str, int]
+) -> None:
+    assert 0 <= worth(strategy, weights, capacity, used) <= 100
+
+
+@given(weighed, amounts, amounts, st.sampled_from(["cpu", "memory", "disk"]), st.integers(0, 1000))
+def test_more_use_is_never_worse_for_most_and_never_better_for_least(
+    weights: dict[str, int], capacity: dict[str, int], used: dict[str, int], name: str, more: int
+) -> None:
+    then = {**used, name: used.get(name, 0) + more}
+    assert worth(MOST, weights, capacity, then) >= worth(MOST, weights, capacity, used)
+    assert worth(LEAST, weights, capacity, then) <= worth(LEAST, weights, capacity, used)
+
+
+def test_nothing_is_not_spread() -> None:
+    assert spread({}) == 0
+    assert spread({0.5: 0}) == 0
