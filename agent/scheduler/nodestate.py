@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, place_facts
 from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Needs
@@ -86,7 +87,12 @@ class NodeState:
     def _facts(self) -> PlaceFacts:
         node = self.node or NodeReading(self.name, "")
         device = self.devices if isinstance(self.devices, DeviceObject) else None
-        return place_facts(self.name, node.labels, None, device)
+        if not isinstance(self.topology, NodeTopology):
+            return place_facts(self.name, node.labels, None, device)
+        cpus, faults = node_facts(
+            node.labels, node.annotations, self.topology, node.allocatable.get("cpu")
+        )
+        return place_facts(self.name, node.labels, cpus, device, None, faults)
 
     def _hindered(self, needs: Needs, agents: bool) -> str | None:
         if self.node is None:

@@ -156,6 +156,7 @@ _READ: Final = (
     node_annotations.SYSTEM_QOS,
     node_annotations.RESERVATION,
     node_annotations.CPU_NORMALIZATION_RATIO,
+    node_annotations.AMPLIFICATION_RATIO,
 )
 _shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
 _MOST_SHARED: Final = 4096

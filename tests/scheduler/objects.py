@@ -6,12 +6,17 @@ import json
 from typing import Any
 
 from agent.allocate.place.wish import Wish, wish_of
+from agent.conformance import machines
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.model import deviceobject, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import from_object
+from agent.model.cpuset import EMPTY
 from agent.model.deviceobject import DeviceObject
+from agent.model.devices import Device, DeviceTopology
 from agent.model.nodetopology import NodeTopology
+from agent.model.resources import NodeConfiguration, koordinator_annotations
+from agent.model.topology import Topology
 from agent.scheduler import readings
 from agent.scheduler.readings import AGENT_LABELS, Agents, NodeReading, PodReading, Unreadable
 
@@ -68,18 +73,33 @@ def node(name: str, **metadata: Any) -> Object:
 
 
 def topology(name: str, zones: int = 2, available_milli: int = 4000) -> Object:
-    """Of so many NUMA nodes."""
+    """Of so many NUMA nodes with two cores of two threads each; all CPUs may be given away."""
+    machine = Topology(machines.cpus((zones, 1, 2, 2), "adjacent"), (), EMPTY, EMPTY, smt=True)
     amounts = nodetopology.Amounts(4000, 4000, available_milli)
     return nodetopology.encode(
         NodeTopology(
-            name, tuple(nodetopology.Zone(each, {"cpu": amounts}) for each in range(zones))
+            name,
+            tuple(nodetopology.Zone(each, {"cpu": amounts}) for each in range(zones)),
+            annotations=koordinator_annotations(machine, (), (), (), NodeConfiguration()),
         ),
         nodetopology.Version.V1ALPHA2,
     )
 
 
-def devices(name: str) -> Object:
-    return deviceobject.encode(name, [])
+def devices(name: str, gpus: int = 2) -> Object:
+    """So many whole GPUs."""
+    amounts = {
+        "koordinator.sh/gpu-core": 100,
+        "koordinator.sh/gpu-memory": 1 << 30,
+        "koordinator.sh/gpu-memory-ratio": 100,
+    }
+    return deviceobject.encode(
+        name,
+        [
+            Device("gpu", f"GPU-{minor}", minor, amounts, True, None, DeviceTopology(0, 0, "0"))
+            for minor in range(gpus)
+        ],
+    )
 
 
 def wish(requests: dict[str, str], qos: str = "", name: str = "new") -> Wish:
