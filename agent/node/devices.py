@@ -120,7 +120,8 @@ class DeviceView:
         if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices):
             return None
         expected = nvidia_cards(plugged.functions)
-        health = self._gpus.now(expected)
+        asked, wrong = _release(node)
+        health = self._gpus.now(expected, release=asked)
         cards = [card.gpu for card in health.cards]
         given, troubles = _given(pods)
         held = together(given.values())
@@ -130,7 +131,7 @@ class DeviceView:
                 gpudevices.devices(
                     health,
                     places(plugged.functions),
-                    gpuconditions.cordoned(node.annotations, cards),
+                    gpuconditions.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
                     sum(each.memory_bytes for each in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
@@ -157,7 +158,7 @@ class DeviceView:
             self._files,
         )
         refused = _conflicts(given, made.devices, found.holdings, {pod.uid: pod for pod in pods})
-        self._say((*plugged.problems, *troubles, *made.problems, *found.problems, *refused))
+        self._say((*plugged.problems, *wrong, *troubles, *made.problems, *found.problems, *refused))
         links = partitions.links(made.devices, self._gpus.pairs)
         if links != self._links:
             # Of sixteen cards this takes 50 ms.
@@ -211,6 +212,14 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
         gfd_labels=settings.gfd_labels,
         withhold=settings.withhold_held_devices,
     )
+
+
+def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
+    """Whether the GPUs' driver is to be let go, and what of that can't be read."""
+    try:
+        return gpuconditions.release_asked(node.annotations), ()
+    except AnnotationError as error:
+        return False, (f"Node: {error}",)
 
 
 def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:

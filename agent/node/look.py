@@ -218,7 +218,7 @@ class Node:
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._tell_devices(seen, observed.pods)
+        self._tell_devices(seen, listed.pods)
         self._reporter.report(
             Moment(topology, decision, pods, kubelet, configured, assigned, seen.report, word)
         )

@@ -165,6 +165,36 @@ def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
     assert all(health(mixed.now()))
 
 
+def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "topolet.io/gpu-driver"
+    first = mixed.until(lambda it: it.devices)
+    mixed.words = ApiNode(annotations={key: "gone"})
+    mixed.until(lambda it: all(health(it)))
+    assert f"devices: Node: annotation {key}: 'gone' is not 'released'" in caplog.text
+    assert mixed.driver.child()
+    mixed.words = ApiNode(annotations={key: "released"})
+    report = mixed.until(lambda it: not any(health(it)))
+    assert mixed.driver.child() is None
+    for device in report.devices:
+        said = {each.type: each.message for each in device.conditions}
+        assert said == {
+            HEALTHY: "device is healthy",
+            "Cordoned": f"annotation {key}: the driver is let go",
+        }
+    restarted = mixed.another()
+    seen = restarted.now(TOPOLOGY, Published(report.devices), mixed.words, ())
+    assert seen is not None
+    assert health(seen.report) == health(report)
+    restarted.close()
+    mixed.driver.tell(gpumachines.mixed().but(driver="570.86.15"))
+    assert mixed.driver.child() is None
+    mixed.words = ApiNode()
+    mixed.until(lambda it: all(health(it)) and it.gpus.driver_version == "570.86.15")
+    assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
+
+
 def test_linked_cards_are_told_as_partitions(tmp_path: Path) -> None:
     if why := fakenvml.missing():
         pytest.skip(why)
