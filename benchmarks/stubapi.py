@@ -113,7 +113,9 @@ class Server:
                 self._list(connection, path, query)
         elif path in (TOPOLOGY.rpartition("/")[0], DEVICE.rpartition("/")[0]):
             names = [each.rpartition("/")[2] for each in (TOPOLOGY, DEVICE)]
-            _reply(connection, json.dumps({"resources": [{"name": each} for each in names]}).encode())
+            _reply(
+                connection, json.dumps({"resources": [{"name": each} for each in names]}).encode()
+            )
         else:
             _reply(connection, b'{"kind":"Status","code":404}', 404)
 
