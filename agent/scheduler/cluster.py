@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from agent.allocate.place.place import Granted
 from agent.allocate.place.wish import Wish
@@ -22,6 +22,7 @@ from agent.scheduler.nodestate import NodeState
 from agent.scheduler.readings import NodeReading, PodReading, Unreadable
 from agent.scheduler.reservations import Reservation, Reservations
 
+T = TypeVar("T")
 EXPIRY_SECONDS: Final = 60.0
 
 
@@ -155,29 +156,25 @@ class Cluster:
     def nodes_changed(self, changes: Sequence[Change[NodeReading]]) -> None:
         for change in changes:
             with self.lock:
-                value = None if change.kind is ChangeKind.DELETED else change.value
-                state = self._state(change.value.name)
-                if state.node != value:
-                    state.node = value
-                    self._objects_changed(state)
+                state = self._state(change.key.name)
+                self._object_seen(state, state.see_node(_there(change)))
 
     def topologies_changed(self, changes: Sequence[Change[NodeTopology | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
-                value = None if change.kind is ChangeKind.DELETED else change.value
                 state = self._state(change.key.name)
-                if state.topology != value:
-                    state.topology = value
-                    self._objects_changed(state)
+                self._object_seen(state, state.see_topology(_there(change)))
 
     def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
-                value = None if change.kind is ChangeKind.DELETED else change.value
                 state = self._state(change.key.name)
-                if state.devices != value:
-                    state.devices = value
-                    self._objects_changed(state)
+                self._object_seen(state, state.see_devices(_there(change)))
+
+    def _object_seen(self, state: NodeState, news: bool) -> None:
+        if news:
+            self._touch(state)
+        self._tidy(state)
 
     def _seen(self, pod: PodReading) -> None:
         if pod.holding is None:
@@ -228,10 +225,10 @@ class Cluster:
     def _touch(self, state: NodeState) -> None:
         state.changed(self._log.add(state.name))
 
-    def _objects_changed(self, state: NodeState) -> None:
-        state.objects_changed(self._log.add(state.name))
-        self._tidy(state)
-
     def _tidy(self, state: NodeState) -> None:
         if state.empty:
             self._states.pop(state.name, None)
+
+
+def _there(change: Change[T]) -> T | None:
+    return None if change.kind is ChangeKind.DELETED else change.value

@@ -46,6 +46,36 @@ class NodeState:
             self._place = self._place.with_facts(self._facts())
         return self._place
 
+    def see_node(self, node: NodeReading | None) -> bool:
+        """False where nothing of it is new."""
+        if self.node == node:
+            return False
+        self.node, self._outdated = node, True
+        return True
+
+    def see_devices(self, devices: DeviceObject | Unreadable | None) -> bool:
+        """The same."""
+        if self.devices == devices:
+            return False
+        self.devices, self._outdated = devices, True
+        return True
+
+    def see_topology(self, topology: NodeTopology | Unreadable | None) -> bool:
+        """False where nothing is new but what its zones have left, or of which pods they are: the
+        agent tells of that with every pod that comes or goes."""
+        before, self.topology = self.topology, topology
+        if before == topology:
+            return False
+        told = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
+        if not told or self._outdated:
+            self._outdated = True
+            return True
+        facts = self._facts()
+        if facts == self._place.facts:
+            return False
+        self._place = self._place.with_facts(facts)
+        return True
+
     @property
     def agent_ready(self) -> bool:
         return any(self._agents.values())
@@ -60,10 +90,6 @@ class NodeState:
         """What it holds, or its agent."""
         self.serial = serial
         self._hindrances.clear()
-
-    def objects_changed(self, serial: int) -> None:
-        self._outdated = True
-        self.changed(serial)
 
     def agent(self, uid: str, ready: bool | None) -> bool:
         """The agent's pod of that uid is there and Ready or not, or gone (None). True where that is
