@@ -96,7 +96,7 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
             intern(pod.node),
             _compact(holding_of(pod)),
             ready,
-            _labels(pod.labels),
+            _labels.of(words(pod.labels)),
             pod.started_at,
             pod.deleted,
             pod.mirror,
@@ -180,9 +180,7 @@ _READ: Final = (
     node_annotations.CPU_NORMALIZATION_RATIO,
     node_annotations.AMPLIFICATION_RATIO,
 )
-_shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-_shared_labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
-_MOST_SHARED: Final = 4096
+_labels: Final = Shared[dict[str, str]]()
 _requests: Final = Shared[dict[str, int]]()
 _claimed: Final = Shared[dict[int, dict[str, int]]]()
 _resources: Final = Shared[dict[str, int]]()
@@ -196,27 +194,6 @@ def _ready(text: bytes) -> bool:
 
 
 def _compact(holding: Holding) -> Holding:
-    requests = tuple(sorted(holding.requests.items()))
-    if (kept := _shared.get(requests)) is None:
-        kept = dict(requests)
-        if len(_shared) < _MOST_SHARED:
-            _shared[requests] = kept
-    claim = msgspec.structs.replace(holding.claim, uid=holding.uid, title=holding.title)
-    return msgspec.structs.replace(holding, claim=claim, requests=kept)
-
-
-def _labels(labels: dict[str, str]) -> dict[str, str]:
-    """Pods of one owner have the same ones."""
-    key = tuple(sorted(labels.items()))
-    if (kept := _shared_labels.get(key)) is None:
-        kept = _interned(labels)
-        if len(_shared_labels) < _MOST_SHARED:
-            _shared_labels[key] = kept
-    return kept
-
-
-def _interned(words: dict[str, str]) -> dict[str, str]:
-    return {intern(key): intern(value) for key, value in words.items()}
     claim = holding.claim
     return msgspec.structs.replace(
         holding,
