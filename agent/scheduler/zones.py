@@ -4,49 +4,40 @@ without the pods that this does not count yet."""
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from typing import Final
 
 import msgspec
 
 from agent.allocate.place.holding import Holding
-from agent.allocate.zoned import filter as zone_filter
 from agent.allocate.zoned.assumed import Assumed, without
 from agent.allocate.zoned.freshness import Freshness, KnownPod, State, freshness
-from agent.allocate.zoned.misfit import Misfit
 from agent.allocate.zoned.node import ZonedNode, zoned_node
 from agent.allocate.zoned.pod import ZonedPod, exclusive
+from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model.nodetopology import NodeTopology
-from agent.model.policies import NumaPolicy
+from agent.model.policies import NumaPolicy, kubelet_numa_policy
 from agent.scheduler.readings import PodReading
 
-_SAYING = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
+_SPEAKING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
 
 
 class Zones(msgspec.Struct, frozen=True):
-    """`current`: they are of the pods that are known; of others' nobody can say what is left."""
+    """`foreign`: pods are refused for what is left of them, and they are of other pods than those
+    that are known."""
 
     node: ZonedNode
-    current: bool = True
-
-    def refuses(self, pod: ZonedPod) -> Misfit | str | None:
-        """Why such a pod can't come; None where it may."""
-        if pod.indifferent or self.node.policy not in _SAYING:
-            return None
-        if not self.current:
-            return "its zones are of other pods than those that are known to be there"
-        found = zone_filter.filter(self.node, pod)
-        return found if isinstance(found, Misfit) else None
+    foreign: bool = False
 
 
-def zones(
-    topology: NodeTopology,
-    allocatable: Iterable[str],
-    pods: Sequence[PodReading],
-    promised: Iterable[tuple[Holding, ZonedPod]] = (),
-) -> Zones:
-    """`pods`: those that are bound to the node; `promised`: those that will be."""
+def speaks(topology: NodeTopology, strategy: ZoneStrategy) -> bool:
+    """Whether it matters to anybody what the NUMA nodes have left."""
+    policy = kubelet_numa_policy(topology.policy)
+    return policy in _SPEAKING or strategy is ZoneStrategy.LEAST_NUMA_NODES
+
+
+def zones(topology: NodeTopology, allocatable: Iterable[str], pods: Sequence[PodReading]) -> Zones:
+    """`pods`: those that are bound to the node."""
     node = zoned_node(topology, allocatable)
-    if node.policy not in _SAYING:
-        return Zones(node)
     begun = sorted((each for each in pods if each.begun), key=_began)
     found = _freshness(topology, begun, node.available)
     missing = {f"{each.namespace}/{each.name}" for each in found.missing}
@@ -57,8 +48,8 @@ def zones(
         and each.zoned is not None
         and (not each.begun or each.holding.title in missing)
     ]
-    taken += [_assumed(holding, zoned) for holding, zoned in promised]
-    return Zones(without(node, taken), found.state is not State.OTHER)
+    foreign = found.state is State.OTHER and node.policy in _SPEAKING
+    return Zones(without(node, taken), foreign)
 
 
 def _freshness(
