@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
@@ -70,7 +71,7 @@ class NodeState:
         if self._outdated or self._recount:
             facts = self._facts() if self._outdated else self._place.facts
             self._outdated = self._recount = False
-            facts = msgspec.structs.replace(facts, zoned=self._zoned())
+            facts = msgspec.structs.replace(facts, zoned=self._zoned(facts.cpus))
             if facts != self._place.facts:
                 promised = [uid for uid in self._place.holdings if uid not in self._pods]
                 self._place = self._place.with_facts(facts, promised)
@@ -158,13 +159,14 @@ class NodeState:
         )
         return place_facts(self.name, node.labels, cpus, device, self._rules, faults)
 
-    def _zoned(self) -> ZonedNode | None:
+    def _zoned(self, cpus: NodeFacts | None) -> ZonedNode | None:
         """None too where no pod would be refused or liked less for it."""
         self._foreign = False
         if not isinstance(self.topology, NodeTopology) or not self._speaks():
             return None
         pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
-        found = zones(self.topology, self.node.allocatable if self.node else (), pods)
+        allocatable = self.node.allocatable if self.node else ()
+        found = zones(self.topology, allocatable, pods, cpus)
         self._foreign = found.foreign
         return found.node
 

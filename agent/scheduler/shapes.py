@@ -53,6 +53,11 @@ class Question(Protocol):
     @property
     def shape(self) -> Hashable: ...
 
+    @property
+    def by_word(self) -> bool:
+        """Whether the answer hangs on what a node says that its NUMA nodes have left."""
+        ...
+
     def answer(self, node: str) -> Answer:
         """Of a node that is known. Under the cluster's lock."""
         ...
@@ -73,6 +78,10 @@ class Log(Protocol):
         """Those that came, changed or went."""
         ...
 
+    def firmly_changed_since(self, serial: int) -> Changes:
+        """Those of them that did not change by their word on their NUMA nodes alone."""
+        ...
+
     def node(self, name: str) -> Node | None: ...
 
     def nodes(self) -> Iterable[Node]: ...
@@ -84,7 +93,7 @@ class Shapes:
     def __init__(self, log: Log, shapes: int = SHAPES) -> None:
         self._log = log
         self._most = shapes
-        self._serial = 0
+        self._serial = self._firm_serial = 0
         self._columns: dict[str, int] = {}
         self._spare: list[int] = []
         self._width = 0
@@ -97,7 +106,7 @@ class Shapes:
         lock = self._log.lock
         with lock:
             self._follow()
-            remembered = self._row(question.shape).answers
+            remembered = self._row(question).answers
             columns = map(self._columns.get, nodes)
             found = [UNKNOWN if each is None else remembered[each] for each in columns]
             self.asked += len(nodes)
@@ -116,17 +125,18 @@ class Shapes:
         column = self._columns.get(node)
         if column is None:
             return UNKNOWN
-        row = self._row(question.shape)
+        row = self._row(question)
         answer = row.answers[column]
         if answer is None:
             self.offered += 1
             answer = row.put(column, question.answer(node))
         return answer
 
-    def _row(self, shape: Hashable) -> _Row:
+    def _row(self, question: Question) -> _Row:
+        shape = question.shape
         row = self._rows.get(shape)
         if row is None:
-            row = self._rows[shape] = _Row(self._width)
+            row = self._rows[shape] = _Row(self._width, question.by_word)
             if len(self._rows) > self._most:
                 self._rows.popitem(last=False)
         else:
@@ -136,17 +146,18 @@ class Shapes:
     def _follow(self) -> None:
         """Forgets what the log says has changed."""
         changes = self._log.changed_since(self._serial)
-        self._serial = changes.serial
-        if changes.names is None:
+        firm = self._log.firmly_changed_since(self._firm_serial)
+        self._serial, self._firm_serial = changes.serial, firm.serial
+        if changes.names is None or firm.names is None:
             self._columns = {node.name: at for at, node in enumerate(self._log.nodes())}
             self._spare = []
             self._width = len(self._columns)
             self._rows.clear()
         else:
             for node in changes.names:
-                self._changed(node)
+                self._changed(node, firmly=node in firm.names)
 
-    def _changed(self, node: str) -> None:
+    def _changed(self, node: str, *, firmly: bool) -> None:
         column = self._columns.get(node)
         if self._log.node(node) is None:
             if column is not None:
@@ -157,7 +168,8 @@ class Shapes:
             return
         if column is not None:
             for row in self._rows.values():
-                row.answers[column] = None
+                if firmly or row.by_word:
+                    row.answers[column] = None
 
     def _new_column(self) -> int:
         if self._spare:
@@ -171,7 +183,8 @@ class Shapes:
 class _Row:
     """One shape's answers by column; equal ones are one object."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, by_word: bool) -> None:
+        self.by_word = by_word
         self.answers: list[Answer | None] = [None] * width
         self._alike: dict[Hashable, Answer] = {}
 

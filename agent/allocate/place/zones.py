@@ -61,7 +61,7 @@ class Zones:
             return
         wish = granted.wish
         if granted.offer is not None:
-            self._since[wish.uid] = _of_claim(granted.offer.claim, cpus)
+            self._since[wish.uid] = of_claim(granted.offer.claim, cpus)
         elif wish.zoned is not None:
             self._since[wish.uid] = assumed(self._node, wish.zoned, granted.fit)
         self._left = None
@@ -83,8 +83,8 @@ class Zones:
         return self._left
 
 
-def _of_claim(claim: Claim, cpus: NodeFacts | None) -> Assumed:
-    """CPUs of its own, and amounts; a share of a pool is no CPU that is gone."""
+def of_claim(claim: Claim, cpus: NodeFacts | None) -> Assumed:
+    """What it takes: CPUs of its own, and amounts; a share of a pool is no CPU that is gone."""
     zones: dict[int, dict[str, int]] = {}
     for area in cpus.layout.nodes if cpus and cpus.layout else ():
         if own := (area.cpus & claim.cpus.mask).bit_count():
