@@ -64,6 +64,7 @@ KINDS: Final = (
         "koordinator-device-allocate",
         "pod devices allocated strategy numa expect",
     ),
+    _kind("nrt-match", "pod nrt nodeAllocatable expect"),
 )
 
 
