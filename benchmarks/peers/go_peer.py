@@ -53,6 +53,11 @@ KOORDINATOR = Source(
     "github.com/koordinator-sh/koordinator",
     copied="pkg/scheduler/plugins/deviceshare",
 )
+SCHEDULER_PLUGINS = Source(
+    "scheduler-plugins",
+    "sigs.k8s.io/scheduler-plugins",
+    copied="pkg/noderesourcetopology",
+)
 
 
 class GoPeer:

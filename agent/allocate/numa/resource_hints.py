@@ -28,6 +28,7 @@ def resource_hints(
     fits: Callable[[int], bool],
     *,
     narrowest: bool = False,
+    widest: int | None = None,
 ) -> dict[str, tuple[Hint, ...]]:
     """By requested resource that any node of `total` counts: its hints, none where nothing fits.
 
@@ -38,7 +39,8 @@ def resource_hints(
     of `subsets`.
 
     `narrowest`: no masks of more nodes than the fewest that all resources prefer together. A merge
-    of these hints with no others, and without exclusivity, chooses the same then."""
+    of these hints with no others, and without exclusivity, chooses the same then. `widest`: no
+    masks of more nodes than so many."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -52,7 +54,7 @@ def resource_hints(
     agreed = 0
     for mask in _candidates(holders.values(), max(map(_fewest, asked), default=1)):
         size = mask.bit_count()
-        if narrowest and agreed and size > agreed:
+        if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
         if not _enough(mask, asked) or not fits(mask):
             continue
