@@ -82,6 +82,11 @@ class Cluster:
             pod = self._pods.get(uid)
             return pod.node if pod is not None else None
 
+    def pod(self, uid: str) -> PodReading | None:
+        """One that a watch has shown to be bound."""
+        with self.lock:
+            return self._pods.get(uid)
+
     def reservation(self, uid: str) -> Reservation | None:
         with self.lock:
             return self._reservations.get(uid)

@@ -22,6 +22,7 @@ from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, leader, server
 from agent.scheduler.asked import Recent
+from agent.scheduler.attendance import Attendance
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.certificates import CertificateFiles
@@ -35,7 +36,6 @@ from agent.scheduler.routes import Route
 from agent.scheduler.server import Server
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.watching import Watching
-from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from agent.telemetry.schedulermetrics import SchedulerFacts
 
 log = logging.getLogger(__name__)
@@ -106,16 +106,30 @@ class _Parts:
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), server.Limits().threads)
         cluster = Cluster()
-        self._watching = Watching(transport(), cluster)
+        recent = Recent()
+        self._attendance = Attendance(
+            transport(),
+            cluster,
+            recent,
+            lambda: self._duty.reason() is None,
+            settings.scheduler_name,
+            evict=settings.evict,
+        )
+        self._watching = Watching(transport(), cluster, pods_changed=self._attendance.pods_changed)
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching)
         self._expiry = Expiry(cluster, binding)
         groups = Groups(cluster, seconds=settings.group_seconds)
-        recent = Recent()
         binder = Binder(cluster, groups, Bindings(binding), recent)
-        verbs = Deciding(
-            cluster, groups, binder, recent, unchanged, best_alone=settings.best_node_only
+        deciding = Deciding(
+            cluster,
+            groups,
+            binder,
+            recent,
+            self._attendance.preempt,
+            best_alone=settings.best_node_only,
         )
+        verbs = self._attendance.verbs(deciding)
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
@@ -126,7 +140,7 @@ class _Parts:
 
     def start(self, closing: ExitStack) -> None:
         """Ended in the other order: a leader lets another begin when nothing of ours decides."""
-        parts = (self._watching, self._expiry, self._duty)
+        parts = (self._watching, self._expiry, self._duty, self._attendance)
         for each in (*parts, self._leader) if self._leader is not None else parts:
             each.start()
             closing.callback(each.stop)
@@ -163,8 +177,3 @@ def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
         pages = {path: routes[path] for path in _PAGES}
         doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))
     return doors
-
-
-def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-    """The victims that kube-scheduler chose."""
-    return ExtenderPreemptionResult(args.victims)

@@ -47,12 +47,18 @@ class Agents(msgspec.Struct, frozen=True):
 
 class PodReading(msgspec.Struct, frozen=True, gc=False):
     """One pod. `holding`: what it holds of its node, None where it has none or has ended for good;
-    `agent_ready`: of an agent's pod only."""
+    `agent_ready`: of an agent's pod only. Of a pod that holds something, for who looks for victims:
+    `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
+    `fixed` (the API server can't end it: a static pod's mirror)."""
 
     uid: str
     node: str
     holding: Holding | None = None
     agent_ready: bool | None = None
+    labels: Mapping[str, str] = {}
+    started_at: int = 0
+    leaving: bool = False
+    fixed: bool = False
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -81,9 +87,17 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
         ready = None
         if agents.include(pod.namespace, pod.labels):
             ready = pod.phase is apipods.Phase.RUNNING and not pod.deleted and _ready(text)
-        holds = pod.node and not pod.terminal
+        if not pod.node or pod.terminal:
+            return PodReading(pod.uid, intern(pod.node), None, ready)
         return PodReading(
-            pod.uid, intern(pod.node), _compact(holding_of(pod)) if holds else None, ready
+            pod.uid,
+            intern(pod.node),
+            _compact(holding_of(pod)),
+            ready,
+            _labels(pod.labels),
+            pod.started_at,
+            pod.deleted,
+            pod.mirror,
         )
 
     return read
@@ -159,6 +173,7 @@ _READ: Final = (
     node_annotations.AMPLIFICATION_RATIO,
 )
 _shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
+_shared_labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
 _MOST_SHARED: Final = 4096
 
 
@@ -175,6 +190,16 @@ def _compact(holding: Holding) -> Holding:
             _shared[requests] = kept
     claim = msgspec.structs.replace(holding.claim, uid=holding.uid, title=holding.title)
     return msgspec.structs.replace(holding, claim=claim, requests=kept)
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+    """Pods of one owner have the same ones."""
+    key = tuple(sorted(labels.items()))
+    if (kept := _shared_labels.get(key)) is None:
+        kept = _interned(labels)
+        if len(_shared_labels) < _MOST_SHARED:
+            _shared_labels[key] = kept
+    return kept
 
 
 def _interned(words: dict[str, str]) -> dict[str, str]:

@@ -61,10 +61,12 @@ class MetaVictims(msgspec.Struct, frozen=True):
 
 
 class ExtenderPreemptionArgs(msgspec.Struct, frozen=True):
-    """`victims` by node."""
+    """`victims` by node. `constrained`: the pod asks for more than resources of a node, so that
+    other reasons than these may have named the victims: ports of the host, volumes, other pods."""
 
     pod: ApiPod
     victims: Mapping[str, MetaVictims]
+    constrained: bool = False
 
 
 class ExtenderPreemptionResult(msgspec.Struct, frozen=True):
@@ -122,7 +124,11 @@ def preemption_args(body: bytes) -> ExtenderPreemptionArgs:
         raise BadRequestError(
             "ExtenderPreemptionArgs: NodeNameToMetaVictims: is missing, and so is NodeNameToVictims"
         )
-    return ExtenderPreemptionArgs(_pod("ExtenderPreemptionArgs", raw.pod), victims)
+    pod = _decoded("ExtenderPreemptionArgs: Pod", _POD, raw.pod)
+    constraints = _decoded("ExtenderPreemptionArgs: Pod", _CONSTRAINTS, raw.pod)
+    return ExtenderPreemptionArgs(
+        _pod("ExtenderPreemptionArgs", pod), victims, constraints.spec.any()
+    )
 
 
 def binding_args(body: bytes) -> ExtenderBindingArgs:
@@ -216,11 +222,55 @@ class _Victims(msgspec.Struct, frozen=True):
 
 
 class _Preemption(msgspec.Struct, frozen=True):
-    pod: PodObject = msgspec.field(name="Pod")
+    pod: msgspec.Raw = msgspec.field(name="Pod")
     whole: dict[str, _Victims] | None = msgspec.field(name="NodeNameToVictims", default=None)
     meta: dict[str, _Meta] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
+class _Port(msgspec.Struct, frozen=True, rename="camel"):
+    host_port: int = 0
+
+
+class _Ports(msgspec.Struct, frozen=True):
+    ports: tuple[_Port, ...] | None = None
+
+
+class _Affinity(msgspec.Struct, frozen=True, rename="camel"):
+    pod_affinity: object = None
+    pod_anti_affinity: object = None
+
+
+class _Spec(msgspec.Struct, frozen=True, rename="camel"):
+    affinity: _Affinity | None = None
+    containers: tuple[_Ports, ...] | None = None
+    init_containers: tuple[_Ports, ...] | None = None
+    topology_spread_constraints: tuple[object, ...] | None = None
+    resource_claims: tuple[object, ...] | None = None
+    volumes: tuple[dict[str, object], ...] | None = None
+
+    def any(self) -> bool:
+        containers = (*(self.containers or ()), *(self.init_containers or ()))
+        affinity = self.affinity or _Affinity()
+        return bool(
+            affinity.pod_affinity
+            or affinity.pod_anti_affinity
+            or self.topology_spread_constraints
+            or self.resource_claims
+            or any(port.host_port for each in containers for port in each.ports or ())
+            or any(not _LOCAL & each.keys() for each in self.volumes or ())
+        )
+
+
+class _Constraints(msgspec.Struct, frozen=True):
+    spec: _Spec = _Spec()
+
+
+# Volumes of which a node has as many as are asked for.
+_LOCAL: Final = frozenset(
+    ("configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret")
+)
+_POD: Final = msgspec.json.Decoder(PodObject)
+_CONSTRAINTS: Final = msgspec.json.Decoder(_Constraints)
 _encoder: Final = msgspec.json.Encoder()
 _ARGS: Final = msgspec.json.Decoder(_Args)
 _NAMED: Final = msgspec.json.Decoder(_Named)

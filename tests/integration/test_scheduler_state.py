@@ -1,0 +1,279 @@
+"""What a scheduler knows, and who of several leads, with a real API server."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+
+from agent.allocate.place.answer import Granted
+from agent.allocate.place.wish import wish_of
+from agent.kube.errors import KubeError
+from agent.kube.transport import Transport
+from agent.model.apipods import from_object
+from agent.model.cpuset import CpuSet
+from agent.scheduler import leader
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.duty import Alone, Duty
+from agent.scheduler.leader import Leader
+from agent.scheduler.lease import Times
+from agent.scheduler.watching import Watching
+from tests.deploy.manifests import objects as manifests
+from tests.integration.apiserver.server import ApiServer
+from tests.scheduler import objects
+from tests.waiting import eventually
+
+PATIENCE_SECONDS = 60.0
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+TIMES = Times(6, 4, 0.5)
+ROOT = Path(__file__).resolve().parents[2]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def place(apiserver: ApiServer) -> str:
+    """The name of a namespace, and of a node with all its objects."""
+    name = f"state-{next(_numbers)}"
+    for each in manifests("crds"):
+        apiserver.apply(each)
+    apiserver.namespace(name)
+    apiserver.create(
+        f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}}
+    )
+    apiserver.node(name)
+    ready(apiserver, name)
+    eventually("kinds are served", lambda: served(apiserver, DEVICES, TOPOLOGIES))
+    apiserver.create(TOPOLOGIES, objects.topology(name))
+    apiserver.create(DEVICES, objects.devices(name))
+    return name
+
+
+def ready(apiserver: ApiServer, name: str) -> None:
+    """As its kubelet would say."""
+    allocatable = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+    status = {"status": {"capacity": allocatable, "allocatable": allocatable}}
+    apiserver.admin.merge(f"/api/v1/nodes/{name}/status", status)
+
+
+def served(apiserver: ApiServer, *paths: str) -> bool:
+    for path in paths:
+        try:
+            apiserver.admin.get(path)
+        except KubeError:  # not there, or its storage is just being made
+            return False
+    return True
+
+
+def make_pod(apiserver: ApiServer, namespace: str, name: str, qos: str = "LSR") -> dict[str, Any]:
+    """Of two CPUs of its own, that nobody has bound."""
+    amounts = {"cpu": "2", "memory": "1Gi"}
+    return apiserver.create(
+        f"/api/v1/namespaces/{namespace}/pods",
+        {
+            "metadata": {"name": name, "labels": {"koordinator.sh/qosClass": qos}},
+            "spec": {
+                "schedulerName": "nobody",
+                "automountServiceAccountToken": False,
+                "containers": [
+                    {
+                        "name": "c",
+                        "image": "none",
+                        "resources": {"requests": amounts, "limits": amounts},
+                    }
+                ],
+            },
+        },
+    )
+
+
+def bind(apiserver: ApiServer, pod: dict[str, Any], node: str, notes: dict[str, str]) -> None:
+    metadata = pod["metadata"]
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/binding"
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    named = {"name": metadata["name"], "uid": metadata["uid"], "annotations": notes}
+    apiserver.create(path, {"metadata": named, "target": target})
+
+
+def delete(apiserver: ApiServer, pod: dict[str, Any]) -> None:
+    metadata = pod["metadata"]
+    path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}"
+    apiserver.admin.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+@contextlib.contextmanager
+def watching(apiserver: ApiServer) -> Iterator[tuple[Cluster, Watching]]:
+    """One that has told all."""
+    cluster = Cluster(agents=False)
+    it = Watching(apiserver.admin, cluster, look_seconds=0.2)
+    it.start()
+    try:
+        eventually("synced", lambda: it.synced, PATIENCE_SECONDS)
+        yield cluster, it
+    finally:
+        it.stop()
+
+
+def holders(cluster: Cluster, name: str) -> dict[str, CpuSet]:
+    with cluster.lock:
+        state = cluster.node(name)
+        held = state.place.holdings.values() if state else ()
+        return {each.title.rpartition("/")[2]: each.claim.cpus for each in held}
+
+
+def grant(cluster: Cluster, name: str, pod: dict[str, Any]) -> Granted:
+    wish = wish_of(from_object(pod))
+    with cluster.lock:
+        state = cluster.node(name)
+        assert state is not None
+        assert cluster.eligible(name, wish) is None
+        found = state.place.offer(wish)
+        assert isinstance(found, Granted)
+        cluster.reserve(name, found)
+        return found
+
+
+def test_what_is_bound_is_what_was_reserved_and_what_a_restart_finds(
+    apiserver: ApiServer, place: str
+) -> None:
+    with watching(apiserver) as (cluster, _):
+        pods = [make_pod(apiserver, place, f"p{number}") for number in range(4)]
+        for each in pods[:3]:
+            granted = grant(cluster, place, each)
+            bind(apiserver, each, place, granted.annotations())
+            cluster.confirm(granted.uid)
+            serial = cluster.changed_since(0).serial
+            eventually("seen", lambda uid=granted.uid: cluster.bound(uid))
+            # Nothing that was answered in the meantime is outdated by it.
+            assert place not in (cluster.changed_since(serial).names or ())
+            with cluster.lock:
+                state = cluster.node(place)
+                assert state is not None
+                assert state.place.holdings[granted.uid] == granted.holding()
+        delete(apiserver, pods[0])
+        eventually("freed", lambda: set(holders(cluster, place)) == {"p1", "p2"})
+        promised = grant(cluster, place, pods[3])
+        held = holders(cluster, place)
+        assert sum(len(cpus) for cpus in held.values()) == 6
+        with watching(apiserver) as (restarted, _):
+            del held["p3"]
+            assert holders(restarted, place) == held
+        cluster.release(promised.uid)
+        assert holders(cluster, place) == held
+
+
+def test_a_kind_that_is_not_there_yet_is_followed_when_it_comes(
+    apiserver: ApiServer, place: str
+) -> None:
+    (definition,) = [
+        each for each in manifests("crds") if each["metadata"]["name"].startswith("devices.")
+    ]
+    path = f"{CRDS}/{definition['metadata']['name']}"
+    apiserver.admin.delete(path)
+    eventually("gone", lambda: not served(apiserver, DEVICES), PATIENCE_SECONDS)
+    gpu = objects.wish({"cpu": "1", "nvidia.com/gpu": "1"})
+    try:
+        with watching(apiserver) as (cluster, it):
+            assert cluster.eligible(place, gpu) == "it has no Device"
+            apiserver.apply(definition)
+            eventually("served", lambda: served(apiserver, DEVICES), PATIENCE_SECONDS)
+            apiserver.create(DEVICES, objects.devices(place))
+            eventually("seen", lambda: cluster.eligible(place, gpu) is None, PATIENCE_SECONDS)
+            assert not it.troubles
+            apiserver.admin.delete(path)
+            eventually(
+                "missed",
+                lambda: cluster.eligible(place, gpu) == "it has no Device",
+                PATIENCE_SECONDS,
+            )
+    finally:
+        apiserver.apply(definition)
+
+
+def test_who_begins_to_lead_knows_what_was_bound_before(apiserver: ApiServer, place: str) -> None:
+    pod = make_pod(apiserver, place, "last")
+    with watching(apiserver) as (cluster, it):
+        duty = Duty(Alone(), it)
+        bind(apiserver, pod, place, {})
+        duty.start()
+        eventually("on duty", lambda: duty.reason() is None, PATIENCE_SECONDS)
+        assert cluster.bound(pod["metadata"]["uid"]) == place
+        duty.stop()
+
+
+# Leaders
+@pytest.fixture
+def candidates(apiserver: ApiServer, place: str) -> Iterator[Any]:
+    """Makes processes of identity and patience; all end with the test."""
+    pki = apiserver.folder
+    files = [str(pki / name) for name in ("ca.crt", "admin.crt", "admin.key")]
+    times = [str(each) for each in (TIMES.lease_seconds, TIMES.renew_seconds, TIMES.retry_seconds)]
+    with contextlib.ExitStack() as started:
+
+        def start(identity: str) -> subprocess.Popen[str]:
+            who = [place, "topolet-scheduler", identity]
+            words = [sys.executable, "-m", "tests.scheduler.candidate", apiserver.url, *files]
+            process = started.enter_context(
+                subprocess.Popen([*words, *who, *times], cwd=ROOT, stdout=PIPE, text=True)
+            )
+            started.callback(process.kill)
+            return process
+
+        yield start
+
+
+def lease_of(apiserver: ApiServer, place: str) -> dict[str, Any]:
+    path = f"/apis/coordination.k8s.io/v1/namespaces/{place}/leases/topolet-scheduler"
+    spec: dict[str, Any] = json.loads(apiserver.admin.get(path))["spec"]
+    return spec
+
+
+def test_when_the_leader_is_killed_the_other_leads_after_the_leases_time(
+    apiserver: ApiServer, place: str, candidates: Any
+) -> None:
+    first = candidates("first")
+    assert first.stdout.readline() == "leads\n"
+    transport = Transport(apiserver.access(), limits=leader.limits(TIMES))
+    second = Leader(transport, place, "topolet-scheduler", "second", times=TIMES)
+    second.start()
+    eventually("the second looks", lambda: second.holder == "first", PATIENCE_SECONDS)
+    assert not second.leading
+    first.kill()
+    first.wait()
+    renewed = lease_of(apiserver, place)
+    assert renewed["holderIdentity"] == "first"
+    eventually("the second leads", lambda: second.leading, PATIENCE_SECONDS)
+    taken = lease_of(apiserver, place)
+    assert (taken["holderIdentity"], taken["leaseTransitions"]) == ("second", 1)
+    second.stop()
+    assert lease_of(apiserver, place)["holderIdentity"] == ""
+    third = candidates("third")
+    assert third.stdout.readline() == "leads\n"
+    transport.close()
+
+
+def test_leadership_ends_while_the_server_is_away(apiserver: ApiServer, place: str) -> None:
+    transport = Transport(apiserver.access(), limits=leader.limits(TIMES))
+    it = Leader(transport, place, "topolet-scheduler", "only", times=TIMES)
+    it.start()
+    eventually("leads", lambda: it.leading, PATIENCE_SECONDS)
+    apiserver.kill_server()
+    try:
+        eventually("leads no more", lambda: not it.leading, PATIENCE_SECONDS)
+        assert it.trouble
+    finally:
+        apiserver.start_server()
+    eventually("leads again", lambda: it.leading, PATIENCE_SECONDS)
+    assert (it.term, it.trouble) == (2, None)
+    it.stop()
+    transport.close()

@@ -1,0 +1,38 @@
+"""A candidate for a Lease as a process, that a test can kill: says `leads` when it does.
+
+Arguments: the server's URL, its CA, our certificate and key, namespace, name, identity, and the
+three times of the lease.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.scheduler import leader
+from agent.scheduler.leader import Leader
+from agent.scheduler.lease import Times
+
+
+def main() -> None:
+    url, ca, certificate, key, namespace, name, identity, *times = sys.argv[1:]
+    lease_seconds, renew_seconds, retry_seconds = times
+    limits = Times(int(lease_seconds), float(renew_seconds), float(retry_seconds))
+    access = FileAccess(url, ca=ca, certificate=certificate, key=key)
+    transport = Transport(access, limits=leader.limits(limits))
+    candidate = Leader(
+        transport,
+        namespace,
+        name,
+        identity,
+        times=limits,
+        acquired=lambda: print("leads", flush=True),
+    )
+    candidate.start()
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()
