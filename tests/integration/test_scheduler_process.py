@@ -269,7 +269,7 @@ def test_broken_callers_cost_a_good_one_nothing(cluster: Cluster, scheduler: Sch
         ("filter", {"NodeNames": []}, "`Pod`"),
         ("filter", {"Pod": {"metadata": {"name": 1}}, "NodeNames": []}, "$.Pod.metadata.name"),
         ("prioritize", [], "object"),
-        ("preempt", {"Pod": 1}, "$.Pod"),
+        ("preempt", {"Pod": 1, "NodeNameToMetaVictims": {}}, "$.Pod"),
         ("bind", {"PodName": "../x", "PodNamespace": "n", "PodUID": "u", "Node": "n"}, "PodName"),
     ],
 )
