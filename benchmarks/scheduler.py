@@ -47,7 +47,7 @@ class Amount(msgspec.Struct, frozen=True):
     grown: tuple[int, ...] = (500, 15_000)
 
 
-QUICK: Final = Amount(pods=20_000, kinds=10, rounds=40, burst=200, grown=())
+QUICK: Final = Amount(pods=5000, kinds=6, rounds=30, burst=100, grown=())
 
 
 class Connection:
@@ -182,6 +182,7 @@ class Caller:
     def __init__(self, ours: Extender, bare: Extender, nodes: int, kinds: int) -> None:
         self.ours = ours
         self._bare = bare
+        self.nodes = nodes
         self._names = [stubapi.node_name(number) for number in range(nodes)]
         self._kinds = fleet.kinds()
         self._step = len(self._kinds) // kinds
@@ -292,6 +293,7 @@ def _spent(ours: Extender) -> float:
 def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
     """What a pod that needs nothing of us costs a verb, beyond the bare exchange."""
     nothing = len(fleet.kinds())
+    caller.measured(caller.nodes, nothing)
     took = [caller.measured(candidates, nothing) for _ in range(rounds)]
     beyond = [
         statistics.median(each.verbs[verb] for each in took)

@@ -16,7 +16,7 @@ import msgspec
 
 from agent.scheduler.changelog import Changes
 
-SHAPES: Final = 128
+SHAPES: Final = 512
 """Rows kept: a pod of a shape that was not asked for of late pays for its answers anew."""
 
 # A cold row takes the cluster's lock anew after so many answers: binds and watches go between.
@@ -94,19 +94,18 @@ class Shapes:
 
     def answers(self, question: Question, nodes: Sequence[str]) -> list[Answer]:
         """Of each of the nodes, in their order; nodes that nobody knows are UNKNOWN."""
-        lock = self._log.lock
-        with lock:
+        with self._log.lock:
             self._follow()
             remembered = self._row(question.shape).answers
-            columns = map(self._columns.get, nodes)
-            found = [UNKNOWN if each is None else remembered[each] for each in columns]
+            column = self._columns.get
+            found = [UNKNOWN if at is None else remembered[at] for at in map(column, nodes)]
             self.asked += len(nodes)
         answers = [each for each in found if each is not None]
         if len(answers) == len(found):
             return answers
         missing = [place for place, answer in enumerate(found) if answer is None]
         for first in range(0, len(missing), _AT_ONCE):
-            with lock:
+            with self._log.lock:
                 self._follow()
                 for place in missing[first : first + _AT_ONCE]:
                     found[place] = self._answer(question, nodes[place])
