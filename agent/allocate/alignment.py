@@ -15,10 +15,10 @@ import msgspec
 
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.bits import members
 from agent.allocate.inforce import InForce
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.masks import ids
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
@@ -59,12 +59,12 @@ def align(
         return Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
     if not wanted and companion is None:
         return Aligned(Allotment(0, {}))
-    tried: dict[int, Allotment | Rejection] = {}
+    tried: dict[int, Rejection | None] = {}
     scores: dict[int, int] = {}
 
     def fits(mask: int) -> bool:
-        tried[mask] = trials.on_nodes(tuple(members(mask)))
-        return isinstance(tried[mask], Allotment)
+        lacking = tried[mask] = trials.lacks(ids(mask))
+        return lacking is None
 
     def score(mask: int) -> int:
         scores[mask] = trials.score(mask)
@@ -85,21 +85,18 @@ def align(
     merged = koordinator_merge.merge(
         providers, trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
     )
-    candidates = tuple(_candidate(mask, result, scores) for mask, result in tried.items())
+    candidates = tuple(
+        Candidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
+    )
     if not merged.admit:
         return Aligned(_rejections(wanted, merged, trials), candidates, merged)
-    nodes = tuple(trials.totals) if merged.mask is None else tuple(members(merged.mask))
+    nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
     found = trials.on_nodes(nodes)
     if isinstance(found, Rejection):
         return Aligned((found,), candidates, merged)
     if companion is not None and not companion.fits(merged.mask):
         return Aligned((Rejection(Reason.NUMA_COMPANION, nodes=nodes),), candidates, merged)
     return Aligned(found, candidates, merged)
-
-
-def _candidate(mask: int, result: Allotment | Rejection, scores: dict[int, int]) -> Candidate:
-    rejection = result if isinstance(result, Rejection) else None
-    return Candidate(tuple(members(mask)), scores.get(mask), rejection)
 
 
 def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
@@ -113,5 +110,5 @@ def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple
             for pick in merged.lacking
             if (name := pick.resource) is not None
         )
-    nodes = tuple(members(merged.combined or 0))
+    nodes = ids(merged.combined or 0)
     return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)

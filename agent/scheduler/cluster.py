@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from agent.allocate.place.facts import PlaceRules
 from agent.allocate.place.place import Granted
 from agent.allocate.place.wish import Wish
 from agent.kube.objects import Change, ChangeKind
@@ -37,13 +38,16 @@ class Cluster:
         self,
         *,
         agents: bool = True,
+        rules: PlaceRules | None = None,
         expiry_seconds: float = EXPIRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`agents`: a node must have one that is Ready to give CPUs or devices. A reservation whose
-        Binding was taken is asked about after `expiry_seconds`."""
+        """`agents`: a node must have one that is Ready to give CPUs or devices; `rules`: how every
+        node gives them. A reservation whose Binding was taken is asked about after
+        `expiry_seconds`."""
         self.lock = threading.RLock()
         self._agents = agents
+        self._rules = rules
         self._expiry_seconds = expiry_seconds
         self._clock = clock
         self._states: dict[str, NodeState] = {}
@@ -222,7 +226,7 @@ class Cluster:
     def _state(self, name: str) -> NodeState:
         state = self._states.get(name)
         if state is None:
-            state = self._states[name] = NodeState(name)
+            state = self._states[name] = NodeState(name, self._rules)
         return state
 
     def _touch(self, state: NodeState) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from agent.allocate import scoring
 from agent.allocate.nodefacts import node_facts
-from agent.allocate.place.facts import PlaceFacts, place_facts
+from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Needs
+from agent.allocate.precedence import PROFILES
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.scheduler.readings import NodeReading, Unreadable
@@ -20,6 +22,7 @@ class NodeState:
         "_hindrances",
         "_outdated",
         "_place",
+        "_rules",
         "devices",
         "name",
         "node",
@@ -27,8 +30,9 @@ class NodeState:
         "topology",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rules: PlaceRules | None = None) -> None:
         self.name = name
+        self._rules = rules or PlaceRules()
         self.node: NodeReading | None = None
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
@@ -87,12 +91,17 @@ class NodeState:
     def _facts(self) -> PlaceFacts:
         node = self.node or NodeReading(self.name, "")
         device = self.devices if isinstance(self.devices, DeviceObject) else None
+        rules, allocatable = self._rules, node.allocatable
         if not isinstance(self.topology, NodeTopology):
-            return place_facts(self.name, node.labels, None, device)
+            return place_facts(self.name, node.labels, None, device, rules, allocatable=allocatable)
         cpus, faults = node_facts(
-            node.labels, node.annotations, self.topology, node.allocatable.get("cpu")
+            node.labels,
+            node.annotations,
+            self.topology,
+            allocatable.get("cpu"),
+            scoring.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
         )
-        return place_facts(self.name, node.labels, cpus, device, None, faults)
+        return place_facts(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
     def _hindered(self, needs: Needs, agents: bool) -> str | None:
         if self.node is None:

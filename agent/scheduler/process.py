@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Final
 
+from agent.allocate.place.facts import PlaceRules
 from agent.host.ending import Ending
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
@@ -105,7 +106,7 @@ class _Parts:
 
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), server.Limits().threads)
-        cluster = Cluster()
+        cluster = Cluster(rules=PlaceRules(scoring=args))
         recent = Recent()
         self._attendance = Attendance(
             transport(),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Final
+
+from agent.allocate.bits import members
 
 WHOLE: Final = 1023
 """All subsets of 10 nodes: how many masks of small sizes are tried at most."""
@@ -17,6 +20,12 @@ def of_nodes(nodes: Iterable[int]) -> int:
     for node in nodes:
         mask |= 1 << node
     return mask
+
+
+@functools.lru_cache(maxsize=4096)
+def ids(mask: int) -> tuple[int, ...]:
+    """The NUMA nodes of a mask, ascending."""
+    return tuple(members(mask))
 
 
 def subsets(nodes: Iterable[int]) -> Iterator[int]:
@@ -34,5 +43,5 @@ def subsets(nodes: Iterable[int]) -> Iterator[int]:
         else:
             tried = WHOLE
             chosen = (tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))
-        for members in chosen:
-            yield of_nodes(members)
+        for each in chosen:
+            yield of_nodes(each)

@@ -20,14 +20,17 @@ from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.holding import Holding as Held
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.model.schedulerargs import SchedulerArgs
 
 
 class PlaceRules(msgspec.Struct, frozen=True):
-    """What is configured, of devices. `strategy`: which are liked better. `unshared`: by vendor,
-    the GPU models of which no parts are given."""
+    """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
+    GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
+    the strategy of the node's facts."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
+    scoring: SchedulerArgs | None = None
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -40,7 +43,8 @@ class Imported(msgspec.Struct, frozen=True):
 class PlaceFacts(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
-    `shares_gpus`: parts of GPUs are given. `faults`: what is wrong with the node's objects."""
+    `shares_gpus`: parts of GPUs are given. `faults`: what is wrong with the node's objects.
+    `allocatable`: of the whole node, by resource."""
 
     name: str
     cpus: NodeFacts | None = None
@@ -50,6 +54,7 @@ class PlaceFacts(msgspec.Struct, frozen=True):
     shares_gpus: bool = True
     rules: PlaceRules = PlaceRules()
     faults: tuple[str, ...] = ()
+    allocatable: dict[str, int] = {}
 
     @property
     def binds_all(self) -> bool:
@@ -72,9 +77,10 @@ def place_facts(
     device: DeviceObject | None = None,
     rules: PlaceRules | None = None,
     faults: tuple[str, ...] = (),
+    allocatable: Mapping[str, int] | None = None,
 ) -> PlaceFacts:
-    """`labels`: the Node's; `faults`: those that were found so far. Of a Device object the
-    partition table or the list of imported holdings that can't be read is left out."""
+    """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
+    object the partition table or the list of imported holdings that can't be read is left out."""
     rules = rules or PlaceRules()
     found = list(faults)
     shares = labels.get(GPU_MODEL, "") not in rules.unshared.get(labels.get(GPU_VENDOR, ""), ())
@@ -87,6 +93,7 @@ def place_facts(
         shares,
         rules,
         tuple(found),
+        dict(allocatable or {}),
     )
 
 
