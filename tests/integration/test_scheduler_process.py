@@ -217,6 +217,25 @@ def test_a_pod_that_is_gone_is_not_bound(cluster: Cluster, scheduler: Scheduler)
     cluster.delete(again)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "together"), [("MostAllocated", True), ("LeastAllocated", False)]
+)
+def test_the_file_says_which_node_is_better(
+    cluster: Cluster, tmp_path: Path, strategy: str, together: bool
+) -> None:
+    wanted = {"kind": "CPUOrchestrationPluginArgs", "scoringStrategy": {"type": strategy}}
+    (tmp_path / "args").write_text(json.dumps(wanted))
+    pods = [cluster.pod(owner(8), f"h-{number}") for number in range(2)]
+    with Scheduler(tmp_path, cluster.config) as scheduler:
+        scheduler.start(f"--scheduler-args-file={tmp_path / 'args'}")
+        scheduler.until_ready()
+        first, second = (scheduled(scheduler, pod) for pod in pods)
+        assert (first == second) is together
+        assert scheduler.end() == 0
+    for pod in pods:
+        cluster.delete(pod)
+
+
 def hostile(port: int, ended: threading.Event) -> int:
     """How often it was tried, until it is ended: all that a broken caller sends."""
     body = json.dumps({"Pod": {}, "NodeNames": [1]}).encode()
@@ -269,7 +288,7 @@ def test_broken_callers_cost_a_good_one_nothing(cluster: Cluster, scheduler: Sch
         ("filter", {"NodeNames": []}, "`Pod`"),
         ("filter", {"Pod": {"metadata": {"name": 1}}, "NodeNames": []}, "$.Pod.metadata.name"),
         ("prioritize", [], "object"),
-        ("preempt", {"Pod": 1, "NodeNameToMetaVictims": {}}, "$.Pod"),
+        ("preempt", {"Pod": 1, "NodeNameToMetaVictims": {}}, "Pod: Expected"),
         ("bind", {"PodName": "../x", "PodNamespace": "n", "PodUID": "u", "Node": "n"}, "PodName"),
     ],
 )
