@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -177,6 +178,28 @@ def test_who_comes_after_knows_what_was_given(
         assert follower.end() == 0
     for name in ("b-first", "b-second", "b-third"):
         cluster.delete({"metadata": {"name": name}})
+
+
+def test_nobody_leads_while_a_request_of_the_last_leader_is_under_way(
+    cluster: Cluster, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    """It may be a bind, of which the next leader would know nothing."""
+    with (
+        Scheduler(tmp_path, cluster.config, "follower") as follower,
+        socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
+    ):
+        follower.start()
+        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        half.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
+        eventually("is under way", lambda: scheduler.ready()[0] == 200)
+        with ThreadPoolExecutor(1) as beside:
+            ending = beside.submit(scheduler.end)
+            follower.until_ready()
+            half.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert half.recv(1 << 16) is not None  # BlockingIOError: it is still open
+            assert ending.result() == 0
+        assert follower.end() == 0
 
 
 def test_a_leader_that_is_killed_is_replaced(
