@@ -66,7 +66,7 @@ class Deciding:
             return alone(nodes, sent.node, f"an earlier Binding to {sent.node} may still come true")
         if asked.group is not None:
             return self._group(asked, asked.group, nodes)
-        if _indifferent(asked.wish):
+        if self._indifferent(asked.wish):
             return ExtenderFilterResult(nodes)
         answers = self._answers(asked.wish, nodes)
         return filtered(nodes, answers, best_alone=bool(asked.wish.needs & self._best_alone))
@@ -81,12 +81,9 @@ class Deciding:
             with self._cluster.lock:
                 node = self._groups.node(asked.group)
             return prioritized(nodes, [Fit(0) if each == node else UNKNOWN for each in nodes])
-        if _indifferent(asked.wish):
+        if self._indifferent(asked.wish):
             return ()
-        answers = self._answers(asked.wish, nodes)
-        if not asked.wish.needs and len(set(answers)) == 1:
-            return ()
-        return prioritized(nodes, answers)
+        return prioritized(nodes, self._answers(asked.wish, nodes))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         return self._preempt(args)
@@ -98,6 +95,15 @@ class Deciding:
         except BindError as error:
             return ExtenderBindingResult(str(error))
         return ExtenderBindingResult()
+
+    def _indifferent(self, wish: Wish) -> bool:
+        """To a pod that needs nothing of us all nodes are alike: then nobody looks at their names,
+        and others' scores decide."""
+        if wish.needs:
+            return False
+        if not wish.requests:
+            return True
+        return isinstance(self.shapes.same(OfPod(self._cluster, wish)), Fit)
 
     def _answers(self, wish: Wish, nodes: Sequence[str]) -> list[Answer]:
         with self._cluster.lock:
@@ -129,8 +135,3 @@ class Deciding:
         if reason is not None:
             return refused(nodes, reason)
         return alone(nodes, node, f"{group.title} is on node {node}")
-
-
-def _indifferent(wish: Wish) -> bool:
-    """One node is as good as any other, for all that is known here."""
-    return not wish.needs and not wish.requests
