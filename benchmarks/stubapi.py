@@ -1,5 +1,8 @@
-"""An API server of a made-up cluster that answers at once: lists, watches, Bindings. A process of its
-own: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until its stdin ends."""
+"""An API server of a made-up cluster that answers at once: lists, watches, Bindings.
+
+A process of its own: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until its
+stdin ends.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,9 @@ class Server:
                 self._list(connection, path, query)
         elif path in (TOPOLOGY.rpartition("/")[0], DEVICE.rpartition("/")[0]):
             names = [each.rpartition("/")[2] for each in (TOPOLOGY, DEVICE)]
-            _reply(connection, json.dumps({"resources": [{"name": each} for each in names]}).encode())
+            _reply(
+                connection, json.dumps({"resources": [{"name": each} for each in names]}).encode()
+            )
         else:
             _reply(connection, b'{"kind":"Status","code":404}', 404)
 
