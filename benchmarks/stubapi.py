@@ -1,5 +1,8 @@
-"""An API server of a made-up cluster that answers at once: lists, watches, Bindings. A process of its
-own: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until its stdin ends."""
+"""An API server of a made-up cluster that answers at once: lists, watches, Bindings.
+
+A process of its own: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until its
+stdin ends.
+"""
 
 from __future__ import annotations
 

@@ -38,16 +38,17 @@ class Cluster:
     def __init__(
         self,
         *,
-        rules: PlaceRules | None = None,
         agents: bool = True,
+        rules: PlaceRules | None = None,
         expiry_seconds: float = EXPIRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`agents`: a node must have one that is Ready to give CPUs or devices. A reservation whose
-        Binding was taken is asked about after `expiry_seconds`."""
+        """`agents`: a node must have one that is Ready to give CPUs or devices; `rules`: how every
+        node gives them. A reservation whose Binding was taken is asked about after
+        `expiry_seconds`."""
         self.lock = threading.RLock()
-        self._rules = rules
         self._agents = agents
+        self._rules = rules
         self._expiry_seconds = expiry_seconds
         self._clock = clock
         self._states: dict[str, NodeState] = {}

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 
 import msgspec
 
+from agent.allocate import scoring
 from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Needs, Wish
+from agent.allocate.precedence import PROFILES
 from agent.allocate.zoned.node import ZonedNode
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
@@ -152,12 +154,17 @@ class NodeState:
         """But for what its NUMA nodes have left."""
         node = self.node or NodeReading(self.name, "")
         device = self.devices if isinstance(self.devices, DeviceObject) else None
+        rules, allocatable = self._rules, node.allocatable
         if not isinstance(self.topology, NodeTopology):
-            return place_facts(self.name, node.labels, None, device, self._rules)
+            return place_facts(self.name, node.labels, None, device, rules, allocatable=allocatable)
         cpus, faults = node_facts(
-            node.labels, node.annotations, self.topology, node.allocatable.get("cpu")
+            node.labels,
+            node.annotations,
+            self.topology,
+            allocatable.get("cpu"),
+            scoring.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
         )
-        return place_facts(self.name, node.labels, cpus, device, self._rules, faults)
+        return place_facts(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
     def _zoned(self, cpus: NodeFacts | None) -> ZonedNode | None:
         """None too where no pod would be refused or liked less for it."""

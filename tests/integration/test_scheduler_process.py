@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -179,6 +180,28 @@ def test_who_comes_after_knows_what_was_given(
         cluster.delete({"metadata": {"name": name}})
 
 
+def test_nobody_leads_while_a_request_of_the_last_leader_is_under_way(
+    cluster: Cluster, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    """It may be a bind, of which the next leader would know nothing."""
+    with (
+        Scheduler(tmp_path, cluster.config, "follower") as follower,
+        socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
+    ):
+        follower.start()
+        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        half.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
+        eventually("is under way", lambda: scheduler.ready()[0] == 200)
+        with ThreadPoolExecutor(1) as beside:
+            ending = beside.submit(scheduler.end)
+            follower.until_ready()
+            half.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert half.recv(1 << 16) is not None  # BlockingIOError: it is still open
+            assert ending.result() == 0
+        assert follower.end() == 0
+
+
 def test_a_leader_that_is_killed_is_replaced(
     cluster: Cluster, scheduler: Scheduler, tmp_path: Path
 ) -> None:
@@ -215,6 +238,25 @@ def test_a_pod_that_is_gone_is_not_bound(cluster: Cluster, scheduler: Scheduler)
     assert scheduler.ask("bind", binding(pod, NODES[0]))["Error"]
     assert "nodeName" not in cluster.seen(again)["spec"]
     cluster.delete(again)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "together"), [("MostAllocated", True), ("LeastAllocated", False)]
+)
+def test_the_file_says_which_node_is_better(
+    cluster: Cluster, tmp_path: Path, strategy: str, together: bool
+) -> None:
+    wanted = {"kind": "CPUOrchestrationPluginArgs", "scoringStrategy": {"type": strategy}}
+    (tmp_path / "args").write_text(json.dumps(wanted))
+    pods = [cluster.pod(owner(8), f"h-{number}") for number in range(2)]
+    with Scheduler(tmp_path, cluster.config) as scheduler:
+        scheduler.start(f"--scheduler-args-file={tmp_path / 'args'}")
+        scheduler.until_ready()
+        first, second = (scheduled(scheduler, pod) for pod in pods)
+        assert (first == second) is together
+        assert scheduler.end() == 0
+    for pod in pods:
+        cluster.delete(pod)
 
 
 def hostile(port: int, ended: threading.Event) -> int:
@@ -269,7 +311,7 @@ def test_broken_callers_cost_a_good_one_nothing(cluster: Cluster, scheduler: Sch
         ("filter", {"NodeNames": []}, "`Pod`"),
         ("filter", {"Pod": {"metadata": {"name": 1}}, "NodeNames": []}, "$.Pod.metadata.name"),
         ("prioritize", [], "object"),
-        ("preempt", {"Pod": 1}, "$.Pod"),
+        ("preempt", {"Pod": 1, "NodeNameToMetaVictims": {}}, "Pod: Expected"),
         ("bind", {"PodName": "../x", "PodNamespace": "n", "PodUID": "u", "Node": "n"}, "PodName"),
     ],
 )

@@ -22,15 +22,18 @@ from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.holding import Holding as Held
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.model.schedulerargs import SchedulerArgs
 
 
 class PlaceRules(msgspec.Struct, frozen=True):
     """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
-    GPU models of which no parts are given. `zones` and `zone_weights` (by resource): how nodes are
+    GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
+    the strategy of the node's facts. `zones` and `zone_weights` (by resource): how nodes are
     scored for pods that need nothing of us."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
+    scoring: SchedulerArgs | None = None
     zones: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
     zone_weights: dict[str, int] = {}
 
@@ -46,7 +49,8 @@ class PlaceFacts(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
     `shares_gpus`: parts of GPUs are given. `zoned`: what NUMA nodes have left by the node's own
-    word; None: it is not heard. `faults`: what is wrong with the node's objects."""
+    word; None: it is not heard. `faults`: what is wrong with the node's objects. `allocatable`: of
+    the whole node, by resource."""
 
     name: str
     cpus: NodeFacts | None = None
@@ -57,6 +61,7 @@ class PlaceFacts(msgspec.Struct, frozen=True):
     rules: PlaceRules = PlaceRules()
     zoned: ZonedNode | None = None
     faults: tuple[str, ...] = ()
+    allocatable: dict[str, int] = {}
 
     @property
     def binds_all(self) -> bool:
@@ -79,10 +84,11 @@ def place_facts(
     device: DeviceObject | None = None,
     rules: PlaceRules | None = None,
     faults: tuple[str, ...] = (),
+    allocatable: Mapping[str, int] | None = None,
     zoned: ZonedNode | None = None,
 ) -> PlaceFacts:
-    """`labels`: the Node's; `faults`: those that were found so far. Of a Device object the
-    partition table or the list of imported holdings that can't be read is left out."""
+    """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
+    object the partition table or the list of imported holdings that can't be read is left out."""
     rules = rules or PlaceRules()
     found = list(faults)
     shares = labels.get(GPU_MODEL, "") not in rules.unshared.get(labels.get(GPU_VENDOR, ""), ())
@@ -96,6 +102,7 @@ def place_facts(
         rules,
         zoned,
         tuple(found),
+        dict(allocatable or {}),
     )
 
 

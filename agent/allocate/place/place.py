@@ -8,9 +8,11 @@ the pods' annotations in any order. One thread at a time.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 
+from agent.allocate import scoring
 from agent.allocate.devices.allocation import Allocation
 from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.standing import gone
@@ -25,6 +27,7 @@ from agent.allocate.place.holding import Holding
 from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.place.zones import Zones
 from agent.allocate.reasons import Reason
+from agent.allocate.scoring import Scene, Whole
 from agent.model.devices import DeviceType
 
 __all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
@@ -36,6 +39,7 @@ class Place:
     def __init__(self, facts: PlaceFacts, holdings: Iterable[Holding] = ()) -> None:
         self._facts = facts
         self._holdings: dict[str, Holding] = {}
+        self._requested: Counter[str] = Counter()
         self._ledger = Ledger(facts.cpus) if facts.cpus else None
         self._devices: NodeDevices | None = None
         self._zones = Zones(facts.zoned)
@@ -70,6 +74,9 @@ class Place:
         """A copy in which these pods hold nothing."""
         other = copy.copy(self)
         other._holdings = {uid: held for uid, held in self._holdings.items() if uid not in uids}
+        other._requested = self._requested.copy()
+        for uid in uids:
+            other._forget(self._holdings.get(uid))
         if self._ledger is not None:
             other._ledger = self._ledger.without(uids)
         if any(self._kinds(uid) for uid in uids):
@@ -84,6 +91,8 @@ class Place:
         facts = self._facts
         if not wish.needs and not facts.binds_all:
             return self._zones.offer(wish, facts.rules)
+        if wish.uid in self._holdings:
+            return self.without((wish.uid,)).offer(wish)
         if facts.cpus is None and Needs.CPUS in wish.needs:
             return refused(Missing(f"node {facts.name} has no usable NodeResourceTopology"))
         companion = None
@@ -98,7 +107,7 @@ class Place:
             if isinstance(got, Declined):
                 return _declined(got, companion)
             offer = got
-        return _granted(wish, offer, companion)
+        return _granted(wish, offer, companion, self._score(wish, offer))
 
     def commit(self, granted: Granted) -> Holding:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
@@ -134,6 +143,7 @@ class Place:
         if self._kinds(uid):
             self._devices = None
         holding = self._holdings.pop(uid, None)
+        self._forget(holding)
         self._zones.leave(uid)
         if holding is not None:
             if self._ledger is not None:
@@ -173,8 +183,25 @@ class Place:
     def _put(self, holding: Holding) -> None:
         if holding.kinds or self._kinds(holding.uid):
             self._devices = None
+        self._forget(self._holdings.get(holding.uid))
+        self._requested.update(holding.requests)
         self._holdings[holding.uid] = holding
         self._version += 1
+
+    def _forget(self, holding: Holding | None) -> None:
+        if holding is not None:
+            self._requested.subtract(holding.requests)
+
+    def _score(self, wish: Wish, offer: Offer | None) -> int | None:
+        """Of CPU, memory and NUMA nodes; None for a pod that asks for neither CPU nor memory."""
+        if offer is None or not ("cpu" in wish.requests or "memory" in wish.requests):
+            return None
+        args, cpus = self._facts.rules.scoring, self._facts.cpus
+        if args is None or cpus is None or self._ledger is None:
+            return offer.price.score
+        whole = Whole(self._facts.allocatable, self._requested)
+        scene = Scene(cpus, self._ledger.account, whole)
+        return scoring.score(args, scene, wish.ask, offer.claim)
 
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)
@@ -182,13 +209,10 @@ class Place:
 
 
 def _granted(
-    wish: Wish, offer: Offer | None, companion: DeviceCompanion | None
+    wish: Wish, offer: Offer | None, companion: DeviceCompanion | None, score: int | None
 ) -> Granted | Refused:
-    scores, order = [], (0, 0)
-    if offer is not None:
-        order = offer.price.split_cores, offer.price.numa_nodes
-        if "cpu" in wish.requests or "memory" in wish.requests:
-            scores.append(offer.price.score)
+    scores = [] if score is None else [score]
+    order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
     if companion is None:
         return Granted(wish, offer, score=sum(scores), order=order)
     found = companion.found or companion.find(None)

@@ -84,7 +84,7 @@ class Zones:
 
 
 def of_claim(claim: Claim, cpus: NodeFacts | None) -> Assumed:
-    """What it takes: CPUs of its own, and amounts; a share of a pool is no CPU that is gone."""
+    """CPUs of its own, and amounts; a share of a pool is no CPU that is gone."""
     zones: dict[int, dict[str, int]] = {}
     for area in cpus.layout.nodes if cpus and cpus.layout else ():
         if own := (area.cpus & claim.cpus.mask).bit_count():
