@@ -70,13 +70,16 @@ class NodeState:
     @property
     def place(self) -> Place:
         """What the pods and the reservations hold, on the node as its objects are now."""
-        if self._outdated or self._recount:
-            facts = self._facts() if self._outdated else self._place.facts
-            self._outdated = self._recount = False
+        if self._outdated:
+            facts = self._facts()
             facts = msgspec.structs.replace(facts, zoned=self._zoned(facts.cpus))
-            if facts != self._place.facts:
-                promised = [uid for uid in self._place.holdings if uid not in self._pods]
-                self._place = self._place.with_facts(facts, promised)
+            self._place = self._place.with_facts(facts, self._promised())
+        elif self._recount:
+            standing = self._place.facts
+            zoned = self._zoned(standing.cpus)
+            if zoned != standing.zoned:
+                self._place.hear(zoned, self._promised())
+        self._outdated = self._recount = False
         return self._place
 
     # Each says what is new by it.
@@ -165,6 +168,9 @@ class NodeState:
             scoring.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
         )
         return place_facts(self.name, node.labels, cpus, device, rules, faults, allocatable)
+
+    def _promised(self) -> list[str]:
+        return [uid for uid in self._place.holdings if uid not in self._pods]
 
     def _zoned(self, cpus: NodeFacts | None) -> ZonedNode | None:
         """None too where no pod would be refused or liked less for it."""

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from agent.allocate import scoring
 from agent.allocate.devices.allocation import Allocation
 from agent.allocate.devices.refusal import Refusal
@@ -28,6 +30,7 @@ from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.place.zones import Zones
 from agent.allocate.reasons import Reason
 from agent.allocate.scoring import Scene, Whole
+from agent.allocate.zoned.node import ZonedNode
 from agent.model.devices import DeviceType
 
 __all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
@@ -69,6 +72,12 @@ class Place:
         other._zones = self._zones.told(facts.zoned, untold)
         other._version = self._version + 1
         return other
+
+    def hear(self, zoned: ZonedNode | None, untold: Container[str] = ()) -> None:
+        """The same, for a node of which nothing changed but its word about its NUMA nodes."""
+        self._facts = msgspec.structs.replace(self._facts, zoned=zoned)
+        self._zones = self._zones.told(zoned, untold)
+        self._version += 1
 
     def without(self, uids: Collection[str]) -> Place:
         """A copy in which these pods hold nothing."""
