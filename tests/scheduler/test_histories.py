@@ -152,7 +152,8 @@ class World:
             self.server.put("pods", {**told, "status": status})
 
     def pod_begins(self) -> None:
-        if (told := self._some_pod()) is not None and told["spec"]["nodeName"]:
+        told = self._some_pod()
+        if told is not None and told["spec"]["nodeName"] and told["status"]["phase"] == "Pending":
             started = f"2026-01-01T00:00:{self.luck.randrange(60):02}Z"
             status = {**told["status"], "phase": "Running", "startTime": started}
             self.server.put("pods", {**told, "status": status})
