@@ -14,8 +14,9 @@ from typing import Final
 import msgspec
 
 from agent.allocate.place.holding import Holding, holding_of
+from agent.allocate.zoned.pod import ZonedPod, zoned_pod
 from agent.model import apipods, deviceobject, node_annotations, nodetopology
-from agent.model.apipods import PodObject
+from agent.model.apipods import ApiPod, PodObject
 from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
@@ -51,7 +52,10 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     """One pod. `holding`: what it holds of its node, None where it has none or has ended for good;
     `agent_ready`: of an agent's pod only. Of a pod that holds something, for who looks for victims:
     `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
-    `fixed` (the API server can't end it: a static pod's mirror)."""
+    `fixed` (the API server can't end it: a static pod's mirror). For who counts what NUMA nodes
+    have left: `zoned`, whatever its containers are called, and `begun` (its node says that it runs,
+    so that a fingerprint of the node's pods has it).
+    """
 
     uid: str
     node: str
@@ -61,6 +65,8 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     started_at: int = 0
     leaving: bool = False
     fixed: bool = False
+    zoned: ZonedPod | None = None
+    begun: bool = False
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -100,6 +106,8 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
             pod.started_at,
             pod.deleted,
             pod.mirror,
+            _zoned_of(pod),
+            pod.phase is not apipods.Phase.PENDING,
         )
 
     return read
@@ -181,6 +189,8 @@ _READ: Final = (
     node_annotations.AMPLIFICATION_RATIO,
 )
 _labels: Final = Shared[dict[str, str]]()
+_zoned: Final = Shared[ZonedPod]()
+_asked: Final = Shared[ZonedPod]()
 _requests: Final = Shared[dict[str, int]]()
 _claimed: Final = Shared[dict[int, dict[str, int]]]()
 _resources: Final = Shared[dict[str, int]]()
@@ -204,6 +214,16 @@ def _compact(holding: Holding) -> Holding:
         functions=holding.functions or _NO_FUNCTIONS,
         requests=_requests.of(holding.requests),
     )
+
+
+def _zoned_of(pod: ApiPod) -> ZonedPod:
+    asked = (pod.kube_class, pod.containers, pod.init_containers, pod.requests, pod.overhead)
+    return _asked.made(asked, lambda: _zoned.of(_nameless(zoned_pod(pod))))
+
+
+def _nameless(pod: ZonedPod) -> ZonedPod:
+    parts = tuple(msgspec.structs.replace(each, name="") for each in pod.parts)
+    return msgspec.structs.replace(pod, parts=parts)
 
 
 def _amounts(name: str, raw: dict[str, Quantity]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from sys import intern
 from typing import Final, Generic, TypeVar
 
@@ -22,12 +22,16 @@ class Shared(Generic[T]):
         self._kept: dict[bytes, T] = {}
 
     def of(self, value: T) -> T:
-        key = msgspec.json.encode(value)
+        return self.made(value, lambda: value)
+
+    def made(self, of: object, make: Callable[[], T]) -> T:
+        """What `make` makes, which follows from `of` alone."""
+        key = msgspec.json.encode(of)
         kept = self._kept.get(key)
         if kept is None:
-            kept = value
+            kept = make()
             if len(self._kept) < self._most:
-                self._kept[key] = value
+                self._kept[key] = kept
         return kept
 
 

@@ -20,6 +20,17 @@ def test_equal_values_become_one_while_there_is_room() -> None:
     assert shared.of({"b": 1}) is not shared.of({"b": 1})
 
 
+def test_what_follows_from_a_value_is_made_once() -> None:
+    shared, made = Shared[list[int]](), []
+
+    def make() -> list[int]:
+        made.append(1)
+        return [len(made)]
+
+    assert shared.made({"a": 1}, make) is shared.made({"a": 1}, make)
+    assert made == [1]
+
+
 def test_equal_words_become_one() -> None:
     first, second = (words({f"{name}-key": f"{name}-value"}) for name in ("a", "a"))
     assert first == second == {"a-key": "a-value"}
