@@ -52,10 +52,14 @@ class GpuNode(GpuHost):
         super().__init__(node.folder, machine)
         self.node = node
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """An agent's flags."""
+        return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
+
     def start_agent(self, *flags: str) -> None:
         """Without a cluster."""
-        places = f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
-        self.node.start_agent(*places, *flags, variables=self.environ)
+        self.node.start_agent(*self.places, *flags, variables=self.environ)
 
     def device(self) -> dict[str, Any]:
         """The Device object when it lists all cards."""
