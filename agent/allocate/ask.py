@@ -17,7 +17,8 @@ PROD: Final = "koord-prod"
 
 class Ask(msgspec.Struct, frozen=True):
     """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: its
-    class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit."""
+    class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit. `foreign`: none
+    of Koordinator's pods: the kubelet follows its own policies for it."""
 
     uid: str
     title: str
@@ -27,6 +28,7 @@ class Ask(msgspec.Struct, frozen=True):
     cpu_limit_milli: int | None = None
     spec: ResourceSpec = ResourceSpec()
     numa: NumaSpec = NumaSpec()
+    foreign: bool = False
 
     @property
     def burst_milli(self) -> int:

@@ -33,6 +33,8 @@ class InForce(msgspec.Struct, frozen=True):
 def in_force(facts: NodeFacts, ask: Ask) -> InForce | Rejection:
     """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
     policies, profile = facts.policies, facts.profile
+    if ask.foreign:
+        policies = policies.without_kubelet()
     numa = precedence.numa_policy(ask.numa, policies, profile)
     if isinstance(numa, Rejection):
         return numa

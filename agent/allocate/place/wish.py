@@ -116,6 +116,8 @@ def _wish(pod: ApiPod) -> Wish:
         needs |= Needs.NUMA
     if _needs_cpus(ask):
         needs |= Needs.CPUS
+    if not needs:
+        ask = msgspec.structs.replace(ask, foreign=True)
     zoned = None if needs else zoned_pod(pod)
     return Wish(
         ask,

@@ -377,3 +377,27 @@ def test_liking_is_configured() -> None:
         place = Place(msgspec.structs.replace(place_facts, rules=rules))
         bind(place, pod("a", {GPU: 50}, notes={HINT: {}}))
         assert cards(granted(place, pod("b", {GPU: 50}))) == [minor]
+
+
+def test_amplified_cpu_is_paid_by_pods_that_the_kubelet_aligns_itself() -> None:
+    """Its word is not followed twice."""
+    kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
+    place = Place(facts(policies=kubelet, cpu_ratio=2.0, cpu_milli=32_000))
+    found = granted(place, pod("a", {"cpu": "1500m"}))
+    assert found.annotations() == {}
+    place.commit(found)
+    assert refusal(place, pod("b", {"cpu": 31})).text() == (
+        "cpu: not enough amplified CPU (asked 31, available 30500m)"
+    )
+
+
+def test_a_limit_that_no_longer_fits_the_pools_is_told_at_commit() -> None:
+    place = Place(facts())
+    burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
+    found = granted(place, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
+    assert found.offer is not None
+    assert list(found.offer.claim.amounts) == [0]
+    place.record(holding_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
+    with pytest.raises(StaleOfferError, match="NUMA nodes 0 have 7000 of 8000 milli-CPU left"):
+        place.commit(found)
+    assert place.holdings.keys() == {"c"}
