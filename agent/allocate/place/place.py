@@ -11,8 +11,6 @@ import copy
 from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 
-from agent.allocate import burst
-from agent.allocate.claims import Claim
 from agent.allocate.devices.allocation import Allocation
 from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.standing import gone
@@ -121,7 +119,7 @@ class Place:
                 reason = "the node has no usable NodeResourceTopology any more"
                 raise StaleOfferError(f"pod {wish.title}: {reason}")
             if self._ledger is not None:
-                if missing := _outgrown(self._ledger, wish, claim):
+                if missing := self._ledger.outgrown(wish.ask, claim):
                     raise StaleOfferError(f"pod {wish.title}: {missing}")
                 self._ledger.commit(granted.offer)
         elif self._ledger is not None:
@@ -216,16 +214,3 @@ def _declined(declined: Declined, companion: DeviceCompanion | None) -> Refused:
         if each.reason is not Reason.NUMA_COMPANION and each.resource not in companion.kinds
     ]
     return refused(companion.found, *others)
-
-
-def _outgrown(ledger: Ledger, wish: Wish, claim: Claim) -> str:
-    """Whether the shared pools do not hold the pod's limit any more, and what they have."""
-    limit = wish.ask.burst_milli
-    if not limit or claim.cpus or not claim.amounts:
-        return ""
-    pools = burst.pools(ledger.facts, ledger.account)
-    pool = sum(pools.get(node, 0) for node in claim.amounts)
-    if pool >= limit:
-        return ""
-    nodes = ", ".join(map(str, sorted(claim.amounts)))
-    return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
