@@ -79,12 +79,6 @@ class NodePolicies(msgspec.Struct, frozen=True):
     distribute_across_numa: bool = False
     arm: bool = False
 
-    def without_kubelet(self) -> NodePolicies:
-        """What labels say alone."""
-        return msgspec.structs.replace(
-            self, numa_kubelet=None, full_pcpus_only=False, distribute_across_numa=False
-        )
-
 
 class Chosen(msgspec.Struct, frozen=True):
     """One policy in force: which (`numa policy`, `cpu bind policy`, ...), its value, whose word."""

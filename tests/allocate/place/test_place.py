@@ -401,3 +401,16 @@ def test_a_limit_that_no_longer_fits_the_pools_is_told_at_commit() -> None:
     with pytest.raises(StaleOfferError, match="NUMA nodes 0 have 7000 of 8000 milli-CPU left"):
         place.commit(found)
     assert place.holdings.keys() == {"c"}
+
+
+def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> None:
+    """They are aligned with its NUMA nodes all the same: it does not know of the devices."""
+    kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
+    place = Place(facts(policies=kubelet, devices=CARDS_OF_BOTH))
+    found = granted(place, pod("a", {"cpu": "500m", CARDS: 2}))
+    assert cards(found) == [0, 1]
+    assert found.offer is not None
+    assert (found.offer.claim.cpus, found.offer.claim.amounts) == (CpuSet(), {0: {"cpu": 500}})
+    bound = granted(place, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
+    assert bound.offer is not None
+    assert len(bound.offer.claim.cpus) == 2
