@@ -61,7 +61,12 @@ class Place:
         """The same holdings on a node that has changed; the version goes on. `untold`: uids of pods
         that the node's new word about its NUMA nodes does not count yet; where its word is the old
         one, all that were committed since count beside it still."""
-        other = Place(facts, self._holdings.values())
+        if facts.cpus == self._facts.cpus:
+            # The sums stay, and an agent tells of what is left with every pod that comes or goes.
+            other = self.without(())
+            other._facts, other._devices = facts, None
+        else:
+            other = Place(facts, self._holdings.values())
         other._zones = self._zones.told(facts.zoned, untold)
         other._version = self._version + 1
         return other

@@ -414,3 +414,17 @@ def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> Non
     bound = granted(place, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
     assert bound.offer is not None
     assert len(bound.offer.claim.cpus) == 2
+
+
+def test_a_node_that_tells_something_new_has_accounts_of_its_own() -> None:
+    """Whether its CPUs are told anew or not."""
+    place = Place(facts(devices=CARDS_OF_BOTH))
+    bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
+    for new in (facts(devices=CARDS_OF_BOTH[2:]), facts(policy=ONE, devices=CARDS_OF_BOTH[2:])):
+        other = place.with_facts(new)
+        assert cards(granted(other, pod("b", {CARDS: 2}))) == [2, 3]
+        bind(other, pod("b", {"cpu": 8}, "LSR"))
+        assert other.holdings.keys() == {"a", "b"}
+        assert place.holdings.keys() == {"a"}
+        assert granted(place, pod("c", {"cpu": 14}, "LSR"))
+        assert other.overlaps() == ()
