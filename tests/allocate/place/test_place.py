@@ -428,3 +428,29 @@ def test_a_node_that_tells_something_new_has_accounts_of_its_own() -> None:
         assert place.holdings.keys() == {"a"}
         assert granted(place, pod("c", {"cpu": 14}, "LSR"))
         assert other.overlaps() == ()
+
+
+def test_best_effort_takes_what_lies_apart() -> None:
+    """CPUs are on one NUMA node, the cards on the other."""
+    place = Place(facts(policy=NumaPolicy.BEST_EFFORT, devices=CARDS_OF_BOTH))
+    bind(place, pod("cpus", {"cpu": 8}, "LSR"))
+    held = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}}
+    place.record(holding_of(pod("gpu", notes=held)))
+    found = granted(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    assert cards(found) == [0, 1]
+    assert found.offer is not None
+    assert found.offer.claim.cpus == CpuSet.parse("8-11")
+
+
+@pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
+def test_what_lies_apart_is_refused_by_the_others(policy: NumaPolicy) -> None:
+    place = Place(facts(policy=policy, devices=CARDS_OF_BOTH))
+    bind(place, pod("cpus", {"cpu": 8}, "LSR"))
+    place.record(
+        holding_of(
+            pod("third", notes={ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}})
+        )
+    )
+    found = refusal(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    assert "no NUMA nodes that the policy admits" in found.text()
+    assert not found.unresolvable
