@@ -8,7 +8,7 @@ lies on NUMA nodes, such as devices, joins the merge as a companion.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.inforce import InForce
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.hint import Cause, Hint, Merged, Provider
 from agent.allocate.numa.masks import ids
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
@@ -37,8 +37,9 @@ class Aligned(msgspec.Struct, frozen=True):
 class Companion(Protocol):
     """What a pod asks for beside what the NUMA nodes count."""
 
-    def hints(self, nodes: Collection[int]) -> Provider:
-        """From which of the machine's NUMA nodes it could come."""
+    def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
+        """From which of the machine's NUMA nodes it could come; `narrowest`: those sets of the
+        fewest nodes, which are the preferred ones."""
 
     def fits(self, mask: int | None) -> bool:
         """Whether it can be had of the NUMA nodes that were chosen; None: of any."""
@@ -70,21 +71,26 @@ def align(
         scores[mask] = trials.score(mask)
         return scores[mask]
 
-    hints = resource_hints(
-        wanted,
-        trials.available,
-        trials.totals,
-        policies.numa,
-        score,
-        fits,
-        narrowest=companion is None and policies.numa_exclusive is not NumaExclusive.REQUIRED,
-    )
-    providers: list[Provider] = [hints]
-    if companion is not None:
-        providers.append(companion.hints(tuple(trials.totals)))
-    merged = koordinator_merge.merge(
-        providers, trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
-    )
+    def merge(others: Provider | None, widest: int | None = None) -> Merged:
+        hints = resource_hints(
+            wanted,
+            trials.available,
+            trials.totals,
+            policies.numa,
+            score,
+            fits,
+            narrowest=others is None and policies.numa_exclusive is not NumaExclusive.REQUIRED,
+            widest=widest,
+        )
+        return koordinator_merge.merge(
+            [hints] if others is None else [hints, others],
+            trials.totals,
+            policies.numa,
+            policies.numa_exclusive,
+            account.numa_status(),
+        )
+
+    merged = merge(None) if companion is None else _together(companion, trials, merge)
     candidates = tuple(
         Candidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
     )
@@ -97,6 +103,25 @@ def align(
     if companion is not None and not companion.fits(merged.mask):
         return Aligned((Rejection(Reason.NUMA_COMPANION, nodes=nodes),), candidates, merged)
     return Aligned(found, candidates, merged)
+
+
+def _together(
+    companion: Companion, trials: Trials, merge: Callable[[Provider, int | None], Merged]
+) -> Merged:
+    """Where all prefer some of the sets that the companion prefers, which are its narrowest, no
+    wider ones can win: they are looked at only where there are none."""
+    nodes = tuple(trials.totals)
+    narrow = companion.hints(nodes, narrowest=True)
+    sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]
+    if sizes:
+        merged = merge(narrow, max(sizes))
+        if merged.preferred:
+            return merged
+    return merge(companion.hints(nodes), None)
+
+
+def _size(hint: Hint) -> int:
+    return 0 if hint.mask is None else hint.mask.bit_count()
 
 
 def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:

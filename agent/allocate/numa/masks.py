@@ -28,8 +28,8 @@ def ids(mask: int) -> tuple[int, ...]:
     return tuple(members(mask))
 
 
-def subsets(nodes: Iterable[int]) -> Iterator[int]:
-    """Non-empty sets of these NUMA nodes as masks, by size, then lexicographically by ids.
+def subsets(nodes: Iterable[int], least: int = 1) -> Iterator[int]:
+    """Sets of `least` or more of these NUMA nodes as masks, by size, then lexicographically by ids.
 
     All of them for up to ten nodes. Of more nodes all sets of the sizes that together stay within
     WHOLE, and of every greater size only runs of neighbours (nodes next to each other in the order
@@ -43,5 +43,7 @@ def subsets(nodes: Iterable[int]) -> Iterator[int]:
         else:
             tried = WHOLE
             chosen = (tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))
+        if size < least:
+            continue
         for each in chosen:
             yield of_nodes(each)

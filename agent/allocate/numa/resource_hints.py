@@ -28,6 +28,7 @@ def resource_hints(
     fits: Callable[[int], bool],
     *,
     narrowest: bool = False,
+    widest: int | None = None,
 ) -> dict[str, tuple[Hint, ...]]:
     """By requested resource that any node of `total` counts: its hints, none where nothing fits.
 
@@ -38,7 +39,8 @@ def resource_hints(
     of `subsets`.
 
     `narrowest`: no masks of more nodes than the fewest that all resources prefer together. A merge
-    of these hints with no others, and without exclusivity, chooses the same then."""
+    of these hints with no others, and without exclusivity, chooses the same then. `widest`: no
+    masks of more nodes than so many."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -50,9 +52,9 @@ def resource_hints(
     fewest = dict.fromkeys(wanted, 0)
     asked = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
-    for mask in _candidates(holders.values()):
+    for mask in _candidates(holders.values(), max(map(_fewest, asked), default=1)):
         size = mask.bit_count()
-        if narrowest and agreed and size > agreed:
+        if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
         if not _enough(mask, asked) or not fits(mask):
             continue
@@ -84,12 +86,24 @@ def _enough(mask: int, asked: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -
     return True
 
 
-def _candidates(holders: Iterable[int]) -> Iterable[int]:
+def _fewest(asked: tuple[int, Sequence[tuple[int, int]]]) -> int:
+    """No fewer nodes have enough."""
+    missing, free = asked
+    count = 1
+    for amount in sorted((amount for _, amount in free), reverse=True):
+        missing -= amount
+        if missing <= 0:
+            break
+        count += 1
+    return count
+
+
+def _candidates(holders: Iterable[int], least: int) -> Iterable[int]:
     """The subsets of each set of nodes, in the order of `subsets`."""
     distinct = set(holders)
     if len(distinct) == 1:
-        return subsets(members(distinct.pop()))
-    masks = {mask for holder in distinct for mask in subsets(members(holder))}
+        return subsets(members(distinct.pop()), least)
+    masks = {mask for holder in distinct for mask in subsets(members(holder), least)}
     return sorted(masks, key=lambda mask: (mask.bit_count(), tuple(members(mask))))
 
 

@@ -18,7 +18,7 @@ import yaml
 from demo.stage import free_port
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
-from tests.integration.kubescheduler import process
+from tests.integration.kubescheduler import hosts, process
 from tests.integration.kubescheduler.hosts import SYSTEM
 from tests.waiting import eventually
 
@@ -114,12 +114,7 @@ def shipped(api: ApiServer, port: int) -> dict[str, Any]:
 def company(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
     """Both run; the test is skipped where kube-scheduler can't be had."""
     process.program_or_skip()
-    if not (api.folder / "extender.crt").exists():
-        api.authority.server("extender")
-        api.authority.client("extender-client")
-        for each in manifests(_OVERLAY):
-            if each["kind"] in _RIGHTS:
-                api.apply(each)
+    furnish(api)
     topolet = Topolet(api, folder, *flags)
     try:
         topolet.start()
@@ -127,6 +122,18 @@ def company(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
             yield topolet
     finally:
         topolet.kill()
+
+
+def furnish(api: ApiServer) -> None:
+    """Once: kinds, accounts with their rights, certificates."""
+    if (api.folder / "extender.crt").exists():
+        return
+    hosts.furnish(api)
+    for each in manifests(_OVERLAY):
+        if each["kind"] in _RIGHTS:
+            api.apply(each)
+    api.authority.server("extender")
+    api.authority.client("extender-client")
 
 
 def _with_token(api: ApiServer, token: str) -> dict[str, Any]:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from agent.allocate.ledger import Overlap
-from agent.allocate.nodefacts import node_facts
-from agent.allocate.place.facts import place_facts
-from agent.allocate.place.holding import holding_of
-from agent.allocate.place.place import DeviceOverlap, Place
 from agent.conformance import machines
 from agent.kube.errors import NotFoundError
-from agent.model import apipods, deviceobject, nodetopology
+from agent.model import deviceobject, nodetopology
 from agent.model.cpuset import EMPTY
 from agent.model.devices import Device
 from agent.model.nodetopology import Amounts, NodeTopology, Zone
@@ -38,8 +32,9 @@ def furnish(api: ApiServer) -> None:
     """What hosts need once: kinds, and the agents' namespace."""
     for each in manifests("crds"):
         api.apply(each)
-    with contextlib.suppress(Exception):
-        objects.namespace(api, SYSTEM)
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SYSTEM}})
+    account = {"name": "default", "namespace": SYSTEM}
+    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
 
 
 class Hosts:
@@ -74,7 +69,7 @@ class Hosts:
         if told:
             self.tell(name, shape)
         if devices:
-            self._api.admin.apply(f"{DEVICES}/{name}", deviceobject.encode(name, devices))
+            self.tell_devices(name, devices)
         self.agent(name, ready=ready)
         return name
 
@@ -83,6 +78,16 @@ class Hosts:
         cpus = machines.cpus(shape, "adjacent")
         body = nodetopology.encode(_topology(name, cpus), nodetopology.Version.V1ALPHA2)
         self._api.admin.apply(f"{TOPOLOGIES}/{name}", body)
+
+    def tell_devices(self, name: str, devices: Sequence[Device]) -> None:
+        """Its Device."""
+        self._api.admin.apply(f"{DEVICES}/{name}", deviceobject.encode(name, devices))
+
+    def offer(self, name: str, devices: Sequence[Device]) -> None:
+        """What the Node says of them, in sum."""
+        amounts = _extended(devices)
+        status = {"status": {"capacity": amounts, "allocatable": amounts}}
+        self._api.admin.merge(f"/api/v1/nodes/{name}/status", status)
 
     def agent(self, name: str, *, ready: bool = True) -> None:
         """The agent's pod."""
@@ -110,18 +115,6 @@ def hosts(api: ApiServer, name: str) -> Iterator[Hosts]:
         yield it
     finally:
         it.end()
-
-
-def overlaps(
-    pods: Iterable[Mapping[str, Any]], shape: Shape, devices: Sequence[Device] = ()
-) -> list[Overlap | DeviceOverlap]:
-    """What the annotations of pods of one node give twice."""
-    cpus, _ = node_facts({}, {}, _topology("n", machines.cpus(shape, "adjacent")))
-    device = deviceobject.read(deviceobject.encode("n", devices)) if devices else None
-    place = Place(place_facts("n", {}, cpus, device))
-    for each in pods:
-        place.record(holding_of(apipods.from_object(each)))
-    return list(place.overlaps())
 
 
 def _topology(name: str, cpus: Sequence[Cpu]) -> NodeTopology:
