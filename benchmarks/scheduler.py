@@ -42,8 +42,8 @@ class Amount(msgspec.Struct, frozen=True):
     nodes: int = 5000
     pods: int = 100_000
     kinds: int = 60
-    rounds: int = 300
-    burst: int = 1500
+    rounds: int = 240
+    burst: int = 1000
     grown: tuple[int, ...] = (500, 15_000)
 
 
@@ -258,9 +258,10 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - start) * 1e3, answer
 
 
-def verbs(caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]) -> list[Row]:
+def verbs(
+    case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]
+) -> list[Row]:
     """Warm calls as a row with the cold ones' median beside, and a row for each step."""
-    case = f"filter_prioritize_{candidates}"
     before = _spent(caller.ours)
     took = [caller.measured(candidates) for _ in range(rounds)]
     inside = (_spent(caller.ours) - before) / rounds
@@ -349,7 +350,7 @@ def growth(stack: ExitStack, bare: Extender, nodes: int, amount: Amount) -> list
     with ExitStack() as own:
         caller = Caller(cluster(own, nodes, 4 * nodes), bare, nodes, 10)
         cold = [caller.measured(nodes) for _ in range(10)]
-        return verbs(caller, nodes, amount.rounds // 3, cold)
+        return verbs(f"growth_{nodes}", caller, nodes, amount.rounds // 3, cold)
 
 
 def rows(amount: Amount) -> list[Row]:
@@ -363,8 +364,8 @@ def rows(amount: Amount) -> list[Row]:
         caller = Caller(ours, bare, amount.nodes, amount.kinds)
         cold = [caller.measured(500) for _ in range(amount.kinds)]
         cold_all = [caller.measured(amount.nodes) for _ in range(amount.kinds)]
-        found += verbs(caller, 500, amount.rounds, cold)
-        found += verbs(caller, amount.nodes, amount.rounds, cold_all)
+        found += verbs("filter_prioritize_500", caller, 500, amount.rounds, cold)
+        found += verbs("filter_prioritize_5000", caller, amount.nodes, amount.rounds, cold_all)
         found.append(passed_through(caller, 500, amount.rounds))
         for candidates in (100, 500):
             pods_a_second = pods_per_second(stack, caller, candidates, amount.burst)
