@@ -23,6 +23,7 @@ Query = Mapping[str, str | int]
 JSON: Final = "application/json"
 APPLY: Final = "application/apply-patch+yaml"
 MERGE: Final = "application/merge-patch+json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
 EDIT: Final = "application/json-patch+json"
 
 

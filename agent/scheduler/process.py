@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Final
 
+from agent.allocate.place.facts import PlaceRules
 from agent.host.ending import Ending
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
@@ -22,6 +23,7 @@ from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, leader, server
 from agent.scheduler.asked import Recent
+from agent.scheduler.attendance import Attendance
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.certificates import CertificateFiles
@@ -35,13 +37,16 @@ from agent.scheduler.routes import Route
 from agent.scheduler.server import Server
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.watching import Watching
-from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from agent.telemetry.schedulermetrics import SchedulerFacts
 
 log = logging.getLogger(__name__)
 
 BIND_SECONDS: Final = 4.0
 """Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
+
+# kube-scheduler has as many binds under way as the API server takes to answer, and its loop waits
+# for the filter alone.
+LIMITS: Final = server.Limits(threads=64, request_seconds=5.0)
 
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
@@ -79,14 +84,16 @@ def run(settings: Settings) -> None:
     ended = threading.Event()
     with ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
-        doors = _doors(settings, parts.routes)
-        with Ending(ended.set):
-            for door in doors:
+        listening = doors(settings, parts.routes)
+        with Ending(ended.set), ExitStack() as open_doors:
+            for door in listening:
                 door.start()
-                closing.callback(door.close)
+                open_doors.callback(door.close)
             parts.start(closing)
-            log.info("extender listens on port %d", doors[0].port)
+            log.info("extender listens on port %d", listening[0].port)
             ended.wait()
+            # Requests under way end before another may lead.
+            open_doors.close()
             closing.close()
 
 
@@ -104,18 +111,32 @@ class _Parts:
             return made
 
         times = lease_times(settings.lease_seconds)
-        binding = transport(bind_limits(times), server.Limits().threads)
-        cluster = Cluster()
-        self._watching = Watching(transport(), cluster)
+        binding = transport(bind_limits(times), LIMITS.threads)
+        cluster = Cluster(rules=PlaceRules(scoring=args))
+        recent = Recent()
+        self._attendance = Attendance(
+            transport(),
+            cluster,
+            recent,
+            lambda: self._duty.reason() is None,
+            settings.scheduler_name,
+            evict=settings.evict,
+        )
+        self._watching = Watching(transport(), cluster, pods_changed=self._attendance.pods_changed)
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching)
         self._expiry = Expiry(cluster, binding)
         groups = Groups(cluster, seconds=settings.group_seconds)
-        recent = Recent()
         binder = Binder(cluster, groups, Bindings(binding), recent)
-        verbs = Deciding(
-            cluster, groups, binder, recent, unchanged, best_alone=settings.best_node_only
+        deciding = Deciding(
+            cluster,
+            groups,
+            binder,
+            recent,
+            self._attendance.preempt,
+            best_alone=settings.best_node_only,
         )
+        verbs = self._attendance.verbs(deciding)
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
@@ -125,9 +146,9 @@ class _Parts:
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)
 
     def start(self, closing: ExitStack) -> None:
-        """Ended in the other order: a leader lets another begin when nothing of ours decides."""
-        parts = (self._watching, self._expiry, self._duty)
-        for each in (*parts, self._leader) if self._leader is not None else parts:
+        """Ended in the other order: who touches pods first, then who leads."""
+        led = (self._leader,) if self._leader is not None else ()
+        for each in (self._watching, self._expiry, self._duty, *led, self._attendance):
             each.start()
             closing.callback(each.stop)
 
@@ -146,7 +167,7 @@ class _Parts:
         )
 
 
-def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
+def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     """The extender's first. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
@@ -158,13 +179,8 @@ def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     names = client_names(settings.client_names)
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: without client-ca-file no client shows a name")
-    doors = [Server(settings.extender_address, routes, certificate, clients=names)]
+    doors = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
         doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))
     return doors
-
-
-def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-    """The victims that kube-scheduler chose."""
-    return ExtenderPreemptionResult(args.victims)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from agent.kube import kinds, wire
@@ -17,7 +17,7 @@ from agent.kube.objects import Change, Changed, ChangeKind
 from agent.kube.transport import Transport
 from agent.scheduler import readings
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.readings import Agents
+from agent.scheduler.readings import Agents, PodReading
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -109,16 +109,24 @@ class Watching:
         cluster: Cluster,
         agents: Agents | None = None,
         *,
+        pods_changed: Changed[PodReading] | None = None,
         pace: Pace | None = None,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
+        """`pods_changed` is told after the cluster."""
         pace = pace or Pace()
         discovery = Discovery(transport)
         pods, nodes = (kinds.path("", "v1", each.plural) for each in (kinds.POD, kinds.NODE))
         read_pod = readings.pods(agents or Agents())
         self._transport = transport
         self._pods_path = pods
-        self._pods = ListWatch(transport, pods, {}, read_pod, cluster.pods_changed, pace=pace)
+
+        def told(changes: Sequence[Change[PodReading]]) -> None:
+            cluster.pods_changed(changes)
+            if pods_changed is not None:
+                pods_changed(changes)
+
+        self._pods = ListWatch(transport, pods, {}, read_pod, told, pace=pace)
         self._nodes = ListWatch(
             transport, nodes, {}, readings.node, cluster.nodes_changed, pace=pace
         )

@@ -17,6 +17,7 @@ from agent.model import apipods, jsontext
 from agent.model.apipods import ApiPod, PodObject
 from agent.model.jsontext import JsonError
 from agent.model.objects import ObjectError
+from agent.scheduler.constraints import Constraints
 from agent.scheduler.routes import BadRequestError
 
 Value = TypeVar("Value")
@@ -61,10 +62,12 @@ class MetaVictims(msgspec.Struct, frozen=True):
 
 
 class ExtenderPreemptionArgs(msgspec.Struct, frozen=True):
-    """`victims` by node."""
+    """`victims` by node. `constrained`: the pod asks for more than resources of a node, so that
+    other reasons than these may have named the victims: ports of the host, volumes, other pods."""
 
     pod: ApiPod
     victims: Mapping[str, MetaVictims]
+    constrained: bool = False
 
 
 class ExtenderPreemptionResult(msgspec.Struct, frozen=True):
@@ -122,7 +125,9 @@ def preemption_args(body: bytes) -> ExtenderPreemptionArgs:
         raise BadRequestError(
             "ExtenderPreemptionArgs: NodeNameToMetaVictims: is missing, and so is NodeNameToVictims"
         )
-    return ExtenderPreemptionArgs(_pod("ExtenderPreemptionArgs", raw.pod), victims)
+    pod = _decoded("ExtenderPreemptionArgs: Pod", _POD, raw.pod)
+    constraints = _decoded("ExtenderPreemptionArgs: Pod", _CONSTRAINTS, raw.pod)
+    return ExtenderPreemptionArgs(_pod("ExtenderPreemptionArgs", pod), victims, constraints.any())
 
 
 def binding_args(body: bytes) -> ExtenderBindingArgs:
@@ -216,11 +221,13 @@ class _Victims(msgspec.Struct, frozen=True):
 
 
 class _Preemption(msgspec.Struct, frozen=True):
-    pod: PodObject = msgspec.field(name="Pod")
+    pod: msgspec.Raw = msgspec.field(name="Pod")
     whole: dict[str, _Victims] | None = msgspec.field(name="NodeNameToVictims", default=None)
     meta: dict[str, _Meta] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
+_POD: Final = msgspec.json.Decoder(PodObject)
+_CONSTRAINTS: Final = msgspec.json.Decoder(Constraints)
 _encoder: Final = msgspec.json.Encoder()
 _ARGS: Final = msgspec.json.Decoder(_Args)
 _NAMED: Final = msgspec.json.Decoder(_Named)

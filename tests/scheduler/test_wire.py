@@ -263,3 +263,24 @@ def test_answers_say_what_they_were_given(names: list[str], reasons: dict[str, s
     answer = json.loads(wire.filter_answer(args, ExtenderFilterResult(names, reasons, reasons)))
     assert answer["NodeNames"] == names
     assert answer["FailedNodes"] == answer["FailedAndUnresolvableNodes"] == reasons
+
+
+@pytest.mark.parametrize(
+    ("spec", "constrained"),
+    [
+        ({}, False),
+        (
+            {"affinity": {"nodeAffinity": {"x": 1}}, "volumes": [{"name": "v", "emptyDir": {}}]},
+            False,
+        ),
+        ({"containers": [{"name": "c", "ports": [{"containerPort": 80}]}]}, False),
+        ({"containers": [{"name": "c", "ports": [{"hostPort": 80}]}]}, True),
+        ({"affinity": {"podAntiAffinity": {"x": 1}}}, True),
+        ({"topologySpreadConstraints": [{"maxSkew": 1}]}, True),
+        ({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]}, True),
+    ],
+)
+def test_pod_that_asks_for_more_than_resources(spec: dict[str, Any], constrained: bool) -> None:
+    pod = {**POD, "spec": {**POD.get("spec", {}), **spec}}
+    args = wire.preemption_args(text({"Pod": pod, "NodeNameToMetaVictims": {}}))
+    assert args.constrained is constrained

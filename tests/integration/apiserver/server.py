@@ -38,10 +38,10 @@ class ApiServer:
         self._etcd_port, self._peer_port = free_port(), free_port()
         self.url = f"https://127.0.0.1:{self._port}"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        authority = Authority(folder)
-        authority.server("apiserver")
-        authority.client("admin", "system:masters")
-        authority.signing_key("sa")
+        self.authority = Authority(folder)
+        self.authority.server("apiserver")
+        self.authority.client("admin", "system:masters")
+        self.authority.signing_key("sa")
         self.admin = Transport(self.access())
 
     def access(self, token: str | None = None) -> FileAccess:

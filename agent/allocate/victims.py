@@ -1,0 +1,158 @@
+"""Which pods of one node have to end so that another fits: few, and those of lowest priority.
+
+Whether a set helps is asked of the caller; what helps goes on helping when more pods end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+TRIALS: Final = 400
+"""How often a search asks whether a set helps; what it has found by then is the answer."""
+
+Helps: TypeAlias = Callable[[frozenset[str]], bool]
+_Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A pod that may be a victim; `started_at` in nanoseconds since 1970. `budgets`: the disruption
+    budgets that it counts in."""
+
+    uid: str
+    priority: int
+    started_at: int = 0
+    budgets: tuple[str, ...] = ()
+
+
+class Victims(msgspec.Struct, frozen=True):
+    """`uids`, the most important pod first; `violations`: how many of them their budgets do not
+    allow."""
+
+    uids: tuple[str, ...]
+    violations: int
+
+
+def importance(candidate: Candidate) -> tuple[int, int, str]:
+    """Sorts the most important pod first, as kube-scheduler does: by priority, then who started
+    first."""
+    return -candidate.priority, candidate.started_at, candidate.uid
+
+
+def violations(chosen: Sequence[Candidate], allowed: Mapping[str, int]) -> int:
+    """How many of these pods are more than their budgets allow; `chosen` by importance."""
+    left = dict(allowed)
+    count = 0
+    for each in chosen:
+        for budget in each.budgets:
+            left[budget] = left.get(budget, 0) - 1
+        count += any(left[budget] < 0 for budget in each.budgets)
+    return count
+
+
+def fewest(
+    candidates: Sequence[Candidate],
+    allowed: Mapping[str, int],
+    helps: Helps,
+    *,
+    trials: int = TRIALS,
+) -> Victims | None:
+    """The set that helps and violates the fewest budgets, with the lowest priorities: the highest
+    of them is compared first, and a set that goes on is worse than one that ends. Between equals
+    those that started last. None where not even all of them help.
+
+    `allowed`: disruptions that each budget still allows. After so many `trials` the best set so far
+    is the answer, which is never worse than sparing pods one by one.
+    """
+    return _Search(candidates, allowed, helps, trials).run()
+
+
+class _Search:
+    """Depth first over the pods by importance: spare, else end. Sets are bits by that order."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        allowed: Mapping[str, int],
+        helps: Helps,
+        trials: int,
+    ) -> None:
+        self._pods = sorted(candidates, key=importance)
+        self._allowed = allowed
+        self._ask = helps
+        self._left = trials
+        self._answers: dict[int, bool] = {}
+        self._useless: list[int] = []
+        self._best: tuple[_Key, int] | None = None
+
+    def run(self) -> Victims | None:
+        everyone = (1 << len(self._pods)) - 1
+        if not self._pods or not self._helps(everyone):
+            return None
+        self._record(self._spared(everyone))
+        self._descend(0, 0)
+        assert self._best is not None
+        (broken, _, _), best = self._best
+        return Victims(tuple(each.uid for each in self._of(best)), broken)
+
+    def _spared(self, everyone: int) -> int:
+        """What is left when pods are spared one by one, those first that no budget allows."""
+        over = [
+            place
+            for place in range(len(self._pods))
+            if violations(self._pods[: place + 1], self._allowed)
+            > violations(self._pods[:place], self._allowed)
+        ]
+        chosen = everyone
+        for place in [*over, *(each for each in range(len(self._pods)) if each not in over)]:
+            without = chosen & ~(1 << place)
+            if without and self._helps(without):
+                chosen = without
+        return chosen
+
+    def _descend(self, place: int, chosen: int) -> None:
+        """`chosen` of the pods before `place`; with all from there on it helps."""
+        if self._left <= 0 or (self._best is not None and self._key(chosen) >= self._best[0]):
+            return
+        if chosen and self._helps(chosen):
+            self._record(chosen)
+            return
+        if place == len(self._pods):
+            return
+        rest = ((1 << len(self._pods)) - 1) & ~((2 << place) - 1)
+        if self._helps(chosen | rest):
+            self._descend(place + 1, chosen)
+        self._descend(place + 1, chosen | 1 << place)
+
+    def _record(self, chosen: int) -> None:
+        found = self._key(chosen), chosen
+        if self._best is None or found < self._best:
+            self._best = found
+
+    def _key(self, chosen: int) -> _Key:
+        """What is less is better; that of a set's first pods is never more than its own."""
+        places = [place for place in range(len(self._pods)) if chosen >> place & 1]
+        pods = [self._pods[place] for place in places]
+        return (
+            violations(pods, self._allowed),
+            tuple(each.priority for each in pods),
+            tuple(-place for place in places),
+        )
+
+    def _of(self, chosen: int) -> list[Candidate]:
+        return [each for place, each in enumerate(self._pods) if chosen >> place & 1]
+
+    def _helps(self, chosen: int) -> bool:
+        if not chosen or any(not chosen & ~useless for useless in self._useless):
+            return False
+        known = self._answers.get(chosen)
+        if known is None:
+            self._left -= 1
+            known = self._answers[chosen] = self._ask(
+                frozenset(each.uid for each in self._of(chosen))
+            )
+            if not known:
+                self._useless.append(chosen)
+        return known

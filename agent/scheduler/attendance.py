@@ -1,0 +1,85 @@
+"""What is done for pods that find no node, as one: they are tried again when there is room for
+them, and room is made for the important ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from agent.allocate.place.wish import WishError
+from agent.kube.listwatch import ListWatch
+from agent.kube.objects import Change
+from agent.kube.transport import Transport
+from agent.scheduler import disruption
+from agent.scheduler.asked import Recent, asked
+from agent.scheduler.attending import Attending, Views, waiter
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.disruption import Budget, Budgets
+from agent.scheduler.evict import Evictor
+from agent.scheduler.groups import GroupError
+from agent.scheduler.pending import pending
+from agent.scheduler.preempt import Preemption
+from agent.scheduler.readings import PodReading
+from agent.scheduler.retry import Retry
+from agent.scheduler.tenants import Tenants
+from agent.scheduler.verbs import Deciding
+from agent.scheduler.waiting import Waiter, Waiting
+
+
+class Attendance:
+    """`preempt` is the verb, for who decides; `verbs` are all of them, to be answered."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        cluster: Cluster,
+        recent: Recent,
+        leading: Callable[[], bool],
+        scheduler: str,
+        *,
+        evict: bool,
+    ) -> None:
+        """`scheduler`: the schedulerName of pods that are ours. `evict`: not only at
+        kube-scheduler's word."""
+        self._transport = transport
+        self._cluster = cluster
+        self._recent = recent
+        self._leading = leading
+        self._scheduler = scheduler
+        self._waiting = Waiting()
+        budgets, tenants = Budgets(), Tenants(cluster)
+        self._budgets: ListWatch[Budget] = ListWatch(
+            transport, disruption.PATH, {}, disruption.read, budgets.changed
+        )
+        self.preempt = Preemption(tenants, budgets)
+        self._evictor = (
+            Evictor(transport, tenants, self._waiting, budgets, leading) if evict else None
+        )
+        self._retry: Retry | None = None
+
+    def verbs(self, deciding: Deciding) -> Attending:
+        """To be called once, before the start."""
+        views = Views(self._cluster, deciding.shapes)
+        self._retry = Retry(self._transport, self._waiting, views, self._leading, self._before)
+        return Attending(deciding, self._recent, self._cluster, self._waiting, self._evictor)
+
+    def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
+        """What the watch tells, after the cluster has heard it."""
+        self._waiting.pods_changed(changes)
+
+    def start(self) -> None:
+        for each in (self._budgets, self._retry, self._evictor):
+            if each is not None:
+                each.start()
+
+    def stop(self) -> None:
+        for each in (self._evictor, self._retry, self._budgets):
+            if each is not None:
+                each.stop()
+
+    def _before(self) -> Iterator[Waiter]:
+        for pod in pending(self._transport, self._scheduler):
+            try:
+                yield waiter(asked(pod), self._cluster, time.monotonic())
+            except (WishError, GroupError):
+                continue  # its own change makes it another pod; no node's does

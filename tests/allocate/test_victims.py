@@ -1,0 +1,141 @@
+"""Victims against the rule written as a search of every set."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.victims import Candidate, Victims, fewest, importance, violations
+
+Sets = tuple[frozenset[str], ...]
+
+pods = st.lists(
+    st.builds(
+        Candidate,
+        uid=st.sampled_from([f"u{n}" for n in range(7)]),
+        priority=st.integers(-1, 3),
+        started_at=st.integers(0, 2),
+        budgets=st.sampled_from([(), ("a",), ("b",), ("a", "b")]),
+    ),
+    max_size=7,
+    unique_by=lambda each: each.uid,
+)
+# What helps: any set that has one of these within.
+needed = st.lists(
+    st.frozensets(st.sampled_from([f"u{n}" for n in range(7)]), min_size=1, max_size=4), max_size=4
+).map(tuple)
+allowances = st.fixed_dictionaries({"a": st.integers(0, 3), "b": st.integers(-1, 2)})
+
+
+def helps(needed: Sets, chosen: frozenset[str]) -> bool:
+    return any(each <= chosen for each in needed)
+
+
+def brute(candidates: Sequence[Candidate], allowed: Mapping[str, int], needed: Sets) -> set[str]:
+    """The best of every set."""
+    ordered = sorted(candidates, key=importance)
+    best: tuple[object, ...] | None = None
+    answer: set[str] = set()
+    for size in range(1, len(ordered) + 1):
+        for chosen in itertools.combinations(enumerate(ordered), size):
+            pods = [each for _, each in chosen]
+            if not helps(needed, frozenset(each.uid for each in pods)):
+                continue
+            key = (
+                violations(pods, allowed),
+                [each.priority for each in pods],
+                [-place for place, _ in chosen],
+            )
+            if best is None or key < best:
+                best, answer = key, {each.uid for each in pods}
+    return answer
+
+
+@given(pods, allowances, needed)
+def test_equals_the_best_of_every_set(
+    candidates: list[Candidate], allowed: dict[str, int], needed: Sets
+) -> None:
+    found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen))
+    assert set(found.uids if found else ()) == brute(candidates, allowed, needed)
+
+
+@given(pods, allowances, needed, st.integers(0, 10))
+def test_short_search_still_helps_and_spares_whom_it_can(
+    candidates: list[Candidate], allowed: dict[str, int], needed: Sets, trials: int
+) -> None:
+    found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen), trials=trials)
+    everyone = frozenset(each.uid for each in candidates)
+    assert (found is not None) == helps(needed, everyone)
+    if found is not None:
+        chosen = frozenset(found.uids)
+        assert helps(needed, chosen)
+        assert not any(helps(needed, chosen - {each}) for each in chosen)
+
+
+@given(pods, allowances, needed, st.randoms())
+def test_order_of_the_question_does_not_matter(
+    candidates: list[Candidate], allowed: dict[str, int], needed: Sets, chance: object
+) -> None:
+    found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen))
+    backwards = fewest(candidates[::-1], allowed, lambda chosen: helps(needed, chosen))
+    assert found == backwards
+
+
+def pod(uid: str, priority: int = 0, started_at: int = 0, *budgets: str) -> Candidate:
+    return Candidate(uid, priority, started_at, budgets)
+
+
+CASES = {
+    "one of high priority is spared for two of low": (
+        [pod("high", 5), pod("low1"), pod("low2")],
+        {},
+        ({"high"}, {"low1", "low2"}),
+        ("low1", "low2"),
+        0,
+    ),
+    "one large one for two small ones of its priority": (
+        [pod("large"), pod("small1", 0, 1), pod("small2", 0, 2)],
+        {},
+        ({"large"}, {"small1", "small2"}),
+        ("large",),
+        0,
+    ),
+    "who started last": ([pod("old", 0, 1), pod("new", 0, 2)], {}, ({"old"}, {"new"}), ("new",), 0),
+    "a budget goes before priority": (
+        [pod("high", 5), pod("guarded", 0, 0, "b")],
+        {"b": 0},
+        ({"high"}, {"guarded"}),
+        ("high",),
+        0,
+    ),
+    "a budget that allows one is no hindrance": (
+        [pod("high", 5), pod("guarded", 0, 0, "b")],
+        {"b": 1},
+        ({"high"}, {"guarded"}),
+        ("guarded",),
+        0,
+    ),
+    "violations are counted": (
+        [pod("x", 0, 0, "b"), pod("y", 0, 0, "b")],
+        {"b": 1},
+        ({"x", "y"},),
+        ("x", "y"),
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_case(case: str) -> None:
+    candidates, allowed, needed, uids, count = CASES[case]
+    sets = tuple(map(frozenset, needed))
+    assert fewest(candidates, allowed, lambda chosen: helps(sets, chosen)) == Victims(uids, count)
+
+
+def test_nobody_helps() -> None:
+    assert fewest([pod("x")], {}, lambda chosen: False) is None
+    assert fewest([], {}, lambda chosen: True) is None

@@ -1,0 +1,142 @@
+"""`topolet scheduler` and the kube-scheduler that asks it, as processes, on shipped settings."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import itertools
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.stage import free_port
+from tests.deploy.manifests import objects as manifests
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import hosts, process
+from tests.integration.kubescheduler.hosts import SYSTEM
+from tests.waiting import eventually
+
+START_SECONDS = 60.0
+ACCOUNT = "topolet-scheduler"
+PROFILE = "topolet-scheduler"
+"""The schedulerName of pods that are ours."""
+
+_OVERLAY = "overlays/scheduler-evict"
+_RIGHTS = frozenset(
+    ("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+)
+_numbers = itertools.count(1)
+
+
+class Topolet:
+    """The scheduler's process, with the rights of its manifests."""
+
+    def __init__(self, api: ApiServer, folder: Path, *flags: str) -> None:
+        self._log = folder / f"topolet-{next(_numbers)}.log"
+        self.port, self._pages = free_port(), free_port()
+        access = folder / "topolet.kubeconfig"
+        access.write_text(json.dumps(_with_token(api, api.token(SYSTEM, ACCOUNT))))
+        pki = api.folder
+        self._words = [
+            sys.executable,
+            "-m",
+            "agent",
+            "scheduler",
+            f"--kubeconfig={access}",
+            f"--extender-address=127.0.0.1:{self.port}",
+            f"--scheduler-http=127.0.0.1:{self._pages}",
+            f"--tls-certificate-file={pki}/extender.crt",
+            f"--tls-key-file={pki}/extender.key",
+            f"--client-ca-file={pki}/ca.crt",
+            f"--lease-namespace={SYSTEM}",
+            "--lease-seconds=3",
+            *flags,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def start(self) -> None:
+        """Returns when it leads and knows the cluster."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._words, stdout=log, stderr=log)
+        eventually("topolet scheduler is ready", self._ready, START_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL: it can say nothing to anybody."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log[-3000:]
+        connection = http.client.HTTPConnection("127.0.0.1", self._pages, timeout=5)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+def shipped(api: ApiServer, port: int) -> dict[str, Any]:
+    """The configuration of our manifests, with addresses and files of the test."""
+    (found,) = (
+        each
+        for each in manifests(_OVERLAY)
+        if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "topolet-kube-scheduler"
+    )
+    settings: dict[str, Any] = yaml.safe_load(found["data"]["config.yaml"])
+    settings["leaderElection"] = {"leaderElect": False}
+    settings.setdefault("clientConnection", {})["kubeconfig"] = str(process.credentials(api))
+    (extender,) = settings["extenders"]
+    extender["urlPrefix"] = f"https://127.0.0.1:{port}"
+    extender["tlsConfig"] = {
+        "certFile": f"{api.folder}/extender-client.crt",
+        "keyFile": f"{api.folder}/extender-client.key",
+        "caFile": f"{api.folder}/ca.crt",
+    }
+    return settings
+
+
+@contextlib.contextmanager
+def company(api: ApiServer, folder: Path, *flags: str) -> Iterator[Topolet]:
+    """Both run; the test is skipped where kube-scheduler can't be had."""
+    process.program_or_skip()
+    furnish(api)
+    topolet = Topolet(api, folder, *flags)
+    try:
+        topolet.start()
+        with process.scheduling(api, shipped(api, topolet.port), folder):
+            yield topolet
+    finally:
+        topolet.kill()
+
+
+def furnish(api: ApiServer) -> None:
+    """Once: kinds, accounts with their rights, certificates."""
+    if (api.folder / "extender.crt").exists():
+        return
+    hosts.furnish(api)
+    for each in manifests(_OVERLAY):
+        if each["kind"] in _RIGHTS:
+            api.apply(each)
+    api.authority.server("extender")
+    api.authority.client("extender-client")
+
+
+def _with_token(api: ApiServer, token: str) -> dict[str, Any]:
+    config = process.kubeconfig(api, "topolet")
+    config["users"] = [{"name": "topolet", "user": {"token": token}}]
+    return config

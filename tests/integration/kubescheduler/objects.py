@@ -1,0 +1,109 @@
+"""Nodes without a kubelet, and pods for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agent.kube.errors import ConflictError, NotFoundError
+from tests.integration.apiserver.server import ApiServer
+
+PODS_PER_NODE = "110"
+
+
+def namespace(api: ApiServer, name: str) -> None:
+    """With the service account that pods have."""
+    api.namespace(name)
+    account = {"metadata": {"name": "default"}}
+    api.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
+
+
+def ready_node(
+    api: ApiServer,
+    name: str,
+    allocatable: Mapping[str, str],
+    *,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> None:
+    """Made, Ready and without taints: what a kubelet and a controller would come to."""
+    metadata = {"name": name, "labels": dict(labels or {}), "annotations": dict(annotations or {})}
+    api.create("/api/v1/nodes", {"metadata": metadata})
+    amounts = {"pods": PODS_PER_NODE, **allocatable}
+    condition = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
+    status = {"capacity": amounts, "allocatable": amounts, "conditions": [condition]}
+    api.admin.merge(f"/api/v1/nodes/{name}/status", {"status": status})
+    api.admin.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+
+
+def priority(api: ApiServer, name: str, value: int, policy: str = "PreemptLowerPriority") -> None:
+    """A PriorityClass."""
+    api.create(
+        "/apis/scheduling.k8s.io/v1/priorityclasses",
+        {"metadata": {"name": name}, "value": value, "preemptionPolicy": policy},
+    )
+
+
+def pending(
+    namespace: str,
+    name: str,
+    requests: Mapping[str, str],
+    *,
+    scheduler: str,
+    labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A pod of one container that requests and is limited to the same."""
+    amounts = {"requests": dict(requests), "limits": dict(requests)}
+    return {
+        "metadata": {
+            "namespace": namespace,
+            "name": name,
+            "labels": dict(labels or {}),
+            "annotations": dict(annotations or {}),
+        },
+        "spec": {
+            "schedulerName": scheduler,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": 30,
+            "containers": [{"name": "c", "image": "none", "resources": amounts}],
+            **spec,
+        },
+    }
+
+
+def create(api: ApiServer, pod: Mapping[str, Any]) -> dict[str, Any]:
+    return api.create(f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods", dict(pod))
+
+
+def pods(api: ApiServer, namespace: str) -> dict[str, dict[str, Any]]:
+    """By name."""
+    listed = json.loads(api.admin.get(f"/api/v1/namespaces/{namespace}/pods"))
+    return {each["metadata"]["name"]: each for each in listed["items"]}
+
+
+def node_of(api: ApiServer, namespace: str, name: str) -> str:
+    """Empty while it waits."""
+    body = json.loads(api.admin.get(f"/api/v1/namespaces/{namespace}/pods/{name}"))
+    return str(body["spec"].get("nodeName", ""))
+
+
+def end_terminating(api: ApiServer, namespace: str) -> list[str]:
+    """The kubelet's part: removes pods that are being deleted. Their names."""
+    gone = [
+        name for name, pod in pods(api, namespace).items() if "deletionTimestamp" in pod["metadata"]
+    ]
+    for name in gone:
+        end(api, namespace, name)
+    return gone
+
+
+def end(api: ApiServer, namespace: str, name: str) -> None:
+    """Removed at once."""
+    path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+    try:
+        api.admin.request("DELETE", path, {"gracePeriodSeconds": 0})
+    except (NotFoundError, ConflictError):
+        return

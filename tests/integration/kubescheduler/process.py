@@ -1,0 +1,130 @@
+"""kube-scheduler as a process of the test."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import tools
+from tests.integration.apiserver.server import ApiServer
+
+USER = "system:kube-scheduler"
+"""Whom the API server's own roles let schedule."""
+
+_numbers = itertools.count(1)
+
+
+def configuration(profile: str, extender: str, kubeconfig: str) -> dict[str, Any]:
+    """A KubeSchedulerConfiguration of one profile, that asks the extender at that URL."""
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": kubeconfig, "qps": 1000, "burst": 2000},
+        "profiles": [{"schedulerName": profile}],
+        "extenders": [
+            {
+                "urlPrefix": extender,
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "preemptVerb": "preempt",
+                "bindVerb": "bind",
+                "weight": 1,
+                "nodeCacheCapable": True,
+                "httpTimeout": "5s",
+            }
+        ],
+    }
+
+
+def kubeconfig(api: ApiServer, user: str) -> dict[str, Any]:
+    """Of a user with a certificate of its name in the server's folder."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+        "clusters": [
+            {
+                "name": "test",
+                "cluster": {
+                    "server": api.url,
+                    "certificate-authority": str(api.folder / "ca.crt"),
+                },
+            }
+        ],
+        "users": [
+            {
+                "name": user,
+                "user": {
+                    "client-certificate": str(api.folder / f"{user}.crt"),
+                    "client-key": str(api.folder / f"{user}.key"),
+                },
+            }
+        ],
+    }
+
+
+class KubeScheduler:
+    """One process; `log` is what it said so far."""
+
+    def __init__(self, program: Path, configuration: Mapping[str, Any], folder: Path) -> None:
+        number = next(_numbers)
+        self._log = folder / f"kube-scheduler-{number}.log"
+        settings = folder / f"kube-scheduler-{number}.json"
+        settings.write_text(json.dumps(configuration))
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(program), f"--config={settings}", "--secure-port=0", "--v=3"],
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def alive(self) -> bool:
+        """Fails with what it said where it has ended."""
+        assert self._process.poll() is None, self.log[-3000:]
+        return True
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+
+def program_or_skip() -> Path:
+    program = tools.kubernetes("kube-scheduler")
+    if isinstance(program, str):
+        pytest.skip(program)
+    return program
+
+
+def credentials(api: ApiServer) -> Path:
+    """The kubeconfig of kube-scheduler's own user."""
+    path = api.folder / "kube-scheduler.kubeconfig"
+    if not path.exists():
+        api.authority.client(USER)
+        path.write_text(json.dumps(kubeconfig(api, USER)))
+    return path
+
+
+@contextlib.contextmanager
+def scheduling(
+    api: ApiServer, settings: Mapping[str, Any], folder: Path
+) -> Iterator[KubeScheduler]:
+    """Runs with these settings; the test is skipped where the program can't be had."""
+    scheduler = KubeScheduler(program_or_skip(), settings, folder)
+    try:
+        yield scheduler
+    finally:
+        scheduler.stop()

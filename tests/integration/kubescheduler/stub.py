@@ -1,0 +1,80 @@
+"""An extender whose answers a test decides."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.integration.apiserver.server import ApiServer
+
+
+class Stub:
+    """`asked` has the name of the pod of every filter, in their order. Binds where it is told."""
+
+    def __init__(self, api: ApiServer, refusal: Callable[[str, str], str | None]) -> None:
+        """`refusal` of a pod's name and a node's name: why it is refused, None where it is not."""
+        self.asked: list[str] = []
+        self.refusal = refusal
+        self._api = api
+
+    def answer(self, verb: str, body: dict[str, Any]) -> Any:
+        match verb:
+            case "filter":
+                name = body["Pod"]["metadata"]["name"]
+                self.asked.append(name)
+                why = {each: self.refusal(name, each) for each in body["NodeNames"]}
+                return {
+                    "NodeNames": [each for each, text in why.items() if text is None],
+                    "FailedNodes": {each: text for each, text in why.items() if text is not None},
+                }
+            case "prioritize":
+                return [{"Host": each, "Score": 5} for each in body["NodeNames"]]
+            case "preempt":
+                return {"NodeNameToMetaVictims": body["NodeNameToMetaVictims"]}
+            case _:
+                namespace, name = body["PodNamespace"], body["PodName"]
+                self._api.create(
+                    f"/api/v1/namespaces/{namespace}/pods/{name}/binding",
+                    {
+                        "apiVersion": "v1",
+                        "kind": "Binding",
+                        "metadata": {"name": name, "uid": body["PodUID"]},
+                        "target": {"kind": "Node", "name": body["Node"]},
+                    },
+                )
+                return {"Error": ""}
+
+
+@contextlib.contextmanager
+def listening(stub: Stub) -> Iterator[str]:
+    """Its URL."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            answer = json.dumps(stub.answer(self.path.strip("/"), json.loads(body))).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,95 @@
+"""What we take for granted of kube-scheduler, and what nothing but its source says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import objects
+from tests.integration.kubescheduler.process import configuration, credentials, scheduling
+from tests.integration.kubescheduler.stub import Stub, listening
+from tests.waiting import eventually
+
+NAMESPACE, PROFILE = "stub", "stub-scheduler"
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def stub(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
+    """Asked by a real kube-scheduler about one node, `only`."""
+    objects.namespace(apiserver, NAMESPACE)
+    it = Stub(apiserver, lambda pod, node: None if node == "only" else "not for this test")
+    folder = tmp_path_factory.mktemp("kube-scheduler")
+    access = str(credentials(apiserver))
+    with (
+        listening(it) as url,
+        scheduling(apiserver, configuration(PROFILE, url, access), folder),
+    ):
+        objects.ready_node(apiserver, "only", {"cpu": "8", "memory": "8Gi"})
+        yield it
+
+
+def test_pod_is_bound_where_the_extender_says(apiserver: ApiServer, stub: Stub) -> None:
+    stub.refusal = lambda pod, node: None
+    objects.create(apiserver, objects.pending(NAMESPACE, "a", {"cpu": "1"}, scheduler=PROFILE))
+    eventually(
+        "bound", lambda: objects.node_of(apiserver, NAMESPACE, "a") == "only", PATIENCE_SECONDS
+    )
+
+
+def quiet(stub: Stub, seconds: float = 3.0) -> int:
+    """How often it was asked, once nothing of the first refusal is left that asks again."""
+    count, since = -1, time.monotonic()
+
+    def silent() -> bool:
+        nonlocal count, since
+        if len(stub.asked) != count:
+            count, since = len(stub.asked), time.monotonic()
+        return time.monotonic() - since > seconds
+
+    eventually("kube-scheduler leaves it alone", silent, PATIENCE_SECONDS)
+    return count
+
+
+def condition(api: ApiServer, name: str) -> None:
+    wanted = {"type": "topolet.io/Test", "status": "True", "reason": "Test", "message": ""}
+    api.admin.request(
+        "PATCH",
+        f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/status",
+        None,
+        {"status": {"conditions": [wanted]}},
+        "application/strategic-merge-patch+json",
+    )
+
+
+def annotation(api: ApiServer, path: str) -> None:
+    api.admin.merge(path, {"metadata": {"annotations": {"topolet.io/test": "1"}}})
+
+
+TOUCHES: dict[str, Callable[[ApiServer, str], None]] = {
+    "a condition of the pod": condition,
+    "an annotation of the pod": lambda api, pod: annotation(
+        api, f"/api/v1/namespaces/{NAMESPACE}/pods/{pod}"
+    ),
+    "an annotation of a node": lambda api, pod: annotation(api, "/api/v1/nodes/only"),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES)
+def test_refused_pod_is_asked_about_again_after(
+    touch: str, apiserver: ApiServer, stub: Stub
+) -> None:
+    stub.refusal = lambda pod, node: "no"
+    name = touch.replace(" ", "-")
+    objects.create(apiserver, objects.pending(NAMESPACE, name, {"cpu": "1"}, scheduler=PROFILE))
+    eventually("refused", lambda: name in stub.asked, PATIENCE_SECONDS)
+    before = quiet(stub)
+    stub.refusal = lambda pod, node: None
+    TOUCHES[touch](apiserver, name)
+    eventually("asked again", lambda: len(stub.asked) > before, PATIENCE_SECONDS)
+    eventually(
+        "bound", lambda: objects.node_of(apiserver, NAMESPACE, name) == "only", PATIENCE_SECONDS
+    )

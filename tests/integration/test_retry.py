@@ -1,0 +1,135 @@
+"""A pod that only our rule held back is tried again by a real kube-scheduler when a node changes
+in a way that kube-scheduler does not see."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.scheduler.changelog import Changes
+from agent.scheduler.pending import pending
+from agent.scheduler.retry import CONDITION, Retry
+from agent.scheduler.shapes import Answer, Fit, Misfit
+from agent.scheduler.waiting import Waiter, Waiting
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import objects
+from tests.integration.kubescheduler.process import configuration, credentials, scheduling
+from tests.integration.kubescheduler.stub import Stub, listening
+from tests.waiting import eventually
+
+NAMESPACE, PROFILE, NODE = "retry", "retry-scheduler", "retry-node"
+PROMISED_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
+
+
+class Room:
+    """One node; whether it has room is all that a pod can ask. Question and answers in one."""
+
+    shape = "any"
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.free = False
+
+    def answer(self, node: str) -> Answer:
+        return Fit(1) if self.free and node == NODE else Misfit("full")
+
+    def changed_since(self, serial: int) -> Changes:
+        return Changes(self.serial, frozenset([NODE] if serial < self.serial else []))
+
+    def known(self) -> Iterable[str]:
+        return [NODE]
+
+    def answers(self, question: object, nodes: Sequence[str]) -> list[Answer]:
+        return [self.answer(each) for each in nodes]
+
+    def change(self) -> None:
+        self.free = True
+        self.serial += 1
+
+
+@pytest.fixture
+def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
+    """Of a node that a real kube-scheduler asks an extender about; the pods that are refused wait
+    for it to change."""
+    room, waiting = Room(), Waiting()
+
+    def refusal(pod: str, node: str) -> str | None:
+        if room.free and node == NODE:
+            return None
+        if node == NODE:
+            uid = objects.pods(apiserver, NAMESPACE)[pod]["metadata"]["uid"]
+            now = time.monotonic()
+            waiting.refused(Waiter(uid, NAMESPACE, pod, room, now, now))
+        return "full"
+
+    objects.namespace(apiserver, NAMESPACE)
+    objects.ready_node(apiserver, NODE, {"cpu": "8", "memory": "8Gi"})
+    retry = Retry(apiserver.admin, waiting, room, lambda: True)
+    access = str(credentials(apiserver))
+    with (
+        listening(Stub(apiserver, refusal)) as url,
+        scheduling(apiserver, configuration(PROFILE, url, access), tmp_path),
+    ):
+        retry.start()
+        try:
+            yield room
+        finally:
+            retry.stop()
+
+
+def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
+    objects.create(apiserver, objects.pending(NAMESPACE, "p", {"cpu": "1"}, scheduler=PROFILE))
+
+    def refused() -> bool:
+        conditions = objects.pods(apiserver, NAMESPACE)["p"]["status"].get("conditions", [])
+        return any("full" in each.get("message", "") for each in conditions)
+
+    eventually("refused", refused, PATIENCE_SECONDS)
+    room.change()
+    eventually(
+        "bound", lambda: objects.node_of(apiserver, NAMESPACE, "p") == NODE, PROMISED_SECONDS
+    )
+    conditions = objects.pods(apiserver, NAMESPACE)["p"]["status"]["conditions"]
+    (told,) = [each for each in conditions if each["type"] == CONDITION]
+    assert told["message"] == f"node {NODE} has changed and has room now"
+    assert "PodScheduled" in {each["type"] for each in conditions}
+
+
+def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
+    objects.namespace(apiserver, "before")
+    uid = objects.create(
+        apiserver, objects.pending("before", "p", {"cpu": "1"}, scheduler="before-us")
+    )["metadata"]["uid"]
+    objects.create(apiserver, objects.pending("before", "other", {}, scheduler="another"))
+    leading, room, waiting = False, Room(), Waiting()
+
+    def before() -> list[Waiter]:
+        return [
+            Waiter(each.uid, each.namespace, each.name, room, 0.0, 0.0)
+            for each in pending(apiserver.admin, "before-us")
+        ]
+
+    retry = Retry(apiserver.admin, waiting, room, lambda: leading, before)
+    room.free = True
+    retry.round()
+    assert waiting.waiters() == []
+    leading = True
+    retry.round()
+    assert [each.uid for each in waiting.waiters()] == [uid]
+    status = objects.pods(apiserver, "before")["p"]["status"]
+    assert [each["type"] for each in status["conditions"]] == [CONDITION]
+
+
+def test_pod_of_another_uid_is_not_touched(apiserver: ApiServer) -> None:
+    objects.namespace(apiserver, "replaced")
+    objects.create(apiserver, objects.pending("replaced", "p", {"cpu": "1"}, scheduler="nobody"))
+    waiting, room = Waiting(), Room()
+    room.change()
+    waiting.refused(Waiter("another", "replaced", "p", room, 0.0, 0.0))
+    Retry(apiserver.admin, waiting, room, lambda: True).round()
+    assert "conditions" not in objects.pods(apiserver, "replaced")["p"]["status"]
+    assert waiting.waiters() == []

@@ -1,0 +1,177 @@
+"""A real kube-scheduler that asks `topolet scheduler`, with real objects and no kubelet."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+from tests.allocate.devices.builders import CORE, RATIO, RDMA, gpu, nic
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import objects, yard
+from tests.integration.kubescheduler.company import Topolet, company
+from tests.integration.kubescheduler.hosts import Shape
+from tests.integration.kubescheduler.yard import ONE_NODE, Pod, Yard, cpus, devices, numa_nodes
+
+PROMISED_SECONDS = 10.0
+BURST_SECONDS = 300.0
+JOINT = "scheduling.koordinator.sh/device-joint-allocate"
+GROUP = "topolet.io/group"
+# Two NUMA nodes of 8 CPUs.
+SHAPE: Shape = (2, 1, 4, 2)
+CARDS = (gpu(0, 0, "p0"), gpu(1, 0, "p1"), gpu(2, 1, "p2"), gpu(3, 1, "p3"))
+NICS = (nic(0, 0, "p1"), nic(1, 1, "p2"))
+
+
+@pytest.fixture(scope="module")
+def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topolet]:
+    with company(apiserver, tmp_path_factory.mktemp("scheduler")) as it:
+        yield it
+
+
+@pytest.fixture
+def here(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest) -> Iterator[Yard]:
+    name = str(request.node.name).removeprefix("test_").replace("_", "-")[:40].strip("-")
+    with yard.yard(apiserver, name) as it:
+        yield it
+
+
+def test_lse(here: Yard) -> None:
+    node = here.hosts.add(SHAPE)
+    here.ask("a", {"cpu": "4"}, "LSE")
+    pod = here.wait_bound("a")["a"]
+    assert pod["spec"]["nodeName"] == node
+    assert len(cpus(pod)) == 4
+
+
+def test_ls_on_a_single_numa_node(here: Yard) -> None:
+    here.hosts.add(SHAPE)
+    for name in ("a", "b"):
+        here.ask(name, {"cpu": "5"}, "LS", ONE_NODE)
+    bound = here.wait_bound("a", "b")
+    assert sorted(map(numa_nodes, bound.values())) == [[0], [1]]
+    here.ask("c", {"cpu": "5"}, "LS", ONE_NODE)
+    assert "cpu" in here.wait_refused("c")
+
+
+def test_gpu_and_rdma_behind_one_switch(here: Yard) -> None:
+    here.hosts.add(SHAPE, (*CARDS, *NICS))
+    joint = {JOINT: json.dumps({"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"})}
+    requests = {CORE: "100", RATIO: "100", RDMA: "100"}
+    for name in ("a", "b"):
+        here.ask(name, requests, notes=joint)
+    bound = here.wait_bound("a", "b")
+    pairs = sorted(
+        (each["gpu"][0]["minor"], each["rdma"][0]["minor"]) for each in map(devices, bound.values())
+    )
+    assert pairs == [(1, 0), (2, 1)]
+
+
+def test_parts_of_cards(here: Yard) -> None:
+    here.hosts.add(SHAPE, CARDS[:2])
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        here.ask(name, {CORE: "50", RATIO: "50"})
+    bound = here.wait_bound(*names)
+    held: defaultdict[int, int] = defaultdict(int)
+    for pod in bound.values():
+        (card,) = devices(pod)["gpu"]
+        held[card["minor"]] += int(card["resources"][CORE])
+    assert held == {0: 100, 1: 100}
+    here.ask("more", {CORE: "50", RATIO: "50"})
+    assert "Insufficient" in here.wait_refused("more")
+
+
+def test_group_is_on_one_node(here: Yard) -> None:
+    """Either node has a card for the first member; one alone has cards for all."""
+    here.hosts.add(SHAPE, CARDS[:2])
+    wide = here.hosts.add(SHAPE, CARDS)
+    names = [f"m{number}" for number in range(3)]
+    for name in names:
+        here.ask(name, {CORE: "100", RATIO: "100"}, notes={GROUP: "g/3"})
+    bound = here.wait_bound(*names)
+    assert {pod["spec"]["nodeName"] for pod in bound.values()} == {wide}
+
+
+def test_retried_when_the_topology_comes(here: Yard) -> None:
+    """kube-scheduler does not see that object: without us the pod would wait for minutes."""
+    node = here.hosts.add(SHAPE, told=False)
+    here.ask("a", {"cpu": "2"}, "LSR")
+    assert "NodeResourceTopology" in here.wait_refused("a")
+    here.hosts.tell(node, SHAPE)
+    here.wait_bound("a", seconds=PROMISED_SECONDS)
+
+
+def test_retried_when_a_device_comes(here: Yard) -> None:
+    node = here.hosts.add(SHAPE, CARDS[:1])
+    here.ask("first", {CORE: "100", RATIO: "100"})
+    here.wait_bound("first")
+    here.hosts.offer(node, CARDS[:2])
+    here.ask("second", {CORE: "100", RATIO: "100"})
+    here.wait_refused("second")
+    here.hosts.tell_devices(node, CARDS[:2])
+    here.wait_bound("second", seconds=PROMISED_SECONDS)
+
+
+def test_no_eviction_unless_it_is_asked_for(here: Yard, apiserver: ApiServer) -> None:
+    """Six CPUs are free, three on each NUMA node."""
+    here.hosts.add(SHAPE)
+    objects.priority(apiserver, "never-mind", 1000)
+    for name in ("a", "b"):
+        here.ask(name, {"cpu": "5"}, "LS", ONE_NODE)
+    here.wait_bound("a", "b")
+    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, priorityClassName="never-mind")
+    here.wait_refused("high")
+    here.stays("nobody ends", lambda: not here.ending())
+    objects.end(apiserver, here.name, "a")
+    here.wait_bound("high", seconds=PROMISED_SECONDS)
+
+
+def test_restart_in_the_middle(here: Yard, topolet: Topolet) -> None:
+    """Who is killed while pods are bound comes back with the same account."""
+    node = here.hosts.add((2, 1, 16, 2))
+    names = [f"p{number:02}" for number in range(32)]
+    for name in names[:16]:
+        here.ask(name, {"cpu": "2"}, "LSR")
+    here.wait("some are bound", lambda: len(here.bound()) >= 4)
+    topolet.kill()
+    before = {name: cpus(pod) for name, pod in here.bound().items()}
+    for name in names[16:]:
+        here.ask(name, {"cpu": "2"}, "LSR")
+    topolet.start()
+    bound = here.wait_bound(*names)
+    assert {pod["spec"]["nodeName"] for pod in bound.values()} == {node}
+    assert {name: cpus(bound[name]) for name in before} == before
+    assert sorted(cpu for pod in bound.values() for cpu in cpus(pod)) == list(range(64))
+
+
+def test_burst(here: Yard) -> None:
+    """A thousand pods: 960 have room for their CPUs, and 40 cards are there for 40 of them."""
+    shape: Shape = (2, 1, 24, 2)
+    for _ in range(15):
+        here.hosts.add(shape)
+    for _ in range(5):
+        here.hosts.add(shape, tuple(gpu(each, each // 4, f"p{each}") for each in range(8)))
+    for number in range(40):
+        here.ask(f"card{number}", {"cpu": "2", CORE: "100", RATIO: "100"}, "LSR")
+    for number in range(960):
+        here.ask(f"cpu{number}", {"cpu": "2"}, "LSR")
+    here.wait("all are bound that fit", lambda: len(here.bound()) >= 960, BURST_SECONDS)
+    bound = here.bound()
+    assert len(bound) == 960
+    assert all(name in bound for name in (f"card{number}" for number in range(40)))
+    by_node: defaultdict[str, list[Pod]] = defaultdict(list)
+    for pod in bound.values():
+        by_node[pod["spec"]["nodeName"]].append(pod)
+    assert {len(pods) for pods in by_node.values()} == {48}
+    for pods in by_node.values():
+        held = [cpu for pod in pods for cpu in cpus(pod)]
+        assert len(held) == len(set(held)) == 96
+        cards = [each["minor"] for pod in pods for each in _cards(pod)]
+        assert len(cards) == len(set(cards))
+
+
+def _cards(pod: Pod) -> list[Pod]:
+    return devices(pod)["gpu"] if yard.ALLOCATED in pod["metadata"]["annotations"] else []

@@ -1,0 +1,208 @@
+"""Victims on a real place, against the rule written as a search of every set of pods."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.place.answer import Granted
+from agent.allocate.place.holding import holding_of
+from agent.allocate.place.place import Place
+from agent.allocate.place.wish import Wish, wish_of
+from agent.kube.objects import Change, ChangeKind, Key
+from agent.model.apipods import ApiPod
+from agent.model.policies import NumaPolicy
+from agent.model.selectors import LabelSelector
+from agent.scheduler.disruption import Budget, Budgets
+from agent.scheduler.sacrifice import Room, Sacrifice, Tenant, sacrifice
+from tests.allocate.devices.builders import CORE, RATIO, gpu
+from tests.allocate.place.builders import annotated, facts, pod
+
+GUARDED = {"app": "guarded"}
+ONE = NumaPolicy.SINGLE_NUMA_NODE
+# Two NUMA nodes of 8 CPUs.
+SHAPE = (2, 1, 4, 2)
+
+
+def guarding(allowed: int) -> Budgets:
+    budgets = Budgets()
+    budget = Budget("ns", "b", LabelSelector(GUARDED), allowed)
+    budgets.changed([Change(ChangeKind.ADDED, Key("ns", "b"), budget)])
+    return budgets
+
+
+def wanting(cpus: int, priority: int, qos: str = "LSR", **requests: int) -> Wish:
+    return wish_of(pod("new", {"cpu": cpus, **requests}, qos, priority=priority))
+
+
+def settled(place: Place, of: ApiPod) -> None:
+    found = place.offer(wish_of(of))
+    if isinstance(found, Granted):
+        place.commit(found)
+        place.record(holding_of(annotated(of, found.annotations())))
+
+
+def inhabited(*pods: ApiPod, place: Place | None = None) -> Place:
+    """Each where it is best, as far as there is room."""
+    place = place or Place(facts(SHAPE, ONE))
+    for each in pods:
+        settled(place, each)
+    return place
+
+
+def found(place: Place, wish: Wish, tenants: Sequence[Tenant], **more: object) -> list[str] | None:
+    answer = sacrifice(place.without(()), tenants, wish, Budgets(), **more)  # type: ignore[arg-type]
+    return None if answer is None else [each.uid for each in answer.victims]
+
+
+tenancies = st.lists(
+    st.tuples(
+        st.integers(1, 6), st.integers(0, 3), st.integers(0, 2), st.booleans(), st.booleans()
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(deadline=None)
+@given(tenancies, st.integers(1, 8), st.integers(0, 4), st.integers(0, 2))
+def test_equals_the_best_of_every_set(
+    tenancy: list[tuple[int, int, int, bool, bool]], cpus: int, priority: int, allowed: int
+) -> None:
+    place = Place(facts(SHAPE, ONE))
+    tenants = []
+    for number, (size, level, started, guarded, leaving) in enumerate(tenancy):
+        uid = f"u{number}"
+        settled(place, pod(uid, {"cpu": size}, "LSR", priority=level))
+        if uid in place.holdings:
+            labels = GUARDED if guarded else {}
+            tenants.append(Tenant(uid, "ns", uid, level, started, labels, leaving))
+    wish = wanting(cpus, priority)
+    answer = sacrifice(place.without(()), tenants, wish, guarding(allowed))
+    expected = brute(place, tenants, wish, allowed)
+    if expected is None:
+        assert answer is None
+    else:
+        assert answer is not None
+        assert ({each.uid for each in answer.victims}, answer.violations) == expected
+
+
+def brute(
+    place: Place, tenants: Sequence[Tenant], wish: Wish, allowed: int
+) -> tuple[set[str], int] | None:
+    """Of every set of lower priority that lets the pod in: fewest beyond the budget, then the
+    lowest priorities, then the last started; the end of who leaves costs less than nobody's."""
+    lower = [each for each in tenants if each.priority < wish.priority]
+    least = -(10**10)
+
+    def important(each: Tenant) -> tuple[int, int, str]:
+        return -(least if each.leaving else each.priority), each.started_at, each.uid
+
+    lower.sort(key=important)
+    best = None
+    for size in range(1, len(lower) + 1):
+        for chosen in itertools.combinations(range(len(lower)), size):
+            pods = [lower[each] for each in chosen]
+            if not isinstance(place.without([each.uid for each in pods]).offer(wish), Granted):
+                continue
+            over = sum(bool(each.labels) and not each.leaving for each in pods) - allowed
+            key = (
+                max(over, 0),
+                [least if each.leaving else each.priority for each in pods],
+                [-each for each in chosen],
+                {each.uid for each in pods},
+            )
+            best = key if best is None or key[:3] < best[:3] else best
+    return None if best is None else (best[3], best[0])
+
+
+def test_both_halves_of_a_numa_node_not_one_of_each() -> None:
+    """In sum 8 of 16 CPUs are needed; two pods on one NUMA node make them, any two do not."""
+    place = inhabited(*(pod(f"u{each}", {"cpu": 4}, "LSR") for each in range(4)))
+    homes = {uid: {cpu // 8 for cpu in held.claim.cpus} for uid, held in place.holdings.items()}
+    tenants = [Tenant(uid, "ns", uid, started_at=number) for number, uid in enumerate(homes)]
+    chosen = found(place, wanting(8, 5), tenants)
+    assert chosen is not None
+    assert len(chosen) == 2
+    assert len(homes[chosen[0]] | homes[chosen[1]]) == 1
+
+
+@pytest.mark.parametrize(("asked", "victims"), [(100, ["whole"]), (50, ["part2"])])
+def test_cards(asked: int, victims: list[str]) -> None:
+    """Two cards: one whole given to one pod, one shared by two; the part that started last goes."""
+    place = inhabited(
+        pod("whole", {CORE: 100, RATIO: 100}),
+        pod("part1", {CORE: 50, RATIO: 50}),
+        pod("part2", {CORE: 50, RATIO: 50}),
+        place=Place(facts(SHAPE, devices=[gpu(0), gpu(1)])),
+    )
+    assert set(place.holdings) == {"whole", "part1", "part2"}
+    tenants = [Tenant(uid, "ns", uid, 0, at) for at, uid in enumerate(place.holdings)]
+    wish = wish_of(pod("new", {CORE: asked, RATIO: asked}, priority=1))
+    assert found(place, wish, tenants) == victims
+
+
+FULL = [pod("u0", {"cpu": 8}, "LSR"), pod("u1", {"cpu": 8}, "LSR")]
+
+
+def test_nobody_of_equal_priority() -> None:
+    place = inhabited(*FULL)
+    tenants = [Tenant(uid, "ns", uid, 5) for uid in ("u0", "u1")]
+    assert found(place, wanting(4, 5), tenants) is None
+
+
+def test_those_that_others_named_are_among_them() -> None:
+    place = inhabited(*FULL, pod("plain", {"cpu": 1}))
+    tenants = [Tenant(uid, "ns", uid, 0, at) for at, uid in enumerate(("plain", "u0", "u1"))]
+    assert found(place, wanting(4, 5), tenants, named=["plain"]) == ["plain", "u1"]
+    assert found(place, wanting(4, 5), tenants, named=["unknown"]) is None
+
+
+def test_victims_give_back_what_the_sum_needs() -> None:
+    """The NUMA node would be free without the small pod alone; the node's sum is not."""
+    place = inhabited(pod("small", {"cpu": 2}, "LSR"), pod("large", {"cpu": 6}, "LSR"))
+    tenants = [Tenant("small", "ns", "small", 0, 2), Tenant("large", "ns", "large", 0, 1)]
+    requested = {uid: held.requests for uid, held in place.holdings.items()}
+    wide, narrow = (Room({"cpu": cpus * 1000}, requested) for cpus in (16, 8))
+    assert found(place, wanting(6, 5), tenants, room=narrow) == ["large"]
+    assert wide.fits({"cpu": 6000}, ())
+
+
+ROOM = Room({"cpu": 8000, "pods": 3}, {"a": {"cpu": 4000}, "b": {"cpu": 3000}, "c": {"cpu": 1000}})
+
+
+@pytest.mark.parametrize(
+    ("cpu_milli", "gone", "fits"),
+    [(4000, "a", True), (5000, "a", False), (5000, "ac", True), (0, "", False), (0, "c", True)],
+)
+def test_room(cpu_milli: int, gone: str, fits: bool) -> None:
+    requests = {"cpu": cpu_milli} if cpu_milli else {}
+    assert ROOM.fits(requests, tuple(gone)) is fits
+
+
+@pytest.mark.parametrize(
+    ("named", "explained"), [("a", True), ("ab", False), ("c", False), ("bc", True)]
+)
+def test_named_victims_are_explained_by_resources(named: str, explained: bool) -> None:
+    assert ROOM.explains({"cpu": 4000}, tuple(named)) is explained
+
+
+def test_order_of_nodes() -> None:
+    def of(node: str, violations: int, *priorities: int, started: int = 0) -> Sacrifice:
+        tenants = tuple(Tenant(f"{each}", "ns", "p", each, started) for each in priorities)
+        return Sacrifice(node, tenants, violations)
+
+    ordered = [
+        of("z", 0, 1, 1),
+        of("a", 0, 2, started=5),
+        of("b", 0, 2, started=5),
+        of("a", 0, 2, started=4),
+        of("a", 0, 2, 0),
+        of("a", 1, 0),
+    ]
+    shuffled = [ordered[each] for each in (3, 0, 5, 1, 4, 2)]
+    assert sorted(shuffled, key=lambda each: each.key) == ordered

@@ -1,0 +1,136 @@
+"""Who is tried again, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from agent.scheduler.changelog import Changes
+from agent.scheduler.shapes import Answer, Fit, Misfit
+from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, Waiter, Waiting
+
+
+class Kind:
+    """A question of that shape."""
+
+    def __init__(self, shape: str) -> None:
+        self.shape = shape
+
+    def answer(self, node: str) -> Answer:
+        raise AssertionError("the table answers")
+
+
+class Nodes:
+    """`room`: by node the shapes that fit."""
+
+    def __init__(self, *names: str) -> None:
+        self.room: dict[str, set[str]] = {name: set() for name in names}
+        self.log: list[str] = []
+        self.reaches_back = True
+
+    def changed_since(self, serial: int) -> Changes:
+        names = frozenset(self.log[serial:]) if self.reaches_back else None
+        return Changes(len(self.log), names)
+
+    def known(self) -> Iterable[str]:
+        return list(self.room)
+
+    def answers(self, question: object, nodes: Sequence[str]) -> list[Answer]:
+        assert isinstance(question, Kind)
+        return [Fit(1) if question.shape in self.room[each] else Misfit("full") for each in nodes]
+
+    def change(self, node: str, *shapes: str) -> None:
+        self.room[node] = set(shapes)
+        self.log.append(node)
+
+
+def waiter(uid: str, shape: str = "small", priority: int = 0, at: float = 0.0) -> Waiter:
+    return Waiter(uid, "default", uid, Kind(shape), at, at, priority)
+
+
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes("a", "b")
+
+
+@pytest.fixture
+def waiting(nodes: Nodes) -> Waiting:
+    """With one pod, after the round that looks at every node."""
+    it = Waiting()
+    it.refused(waiter("p"))
+    assert it.round(nodes, 0.0) == []
+    return it
+
+
+def tried(waiting: Waiting, nodes: Nodes, now: float) -> list[tuple[str, str]]:
+    return [(each.waiter.uid, each.node) for each in waiting.round(nodes, now)]
+
+
+def test_node_that_changed_and_has_room(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == [("p", "b")]
+    assert tried(waiting, nodes, 2.0) == []
+
+
+def test_change_without_room_is_none(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.change("b", "large")
+    assert tried(waiting, nodes, 1.0) == []
+
+
+def test_pod_that_settled_is_left_alone(waiting: Waiting, nodes: Nodes) -> None:
+    waiting.settled("p")
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == []
+
+
+def test_first_round_looks_at_every_node(nodes: Nodes) -> None:
+    nodes.change("a", "small")
+    it = Waiting()
+    it.refused(waiter("p"))
+    assert tried(it, nodes, 0.0) == [("p", "a")]
+
+
+def test_log_that_does_not_reach_back_means_every_node(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.change("a", "small")
+    nodes.change("b")
+    nodes.reaches_back = False
+    assert tried(waiting, nodes, 1.0) == [("p", "a")]
+
+
+def test_pod_rests_between_two_tries_and_is_not_forgotten(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == [("p", "b")]
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0 + REST_SECONDS / 2) == []
+    assert tried(waiting, nodes, 1.0 + REST_SECONDS) == [("p", "b")]
+
+
+def test_hope_ends_with_the_room(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.change("b", "small")
+    tried(waiting, nodes, 1.0)
+    nodes.change("b", "small")
+    tried(waiting, nodes, 2.0)
+    nodes.change("b")
+    assert tried(waiting, nodes, 1.0 + 2 * REST_SECONDS) == []
+
+
+def test_the_most_important_first_then_who_waits_longest(nodes: Nodes) -> None:
+    it = Waiting()
+    for uid, priority, at in (("young", 0, 3.0), ("old", 0, 1.0), ("high", 7, 5.0)):
+        it.refused(waiter(uid, priority=priority, at=at))
+    it.refused(waiter("old", at=4.0))
+    nodes.change("a", "small")
+    assert [uid for uid, _ in tried(it, nodes, 9.0)] == ["high", "old", "young"]
+
+
+def test_crowd_comes_in_rounds(nodes: Nodes) -> None:
+    it = Waiting()
+    count = AT_ONCE + 5
+    for number in range(count):
+        it.refused(waiter(f"p{number:03}", at=number))
+    nodes.change("a", "small")
+    first, second = tried(it, nodes, 0.0), tried(it, nodes, 0.5)
+    assert [uid for uid, _ in first + second] == [f"p{number:03}" for number in range(count)]
+    assert len(first) == AT_ONCE
+    assert tried(it, nodes, 1.0) == []
