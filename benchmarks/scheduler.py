@@ -3,7 +3,10 @@
 The server runs as in production, in its own process, and follows an API server of a made-up cluster
 in another; the caller is a third, over kept connections. Every call is of another pod; a pod is
 bound between any two calls, so that of the nodes that a shape was asked about some have changed.
-Warm: the shape has been asked about these nodes before; cold: it was never asked about.
+`cold`, beside the warm calls: the first of each shape. The steps of a case are what decoding,
+deciding and encoding take of it, and what is left for HTTP. `passed_through`: a verb about a pod
+that needs nothing of us beyond the bare exchange. `growth_N`: all nodes of clusters of other sizes.
+The cases of single nodes are those of nodefilter.py and zonefilter.py.
 """
 
 from __future__ import annotations
@@ -28,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from agent.scheduler import wire
-from benchmarks import extenders, fleet, stubapi
+from benchmarks import fleet, nodefilter, stubapi, zonefilter
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
+from benchmarks.peers import packages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BARE: Final = "bare HTTP exchange"
@@ -94,7 +98,7 @@ class Extender:
     """A process that serves the verbs."""
 
     def __init__(self, stack: ExitStack, *arguments: str) -> None:
-        self.port = extenders.free_port()
+        self.port = free_port()
         self.process = started(stack, "benchmarks.extenders", str(self.port), *arguments)
         self._wait()
         self.connection = Connection(self.port)
@@ -142,10 +146,17 @@ class Extender:
         return int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
 def started(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
+    server = packages.cached("cheroot", ("cheroot",))
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(server)} if server else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -354,7 +365,7 @@ def growth(stack: ExitStack, bare: Extender, nodes: int, amount: Amount) -> list
 
 
 def rows(amount: Amount) -> list[Row]:
-    """All cases."""
+    """All cases of the extender."""
     found: list[Row] = []
     with ExitStack() as stack:
         bare = Extender(stack)
@@ -384,7 +395,11 @@ def rows(amount: Amount) -> list[Row]:
 
 def main() -> None:
     chosen = arguments(__doc__)
-    report(rows(QUICK if chosen.quick else Amount()), chosen.output)
+    found = rows(QUICK if chosen.quick else Amount())
+    with ExitStack() as stack:
+        found += nodefilter.table(stack, quick=chosen.quick)
+        found += zonefilter.table(stack, quick=chosen.quick)
+    report(found, chosen.output)
 
 
 if __name__ == "__main__":
