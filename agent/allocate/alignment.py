@@ -8,17 +8,17 @@ lies on NUMA nodes, such as devices, joins the merge as a companion.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import msgspec
 
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.bits import members
 from agent.allocate.inforce import InForce
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.hint import Cause, Hint, Merged, Provider
+from agent.allocate.numa.masks import ids
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
@@ -37,8 +37,9 @@ class Aligned(msgspec.Struct, frozen=True):
 class Companion(Protocol):
     """What a pod asks for beside what the NUMA nodes count."""
 
-    def hints(self, nodes: Collection[int]) -> Provider:
-        """From which of the machine's NUMA nodes it could come."""
+    def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
+        """From which of the machine's NUMA nodes it could come; `narrowest`: those sets of the
+        fewest nodes, which are the preferred ones."""
 
     def fits(self, mask: int | None) -> bool:
         """Whether it can be had of the NUMA nodes that were chosen; None: of any."""
@@ -59,36 +60,43 @@ def align(
         return Aligned((Rejection(Reason.NO_NUMA_RESOURCES, "cpu", ask.requests["cpu"]),))
     if not wanted and companion is None:
         return Aligned(Allotment(0, {}))
-    tried: dict[int, Allotment | Rejection] = {}
+    tried: dict[int, Rejection | None] = {}
     scores: dict[int, int] = {}
 
     def fits(mask: int) -> bool:
-        tried[mask] = trials.on_nodes(tuple(members(mask)))
-        return isinstance(tried[mask], Allotment)
+        lacking = tried[mask] = trials.lacks(ids(mask))
+        return lacking is None
 
     def score(mask: int) -> int:
         scores[mask] = trials.score(mask)
         return scores[mask]
 
-    hints = resource_hints(
-        wanted,
-        trials.available,
-        trials.totals,
-        policies.numa,
-        score,
-        fits,
-        narrowest=companion is None and policies.numa_exclusive is not NumaExclusive.REQUIRED,
+    def merge(others: Provider | None, widest: int | None = None) -> Merged:
+        hints = resource_hints(
+            wanted,
+            trials.available,
+            trials.totals,
+            policies.numa,
+            score,
+            fits,
+            narrowest=others is None and policies.numa_exclusive is not NumaExclusive.REQUIRED,
+            widest=widest,
+        )
+        return koordinator_merge.merge(
+            [hints] if others is None else [hints, others],
+            trials.totals,
+            policies.numa,
+            policies.numa_exclusive,
+            account.numa_status(),
+        )
+
+    merged = merge(None) if companion is None else _together(companion, trials, merge)
+    candidates = tuple(
+        Candidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
     )
-    providers: list[Provider] = [hints]
-    if companion is not None:
-        providers.append(companion.hints(tuple(trials.totals)))
-    merged = koordinator_merge.merge(
-        providers, trials.totals, policies.numa, policies.numa_exclusive, account.numa_status()
-    )
-    candidates = tuple(_candidate(mask, result, scores) for mask, result in tried.items())
     if not merged.admit:
         return Aligned(_rejections(wanted, merged, trials), candidates, merged)
-    nodes = tuple(trials.totals) if merged.mask is None else tuple(members(merged.mask))
+    nodes = tuple(trials.totals) if merged.mask is None else ids(merged.mask)
     found = trials.on_nodes(nodes)
     if isinstance(found, Rejection):
         return Aligned((found,), candidates, merged)
@@ -97,9 +105,23 @@ def align(
     return Aligned(found, candidates, merged)
 
 
-def _candidate(mask: int, result: Allotment | Rejection, scores: dict[int, int]) -> Candidate:
-    rejection = result if isinstance(result, Rejection) else None
-    return Candidate(tuple(members(mask)), scores.get(mask), rejection)
+def _together(
+    companion: Companion, trials: Trials, merge: Callable[[Provider, int | None], Merged]
+) -> Merged:
+    """Where all prefer some of the sets that the companion prefers, which are its narrowest, no
+    wider ones can win: they are looked at only where there are none."""
+    nodes = tuple(trials.totals)
+    narrow = companion.hints(nodes, narrowest=True)
+    sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]
+    if sizes:
+        merged = merge(narrow, max(sizes))
+        if merged.preferred:
+            return merged
+    return merge(companion.hints(nodes), None)
+
+
+def _size(hint: Hint) -> int:
+    return 0 if hint.mask is None else hint.mask.bit_count()
 
 
 def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
@@ -113,5 +135,5 @@ def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple
             for pick in merged.lacking
             if (name := pick.resource) is not None
         )
-    nodes = tuple(members(merged.combined or 0))
+    nodes = ids(merged.combined or 0)
     return (Rejection(Reason.NUMA_UNALIGNED, nodes=nodes, detail=", ".join(merged.causes)),)

@@ -75,4 +75,6 @@ def _band(priority: int | None, priority_class: str) -> str | None:
     """None: in no band, so the class's own default holds, which for LSE and LSR is prod."""
     if priority_class in _BANDS:
         return priority_class
+    if priority is None:
+        return None
     return next((name for name, band in _BANDS.items() if priority in band), None)

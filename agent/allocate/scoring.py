@@ -18,12 +18,13 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from agent.allocate import precedence
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
-from agent.allocate.inforce import InForce
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, Profile
+from agent.allocate.reasons import Rejection
 from agent.allocate.worth import HIGHEST, spread, worth
 from agent.model.policies import NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import Measure, Rules, SchedulerArgs, ScoringType
@@ -61,10 +62,10 @@ def profile(args: SchedulerArgs) -> Profile:
     )
 
 
-def score(args: SchedulerArgs, scene: Scene, ask: Ask, policies: InForce, claim: Claim) -> int:
+def score(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     """Of the node with `claim` on it, which was offered for `ask`."""
     if args.rules is Rules.KOORDINATOR:
-        return _as_koordinator(args, scene, ask, policies, claim)
+        return _as_koordinator(args, scene, ask, claim)
     points = []
     if Measure.RESOURCES in args.measures:
         points.append(_by_resources(args, scene, ask, claim))
@@ -112,28 +113,31 @@ def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> 
     )
 
 
-def _as_koordinator(
-    args: SchedulerArgs, scene: Scene, ask: Ask, policies: InForce, claim: Claim
-) -> int:
+def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     facts, account = scene.facts, scene.account
-    owned = facts.amplified(1000 * account.holdings.full(1).bit_count())
-    totals = account.totals()
-    single = policies.numa is NumaPolicy.SINGLE_NUMA_NODE
-    if policies.numa is NumaPolicy.NONE:
+    policy = _numa_policy(facts, ask)
+    if policy is NumaPolicy.NONE:
         used = _on_whole(scene, ask, claim)
         return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
+    totals = account.totals()
     capacity, used = scene.whole.allocatable, dict(scene.whole.requested)
-    if policies.numa is NumaPolicy.RESTRICTED or (single and len(totals) > 1):
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE
+    if policy is NumaPolicy.RESTRICTED or (single and len(totals) > 1):
         capacity, used = {}, {}
         for node in claim.amounts:
             for name, total in totals.get(node, {}).items():
                 capacity[name] = capacity.get(name, 0) + total
                 used[name] = used.get(name, 0) + min(total, account.recorded_used(node, name))
     if claim.cpus:
-        used["cpu"] = owned
+        used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
     for name, asked in ask.requests.items():
         used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
     return worth(args.numa.type, args.numa.weights, capacity, used)
+
+
+def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
+    found = precedence.numa_policy(ask.numa, facts.policies, facts.profile)
+    return NumaPolicy.NONE if isinstance(found, Rejection) else found[0]
 
 
 def _on_whole(scene: Scene, ask: Ask, claim: Claim) -> dict[str, int]:

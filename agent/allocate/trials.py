@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -13,11 +15,12 @@ from agent.allocate.ask import Ask
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step
 from agent.allocate.inforce import InForce
 from agent.allocate.node import Amounts, NodeFacts
-from agent.allocate.numa.resource_hints import allocation_score
+from agent.allocate.numa.mask_scores import MaskScores
 from agent.allocate.offer import Price
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import BindPolicy
 
+_NOTHING: Final[Mapping[str, int]] = MappingProxyType({})
 _WEIGHTS: Final = {"cpu": 1, "memory": 1}
 
 
@@ -40,16 +43,20 @@ class Trials:
         self._policies = policies
         self._free = account.free_cpus()
         self.totals = account.totals()
+        self._known = {name for amounts in self.totals.values() for name in amounts}
         self.available = account.available()
-        self.pools = burst.pools(facts, account)
         self._recorded = account.recorded()
         if policies.bind:
             self._trim()
 
+    @cached_property
+    def pools(self) -> dict[int, int]:
+        """See `burst`."""
+        return burst.pools(self._facts, self._account)
+
     def anywhere(self) -> Allotment | Rejection:
         """CPUs from the whole machine, for a pod that no NUMA policy concerns."""
-        layout = self._facts.layout
-        request = self._request()
+        layout, request = self._facts.layout, self._request
         if layout is None or request is None:
             return Allotment(0, {})
         taken = accumulator.take(
@@ -59,36 +66,35 @@ class Trials:
             return _rejection(taken)
         return Allotment(taken.cpus, {}, taken.steps)
 
+    def lacks(self, nodes: Collection[int]) -> Rejection | None:
+        """Why these NUMA nodes do not do, None where `on_nodes` finds all that is asked."""
+        if self._have_enough(nodes):
+            return None
+        amounts = self._amounts(nodes)
+        if isinstance(amounts, Rejection):
+            return amounts
+        shares = self._shares(amounts, nodes)
+        if isinstance(shares, Rejection):
+            return shares
+        layout = self._facts.layout
+        if layout is None or len(layout.sizes) <= 1:
+            # The room was trimmed to what suits the bind policy, and equal cores add up to it.
+            return None
+        found = self._bound(amounts, shares)
+        return found if isinstance(found, Rejection) else None
+
     def on_nodes(self, nodes: Collection[int]) -> Allotment | Rejection:
         """All that is asked from these NUMA nodes. Resources that no NUMA node has are not theirs
         to give; a pod that bursts fits its limit into the pools of those that it is held to."""
-        limit = 0 if self._policies.bind else self._ask.burst_milli
-        amounts: Amounts = {}
-        for name, asked in self._ask.requests.items():
-            if not self.numa_knows(name):
-                continue
-            room = {node: self.available.get(node, {}).get(name, 0) for node in nodes}
-            if limit and name == "cpu":
-                chosen = tuple(node for node in nodes if room[node] > 0)
-                pool = sum(self.pools.get(node, 0) for node in chosen)
-                if pool < limit:
-                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
-                shares = burst.amounts(asked, chosen, room)
-            else:
-                way = split.packed if self._facts.profile.packed else split.evenly
-                shares = way(asked, room, self._unit(name))
-            if (given := sum(shares.values())) < asked:
-                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
-            for node, share in shares.items():
-                amounts.setdefault(node, {})[name] = share
-        return self._bound(amounts, nodes)
+        amounts = self._amounts(nodes)
+        if isinstance(amounts, Rejection):
+            return amounts
+        shares = self._shares(amounts, nodes)
+        return shares if isinstance(shares, Rejection) else self._bound(amounts, shares)
 
     def score(self, mask: int) -> int:
         """0-100: how good these NUMA nodes are by the profile's strategy, with the pod on them."""
-        strategy = self._facts.profile.strategy
-        return allocation_score(
-            mask, self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS
-        )
+        return self._scores.of(mask)
 
     def price(self, found: Allotment) -> Price:
         """Of what was found, before it is given."""
@@ -104,30 +110,94 @@ class Trials:
 
     def numa_knows(self, name: str) -> bool:
         """Whether any NUMA node has this resource."""
-        return any(name in amounts for amounts in self.totals.values())
+        return name in self._known
 
     def left(self, name: str, *, together: bool) -> int:
         """What the NUMA nodes have left of a resource, all together or the one that has most."""
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
 
-    def _bound(self, amounts: Amounts, nodes: Collection[int]) -> Allotment | Rejection:
-        request = self._request()
-        layout = self._facts.layout
-        if request is None or layout is None:
-            return Allotment(0, amounts)
+    def _have_enough(self, nodes: Collection[int]) -> bool:
+        """By sums alone, where these tell."""
+        if self._units is None:
+            return False
+        for name, missing, unit in self._units:
+            for node in nodes:
+                missing -= self.available[node].get(name, 0) // unit
+            if missing > 0:
+                return False
+        return True
+
+    @cached_property
+    def _units(self) -> list[tuple[str, int, int]] | None:
+        """Where NUMA nodes can give what they have enough of together, in whole units: the name of
+        each resource, how many units are asked, the size of one. None where that does not follow.
+        """
+        bind, layout = self._policies.bind, self._facts.layout
+        if bind is None:
+            if self._ask.burst_milli:
+                return None
+        elif (
+            layout is None
+            or not self.totals.keys() <= self._areas.keys()
+            or (bind.required and len(layout.sizes) > 1)
+        ):
+            return None
+        known = [name for name in self._ask.requests if name in self._known]
+        asked = [(name, self._ask.requests[name], self._unit(name)) for name in known]
+        if any(amount % unit for _, amount, unit in asked):
+            return None
+        return [(name, amount // unit, unit) for name, amount, unit in asked]
+
+    @cached_property
+    def _scores(self) -> MaskScores:
+        strategy = self._facts.profile.strategy
+        return MaskScores(self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS)
+
+    def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
+        """What each node gives of the resources that NUMA nodes have."""
+        limit = 0 if self._policies.bind else self._ask.burst_milli
+        way = split.packed if self._facts.profile.packed else split.evenly
+        amounts: Amounts = {}
+        for name, asked in self._ask.requests.items():
+            if name not in self._known:
+                continue
+            room = {node: self.available.get(node, _NOTHING).get(name, 0) for node in nodes}
+            if limit and name == "cpu":
+                chosen = tuple(node for node in nodes if room[node] > 0)
+                pool = sum(self.pools.get(node, 0) for node in chosen)
+                if pool < limit:
+                    return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
+                shares = burst.amounts(asked, chosen, room)
+            else:
+                shares = way(asked, room, self._unit(name))
+            if (given := sum(shares.values())) < asked:
+                return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
+            for node, share in shares.items():
+                amounts.setdefault(node, {})[name] = share
+        return amounts
+
+    def _shares(self, amounts: Amounts, nodes: Collection[int]) -> dict[int, int] | Rejection:
+        """How many CPUs each node gives; nothing of a pod that shares."""
+        request, areas = self._request, self._areas
+        if request is None:
+            return {}
         shares: dict[int, int] = {}
-        for area in layout.nodes:
-            if area.id in nodes:
-                free = (self._free & area.cpus).bit_count()
-                share = min(free, amounts.get(area.id, {}).get("cpu", 0) // 1000)
+        for node in nodes:
+            if node in areas:
+                free = (self._free & areas[node]).bit_count()
+                share = min(free, amounts.get(node, _NOTHING).get("cpu", 0) // 1000)
                 if share:
-                    shares[area.id] = share
+                    shares[node] = share
         if (given := sum(shares.values())) < request.count:
-            where = tuple(sorted(nodes))
-            return Rejection(
-                Reason.NOT_ENOUGH_CPUS, "cpu", 1000 * request.count, 1000 * given, where
-            )
+            asked, where = 1000 * request.count, tuple(sorted(nodes))
+            return Rejection(Reason.NOT_ENOUGH_CPUS, "cpu", asked, 1000 * given, where)
+        return shares
+
+    def _bound(self, amounts: Amounts, shares: dict[int, int]) -> Allotment | Rejection:
+        layout, request = self._facts.layout, self._request
+        if layout is None or request is None:
+            return Allotment(0, amounts)
         taken = accumulator.take_on_nodes(
             layout, self._free, self._account.holdings, request, shares, self._facts.max_ref
         )
@@ -135,9 +205,11 @@ class Trials:
             return _rejection(taken)
         return Allotment(taken.cpus, amounts, taken.steps)
 
+    @cached_property
     def _request(self) -> CpuRequest | None:
+        """None for a pod that shares, and where nobody tells of CPUs."""
         bind = self._policies.bind
-        if bind is None:
+        if bind is None or self._facts.layout is None:
             return None
         return CpuRequest(
             self._ask.requests["cpu"] // 1000,
@@ -147,6 +219,12 @@ class Trials:
             required=bind.required,
             prefer_l3=self._facts.profile.prefer_l3,
         )
+
+    @cached_property
+    def _areas(self) -> dict[int, int]:
+        """The CPUs of each NUMA node."""
+        layout = self._facts.layout
+        return {area.id: area.cpus for area in layout.nodes} if layout else {}
 
     def _unit(self, name: str) -> int:
         bind = self._policies.bind

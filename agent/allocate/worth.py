@@ -19,17 +19,21 @@ def worth(strategy: ScoringType, weights: Amounts, capacity: Amounts, used: Amou
     """
     if strategy is ScoringType.BALANCED_ALLOCATION:
         return _balance(weights, capacity, used)
-    total = points = 0
+    total = found = 0
+    most = strategy is ScoringType.MOST_ALLOCATED
     for name, weight in weights.items():
         total += weight
-        have, taken = capacity.get(name, 0), used.get(name, 0)
-        if have <= 0:
-            continue
-        if strategy is ScoringType.MOST_ALLOCATED:
-            points += weight * (min(taken, have) * HIGHEST // have)
-        elif taken <= have:
-            points += weight * ((have - taken) * HIGHEST // have)
-    return points // total if total else 0
+        found += weight * points(most, capacity.get(name, 0), used.get(name, 0))
+    return found // total if total else 0
+
+
+def points(most: bool, capacity: int, used: int) -> int:
+    """Of one resource, for MostAllocated or else for LeastAllocated."""
+    if capacity <= 0:
+        return 0
+    if most:
+        return min(used, capacity) * HIGHEST // capacity
+    return (capacity - used) * HIGHEST // capacity if used <= capacity else 0
 
 
 def spread(shares: Mapping[float, int]) -> int:

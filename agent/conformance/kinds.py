@@ -65,6 +65,7 @@ KINDS: Final = (
         "pod devices allocated strategy numa expect",
     ),
     _kind("koordinator-node-numa", "shape numbering allocatable zones allocated pod expect"),
+    _kind("nrt-match", "pod nrt nodeAllocatable expect"),
 )
 
 

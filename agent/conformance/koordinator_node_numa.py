@@ -75,7 +75,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
         bind = policies.bind
         spec = spec_text(spec, bind.policy, forced=bind.required) or spec
     return {
-        "score": scoring.score(defaults(Rules.KOORDINATOR), scene, asked.ask, policies, claim),
+        "score": scoring.score(defaults(Rules.KOORDINATOR), scene, asked.ask, claim),
         "resourceStatus": msgspec.json.decode(claim.annotations().get(RESOURCE_STATUS, "{}")),
         "resourceSpec": msgspec.json.decode(spec or "{}"),
     }

@@ -13,9 +13,15 @@ _MARK: Final = "pfp0v001"
 
 def of(pods: Iterable[tuple[str, str]]) -> str:
     """Of (namespace, name) of every pod, in any order."""
-    each = sorted(
-        xxhash.xxh64_intdigest(name, seed=xxhash.xxh64_intdigest(namespace))
-        for namespace, name in pods
-    )
-    together = b"".join(hashed.to_bytes(8, "little") for hashed in each)
-    return _MARK + xxhash.xxh64_hexdigest(together)
+    return together(pod_hash(namespace, name) for namespace, name in pods)
+
+
+def pod_hash(namespace: str, name: str) -> int:
+    """What a pod adds."""
+    return xxhash.xxh64_intdigest(name, seed=xxhash.xxh64_intdigest(namespace))
+
+
+def together(hashes: Iterable[int]) -> str:
+    """Of the hashes of every pod, in any order."""
+    joined = b"".join(each.to_bytes(8, "little") for each in sorted(hashes))
+    return _MARK + xxhash.xxh64_hexdigest(joined)

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from agent.model.objects import ObjectError, converted
-from agent.model.policies import kubelet_numa_policy, reported_numa_policy
+from agent.model.policies import reported_numa_policy
 from agent.model.quantities import QuantityError, cpu, milli, whole
 
 Object = dict[str, Any]
@@ -217,6 +217,16 @@ _WORDS: Final = {
     "SingleNUMANode": "single-numa-node",
 }
 _POLICIES: Final = tuple(_WORDS.values())
+_BY_WORD: Final = {
+    "Restricted": ("restricted", "container"),
+    "BestEffort": ("best-effort", "container"),
+    **{
+        f"{word}{level}Level": (_WORDS[word], level.lower())
+        for word in ("SingleNUMANode", "Restricted", "BestEffort")
+        for level in ("Container", "Pod")
+    },
+}
+"""All that `topologyPolicies` may hold but None."""
 
 
 def _zone(zone: Zone) -> Object:
@@ -254,8 +264,7 @@ def _owner(owner: Owner) -> Object:
 
 
 def _from_word(word: str) -> tuple[str, str]:
-    known = kubelet_numa_policy(word)
-    return _WORDS[known] if known else "none", "pod" if word.endswith("PodLevel") else "container"
+    return _BY_WORD.get(word, ("none", "container"))
 
 
 def _max_numa_nodes(text: str) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Final
 
+from agent.allocate.place.facts import PlaceRules
 from agent.host.ending import Ending
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
@@ -42,6 +43,10 @@ log = logging.getLogger(__name__)
 
 BIND_SECONDS: Final = 4.0
 """Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
+
+# kube-scheduler has as many binds under way as the API server takes to answer, and its loop waits
+# for the filter alone.
+LIMITS: Final = server.Limits(threads=64, request_seconds=5.0)
 
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
@@ -79,14 +84,16 @@ def run(settings: Settings) -> None:
     ended = threading.Event()
     with ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
-        doors = _doors(settings, parts.routes)
-        with Ending(ended.set):
-            for door in doors:
+        listening = doors(settings, parts.routes)
+        with Ending(ended.set), ExitStack() as open_doors:
+            for door in listening:
                 door.start()
-                closing.callback(door.close)
+                open_doors.callback(door.close)
             parts.start(closing)
-            log.info("extender listens on port %d", doors[0].port)
+            log.info("extender listens on port %d", listening[0].port)
             ended.wait()
+            # Requests under way end before another may lead.
+            open_doors.close()
             closing.close()
 
 
@@ -104,8 +111,8 @@ class _Parts:
             return made
 
         times = lease_times(settings.lease_seconds)
-        binding = transport(bind_limits(times), server.Limits().threads)
-        cluster = Cluster()
+        binding = transport(bind_limits(times), LIMITS.threads)
+        cluster = Cluster(rules=PlaceRules(scoring=args))
         recent = Recent()
         self._attendance = Attendance(
             transport(),
@@ -139,9 +146,9 @@ class _Parts:
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)
 
     def start(self, closing: ExitStack) -> None:
-        """Ended in the other order: a leader lets another begin when nothing of ours decides."""
-        parts = (self._watching, self._expiry, self._duty, self._attendance)
-        for each in (*parts, self._leader) if self._leader is not None else parts:
+        """Ended in the other order: who touches pods first, then who leads."""
+        led = (self._leader,) if self._leader is not None else ()
+        for each in (self._watching, self._expiry, self._duty, *led, self._attendance):
             each.start()
             closing.callback(each.stop)
 
@@ -160,7 +167,7 @@ class _Parts:
         )
 
 
-def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
+def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     """The extender's first. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
@@ -172,7 +179,7 @@ def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     names = client_names(settings.client_names)
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: without client-ca-file no client shows a name")
-    doors = [Server(settings.extender_address, routes, certificate, clients=names)]
+    doors = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
         doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))

@@ -27,13 +27,13 @@ class PeerError(Exception):
 
 
 class Source(NamedTuple):
-    """A program in a folder beside this file. `copied`: a package of the module, below its root,
-    whose files are built together with ours in the folder of its name: what it does not export is
-    reached so."""
+    """A program in a folder beside this file. `copied`: packages of the module, below its root,
+    whose files are built together with ours in the folders of their names: what they do not export
+    is reached so."""
 
     name: str
     module: str
-    copied: str = ""
+    copied: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -51,7 +51,15 @@ KUBELET = Source("kubelet", "k8s.io/kubernetes")
 KOORDINATOR = Source(
     "koordinator",
     "github.com/koordinator-sh/koordinator",
-    copied="pkg/scheduler/plugins/deviceshare",
+    copied=(
+        "pkg/scheduler/plugins/deviceshare",
+        "pkg/scheduler/plugins/nodenumaresource",
+    ),
+)
+SCHEDULER_PLUGINS = Source(
+    "scheduler-plugins",
+    "sigs.k8s.io/scheduler-plugins",
+    copied=("pkg/noderesourcetopology",),
 )
 
 
@@ -125,10 +133,11 @@ def _build(source: Source, folder: Path, target: Path) -> None:
     shutil.copytree(source.folder, folder)
     if source.copied:
         module = _go(folder, "mod", "download", "-json", f"{source.module}@{source.version}")
-        package = Path(json.loads(module)["Dir"]) / source.copied
-        for each in package.glob("*.go"):
-            if not each.name.endswith("_test.go"):
-                shutil.copyfile(each, folder / package.name / each.name)
+        root = Path(json.loads(module)["Dir"])
+        for package in (root / each for each in source.copied):
+            for each in package.glob("*.go"):
+                if not each.name.endswith("_test.go"):
+                    shutil.copyfile(each, folder / package.name / each.name)
     flags = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
     _go(folder, "build", *flags, "-o", str(target), ".")
 

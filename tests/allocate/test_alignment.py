@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.numa import koordinator_merge
+from agent.allocate.numa.hint import Hint
 from agent.allocate.numa.koordinator_merge import NodeStatus
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.model.policies import NumaExclusive, NumaPolicy
@@ -46,3 +47,41 @@ def test_masks_beyond_the_narrowest_change_nothing_that_is_chosen(
         everything.score,
     )
     assert bool(narrowest.lacking) == bool(everything.lacking)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["cpu", "memory"]), st.integers(1, 9)),
+    machines,
+    st.sampled_from([each for each in NumaPolicy if each is not NumaPolicy.NONE]),
+    st.sampled_from([None, *NumaExclusive]),
+    st.lists(st.sampled_from(NodeStatus), min_size=5, max_size=5),
+    st.frozensets(st.integers(1, 31)),
+    st.lists(st.integers(1, 31), max_size=8, unique=True),
+    st.integers(0, 3),
+)
+def test_what_the_companion_does_not_prefer_changes_nothing_where_all_agree(
+    request, available, policy, exclusive, status, failing, offered, spread
+) -> None:
+    """Hints of more nodes are left out at first; where nothing is preferred then, all are made."""
+    machine = (1 << len(available)) - 1
+    theirs = sorted({each & machine for each in offered} - {0}, key=int.bit_count)
+    fewest = theirs[0].bit_count() if theirs else 0
+    hints = tuple(Hint(each, each.bit_count() == fewest, 500 * (each % 2)) for each in theirs)
+
+    def merged(others: tuple[Hint, ...], widest: int | None) -> koordinator_merge.Merged:
+        ours = resource_hints(
+            request,
+            available,
+            available,
+            policy,
+            lambda mask: mask * 7 % (spread + 1),
+            lambda mask: mask not in failing,
+            widest=widest,
+        )
+        return koordinator_merge.merge(
+            [ours, {"gpu": others}], available, policy, exclusive, dict(enumerate(status))
+        )
+
+    narrow = merged(tuple(hint for hint in hints if hint.preferred), fewest or None)
+    if narrow.preferred:
+        assert narrow == merged(hints, None)

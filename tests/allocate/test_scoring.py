@@ -13,7 +13,6 @@ from agent.allocate import scoring
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
-from agent.allocate.inforce import InForce, in_force
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, NodePolicies
 from agent.allocate.scoring import Scene, Whole, by_count, normalised, profile
@@ -45,10 +44,8 @@ def scored(
     if strategy:
         body["scoringStrategy"] = strategy
         body["numaScoringStrategy"] = {"type": strategy.get("type")}
-    policies = in_force(node, ask)
-    assert isinstance(policies, InForce)
     whole = Whole({"cpu": 16_000, "memory": 32 * GIB}, requested or {})
-    return scoring.score(decode(body), Scene(node, account, whole), ask, policies, got)
+    return scoring.score(decode(body), Scene(node, account, whole), ask, got)
 
 
 def by_resources(kind: ScoringType) -> dict[str, Any]:

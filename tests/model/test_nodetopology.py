@@ -20,7 +20,6 @@ from agent.model.nodetopology import (
     encode,
 )
 from agent.model.objects import ObjectError
-from agent.model.policies import kubelet_numa_policy
 from tests.conftest import SHARED
 
 EXAMPLE = NodeTopology(
@@ -135,6 +134,8 @@ def test_what_is_written_reads_back(value: NodeTopology) -> None:
         (["Restricted"], {}, "restricted", "container", None),
         (["RestrictedPodLevel", "None"], {}, "restricted", "pod", None),
         (["SingleNUMANodeContainerLevel"], {}, "single-numa-node", "container", None),
+        (["SingleNUMANode"], {}, "none", "container", None),
+        (["singlenumanodepodlevel"], {}, "none", "container", None),
         (["Bogus"], {"topologyManagerScope": "pod"}, "none", "pod", None),
         (["Restricted"], {"topologyManagerPolicy": "bogus"}, "restricted", "container", None),
         (
@@ -240,7 +241,7 @@ def test_objects_that_schedulers_were_asked_about_read_and_write_back() -> None:
             names = {each["name"] for each in nrt["zones"] if each["type"] == "Node"}
             assert {f"node-{each.node}" for each in value.zones} <= names
             words = nrt.get("topologyPolicies")
-            if words and not nrt.get("attributes") and kubelet_numa_policy(words[0]):
+            if words and not nrt.get("attributes") and value.policy != "none":
                 assert encode(value, Version.V1ALPHA1)["topologyPolicies"][0].startswith(
                     words[0].removesuffix("ContainerLevel")
                 )

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from agent.allocate.place.facts import PlaceRules
 from agent.allocate.place.place import Granted
 from agent.allocate.place.wish import Wish
 from agent.kube.objects import ChangeKind
+from agent.model import schedulerargs
 from agent.scheduler.cluster import Cluster, ReserveError
 from tests.scheduler import objects
 
@@ -375,3 +377,22 @@ def test_two_threads_never_reserve_the_same_pod(cluster: Cluster) -> None:
     assert sorted(won) == list(range(50))
     assert held(cluster) | held(cluster, "n2") == {f"p{each}" for each in range(50)}
     assert not held(cluster) & held(cluster, "n2")
+
+
+def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
+    """Single NUMA nodes where nobody says otherwise, and scores of their CPU alone."""
+    settings = {
+        "kind": "CPUOrchestrationPluginArgs",
+        "numaTopologyAlignmentPolicy": "SingleNUMANode",
+        "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
+    }
+    it = Cluster(rules=PlaceRules(scoring=schedulerargs.decode(settings)))
+    it.nodes_changed([objects.of_node(objects.node("n1"))])
+    it.topologies_changed([objects.of_topology(objects.topology("n1"))])
+    state = it.node("n1")
+    assert state is not None
+    got = state.place.offer(LSR)
+    assert isinstance(got, Granted)
+    assert got.score == 50
+    assert got.holding().claim.amounts == {0: {"cpu": 2000}}
+    assert state.place.facts.allocatable["cpu"] == 8000

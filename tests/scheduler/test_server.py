@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -173,6 +174,20 @@ def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
     assert ask(made, "GET", "/away") == (503, "another leads\n")
     assert made.sock is None
     made.close()
+
+
+def test_half_a_request_holds_no_server_back(started: Started) -> None:
+    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
+    server = started(limits, shown=None)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as half:
+        half.sendall(b"POST /echo HTTP/1.1\r\n")
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        assert ask(made, "GET", "/healthz")[0] == 200, "the half is being read"
+        made.close()
+        server.close()
+        with contextlib.suppress(ConnectionResetError):
+            while half.recv(1 << 16):
+                pass
 
 
 @pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])

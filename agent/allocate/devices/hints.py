@@ -23,10 +23,12 @@ def device_hints(
     request: DeviceRequest,
     numa_nodes: Iterable[int],
     strategy: NumaStrategy | None = None,
+    *,
+    narrowest: bool = False,
 ) -> dict[str, tuple[Hint, ...]] | Refusal:
     """By device type; all types have the same hints, as they are chosen together: the sets of these
     NUMA nodes (all of the machine's) that an allocation fits on, the smallest of them preferred. A
-    Refusal where the devices of all together do not do."""
+    Refusal where the devices of all together do not do. `narrowest`: no sets but the preferred."""
     nodes = set(numa_nodes)
     widest = allocate(node, request, numa=of_nodes(nodes), strategy=strategy)
     if isinstance(widest, Refusal):
@@ -34,6 +36,8 @@ def device_hints(
     cards = _cards(widest)
     found: list[tuple[int, bool]] = []
     for mask in subsets(nodes):
+        if narrowest and found and mask.bit_count() > found[0][0].bit_count():
+            break
         allocation = allocate(node, request, numa=mask, strategy=strategy)
         if isinstance(allocation, Allocation):
             found.append((mask, _cards(allocation) == cards))

@@ -15,7 +15,7 @@ from agent.model.holding import Grant, Source
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 MOUNTS: Final = "/var/run/nvidia-container-devices/"
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
-_CPU_DRIVER: Final = "dra.cpu"
+CPU_DRIVER: Final = "dra.cpu"
 _NOTHING: Final = frozenset({"", "none", "void", MOUNTS.rstrip("/")})
 _CDI_PREFIX: Final = "cdi.k8s.io/"
 
@@ -56,7 +56,7 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
                 yield kind, name
     for key, value in environment.items():
         if key.startswith(CPUSET_PREFIX):
-            yield _CPU_DRIVER, value
+            yield CPU_DRIVER, value
     for path in carriers.mounts:
         below = path.removeprefix(MOUNTS)
         if below != path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Final
+
+from agent.allocate.bits import members
 
 WHOLE: Final = 1023
 """All subsets of 10 nodes: how many masks of small sizes are tried at most."""
@@ -19,8 +22,14 @@ def of_nodes(nodes: Iterable[int]) -> int:
     return mask
 
 
-def subsets(nodes: Iterable[int]) -> Iterator[int]:
-    """Non-empty sets of these NUMA nodes as masks, by size, then lexicographically by ids.
+@functools.lru_cache(maxsize=4096)
+def ids(mask: int) -> tuple[int, ...]:
+    """The NUMA nodes of a mask, ascending."""
+    return tuple(members(mask))
+
+
+def subsets(nodes: Iterable[int], least: int = 1) -> Iterator[int]:
+    """Sets of `least` or more of these NUMA nodes as masks, by size, then lexicographically by ids.
 
     All of them for up to ten nodes. Of more nodes all sets of the sizes that together stay within
     WHOLE, and of every greater size only runs of neighbours (nodes next to each other in the order
@@ -34,5 +43,7 @@ def subsets(nodes: Iterable[int]) -> Iterator[int]:
         else:
             tried = WHOLE
             chosen = (tuple(ids[at : at + size]) for at in range(len(ids) - size + 1))
-        for members in chosen:
-            yield of_nodes(members)
+        if size < least:
+            continue
+        for each in chosen:
+            yield of_nodes(each)

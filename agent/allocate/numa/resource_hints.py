@@ -7,15 +7,13 @@ its CPUs can't.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from agent.allocate.bits import members
 from agent.allocate.numa.hint import Hint
 from agent.allocate.numa.masks import subsets
-from agent.allocate.worth import worth
-from agent.model.policies import NumaPolicy, NumaStrategy
-from agent.model.schedulerargs import ScoringType
+from agent.model.policies import NumaPolicy
 
 Amounts: TypeAlias = Mapping[int, Mapping[str, int]]
 """By NUMA id, then by resource, in that resource's own unit (cpu in milli, memory in bytes)."""
@@ -30,6 +28,7 @@ def resource_hints(
     fits: Callable[[int], bool],
     *,
     narrowest: bool = False,
+    widest: int | None = None,
 ) -> dict[str, tuple[Hint, ...]]:
     """By requested resource that any node of `total` counts: its hints, none where nothing fits.
 
@@ -40,7 +39,8 @@ def resource_hints(
     of `subsets`.
 
     `narrowest`: no masks of more nodes than the fewest that all resources prefer together. A merge
-    of these hints with no others, and without exclusivity, chooses the same then."""
+    of these hints with no others, and without exclusivity, chooses the same then. `widest`: no
+    masks of more nodes than so many."""
     wanted = {
         resource: amount
         for resource, amount in request.items()
@@ -50,61 +50,60 @@ def resource_hints(
     holders = {resource: sum(node for node, _ in held) for resource, held in free.items()}
     found: dict[str, list[Hint]] = {resource: [] for resource in wanted}
     fewest = dict.fromkeys(wanted, 0)
+    asked = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
-    for mask in _candidates(holders.values()):
+    for mask in _candidates(holders.values(), max(map(_fewest, asked), default=1)):
         size = mask.bit_count()
-        if narrowest and agreed and size > agreed:
+        if (narrowest and agreed and size > agreed) or (widest and size > widest):
             break
-        enough = all(
-            sum(amount for node, amount in free[resource] if mask & node) >= needed
-            for resource, needed in wanted.items()
-        )
-        if not enough or not fits(mask):
+        if not _enough(mask, asked) or not fits(mask):
             continue
         worth = score(mask)
         preferring = 0
+        hints: dict[bool, Hint] = {}
         for resource, holder in holders.items():
             if mask & ~holder:
                 continue
             smallest = fewest[resource] = fewest[resource] or size
             preferred = policy is NumaPolicy.RESTRICTED or size == smallest
             preferring += preferred
-            found[resource].append(Hint(mask, preferred, worth))
+            hint = hints.get(preferred)
+            if hint is None:
+                hint = hints[preferred] = Hint(mask, preferred, worth)
+            found[resource].append(hint)
         if preferring == len(wanted):
             agreed = agreed or size
-    return {resource: tuple(hints) for resource, hints in found.items()}
+    return {resource: tuple(held) for resource, held in found.items()}
 
 
-def allocation_score(
-    mask: int,
-    request: Mapping[str, int],
-    available: Amounts,
-    total: Amounts,
-    strategy: NumaStrategy,
-    weights: Mapping[str, int],
-) -> int:
-    """0 to 100: how empty or full the nodes of a mask are with the request on them, the weighted
-    mean over resources in integer arithmetic. Fuller is better for MostAllocated alone. What is
-    not counted on the mask is worth 0."""
-    nodes = list(members(mask))
-    capacity = {name: sum(total.get(node, {}).get(name, 0) for node in nodes) for name in weights}
-    used = {
-        name: capacity[name]
-        - sum(available.get(node, {}).get(name, 0) for node in nodes)
-        + request.get(name, 0)
-        for name in weights
-    }
-    most = strategy is NumaStrategy.MOST_ALLOCATED
-    way = ScoringType.MOST_ALLOCATED if most else ScoringType.LEAST_ALLOCATED
-    return worth(way, weights, capacity, used)
+def _enough(mask: int, asked: Sequence[tuple[int, Sequence[tuple[int, int]]]]) -> bool:
+    for needed, free in asked:
+        for node, amount in free:
+            if mask & node:
+                needed -= amount
+        if needed > 0:
+            return False
+    return True
 
 
-def _candidates(holders: Iterable[int]) -> Iterable[int]:
+def _fewest(asked: tuple[int, Sequence[tuple[int, int]]]) -> int:
+    """No fewer nodes have enough."""
+    missing, free = asked
+    count = 1
+    for amount in sorted((amount for _, amount in free), reverse=True):
+        missing -= amount
+        if missing <= 0:
+            break
+        count += 1
+    return count
+
+
+def _candidates(holders: Iterable[int], least: int) -> Iterable[int]:
     """The subsets of each set of nodes, in the order of `subsets`."""
     distinct = set(holders)
     if len(distinct) == 1:
-        return subsets(members(distinct.pop()))
-    masks = {mask for holder in distinct for mask in subsets(members(holder))}
+        return subsets(members(distinct.pop()), least)
+    masks = {mask for holder in distinct for mask in subsets(members(holder), least)}
     return sorted(masks, key=lambda mask: (mask.bit_count(), tuple(members(mask))))
 
 

@@ -87,9 +87,11 @@ def _of_singles(
     """The plain scan, where every result comes from one combination alone: each list names all
     results once, or has nothing to choose from."""
     best = start
+    places = [
+        None if len(held) == 1 else {mask: at for at, mask in enumerate(held)} for held in masks
+    ]
     for place, result in sorted(
-        (tuple(0 if len(held) == 1 else held.index(result) for held in masks), result)
-        for result in results
+        (tuple(0 if at is None else at[result] for at in places), result) for result in results
     ):
         score = sum(
             worth[at]

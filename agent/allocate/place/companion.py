@@ -27,8 +27,8 @@ class DeviceCompanion:
         """The device types that are asked for."""
         return self._request.asks.keys()
 
-    def hints(self, nodes: Collection[int]) -> Provider:
-        hints = device_hints(self._node, self._request, nodes, self._strategy)
+    def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
+        hints = device_hints(self._node, self._request, nodes, self._strategy, narrowest=narrowest)
         if isinstance(hints, Refusal):
             self.found = hints
             return dict.fromkeys(self._request.asks, ())

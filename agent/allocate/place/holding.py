@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from agent.allocate.claims import Claim, claim_of
@@ -29,6 +31,16 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     requests: dict[str, int] = {}
     priority: int = 0
     faults: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The types of its devices."""
+        if not self.devices and not self.functions:
+            return _NONE
+        return frozenset(kind for kind, _ in (*self.devices, *self.functions))
+
+
+_NONE: Final[frozenset[str]] = frozenset()
 
 
 def holding_of(pod: ApiPod) -> Holding:

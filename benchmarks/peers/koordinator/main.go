@@ -1,6 +1,7 @@
-// Answers questions with the choice of Koordinator's scheduler plugin DeviceShare and tells how long
-// each took, so that a benchmark can ask in turns: a JSON object a line on standard input, one on
-// standard output for each.
+// Answers questions with the choice of Koordinator's scheduler plugins and tells how long each took,
+// so that a benchmark can ask in turns: a JSON object a line on standard input, one on standard
+// output for each. A question with a topology is for the filter of NodeNUMAResource, any other one
+// for the allocator of DeviceShare.
 package main
 
 import (
@@ -10,6 +11,7 @@ import (
 	"os"
 
 	"topolet.example/benchmarks/peers/koordinator/deviceshare"
+	"topolet.example/benchmarks/peers/koordinator/nodenumaresource"
 )
 
 func main() {
@@ -17,17 +19,32 @@ func main() {
 	lines.Buffer(nil, 1<<24)
 	answers := json.NewEncoder(os.Stdout)
 	for lines.Scan() {
-		answer, err := deviceshare.Decide(lines.Bytes())
-		if err != nil {
-			answer.Error = err.Error()
-		}
-		if err := answers.Encode(answer); err != nil {
+		if err := answers.Encode(decide(lines.Bytes())); err != nil {
 			fail(err)
 		}
 	}
 	if err := lines.Err(); err != nil {
 		fail(err)
 	}
+}
+
+func decide(line []byte) any {
+	var asked struct{ Topology json.RawMessage }
+	if err := json.Unmarshal(line, &asked); err != nil {
+		fail(err)
+	}
+	if asked.Topology != nil {
+		answer, err := nodenumaresource.Decide(line)
+		if err != nil {
+			answer.Error = err.Error()
+		}
+		return answer
+	}
+	answer, err := deviceshare.Decide(line)
+	if err != nil {
+		answer.Error = err.Error()
+	}
+	return answer
 }
 
 func fail(err error) {

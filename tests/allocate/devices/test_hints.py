@@ -53,3 +53,14 @@ def test_the_merge_takes_them_with_those_of_cpus() -> None:
     cpus = {"cpu": (Hint(0b01, True, 90), Hint(0b10, True, 10), Hint(0b11, False, 50))}
     merged = merge([cpus, devices], [0, 1], NumaPolicy.SINGLE_NUMA_NODE, None, {})
     assert (merged.mask, merged.admit) == (0b10, True)
+
+
+def test_the_narrowest_are_those_that_are_preferred() -> None:
+    request = device_request({CARDS: 1}, {})
+    assert request is not None
+    for used in ({}, {0: 1, 1: 1}, {0: 1, 2: 1}):
+        there = node(FOUR, used)
+        every = device_hints(there, request, range(3))
+        narrowest = device_hints(there, request, range(3), narrowest=True)
+        assert isinstance(every, dict)
+        assert narrowest == {"gpu": tuple(hint for hint in every["gpu"] if hint.preferred)}

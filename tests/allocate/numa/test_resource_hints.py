@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.numa.hint import Hint
-from agent.allocate.numa.resource_hints import allocation_score, resource_hints
-from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.allocate.numa.resource_hints import resource_hints
+from agent.model.policies import NumaPolicy
 
 FOUR = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}
 
@@ -129,34 +128,3 @@ def test_all_masks_by_the_rule(data: st.DataObject) -> None:
         assert [ids(hint.mask or 0) for hint in found[resource]] == sets
         preferred = [len(members) == len(sets[0]) for members in sets]
         assert [hint.preferred for hint in found[resource]] == preferred
-
-
-@pytest.mark.parametrize(
-    ("strategy", "mask", "request_cpu", "expected"),
-    [
-        (NumaStrategy.LEAST_ALLOCATED, 0b01, 1000, (50 + 100) // 2),
-        (NumaStrategy.MOST_ALLOCATED, 0b01, 1000, (50 + 0) // 2),
-        (NumaStrategy.LEAST_ALLOCATED, 0b11, 3000, (50 + 100) // 2),
-        (NumaStrategy.LEAST_ALLOCATED, 0b01, 4000, (0 + 100) // 2),
-        (NumaStrategy.MOST_ALLOCATED, 0b01, 4000, (100 + 0) // 2),
-        (NumaStrategy.LEAST_ALLOCATED, 0b100, 1000, 0),
-    ],
-)
-def test_scores(strategy: NumaStrategy, mask: int, request_cpu: int, expected: int) -> None:
-    available = {0: {"cpu": 3000, "memory": 16}, 1: {"cpu": 4000, "memory": 16}}
-    total = {node: {"cpu": 4000, "memory": 16} for node in (0, 1)}
-    weights = {"cpu": 1, "memory": 1}
-    request = {"cpu": request_cpu}
-    assert allocation_score(mask, request, available, total, strategy, weights) == expected
-
-
-def test_scores_weigh_resources() -> None:
-    score = allocation_score(
-        1,
-        {"cpu": 1000, "memory": 16},
-        FOUR,
-        FOUR,
-        NumaStrategy.MOST_ALLOCATED,
-        {"cpu": 3, "memory": 1},
-    )
-    assert score == (3 * 25 + 100) // 4

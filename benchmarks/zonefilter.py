@@ -1,0 +1,216 @@
+"""The filter of a plain pod by the zones of one node, nothing cached.
+
+`filter_zones` is the mean over nodes of 2 and 8 NUMA nodes, both scopes, and pods that fit, that do
+not, and that have sidecars. Ours begins with the pod and the NodeResourceTopology as values, and so
+does the base: the filter of kube-scheduler's plugin NodeResourceTopologyMatch, with its objects in
+memory. Both must give the same answer. Beside it `_pod`, where the pod is read once for many
+nodes; and `_node`, what is made once whenever a NodeResourceTopology changes.
+
+A time is the median of single calls. Both sides take turns in batches.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import msgspec
+from common import Row, alone, arguments, compared, report, skipped, timed
+from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, PeerError, program
+
+from agent.allocate.zoned.filter import filter as by_zones
+from agent.allocate.zoned.misfit import Misfit
+from agent.allocate.zoned.node import ZonedNode, zoned_node
+from agent.allocate.zoned.pod import zoned_pod
+from agent.model import apipods, nodetopology
+from agent.model.apipods import ApiPod
+from agent.model.nodetopology import NodeTopology
+
+CASE = "filter_zones"
+UNIT = "ms"
+BASE = "NodeResourceTopologyMatch"
+ANSWER_SECONDS = 60.0
+
+GPU = "nvidia.com/gpu"
+ALLOCATABLE = {"cpu": "128", "memory": "512Gi", "pods": "250", GPU: "8"}
+
+PODS: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
+    "fits": ([{"cpu": "4", "memory": "8Gi"}], []),
+    "fits a later one": ([{"cpu": "12", "memory": "8Gi", GPU: "1"}], []),
+    "does not fit": ([{"cpu": "17", "memory": "8Gi"}], []),
+    "several": ([{"cpu": "2", "memory": "4Gi"}, {"cpu": "1", "memory": "2Gi"}], []),
+    "sidecar": ([{"cpu": "2", "memory": "4Gi", GPU: "1"}], [{"cpu": "1", "memory": "1Gi"}]),
+}
+"""Requests, which are the limits too, of containers and of sidecars. With its sidecar none is
+larger than what NUMA nodes have, where the two sides would differ."""
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """How much is measured."""
+
+    rounds: int
+    calls: int
+
+
+FULL = Amount(rounds=7, calls=500)
+QUICK = Amount(rounds=3, calls=100)
+
+
+class Question(msgspec.Struct, frozen=True):
+    """One pod and one node: as objects, and as values."""
+
+    asked: dict[str, Any]
+    topology: NodeTopology
+    node: ZonedNode
+    pod: ApiPod
+
+    def ours(self) -> object:
+        return by_zones(self.node, zoned_pod(self.pod))
+
+
+def questions() -> Iterator[Question]:
+    for count, scope, name in product((2, 8), ("container", "pod"), PODS):
+        described = topology_object(count, scope)
+        topology = nodetopology.decode(described)
+        body = pod_object(*PODS[name])
+        yield Question(
+            {
+                "topology": described,
+                "node": {"metadata": {"name": "node"}, "status": {"allocatable": ALLOCATABLE}},
+                "pod": body,
+            },
+            topology,
+            zoned_node(topology, ALLOCATABLE),
+            apipods.from_object(body),
+        )
+
+
+def topology_object(count: int, scope: str) -> dict[str, Any]:
+    """The later half of the NUMA nodes has more CPUs left, and the GPUs."""
+    zones = []
+    for zone in range(count):
+        later = zone >= count // 2
+        left = {"cpu": "16" if later else "8", "memory": "60Gi", **({GPU: "4"} if later else {})}
+        zones.append(
+            {
+                "name": f"node-{zone}",
+                "type": "Node",
+                "costs": [
+                    {"name": f"node-{other}", "value": 10 if other == zone else 20}
+                    for other in range(count)
+                ],
+                "resources": [
+                    {"name": name, "capacity": n, "allocatable": n, "available": n}
+                    for name, n in left.items()
+                ],
+            }
+        )
+    return {
+        "metadata": {"name": "node"},
+        "topologyPolicies": [],
+        "attributes": [
+            {"name": "topologyManagerPolicy", "value": "single-numa-node"},
+            {"name": "topologyManagerScope", "value": scope},
+        ],
+        "zones": zones,
+    }
+
+
+def pod_object(containers: list[dict[str, str]], sidecars: list[dict[str, str]]) -> dict[str, Any]:
+    def written(requests: dict[str, str], name: str, **more: str) -> dict[str, Any]:
+        return {"name": name, "resources": {"requests": requests, "limits": requests}, **more}
+
+    return {
+        "metadata": {"name": "pod", "namespace": "default", "uid": "pod"},
+        "spec": {
+            "containers": [written(each, f"main-{n}") for n, each in enumerate(containers)],
+            "initContainers": [
+                written(each, f"side-{n}", restartPolicy="Always")
+                for n, each in enumerate(sidecars)
+            ],
+        },
+        "status": {"qosClass": "Guaranteed"},
+    }
+
+
+def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
+    """`peer`: the other side, or why there is none. Ends the program where it answers otherwise."""
+    mine: list[float] = []
+    theirs: list[float] = []
+    known: list[float] = []
+    made: list[float] = []
+    for question in questions():
+        found = question.ours()
+        reason = found.unaligned if isinstance(found, Misfit) else ""
+        ours: list[int] = []
+        base: list[int] = []
+        for _ in range(amount.rounds):
+            ours += timed(question.ours, amount.calls)
+            if isinstance(peer, GoPeer):
+                answer = _ask(peer, question, amount.calls)
+                if answer["reason"] != reason:
+                    raise SystemExit(f"{CASE}: ours differs: {reason!r}, {answer['reason']!r}")
+                base += answer["ns"]
+        mine.append(_ms(ours))
+        if base:
+            theirs.append(_ms(base))
+        known.append(_ms(timed(_known(question), amount.calls)))
+        made.append(_ms(timed(_made(question), amount.calls)))
+    ours_ms = statistics.mean(mine)
+    if isinstance(peer, GoPeer):
+        row = compared(CASE, ours_ms, statistics.mean(theirs), BASE, UNIT)
+    else:
+        row = skipped(CASE, ours_ms, UNIT, peer)
+    return [
+        row,
+        alone(f"{CASE}_pod", statistics.mean(known), UNIT),
+        alone(f"{CASE}_node", statistics.mean(made), UNIT),
+    ]
+
+
+def _known(question: Question) -> Callable[[], object]:
+    pod = zoned_pod(question.pod)
+    return lambda: by_zones(question.node, pod)
+
+
+def _made(question: Question) -> Callable[[], object]:
+    return lambda: zoned_node(question.topology, ALLOCATABLE)
+
+
+def _ms(nanoseconds: list[int]) -> float:
+    return statistics.median(nanoseconds) / 1e6
+
+
+def _ask(peer: GoPeer, question: Question, calls: int) -> dict[str, Any]:
+    try:
+        return peer.ask(question.asked, calls, ANSWER_SECONDS)
+    except PeerError as error:
+        raise SystemExit(f"{CASE}: {BASE}: {error}") from None
+
+
+def table(stack: ExitStack, *, quick: bool) -> list[Row]:
+    """With the other side beside ours, where it is built or, unless `quick`, can be."""
+    peer: GoPeer | str
+    try:
+        peer = stack.enter_context(GoPeer(program(SCHEDULER_PLUGINS, build=not quick)))
+    except PeerError as error:
+        peer = str(error)
+    return rows(peer, QUICK if quick else FULL)
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    with ExitStack() as stack:
+        lines = table(stack, quick=options.quick)
+    report(lines, options.output)
+
+
+if __name__ == "__main__":
+    main()

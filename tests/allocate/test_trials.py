@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import layout
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.inforce import in_force
+from agent.allocate.ledger import Ledger
+from agent.allocate.node import NodeFacts
+from agent.allocate.offer import Offer
+from agent.allocate.reasons import Rejection
+from agent.allocate.trials import Trials
+from agent.model.cpuset import CpuSet
+from agent.model.policies import BindPolicy
+from agent.model.resource_spec import ResourceSpec
+from agent.model.topology import Cpu
+from tests.allocate.nodes import owner
+from tests.allocate.test_ledger_sums import nodes, owners, sharers
+
+
+@given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)
+def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
+    node: NodeFacts, before: list[Ask], last: Ask
+) -> None:
+    """Whether NUMA nodes do is known without a search for CPUs, on machines whose cores differ in
+    threads too."""
+    ledger = Ledger(node)
+    for number, ask in enumerate(before):
+        got = ledger.offer(msgspec.structs.replace(ask, uid=f"p{number}"))
+        if isinstance(got, Offer):
+            ledger.commit(got)
+    policies = in_force(node, last)
+    if isinstance(policies, Rejection):
+        return
+    trials = Trials(node, ledger.account, last, policies)
+    ids = sorted(node.zones)
+    for some in ([*ids], *([each] for each in ids), ids[1:], ids[::2]):
+        found = trials.on_nodes(some)
+        assert trials.lacks(some) == (found if isinstance(found, Rejection) else None)
+
+
+def test_cores_that_differ_may_not_add_up_to_what_the_sum_promises() -> None:
+    """Two free cores of two threads have room for three CPUs, but not as whole cores."""
+    leads = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5, 6: 5}
+    made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())
+    node = NodeFacts(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
+    ask = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
+    policies = in_force(node, ask)
+    assert not isinstance(policies, Rejection)
+    trials = Trials(node, Account(node), ask, policies)
+    assert isinstance(trials.lacks([0]), Rejection)
+    assert trials.lacks([0]) == trials.on_nodes([0])

@@ -1,0 +1,81 @@
+"""What NUMA nodes are said to refuse is what they do refuse."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate import layout
+from agent.allocate.account import Account
+from agent.allocate.ask import Ask
+from agent.allocate.inforce import InForce, in_force
+from agent.allocate.node import NodeFacts
+from agent.allocate.precedence import PROFILES, NodePolicies
+from agent.allocate.reasons import Rejection
+from agent.allocate.trials import Trials
+from agent.conformance import machines
+from agent.model.cpuset import CpuSet
+from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
+from agent.model.qos import QoS
+from agent.model.resource_spec import ResourceSpec
+from agent.model.topology import Cpu
+from tests.allocate.nodes import GIB, claim
+
+MACHINE = machines.cpus((1, 3, 4, 2), "interleaved")
+ids = st.integers(0, 23)
+specs = st.builds(
+    ResourceSpec,
+    st.sampled_from([BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST]),
+    st.none() | st.sampled_from([BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS]),
+    st.sampled_from(ExclusivePolicy),
+)
+asks = st.builds(
+    Ask,
+    st.just("a"),
+    st.just("ns/a"),
+    st.sampled_from([QoS.LS, QoS.LSR]),
+    st.booleans(),
+    st.fixed_dictionaries(
+        {"cpu": st.integers(1, 10).map(lambda cpus: cpus * 1000)},
+        optional={"memory": st.integers(1, 48).map(lambda each: each * GIB), "disk": st.just(1)},
+    ),
+    st.none() | st.integers(1, 20).map(lambda cpus: cpus * 1000),
+    specs,
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> NodeFacts:
+    """Some with cores of one thread, some where a zone counts CPU and has no CPUs, some amplified;
+    up to ten CPUs are reserved."""
+    offline = draw(st.frozensets(ids, max_size=3)) if draw(st.booleans()) else frozenset()
+    gone = frozenset(range(16, 24)) if draw(st.booleans()) else frozenset()
+    cpus: list[Cpu] = [cpu for cpu in MACHINE if cpu.id not in offline | gone]
+    zones = {node: {"cpu": 8000, "memory": 16 * GIB} for node in range(3)}
+    profile = draw(st.sampled_from(list(PROFILES.values())))
+    return NodeFacts(
+        layout.of(cpus),
+        zones,
+        reserved=CpuSet(draw(st.frozensets(ids, max_size=10))),
+        policies=NodePolicies(numa_label=NumaPolicy.RESTRICTED),
+        profile=profile,
+        cpu_ratio=draw(st.sampled_from([1.0, 1.5])),
+    )
+
+
+@given(nodes(), asks, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
+def test_a_refusal_is_what_a_trial_says(
+    facts: NodeFacts, ask: Ask, owned: list[tuple[int, int]], shared_milli: int
+) -> None:
+    account = Account(facts)
+    for number, cpus in enumerate(owned):
+        account.add(claim(f"p{number}", ",".join(map(str, cpus))))
+    account.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))
+    policies = in_force(facts, ask)
+    assert isinstance(policies, InForce)
+    trials = Trials(facts, account, ask, policies)
+    for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):
+        tried = trials.on_nodes(mask)
+        assert trials.lacks(mask) == (tried if isinstance(tried, Rejection) else None)
