@@ -52,13 +52,14 @@ class Scene(msgspec.Struct, frozen=True):
 def profile(args: SchedulerArgs) -> Profile:
     """What offers are made by under these settings."""
     base = PROFILES["koordinator" if args.rules is Rules.KOORDINATOR else "proposal"]
-    most = args.node.type is ScoringType.MOST_ALLOCATED
     return msgspec.structs.replace(
         base,
         numa_policy=args.numa_policy,
-        strategy=NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED,
+        strategy=_strategy(args.node.type),
         bind=args.bind,
         label_first=args.rules is Rules.KOORDINATOR,
+        scoring=_strategy(args.numa.type),
+        weights=args.numa.weights,
     )
 
 
@@ -91,6 +92,11 @@ def normalised(scores: Mapping[_Name, int], highest: int = HIGHEST) -> dict[_Nam
     """Scores of the same pod by node, stretched so that the best has the highest."""
     best = max(scores.values(), default=0)
     return {name: each * highest // best if best else 0 for name, each in scores.items()}
+
+
+def _strategy(type_: ScoringType) -> NumaStrategy:
+    most = type_ is ScoringType.MOST_ALLOCATED
+    return NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED
 
 
 def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:

@@ -151,8 +151,14 @@ class Trials:
 
     @cached_property
     def _scores(self) -> MaskScores:
-        strategy = self._facts.profile.strategy
-        return MaskScores(self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS)
+        profile = self._facts.profile
+        return MaskScores(
+            self._ask.requests,
+            self._recorded,
+            self.totals,
+            profile.scoring or profile.strategy,
+            profile.weights or _WEIGHTS,
+        )
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """What each node gives of the resources that NUMA nodes have."""
