@@ -75,10 +75,7 @@ class NodeState:
             facts = msgspec.structs.replace(facts, zoned=self._zoned(facts.cpus))
             self._place = self._place.with_facts(facts, self._promised())
         elif self._recount:
-            standing = self._place.facts
-            zoned = self._zoned(standing.cpus)
-            if zoned != standing.zoned:
-                self._place.hear(zoned, self._promised())
+            self._place.hear(self._zoned(self._place.facts.cpus), self._promised())
         self._outdated = self._recount = False
         return self._place
 

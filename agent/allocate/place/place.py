@@ -64,16 +64,16 @@ class Place:
         """Grows with every change."""
         return self._version
 
-    def with_facts(self, facts: PlaceFacts, untold: Container[str] = ()) -> Place:
+    def with_facts(self, facts: PlaceFacts, untold: Container[str] | None = None) -> Place:
         """The same holdings on a node that has changed; the version goes on. `untold`: uids of pods
-        that the node's new word about its NUMA nodes does not count yet; where its word is the old
-        one, all that were committed since count beside it still."""
+        that the node's word about its NUMA nodes does not count yet; None: where its word is the
+        old one, all that were committed since, else none."""
         other = Place(facts, self._holdings.values())
         other._zones = self._zones.told(facts.zoned, untold)
         other._version = self._version + 1
         return other
 
-    def hear(self, zoned: ZonedNode | None, untold: Container[str] = ()) -> None:
+    def hear(self, zoned: ZonedNode | None, untold: Container[str] | None = None) -> None:
         """The same, for a node of which nothing changed but its word about its NUMA nodes."""
         self._facts = msgspec.structs.replace(self._facts, zoned=zoned)
         self._zones = self._zones.told(zoned, untold)

@@ -128,8 +128,10 @@ def test_a_new_word_alone_is_heard_in_place() -> None:
     assert set(there.holdings) == {"a", "b"}
     put(there, plain(4, "c"))
     assert not fits(there, plain(2, "d"))
-    there.hear(left, untold=())
+    there.hear(left)
     assert not fits(there, plain(2, "d")), "it is the old word"
+    there.hear(left, untold=())
+    assert fits(there, plain(3, "d")), "it is the old word, but counts them"
     there.hear(None)
     assert fits(there, plain(99, "d"))
 
