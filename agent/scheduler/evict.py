@@ -109,13 +109,13 @@ class Evictor:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period):
-            if self._leading():
-                self.round()
-            else:
-                self._plans.clear()
+            self.round()
 
     def round(self) -> None:
-        """Follows the plans, and makes others for those who wait."""
+        """Follows the plans, and makes others for those who wait. Who does not lead has none."""
+        if not self._leading():
+            self._plans.clear()
+            return
         now = self._clock()
         for plan in self.plans:
             self._follow(plan, now)
@@ -174,7 +174,7 @@ class Evictor:
             return  # they end without us
         try:
             self._nominate(waiter, chosen.node, dry_run=True)
-            if any(self._evictions.would(each) is Fate.STAYS for each in victims):
+            if any(self._evictions.would(each) is not Fate.ENDS for each in victims):
                 return
             self._plans[waiter.uid] = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
             for each in victims:
