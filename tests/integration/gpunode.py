@@ -18,16 +18,15 @@ from tests.waiting import eventually
 _NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "numa_node": "0\n"}
 
 
-class GpuNode:
-    """The agent is started with `flags` and `environ`."""
+class GpuHost:
+    """`root` is where /sys and /proc are; what is not of GPUs there leads to this machine's."""
 
-    def __init__(self, node: TestNode, machine: Machine) -> None:
+    def __init__(self, folder: Path, machine: Machine) -> None:
         if why := fakenvml.missing():
             pytest.skip(why)
-        self.node = node
-        self.root = node.folder / "root"
+        self.root = folder / "root"
         self.machine = machine
-        self.driver = FakeDriver(node.folder, machine)
+        self.driver = FakeDriver(folder, machine)
         for path in ("/proc", "/sys/devices/system"):
             self.link(Path(path))
         for card in machine.cards:
@@ -41,16 +40,26 @@ class GpuNode:
         place.symlink_to(path)
 
     @property
-    def flags(self) -> tuple[str, ...]:
-        return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
+    def environ(self) -> dict[str, str]:
+        """What the driver wants."""
+        return {"FAKE_NVML": str(self.driver.facts)}
+
+
+class GpuNode(GpuHost):
+    """A node of such a machine."""
+
+    def __init__(self, node: TestNode, machine: Machine) -> None:
+        super().__init__(node.folder, machine)
+        self.node = node
 
     @property
-    def environ(self) -> dict[str, str]:
-        return {"FAKE_NVML": str(self.driver.facts)}
+    def places(self) -> tuple[str, ...]:
+        """An agent's flags."""
+        return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
 
     def start_agent(self, *flags: str) -> None:
         """Without a cluster."""
-        self.node.start_agent(*self.flags, *flags, variables=self.environ)
+        self.node.start_agent(*self.places, *flags, variables=self.environ)
 
     def device(self) -> dict[str, Any]:
         """The Device object when it lists all cards."""
