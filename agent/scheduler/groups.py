@@ -143,10 +143,11 @@ class Groups:
     def lacks(self, group: Group, wish: Wish) -> str | None:
         """Why the pod can't be a member of a group that has its node; None where it can."""
         held = self._held[group]
-        if wish.uid in held.members:
+        members = self._alive(held)
+        if wish.uid in members:
             return None
         if not held.parts:
-            if len(self._alive(held)) >= group.size:
+            if len(members) >= group.size:
                 return f"{group.title} has its {group.size} members"
             refused = self.hold(group, wish, held.node)
             return f"{group.title} is on node {held.node}: {refused.text()}" if refused else None
@@ -156,13 +157,16 @@ class Groups:
     def take(self, group: Group, wish: Wish, node: str) -> Granted | str:
         """Reserves a part for the pod itself; a text says why that can't be."""
         held = self._held.get(group)
-        if held is None or (held.node == node and not held.parts):
-            refused = self.hold(group, wish, node)
-            if refused is not None:
+        if held is None:
+            if refused := self.hold(group, wish, node):
                 return f"{group.title}: {refused.text()}"
-            held = self._held[group]
-        if held.node != node:
+        elif held.node != node:
             return f"{group.title} is held to node {held.node}"
+        elif wish.uid in self._alive(held):
+            return f"pod {wish.title} has its part of {group.title} already"
+        elif reason := self.lacks(group, wish):
+            return reason
+        held = self._held[group]
         found = self._part(group, held, wish)
         if isinstance(found, str):
             return found

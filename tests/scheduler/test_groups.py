@@ -115,6 +115,14 @@ def test_the_whole_group_is_held_and_each_member_takes_its_part(
     assert groups.lacks(TRIO, wish("p3")) == "group default/g has its 3 members"
 
 
+def test_a_group_has_no_more_members_than_it_says(groups: Groups) -> None:
+    for name in ("p0", "p1"):
+        taken(groups, PAIR, name)
+    assert groups.take(PAIR, wish("p2"), "a") == "group default/g has its 2 members"
+    text = "pod default/p1 has its part of group default/g already"
+    assert groups.take(PAIR, wish("p1"), "a") == text
+
+
 def test_a_member_that_is_not_bound_gives_its_part_back(cluster: Cluster, groups: Groups) -> None:
     groups.hold(PAIR, wish("p0"), "a")
     first = taken(groups, PAIR, "p0").holding().claim.cpus
