@@ -476,7 +476,7 @@ def test_who_has_cpus_by_a_claim_gets_no_others(world: World) -> None:
     container = world.container(sandbox, cpus=2)
     variable = (("DRA_CPUSET_1", "2"),)
     world.runtime.carriers[container.id] = Carriers(environment=variable)
-    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000")
+    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
     told = PodResources("ns", "c", (resources,))
     world.kubelet_told.answer = Told((told,), None, 0.0)
