@@ -4,7 +4,6 @@ port it serves bare exchanges: whatever comes, it answers what it was told by /t
 
 from __future__ import annotations
 
-import socket
 import sys
 import threading
 from typing import Final
@@ -18,11 +17,6 @@ from agent.scheduler.routes import Reply, Route
 from agent.scheduler.server import Server
 
 VERBS: Final = ("filter", "prioritize", "bind")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return int(listening.getsockname()[1])
 
 
 def ours(api: int, port: int) -> None:

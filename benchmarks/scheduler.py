@@ -3,7 +3,10 @@
 The server runs as in production, in its own process, and follows an API server of a made-up cluster
 in another; the caller is a third, over kept connections. Every call is of another pod; a pod is
 bound between any two calls, so that of the nodes that a shape was asked about some have changed.
-Warm: the shape has been asked about these nodes before; cold: it was never asked about.
+`cold`, beside the warm calls: the first of each shape. The steps of a case are what decoding,
+deciding and encoding take of it, and what is left for HTTP. `passed_through`: a verb about a pod
+that needs nothing of us beyond the bare exchange. `growth_N`: all nodes of clusters of other sizes.
+The cases of single nodes are those of nodefilter.py and zonefilter.py.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from agent.scheduler import wire
-from benchmarks import extenders, fleet, stubapi
+from benchmarks import fleet, nodefilter, stubapi, zonefilter
 from benchmarks.common import Row, alone, arguments, compared, percentile, report
+from benchmarks.peers import packages
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BARE: Final = "bare HTTP exchange"
+VERBS: Final = ("filter", "prioritize")
 START_SECONDS: Final = 240.0
 
 
@@ -42,8 +47,8 @@ class Amount(msgspec.Struct, frozen=True):
     nodes: int = 5000
     pods: int = 100_000
     kinds: int = 60
-    rounds: int = 300
-    burst: int = 1500
+    rounds: int = 240
+    burst: int = 1000
     grown: tuple[int, ...] = (500, 15_000)
 
 
@@ -94,7 +99,7 @@ class Extender:
     """A process that serves the verbs."""
 
     def __init__(self, stack: ExitStack, *arguments: str) -> None:
-        self.port = extenders.free_port()
+        self.port = free_port()
         self.process = started(stack, "benchmarks.extenders", str(self.port), *arguments)
         self._wait()
         self.connection = Connection(self.port)
@@ -142,10 +147,17 @@ class Extender:
         return int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
 def started(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
+    server = packages.cached("cheroot", ("cheroot",))
     process = subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(server)} if server else None,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -172,8 +184,6 @@ class Took(msgspec.Struct, frozen=True):
     base: float
     read: float
     written: float
-    verbs: tuple[float, float]
-    base_verbs: tuple[float, float]
 
 
 class Caller:
@@ -191,15 +201,17 @@ class Caller:
         self._count = 0
         self.lost = 0
 
-    def next(self, candidates: int, kind: int | None = None) -> tuple[str, bytes]:
-        """A new pod's name and the body of its questions."""
+    def next(
+        self, candidates: int, kind: int | None = None, names: Sequence[str] = ()
+    ) -> tuple[str, bytes]:
+        """A new pod's name and the body of its questions, about these `names` or some others."""
         if kind is None:
             kind = self._count % self._shapes * self._step
         self._count += 1
         name = stubapi.pod_name(kind, self._count)
         pod = (fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]).pod(name)
         del pod["spec"]["nodeName"]
-        names = self._random.sample(self._names, candidates)
+        names = names or self._random.sample(self._names, candidates)
         args = {"Pod": pod, "Nodes": None, "NodeNames": names}
         return name, json.dumps(args, separators=(",", ":")).encode()
 
@@ -222,18 +234,44 @@ class Caller:
         ours: list[float] = []
         base: list[float] = []
         answers = []
-        for verb in ("filter", "prioritize"):
-            took, answer = _timed(lambda verb=verb: self.ours.connection.post(verb, body))
-            self._bare.connection.post("told", answer)
-            bare, _ = _timed(lambda verb=verb: self._bare.connection.post(verb, body))
+        for verb in VERBS:
+            took, answer = self._asked(self.ours, verb, body)
+            bare = self._bare_exchange(verb, body, answer)
             ours.append(took)
             base.append(bare)
             answers.append(answer)
         read, written = self._steps(body, answers)
-        node = json.loads(answers[0])["NodeNames"]
-        if node:
-            self.bind(self.ours.connection, name, node[0])
-        return Took(sum(ours), sum(base), read, written, (ours[0], ours[1]), (base[0], base[1]))
+        self._bind_first(name, answers[0])
+        return Took(sum(ours), sum(base), read, written)
+
+    def beyond(self, candidates: int, kind: int) -> tuple[float, float]:
+        """What each verb about one pod of that shape takes beyond its bare exchange, ms. Another
+        pod of the shape was asked about before; that the API server tells of the bind between is
+        heard by then."""
+        _, body = self.next(candidates, kind)
+        answers = [self._asked(self.ours, verb, body)[1] for verb in VERBS]
+        name, body = self.next(candidates, kind, json.loads(body)["NodeNames"])
+        bare = [
+            self._bare_exchange(verb, body, answer)
+            for verb, answer in zip(VERBS, answers, strict=True)
+        ]
+        ours = [self._asked(self.ours, verb, body)[0] for verb in VERBS]
+        self._bind_first(name, answers[0])
+        return ours[0] - bare[0], ours[1] - bare[1]
+
+    @staticmethod
+    def _asked(whom: Extender, verb: str, body: bytes) -> tuple[float, bytes]:
+        took, answer = _timed(lambda: whom.connection.post(verb, body))
+        return took, answer
+
+    def _bare_exchange(self, verb: str, body: bytes, answer: bytes) -> float:
+        self._bare.connection.post("told", answer)
+        return self._asked(self._bare, verb, body)[0]
+
+    def _bind_first(self, name: str, filtered: bytes) -> None:
+        nodes = json.loads(filtered)["NodeNames"]
+        if nodes:
+            self.bind(self.ours.connection, name, nodes[0])
 
     @staticmethod
     def _steps(body: bytes, answers: Sequence[bytes]) -> tuple[float, float]:
@@ -258,9 +296,10 @@ def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - start) * 1e3, answer
 
 
-def verbs(caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]) -> list[Row]:
+def verbs(
+    case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]
+) -> list[Row]:
     """Warm calls as a row with the cold ones' median beside, and a row for each step."""
-    case = f"filter_prioritize_{candidates}"
     before = _spent(caller.ours)
     took = [caller.measured(candidates) for _ in range(rounds)]
     inside = (_spent(caller.ours) - before) / rounds
@@ -294,17 +333,10 @@ def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
     """What a pod that needs nothing of us costs a verb, beyond the bare exchange."""
     nothing = len(fleet.kinds())
     caller.measured(caller.nodes, nothing)
-    took = [caller.measured(candidates, nothing) for _ in range(rounds)]
-    beyond = [
-        statistics.median(each.verbs[verb] for each in took)
-        - statistics.median(each.base_verbs[verb] for each in took)
-        for verb in (0, 1)
-    ]
-    return {
-        **alone("passed_through", max(beyond), "ms"),
-        "filter": beyond[0],
-        "prioritize": beyond[1],
-    }
+    took = [caller.beyond(candidates, nothing) for _ in range(rounds)]
+    of_verbs = [statistics.median(each[verb] for each in took) for verb in range(len(VERBS))]
+    row = alone("passed_through", max(of_verbs), "ms")
+    return row | dict(zip(VERBS, of_verbs, strict=True))
 
 
 def pods_per_second(
@@ -349,11 +381,11 @@ def growth(stack: ExitStack, bare: Extender, nodes: int, amount: Amount) -> list
     with ExitStack() as own:
         caller = Caller(cluster(own, nodes, 4 * nodes), bare, nodes, 10)
         cold = [caller.measured(nodes) for _ in range(10)]
-        return verbs(caller, nodes, amount.rounds // 3, cold)
+        return verbs(f"growth_{nodes}", caller, nodes, amount.rounds // 3, cold)
 
 
 def rows(amount: Amount) -> list[Row]:
-    """All cases."""
+    """All cases of the extender."""
     found: list[Row] = []
     with ExitStack() as stack:
         bare = Extender(stack)
@@ -363,8 +395,8 @@ def rows(amount: Amount) -> list[Row]:
         caller = Caller(ours, bare, amount.nodes, amount.kinds)
         cold = [caller.measured(500) for _ in range(amount.kinds)]
         cold_all = [caller.measured(amount.nodes) for _ in range(amount.kinds)]
-        found += verbs(caller, 500, amount.rounds, cold)
-        found += verbs(caller, amount.nodes, amount.rounds, cold_all)
+        found += verbs("filter_prioritize_500", caller, 500, amount.rounds, cold)
+        found += verbs("filter_prioritize_5000", caller, amount.nodes, amount.rounds, cold_all)
         found.append(passed_through(caller, 500, amount.rounds))
         for candidates in (100, 500):
             pods_a_second = pods_per_second(stack, caller, candidates, amount.burst)
@@ -383,7 +415,11 @@ def rows(amount: Amount) -> list[Row]:
 
 def main() -> None:
     chosen = arguments(__doc__)
-    report(rows(QUICK if chosen.quick else Amount()), chosen.output)
+    found = rows(QUICK if chosen.quick else Amount())
+    with ExitStack() as stack:
+        found += nodefilter.table(stack, quick=chosen.quick)
+        found += zonefilter.table(stack, quick=chosen.quick)
+    report(found, chosen.output)
 
 
 if __name__ == "__main__":
