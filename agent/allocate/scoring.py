@@ -72,7 +72,7 @@ def score(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
         points.append(_by_resources(args, scene, ask, claim))
     used = _nodes(scene, claim)
     if used and Measure.NUMA_NODES in args.measures:
-        strategy = _labelled(scene.facts, args.numa.type)
+        strategy = _labelled(scene.facts, args.node.type)
         busy = len(used | scene.account.busy_nodes())
         points.append(by_count(strategy, busy, len(scene.account.totals()) or len(used)))
     return sum(points) // len(points) if points else 0
@@ -106,13 +106,13 @@ def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> 
     totals = scene.account.totals()
     return min(
         worth(
-            args.numa.type,
-            args.numa.weights,
+            args.node.type,
+            args.node.weights,
             totals.get(node, {}),
             {
                 name: scene.account.used(node, name)
                 + _paid(scene.facts, claim, name, amounts.get(name, 0))
-                for name in args.numa.weights
+                for name in args.node.weights
             },
         )
         for node, amounts in claim.amounts.items()
@@ -138,7 +138,7 @@ def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -
         used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
     for name, asked in ask.requests.items():
         used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return worth(args.numa.type, args.numa.weights, capacity, used)
+    return worth(args.node.type, args.node.weights, capacity, used)
 
 
 def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:

@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 
 from agent.allocate.place.answer import Granted, Missing, Refused, refused
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import StaleOfferError
+from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.model.apipods import ApiPod
 from agent.scheduler.cluster import Cluster, ReserveError
@@ -63,20 +64,17 @@ def group_of(pod: ApiPod) -> Group | None:
     return Group(pod.namespace, match[1], size)
 
 
-def together(place: Place, wish: Wish, group: Group, size: int) -> tuple[Granted, ...] | Refused:
-    """What `size` pods with that wish would get of the node, one beside the other; changes
-    nothing."""
-    trial = place.without(())
-    granted = []
-    for number in range(size):
-        uid = group.part(number)
-        ask = msgspec.structs.replace(wish.ask, uid=uid, title=f"{group.title}, part {number}")
-        found = trial.offer(msgspec.structs.replace(wish, ask=ask))
-        if isinstance(found, Refused):
-            return found
-        trial.commit(found)
-        granted.append(found)
-    return tuple(granted)
+def parts(group: Group, wish: Wish, size: int) -> list[Wish]:
+    """That wish for each of `size` members that are still to come."""
+    return [
+        msgspec.structs.replace(
+            wish,
+            ask=msgspec.structs.replace(
+                wish.ask, uid=group.part(number), title=f"{group.title}, part {number}"
+            ),
+        )
+        for number in range(size)
+    ]
 
 
 class _Held(msgspec.Struct):
@@ -130,14 +128,14 @@ class Groups:
         state = self._cluster.node(node)
         if state is None:
             return refused(Missing(f"node {node} is gone"))
-        found = together(state.place, wish, group, group.size - len(members))
+        found = together(state.place, parts(group, wish, group.size - len(members)))
         if isinstance(found, Refused):
             return found
-        parts = {each.uid: each for each in found}
+        held_parts = {each.uid: each for each in found}
         for granted in found:
             self._cluster.reserve(node, granted)
         until = self._clock() + self._seconds
-        self._held[group] = _Held(node, wish.shape, until, parts, members)
+        self._held[group] = _Held(node, wish.shape, until, held_parts, members)
         return None
 
     def lacks(self, group: Group, wish: Wish) -> str | None:
