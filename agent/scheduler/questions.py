@@ -11,7 +11,8 @@ from agent.allocate.place.place import Place
 from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import Group, parts
+from agent.scheduler.groupname import Group
+from agent.scheduler.groups import parts
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
 
 
