@@ -14,7 +14,7 @@ from agent.scheduler.changelog import Changes
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.evict import Evictor
 from agent.scheduler.extender import Verbs
-from agent.scheduler.groups import GroupError
+from agent.scheduler.groupname import GroupError
 from agent.scheduler.questions import OfGroup, OfPod
 from agent.scheduler.shapes import Answer, Question, Shapes
 from agent.scheduler.waiting import Waiter, Waiting
