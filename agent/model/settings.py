@@ -372,6 +372,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "that says how nodes are scored; empty: the former's defaults"
         ),
     ] = ""
+    zone_strategy: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^(LeastAllocated|MostAllocated|BalancedAllocation|LeastNUMANodes)$",
+            description="scheduler: how nodes are scored for pods that need nothing of ours, by "
+            "what their NUMA nodes have left: LeastAllocated, MostAllocated, BalancedAllocation or "
+            "LeastNUMANodes",
+        ),
+    ] = "LeastAllocated"
+    agent_selector: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: labels, KEY=VALUE separated by commas, of the pods of which a "
+            "node must have a Ready one to give CPUs or devices; empty: it needs none"
+        ),
+    ] = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
     best_node_only: Annotated[
         bool,
         msgspec.Meta(

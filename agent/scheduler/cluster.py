@@ -38,8 +38,8 @@ class Cluster:
     def __init__(
         self,
         *,
-        rules: PlaceRules | None = None,
         agents: bool = True,
+        rules: PlaceRules | None = None,
         expiry_seconds: float = EXPIRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,8 +47,8 @@ class Cluster:
         node gives them. A reservation whose Binding was taken is asked about after
         `expiry_seconds`."""
         self.lock = threading.RLock()
-        self._rules = rules
         self._agents = agents
+        self._rules = rules
         self._expiry_seconds = expiry_seconds
         self._clock = clock
         self._states: dict[str, NodeState] = {}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.allocate import scoring
+from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
@@ -69,13 +70,13 @@ class NodeState:
     @property
     def place(self) -> Place:
         """What the pods and the reservations hold, on the node as its objects are now."""
-        if self._outdated or self._recount:
-            facts = self._facts() if self._outdated else self._place.facts
-            self._outdated = self._recount = False
-            facts = msgspec.structs.replace(facts, zoned=self._zoned())
-            if facts != self._place.facts:
-                promised = [uid for uid in self._place.holdings if uid not in self._pods]
-                self._place = self._place.with_facts(facts, promised)
+        if self._outdated:
+            facts = self._facts()
+            facts = msgspec.structs.replace(facts, zoned=self._zoned(facts.cpus))
+            self._place = self._place.with_facts(facts, self._promised())
+        elif self._recount:
+            self._place.hear(self._zoned(self._place.facts.cpus), self._promised())
+        self._outdated = self._recount = False
         return self._place
 
     # Each says what is new by it.
@@ -165,13 +166,17 @@ class NodeState:
         )
         return place_facts(self.name, node.labels, cpus, device, rules, faults, allocatable)
 
-    def _zoned(self) -> ZonedNode | None:
+    def _promised(self) -> list[str]:
+        return [uid for uid in self._place.holdings if uid not in self._pods]
+
+    def _zoned(self, cpus: NodeFacts | None) -> ZonedNode | None:
         """None too where no pod would be refused or liked less for it."""
         self._foreign = False
         if not isinstance(self.topology, NodeTopology) or not self._speaks():
             return None
         pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
-        found = zones(self.topology, self.node.allocatable if self.node else (), pods)
+        allocatable = self.node.allocatable if self.node else ()
+        found = zones(self.topology, allocatable, pods, cpus)
         self._foreign = found.foreign
         return found.node
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from agent.allocate.place.facts import PlaceRules
+from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.host.ending import Ending
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
@@ -33,6 +34,7 @@ from agent.scheduler.expiry import Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.leader import Leader
 from agent.scheduler.lease import Times
+from agent.scheduler.readings import Agents
 from agent.scheduler.routes import Route
 from agent.scheduler.server import Server
 from agent.scheduler.verbs import Deciding
@@ -77,6 +79,17 @@ def client_names(text: str) -> frozenset[str]:
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
+def agent_labels(text: str) -> dict[str, str]:
+    """KEY=VALUE between commas. Raises SettingsError."""
+    labels = {}
+    for each in filter(None, map(str.strip, text.split(","))):
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise SettingsError(f"agent-selector: {each[:60]!r} is no KEY=VALUE")
+        labels[key] = value
+    return labels
+
+
 def run(settings: Settings) -> None:
     """Until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
     args = scheduler_args(settings.scheduler_args_file)
@@ -112,7 +125,9 @@ class _Parts:
 
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
-        cluster = Cluster(rules=PlaceRules(scoring=args))
+        labels = agent_labels(settings.agent_selector)
+        rules = PlaceRules(scoring=args, zones=ZoneStrategy(settings.zone_strategy))
+        cluster = Cluster(rules=rules, agents=bool(labels))
         recent = Recent()
         self._attendance = Attendance(
             transport(),
@@ -122,7 +137,9 @@ class _Parts:
             settings.scheduler_name,
             evict=settings.evict,
         )
-        self._watching = Watching(transport(), cluster, pods_changed=self._attendance.pods_changed)
+        self._watching = Watching(
+            transport(), cluster, Agents(labels), pods_changed=self._attendance.pods_changed
+        )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching)
         self._expiry = Expiry(cluster, binding)

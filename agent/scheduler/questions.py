@@ -24,6 +24,10 @@ class OfPod(msgspec.Struct, frozen=True):
     def shape(self) -> Hashable:
         return self.wish.shape
 
+    @property
+    def by_word(self) -> bool:
+        return self.wish.zoned is not None
+
     def answer(self, node: str) -> Answer:
         """Under the lock."""
         place = _place(self.cluster, node, self.wish)
@@ -47,6 +51,10 @@ class OfGroup(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> Hashable:
         return self.wish.shape, self.group.size
+
+    @property
+    def by_word(self) -> bool:
+        return self.wish.zoned is not None
 
     def answer(self, node: str) -> Answer:
         """Under the lock."""

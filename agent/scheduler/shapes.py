@@ -54,6 +54,11 @@ class Question(Protocol):
     @property
     def shape(self) -> Hashable: ...
 
+    @property
+    def by_word(self) -> bool:
+        """Whether the answer hangs on what a node says that its NUMA nodes have left."""
+        ...
+
     def answer(self, node: str) -> Answer:
         """UNKNOWN of a node that is none. Under the cluster's lock."""
         ...
@@ -74,6 +79,10 @@ class Log(Protocol):
         """Those that came, changed or went."""
         ...
 
+    def firmly_changed_since(self, serial: int) -> Changes:
+        """Those of them that did not change by their word on their NUMA nodes alone."""
+        ...
+
     def node(self, name: str) -> Node | None:
         """None for one that is none. To be read under the lock."""
         ...
@@ -87,7 +96,7 @@ class Shapes:
     def __init__(self, log: Log, most: int = MOST) -> None:
         self._log = log
         self._most = most
-        self._serial = 0
+        self._serial = self._firm_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
         self._kept = 0
@@ -98,7 +107,7 @@ class Shapes:
         """Of each of the nodes, in their order."""
         with self._log.lock:
             self._follow()
-            found = list(map(self._row(question.shape).answers.get, nodes))
+            found = list(map(self._row(question).answers.get, nodes))
             self.asked += len(nodes)
         if None in set(found):
             self._complete(question, nodes, found)
@@ -109,7 +118,7 @@ class Shapes:
         yet."""
         with self._log.lock:
             self._follow()
-            row = self._row(question.shape)
+            row = self._row(question)
             if len(row.changed) > _AT_ONCE:
                 return None
             for node in tuple(row.changed):
@@ -123,7 +132,7 @@ class Shapes:
         for first in range(0, len(missing), _AT_ONCE):
             with self._log.lock:
                 self._follow()
-                row = self._row(question.shape)
+                row = self._row(question)
                 for place in missing[first : first + _AT_ONCE]:
                     found[place] = self._answer(question, row, nodes[place])
                 self._forget()
@@ -140,10 +149,11 @@ class Shapes:
             self._kept += 1
         return answer
 
-    def _row(self, shape: Hashable) -> _Row:
+    def _row(self, question: Question) -> _Row:
+        shape = question.shape
         row = self._rows.get(shape)
         if row is None:
-            row = self._rows[shape] = _Row()
+            row = self._rows[shape] = _Row(question.by_word)
         else:
             self._rows.move_to_end(shape)
         return row
@@ -157,8 +167,9 @@ class Shapes:
     def _follow(self) -> None:
         """Forgets what the log says has changed."""
         changes = self._log.changed_since(self._serial)
-        self._serial = changes.serial
-        if changes.names is None:
+        firm = self._log.firmly_changed_since(self._firm_serial)
+        self._serial, self._firm_serial = changes.serial, firm.serial
+        if changes.names is None or firm.names is None:
             self._rows.clear()
             self._kept = 0
             self._nodes = {each.name for each in self._log.nodes()}
@@ -169,15 +180,18 @@ class Shapes:
                 self._nodes.add(node)
             else:
                 self._nodes.discard(node)
+            firmly = node in firm.names
             for row in self._rows.values():
-                self._kept -= row.drop(node, there)
+                if firmly or row.by_word:
+                    self._kept -= row.drop(node, there)
 
 
 class _Row:
     """One shape's answers by node; equal ones are one object. `changed`: nodes whose answer was
     forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_word: bool) -> None:
+        self.by_word = by_word
         self.answers: dict[str, Answer] = {}
         self.changed: set[str] = set()
         self._alike: dict[Hashable, Answer] = {}

@@ -8,7 +8,9 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.node import NodeFacts
 from agent.allocate.place.holding import Holding
+from agent.allocate.place.zones import of_claim
 from agent.allocate.zoned.assumed import Assumed, without
 from agent.allocate.zoned.freshness import Freshness, KnownPod, State, freshness
 from agent.allocate.zoned.node import ZonedNode, zoned_node
@@ -35,14 +37,19 @@ def speaks(topology: NodeTopology, strategy: ZoneStrategy) -> bool:
     return policy in _SPEAKING or strategy is ZoneStrategy.LEAST_NUMA_NODES
 
 
-def zones(topology: NodeTopology, allocatable: Iterable[str], pods: Sequence[PodReading]) -> Zones:
-    """`pods`: those that are bound to the node."""
+def zones(
+    topology: NodeTopology,
+    allocatable: Iterable[str],
+    pods: Sequence[PodReading],
+    cpus: NodeFacts | None = None,
+) -> Zones:
+    """`pods`: those that are bound to the node; `cpus`: which NUMA nodes they are of."""
     node = zoned_node(topology, allocatable)
     begun = sorted((each for each in pods if each.begun), key=_began)
     found = _freshness(topology, begun, node.available)
     missing = {f"{each.namespace}/{each.name}" for each in found.missing}
     taken = [
-        _assumed(each.holding, each.zoned)
+        _assumed(each.holding, each.zoned, cpus)
         for each in pods
         if each.holding is not None
         and each.zoned is not None
@@ -63,10 +70,10 @@ def _freshness(
     return freshness(topology, known)
 
 
-def _assumed(holding: Holding, pod: ZonedPod) -> Assumed:
+def _assumed(holding: Holding, pod: ZonedPod, cpus: NodeFacts | None) -> Assumed:
     """What was given of certain NUMA nodes is known; what the kubelet chooses is not."""
-    if holding.claim.amounts:
-        return Assumed(zones=holding.claim.amounts)
+    if holding.claim.cpus or holding.claim.amounts:
+        return of_claim(holding.claim, cpus)
     return Assumed(anywhere=pod.whole.taken)
 
 

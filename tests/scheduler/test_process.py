@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.schedulerargs import Rules, ScoringType
@@ -20,6 +21,7 @@ from agent.scheduler.asked import Recent
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.groups import Groups
+from agent.scheduler.readings import AGENT_LABELS
 from agent.scheduler.server import Server
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
@@ -77,6 +79,21 @@ def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, text: str, said: s
 )
 def test_names_of_clients(text: str, names: set[str]) -> None:
     assert process.client_names(text) == names
+
+
+def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
+    assert process.agent_labels(Settings().agent_selector) == AGENT_LABELS
+    assert process.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
+    assert process.agent_labels("") == {}
+    for text in ("a", "=b"):
+        with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is no KEY=VALUE"):
+            process.agent_labels(text)
+
+
+@pytest.mark.parametrize("strategy", ZoneStrategy)
+def test_every_strategy_by_zones_is_an_option(strategy: ZoneStrategy) -> None:
+    changed = msgspec.structs.replace(Settings(), zone_strategy=strategy.value)
+    assert msgspec.convert(msgspec.to_builtins(changed), Settings).zone_strategy == strategy
 
 
 @pytest.mark.parametrize(

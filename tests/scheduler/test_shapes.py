@@ -23,12 +23,16 @@ class Rooms:
         self.lock = threading.RLock()
         self.free: dict[str, int] = {}
         self.log = ChangeLog(reach)
+        self.firm_log = ChangeLog(reach)
         self.told: list[str] = []
         for node, cpus in free.items():
             self.set(node, cpus)
 
     def changed_since(self, serial: int) -> Changes:
         return self.log.since(serial)
+
+    def firmly_changed_since(self, serial: int) -> Changes:
+        return self.firm_log.since(serial)
 
     def node(self, name: str) -> Room | None:
         return Room(name) if name in self.free else None
@@ -42,6 +46,7 @@ class Rooms:
         else:
             self.free[node] = free
         self.log.add(node)
+        self.firm_log.add(node)
 
     def answer(self, node: str, cpus: int) -> Answer:
         self.told.append(node)
@@ -56,10 +61,11 @@ class Wants(msgspec.Struct, frozen=True):
 
     rooms: Rooms
     cpus: int
+    by_word: bool = False
 
     @property
     def shape(self) -> Hashable:
-        return self.cpus
+        return self.cpus, self.by_word
 
     def answer(self, node: str) -> Answer:
         return self.rooms.answer(node, self.cpus)
@@ -88,6 +94,22 @@ def test_a_node_is_asked_once_until_it_changes(rooms: Rooms) -> None:
     rooms.set("b", 1)
     assert told(shapes.answers(Wants(rooms, 1), ["a", "b", "c"])) == [3, 0, 1]
     assert rooms.told == ["a", "b", "c", "b"]
+
+
+def test_a_nodes_word_is_asked_for_anew_only_where_it_counts(rooms: Rooms) -> None:
+    shapes = Shapes(rooms)
+    firm, by_word = Wants(rooms, 1), Wants(rooms, 1, by_word=True)
+    for each in (firm, by_word):
+        shapes.answers(each, ["a", "b"])
+    rooms.told.clear()
+    rooms.log.add("b")
+    for each in (firm, by_word):
+        shapes.answers(each, ["a", "b"])
+    assert rooms.told == ["b"]
+    rooms.set("a", 3)
+    for each in (firm, by_word):
+        assert told(shapes.answers(each, ["a", "b"])) == [2, 1]
+    assert rooms.told == ["b", "a", "a"]
 
 
 def test_only_nodes_that_are_named_are_asked(rooms: Rooms) -> None:

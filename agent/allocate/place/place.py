@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from agent.allocate import scoring
 from agent.allocate.devices.allocation import Allocation
 from agent.allocate.devices.refusal import Refusal
@@ -28,6 +30,7 @@ from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.place.zones import Zones
 from agent.allocate.reasons import Reason
 from agent.allocate.scoring import Scene, Whole
+from agent.allocate.zoned.node import ZonedNode
 from agent.model.devices import DeviceType
 
 __all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
@@ -61,14 +64,20 @@ class Place:
         """Grows with every change."""
         return self._version
 
-    def with_facts(self, facts: PlaceFacts, untold: Container[str] = ()) -> Place:
+    def with_facts(self, facts: PlaceFacts, untold: Container[str] | None = None) -> Place:
         """The same holdings on a node that has changed; the version goes on. `untold`: uids of pods
-        that the node's new word about its NUMA nodes does not count yet; where its word is the old
-        one, all that were committed since count beside it still."""
+        that the node's word about its NUMA nodes does not count yet; None: where its word is the
+        old one, all that were committed since, else none."""
         other = Place(facts, self._holdings.values())
         other._zones = self._zones.told(facts.zoned, untold)
         other._version = self._version + 1
         return other
+
+    def hear(self, zoned: ZonedNode | None, untold: Container[str] | None = None) -> None:
+        """The same, for a node of which nothing changed but its word about its NUMA nodes."""
+        self._facts = msgspec.structs.replace(self._facts, zoned=zoned)
+        self._zones = self._zones.told(zoned, untold)
+        self._version += 1
 
     def without(self, uids: Collection[str]) -> Place:
         """A copy in which these pods hold nothing."""

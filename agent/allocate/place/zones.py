@@ -28,12 +28,14 @@ class Zones:
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = node
 
-    def told(self, node: ZonedNode | None, untold: Container[str]) -> Zones:
-        """What the node says now; a new word counts all pods but those (uids) of `untold`."""
+    def told(self, node: ZonedNode | None, untold: Container[str] | None = None) -> Zones:
+        """What the node says now; it counts all pods but those (uids) of `untold`. None: a new word
+        counts all pods, and the old one none that came since."""
         other = Zones(node)
         if node is not None:
-            same = node == self._node
-            other._since = {uid: each for uid, each in self._since.items() if same or uid in untold}
+            same = untold is None and node == self._node
+            kept = untold or ()
+            other._since = {uid: each for uid, each in self._since.items() if same or uid in kept}
         other._left = None
         return other
 
@@ -61,7 +63,7 @@ class Zones:
             return
         wish = granted.wish
         if granted.offer is not None:
-            self._since[wish.uid] = _of_claim(granted.offer.claim, cpus)
+            self._since[wish.uid] = of_claim(granted.offer.claim, cpus)
         elif wish.zoned is not None:
             self._since[wish.uid] = assumed(self._node, wish.zoned, granted.fit)
         self._left = None
@@ -83,7 +85,7 @@ class Zones:
         return self._left
 
 
-def _of_claim(claim: Claim, cpus: NodeFacts | None) -> Assumed:
+def of_claim(claim: Claim, cpus: NodeFacts | None) -> Assumed:
     """CPUs of its own, and amounts; a share of a pool is no CPU that is gone."""
     zones: dict[int, dict[str, int]] = {}
     for area in cpus.layout.nodes if cpus and cpus.layout else ():

@@ -116,6 +116,26 @@ def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
     assert fits(beside, plain(1, "d"))
 
 
+def test_a_new_word_alone_is_heard_in_place() -> None:
+    there = place()
+    put(there, plain(5, "a"))
+    put(there, plain(2, "b"))
+    version = there.version
+    left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
+    there.hear(left, untold={"b"})
+    assert there.version > version
+    assert there.facts.zoned == left
+    assert set(there.holdings) == {"a", "b"}
+    put(there, plain(4, "c"))
+    assert not fits(there, plain(2, "d"))
+    there.hear(left)
+    assert not fits(there, plain(2, "d")), "it is the old word"
+    there.hear(left, untold=())
+    assert fits(there, plain(3, "d")), "it is the old word, but counts them"
+    there.hear(None)
+    assert fits(there, plain(99, "d"))
+
+
 def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
     there = place()
     put(there, plain(8, "a"))
