@@ -22,6 +22,8 @@ class Account:
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
         self._unrecorded: Counter[int] = Counter()
+        self._owned: Counter[int] = Counter()
+        self._records: Counter[int] = Counter()
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = facts.totals()
@@ -29,7 +31,7 @@ class Account:
     def copy(self) -> Account:
         """One that goes its own way from here."""
         other = copy.copy(self)
-        for name in ("_used", "_unrecorded", "_inside", "_spanning"):
+        for name in ("_used", "_unrecorded", "_owned", "_records", "_inside", "_spanning"):
             setattr(other, name, getattr(self, name).copy())
         return other
 
@@ -67,27 +69,33 @@ class Account:
         """What is left by the amounts that pods were given of NUMA nodes, never below 0: what
         Koordinator scores NUMA nodes by."""
         return {
-            node: {name: max(0, total - self._used[node, name]) for name, total in amounts.items()}
+            node: {
+                name: max(0, total - self.recorded_used(node, name))
+                for name, total in amounts.items()
+            }
             for node, amounts in self._totals.items()
         }
 
     def available(self) -> Amounts:
         """What is really left: CPUs that a pod owns are gone, whatever amounts it was given."""
         left = self.recorded()
-        for node, cpu_milli in self._unrecorded.items():
-            if "cpu" in left.get(node, ()):
-                total = self._totals[node]["cpu"]
-                left[node]["cpu"] = max(0, total - self._used[node, "cpu"] - cpu_milli)
+        for node, cpu_milli in self._owned.items():
+            if cpu_milli and "cpu" in left.get(node, ()):
+                left[node]["cpu"] = max(0, self._totals[node]["cpu"] - self.used(node, "cpu"))
         return left
 
     def used(self, node: int, name: str) -> int:
         """What pods have of a NUMA node: a CPU that one owns counts, whatever it was given."""
         amount = self._used[node, name]
-        return amount + self._unrecorded[node] if name == "cpu" else amount
+        if name != "cpu":
+            return amount
+        return amount + self._unrecorded[node] + self._more(node)
 
     def recorded_used(self, node: int, name: str) -> int:
-        """The same by the amounts that pods were given."""
-        return self._used[node, name]
+        """The same by the amounts that pods were given. Where there are any, what amplification
+        adds to the CPUs that pods own counts too (koordinator.md §4.3)."""
+        amount = self._used[node, name]
+        return amount + self._more(node) if name == "cpu" and self._records[node] else amount
 
     def busy_nodes(self) -> set[int]:
         """The NUMA nodes of which a pod has something."""
@@ -116,19 +124,22 @@ class Account:
             for area in self._areas
             if (count := (area.cpus & claim.cpus.mask).bit_count())
         }
-        for node in own.keys() | claim.amounts.keys():
-            amounts = claim.amounts.get(node, {})
+        for node, amounts in claim.amounts.items():
+            self._add(self._records, node, sign)
             for name, amount in amounts.items():
                 self._add(self._used, (node, name), sign * amount)
-            if node in own:
-                bound = 1000 * own[node]
-                more = self._facts.amplified(bound) - bound
-                if "cpu" in amounts:
-                    self._add(self._used, (node, "cpu"), sign * more)
-                missing = max(0, bound - amounts.get("cpu", 0)) + (0 if "cpu" in amounts else more)
-                self._add(self._unrecorded, node, sign * missing)
+        for node, count in own.items():
+            bound = 1000 * count
+            self._add(self._owned, node, sign * bound)
+            missing = max(0, bound - claim.amounts.get(node, {}).get("cpu", 0))
+            self._add(self._unrecorded, node, sign * missing)
         for node in own:
             self._add(self._spanning if len(own) > 1 else self._inside, node, sign)
+
+    def _more(self, node: int) -> int:
+        """What amplification adds to the CPUs that pods own there."""
+        owned = self._owned[node]
+        return self._facts.amplified(owned) - owned
 
     def _add(self, counter: Counter, key: object, amount: int) -> None:  # type: ignore[type-arg]
         counter[key] += amount
@@ -141,6 +152,8 @@ class Account:
             self.cpu_milli,
             self._used,
             self._unrecorded,
+            self._owned,
+            self._records,
             self._inside,
             self._spanning,
         )

@@ -49,7 +49,8 @@ class Profile(msgspec.Struct, frozen=True):
 
     `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`: of
     CPUs that are as good, those that share an L3. `packed`: amounts fill one NUMA node after the
-    other instead of being split evenly.
+    other instead of being split evenly. `scoring` and `weights` (by resource): how sets of NUMA
+    nodes are compared for a pod; where nothing is said, by `strategy`, CPU and memory alike.
     """
 
     numa_policy: NumaPolicy
@@ -59,6 +60,8 @@ class Profile(msgspec.Struct, frozen=True):
     owners_on_reserved: bool = False
     prefer_l3: bool = False
     packed: bool = False
+    scoring: NumaStrategy | None = None
+    weights: dict[str, int] = {}
 
 
 PROFILES: Final[Mapping[str, Profile]] = {

@@ -52,13 +52,14 @@ class Scene(msgspec.Struct, frozen=True):
 def profile(args: SchedulerArgs) -> Profile:
     """What offers are made by under these settings."""
     base = PROFILES["koordinator" if args.rules is Rules.KOORDINATOR else "proposal"]
-    most = args.node.type is ScoringType.MOST_ALLOCATED
     return msgspec.structs.replace(
         base,
         numa_policy=args.numa_policy,
-        strategy=NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED,
+        strategy=_strategy(args.node.type),
         bind=args.bind,
         label_first=args.rules is Rules.KOORDINATOR,
+        scoring=_strategy(args.numa.type),
+        weights=args.numa.weights,
     )
 
 
@@ -71,7 +72,7 @@ def score(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
         points.append(_by_resources(args, scene, ask, claim))
     used = _nodes(scene, claim)
     if used and Measure.NUMA_NODES in args.measures:
-        strategy = _labelled(scene.facts, args.numa.type)
+        strategy = _labelled(scene.facts, args.node.type)
         busy = len(used | scene.account.busy_nodes())
         points.append(by_count(strategy, busy, len(scene.account.totals()) or len(used)))
     return sum(points) // len(points) if points else 0
@@ -93,6 +94,11 @@ def normalised(scores: Mapping[_Name, int], highest: int = HIGHEST) -> dict[_Nam
     return {name: each * highest // best if best else 0 for name, each in scores.items()}
 
 
+def _strategy(type_: ScoringType) -> NumaStrategy:
+    most = type_ is ScoringType.MOST_ALLOCATED
+    return NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED
+
+
 def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     if not claim.amounts:
         used = _on_whole(scene, ask, claim)
@@ -100,13 +106,13 @@ def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> 
     totals = scene.account.totals()
     return min(
         worth(
-            args.numa.type,
-            args.numa.weights,
+            args.node.type,
+            args.node.weights,
             totals.get(node, {}),
             {
                 name: scene.account.used(node, name)
                 + _paid(scene.facts, claim, name, amounts.get(name, 0))
-                for name in args.numa.weights
+                for name in args.node.weights
             },
         )
         for node, amounts in claim.amounts.items()
@@ -132,7 +138,7 @@ def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -
         used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
     for name, asked in ask.requests.items():
         used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return worth(args.numa.type, args.numa.weights, capacity, used)
+    return worth(args.node.type, args.node.weights, capacity, used)
 
 
 def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:

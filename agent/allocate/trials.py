@@ -108,6 +108,11 @@ class Trials:
         mask = sum(1 << node for node in used or self.totals)
         return Price(self.score(mask), len(used), split_cores)
 
+    @property
+    def policies(self) -> InForce:
+        """Those that hold for the pod."""
+        return self._policies
+
     def numa_knows(self, name: str) -> bool:
         """Whether any NUMA node has this resource."""
         return name in self._known
@@ -151,8 +156,14 @@ class Trials:
 
     @cached_property
     def _scores(self) -> MaskScores:
-        strategy = self._facts.profile.strategy
-        return MaskScores(self._ask.requests, self._recorded, self.totals, strategy, _WEIGHTS)
+        profile = self._facts.profile
+        return MaskScores(
+            self._ask.requests,
+            self._recorded,
+            self.totals,
+            profile.scoring or profile.strategy,
+            profile.weights or _WEIGHTS,
+        )
 
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """What each node gives of the resources that NUMA nodes have."""

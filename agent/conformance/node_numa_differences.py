@@ -177,6 +177,7 @@ QUIRKS: Final = (
             "resource-not-in-zone",
             "a resource that a zone does not count but a pod recorded makes pods fail; ours does "
             "not take it for the NUMA nodes'",
+            listed=True,
         ),
         _uncounted,
         case=_with_nothing,

@@ -48,8 +48,8 @@ class Strategy(msgspec.Struct, frozen=True):
 
 
 class SchedulerArgs(msgspec.Struct, frozen=True):
-    """`node`: of pods that run anywhere on a node; `numa`: of those held to NUMA nodes. `measures`:
-    the mean of all that are named."""
+    """`node`: how nodes are scored; `numa`: how sets of NUMA nodes on one of them. `measures`: the
+    mean of all that are named."""
 
     rules: Rules
     bind: BindPolicy

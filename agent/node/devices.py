@@ -32,7 +32,7 @@ from agent.model.devices import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpus import GpuReading
-from agent.model.holding import Grant, Holding
+from agent.model.holding import Form, Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
@@ -248,9 +248,10 @@ def _conflicts(
         for holding in of_allocation(uid, of_pod, {}, devices)
     )
     capacities = {(device.type, device.uuid): device.resources for device in devices}
-    for each in conflicts((*allocations, *holdings), capacities):
+    of_devices = (each for each in holdings if each.form is not Form.CPUS)
+    for each in conflicts((*allocations, *of_devices), capacities):
         kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
-        what = f"{each.kept.type} {each.kept.device}" if each.kept.device else each.kept.part
+        what = f"{each.kept.type} {each.kept.device}"
         yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
 
 

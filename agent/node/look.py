@@ -181,7 +181,7 @@ class Node:
         coming = self._announced_containers.missing_from(pods, time.monotonic())
         local, last = None, self._publisher.local_owners
         if cpu_policy != "none":
-            local = self._local.demand(topology, pods, coming, holds, last)
+            local = self._local.demand(topology, pods, coming, holds, last, kubelet.claimed)
         decision = pools.decide(
             topology, pods, kubelet, self._publisher.owners, running, rules(configured), local
         )

@@ -282,6 +282,23 @@ def test_an_explanation_names_no_bind_policy_for_a_pod_that_asks_for_no_cpu() ->
     assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
 
 
+@pytest.mark.parametrize(
+    ("scoring", "weights", "node"),
+    [
+        (None, {}, 0),
+        (NumaStrategy.MOST_ALLOCATED, {}, 1),
+        (NumaStrategy.MOST_ALLOCATED, {"memory": 1}, 0),
+    ],
+)
+def test_numa_nodes_are_compared_as_the_profile_says(
+    scoring: NumaStrategy | None, weights: dict[str, int], node: int
+) -> None:
+    profile = replace(PROFILES["koordinator"], scoring=scoring, weights=weights)
+    there = numa(NumaPolicy.SINGLE_NUMA_NODE, profile=profile)
+    held = [claim("b", amounts={1: {"cpu": 4000}, 0: {"memory": 2 * GIB}})]
+    assert offered(there, sharer(2000, 1), *held).claim.amounts.keys() == {node}
+
+
 def test_arm_refuses_a_policy_that_the_nodes_label_brings() -> None:
     node = facts(policies=NodePolicies(arm=True, bind_label=SPREAD))
     assert reasons(declined(node, owner(2))) == [(Reason.ARCHITECTURE, "", None, None)]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.allocate import scoring
 from agent.allocate.account import Account
@@ -173,13 +174,20 @@ def test_profiles() -> None:
         NumaStrategy.LEAST_ALLOCATED,
         NumaPolicy.NONE,
     )
-    assert profile(defaults(Rules.PROPOSAL)) == PROFILES["proposal"]
+    proposal = profile(defaults(Rules.PROPOSAL))
+    alike = replace(proposal, scoring=None, weights={})
+    assert alike == PROFILES["proposal"]
+    assert (proposal.scoring, proposal.weights) == (
+        NumaStrategy.MOST_ALLOCATED,
+        {"cpu": 1, "memory": 1},
+    )
     set_otherwise = decode(
         {
             "kind": "CPUOrchestrationPluginArgs",
             "defaultCPUBindPolicy": "SpreadByPCPUs",
             "numaTopologyAlignmentPolicy": "None",
-            "scoringStrategy": {"type": "BalancedAllocation"},
+            "scoringStrategy": {"type": "BalancedAllocation", "resources": [{"name": "cpu"}]},
+            "numaScoringStrategy": {"type": "MostAllocated"},
         }
     )
     made = profile(set_otherwise)
@@ -188,6 +196,7 @@ def test_profiles() -> None:
         NumaPolicy.NONE,
         NumaStrategy.LEAST_ALLOCATED,
     )
+    assert (made.scoring, made.weights) == (NumaStrategy.MOST_ALLOCATED, {"cpu": 1})
 
 
 def test_the_best_node_has_the_highest_score() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
+from collections.abc import Iterator
 
 import pytest
 
@@ -10,6 +13,7 @@ from agent.hooks.carriers import MOUNT_ROOT
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.rpc.grpc import RpcError
+from demo.containerd import Containerd
 from demo.pods import (
     create_container,
     create_request,
@@ -19,7 +23,7 @@ from demo.pods import (
 )
 from tests.discover import gpumachines
 from tests.integration.gpunode import GpuNode
-from tests.integration.harness import TestNode
+from tests.integration.harness import TestNode, fresh_node
 from tests.waiting import eventually
 
 
@@ -75,3 +79,44 @@ def test_pods_that_are_left_alone_hold_theirs_all_the_same(gpus: GpuNode) -> Non
     gpus.run(spec, card.uuid)
     gpus.start_agent("--exclude=kube-*")
     eventually("held", lambda: held(gpus) == {spec.uid: [card.uuid]})
+
+
+@pytest.fixture
+def card_file() -> Iterator[str]:
+    """Of the card with minor 5; nothing answers there."""
+    path = "/dev/nvidia5"
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(240, 245))
+    except OSError as error:
+        pytest.skip(f"{path}: {error}")
+    yield path
+    os.unlink(path)
+
+
+def test_cdi_names_and_device_nodes_are_what_containers_show(
+    containerd2: Containerd, card_file: str
+) -> None:
+    """A node under another name too."""
+    by_minor = {card.minor: card.uuid for card in gpumachines.dgx1().cards}
+    device = {"name": by_minor[4], "containerEdits": {"env": ["CARD=1"]}}
+    specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [device]}
+    folder = containerd2.folder / "cdi"
+    folder.mkdir(exist_ok=True)
+    file = folder / "foreign.json"
+    file.write_text(json.dumps(specification))
+    with fresh_node(containerd2) as node:
+        gpus = GpuNode(node, gpumachines.dgx1())
+        specs = {name: node.spec(name, "LS") for name in ("cdi", "moved")}
+        for name, spec in specs.items():
+            request = create_request(spec, run_sandbox(node.direct, spec))
+            if name == "cdi":
+                request.config.CDI_devices.add(name=f"nvidia.com/gpu={by_minor[4]}")
+            else:
+                request.config.devices.add(
+                    host_path=card_file, container_path="/dev/nvidia0", permissions="rw"
+                )
+            start_container(node.direct, create_container(node.direct, request))
+        gpus.start_agent()
+        expected = {specs["cdi"].uid: [by_minor[4]], specs["moved"].uid: [by_minor[5]]}
+        eventually("held by who shows them", lambda: held(gpus) == expected)
+    file.unlink()

@@ -22,8 +22,8 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from benchmarks import fleet
 from benchmarks.fleet import SMALL, Kind, Machine
-from tests.deploy.api import Api
-from tests.deploy.manifests import ROOT, objects
+from tests.deploy.api import Api, RefusedError, Who
+from tests.deploy.manifests import ROOT, SCHEDULER, objects
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.scheduling import Scheduler, args, binding
@@ -257,6 +257,25 @@ def test_the_file_says_which_node_is_better(
         assert scheduler.end() == 0
     for pod in pods:
         cluster.delete(pod)
+
+
+def test_its_account_may_do_no_more(cluster: Cluster) -> None:
+    who = Who(SCHEDULER, "system:serviceaccounts")
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    leases = "/apis/coordination.k8s.io/v1/namespaces/topolet-system/leases"
+    assert cluster.api.request("GET", "/api/v1/pods?limit=1", None, who)
+    assert cluster.api.request("GET", f"{leases}/topolet-scheduler", None, who)
+    for method, path, body in (
+        ("DELETE", f"{pods}/agent-{NODES[0]}", None),
+        ("POST", pods, {"metadata": {"name": "x"}, "spec": {}}),
+        ("GET", "/api/v1/namespaces/topolet-system/secrets", None),
+        ("GET", f"{leases}/topolet-kube-scheduler", None),
+        ("DELETE", f"{leases}/topolet-scheduler", None),
+        ("DELETE", f"/api/v1/nodes/{NODES[0]}", None),
+    ):
+        with pytest.raises(RefusedError, match="cannot") as refused:
+            cluster.api.request(method, path, body, who)
+        assert refused.value.code == 403
 
 
 def hostile(port: int, ended: threading.Event) -> int:

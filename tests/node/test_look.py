@@ -190,7 +190,7 @@ def test_cpus_of_a_claim_are_its_containers_alone(world: World) -> None:
     agent.look()
     groups = [f"kubepods/burstable/pod{uid}/c-{uid}-main" for uid in ("c", "ls", "own")]
     assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "nobody attests it"
-    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000")
+    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
     resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
     told = PodResources("ns", "c", (resources,))
     world.kubelet_told.answer = PodResourcesTold((told,), None, 0.0)

@@ -284,6 +284,19 @@ def test_who_only_connects_holds_no_thread(started: Started, authority: Authorit
         each.close()
 
 
+def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
+    """More of them than there are threads."""
+    kept = [
+        http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    for _ in range(2):
+        for each in kept:
+            assert ask(each, "GET", "/healthz") == (200, "ok\n")
+    for each in kept:
+        each.close()
+
+
 def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
     server: Server, authority: Authority
 ) -> None:

@@ -1,8 +1,9 @@
 """CPUs that a driver of claims (DRA) gave to containers: nobody else's, and in no pool.
 
-The kubelet says that a container has such a claim, and the driver's variable in the container which
-CPUs they are (dra-driver-cpu). Neither is enough: a claim's device may be a NUMA node, and anybody
-can write a variable into a pod.
+The driver's variable in a container says which CPUs they are, and of which claim (dra-driver-cpu);
+the kubelet, that the container has a claim on CPUs, and by the name that the driver gave it for CDI
+which one. Neither is enough: a claim's device may be a NUMA node, and anybody can write a variable
+into a pod.
 """
 
 from __future__ import annotations
@@ -33,11 +34,10 @@ class ClaimedCpus(msgspec.Struct, frozen=True):
 def claimed_cpus(grants: Iterable[Grant]) -> ClaimedCpus:
     """`grants`: what the kubelet says of claims, and what containers show."""
     grants = tuple(grants)
-    claims = {
-        (grant.uid, grant.container): grant.claim
-        for grant in grants
-        if grant.source is Source.CLAIM and _gives_cpus(grant)
-    }
+    claims: dict[tuple[str, str], list[Grant]] = {}
+    for grant in grants:
+        if grant.source is Source.CLAIM and _gives_cpus(grant):
+            claims.setdefault((grant.uid, grant.container), []).append(grant)
     by_uid: dict[str, dict[str, CpuSet]] = {}
     holdings: list[Holding] = []
     problems: list[str] = []
@@ -45,11 +45,12 @@ def claimed_cpus(grants: Iterable[Grant]) -> ClaimedCpus:
         if grant.source is not Source.CONTAINER or grant.resource != CPU_DRIVER:
             continue
         title = f"pod {grant.uid}, {grant.container}: CPUs {', '.join(grant.names)} in a variable"
-        claim = claims.get((grant.uid, grant.container))
+        of_container = claims.get((grant.uid, grant.container), ())
+        claim = next((each for each in of_container if _is_of(each, grant.claim)), None)
         if claim is None:
-            problems.append(f"{title}, and no claim by the kubelet's word")
+            problems.append(f"{title}, and no such claim by the kubelet's word")
             continue
-        found = meaning(msgspec.structs.replace(grant, claim=claim), {})
+        found = meaning(msgspec.structs.replace(grant, claim=claim.claim), {})
         problems += [f"{title}: {name!r} {why}" for name, why in found.left]
         problems += [f"{title}: {name!r} is no list of CPUs" for name in found.unknown]
         for each in found.holdings:
@@ -63,3 +64,9 @@ def claimed_cpus(grants: Iterable[Grant]) -> ClaimedCpus:
 
 def _gives_cpus(grant: Grant) -> bool:
     return grant.resource == CPU_DRIVER or any(map(_CPU_DEVICE.fullmatch, grant.names))
+
+
+def _is_of(grant: Grant, uid: str) -> bool:
+    """`claim-UID`, or one of several of it."""
+    names = (each.rpartition("=")[2] for each in grant.cdi)
+    return any(name == f"claim-{uid}" or name.startswith(f"claim-{uid}-") for name in names)

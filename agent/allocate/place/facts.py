@@ -69,12 +69,13 @@ class PlaceFacts(msgspec.Struct, frozen=True):
         cpus = self.cpus
         if cpus is None:
             return False
-        said = cpus.policies
-        return (
-            cpus.cpu_ratio > 1
-            or said.bind_label is not None
-            or said.numa_label not in (None, NumaPolicy.NONE)
-        )
+        return cpus.cpu_ratio > 1 or cpus.policies.bind_label is not None or self.aligns_all
+
+    @property
+    def aligns_all(self) -> bool:
+        """They say how every pod lies on NUMA nodes: the node's own word is not heard then."""
+        said = self.cpus.policies.numa_label if self.cpus else None
+        return said not in (None, NumaPolicy.NONE)
 
 
 def place_facts(

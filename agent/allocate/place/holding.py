@@ -56,8 +56,16 @@ def holding_of(pod: ApiPod) -> Holding:
             devices = allocated(pod.annotations)
         except AnnotationError as error:
             faults.append(str(error))
-    priority = pod.priority or 0
-    return Holding(pod.uid, pod.title, claim, devices, functions, requests, priority, tuple(faults))
+    return Holding(
+        claim.uid,
+        claim.title,
+        claim,
+        devices,
+        functions,
+        requests,
+        pod.priority or 0,
+        tuple(faults),
+    )
 
 
 def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> Claim:
@@ -66,7 +74,7 @@ def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> Claim:
     if not notes.get(RESOURCE_STATUS):
         return claim
     try:
-        claim = claim_of(pod.uid, pod.title, notes, cpu_milli)
+        claim = claim_of(pod.uid, claim.title, notes, cpu_milli)
         if not claim.amounts:
             resource_status(notes).amounts()
     except AnnotationError as error:

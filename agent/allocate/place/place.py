@@ -68,7 +68,11 @@ class Place:
         """The same holdings on a node that has changed; the version goes on. `untold`: uids of pods
         that the node's word about its NUMA nodes does not count yet; None: where its word is the
         old one, all that were committed since, else none."""
-        other = Place(facts, self._holdings.values())
+        if facts.cpus == self._facts.cpus:
+            other = self.without(())
+            other._facts, other._devices = facts, None
+        else:
+            other = Place(facts, self._holdings.values())
         other._zones = self._zones.told(facts.zoned, untold)
         other._version = self._version + 1
         return other
@@ -104,6 +108,10 @@ class Place:
             return self.without((wish.uid,)).offer(wish)
         if facts.cpus is None and Needs.CPUS in wish.needs:
             return refused(Missing(f"node {facts.name} has no usable NodeResourceTopology"))
+        if not wish.needs and not facts.aligns_all:
+            by_zones = self._zones.offer(wish, facts.rules)
+            if isinstance(by_zones, Refused):
+                return by_zones
         companion = None
         if wish.devices is not None:
             if missing := self._unfit(wish):
@@ -133,6 +141,8 @@ class Place:
                 reason = "the node has no usable NodeResourceTopology any more"
                 raise StaleOfferError(f"pod {wish.title}: {reason}")
             if self._ledger is not None:
+                if missing := self._ledger.outgrown(wish.ask, claim):
+                    raise StaleOfferError(f"pod {wish.title}: {missing}")
                 self._ledger.commit(granted.offer)
         elif self._ledger is not None:
             self._ledger.record(wish.nothing)

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, ask_of
+from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, KubeletWords, ask_of
 from agent.allocate.claims import Claim
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
@@ -116,6 +116,9 @@ def _wish(pod: ApiPod) -> Wish:
         needs |= Needs.NUMA
     if _needs_cpus(ask):
         needs |= Needs.CPUS
+    if not needs & (Needs.NUMA | Needs.CPUS):
+        words = KubeletWords.NUMA if devices else KubeletWords.NONE
+        ask = msgspec.structs.replace(ask, kubelet=words)
     zoned = None if needs else zoned_pod(pod)
     return Wish(
         ask,

@@ -61,11 +61,13 @@ class Zones:
         """A pod is there from now on. `cpus`: which NUMA nodes they are of."""
         if self._node is None:
             return
-        wish = granted.wish
-        if granted.offer is not None:
-            self._since[wish.uid] = of_claim(granted.offer.claim, cpus)
+        wish, claim = granted.wish, granted.offer.claim if granted.offer else None
+        if claim is not None and (claim.cpus or claim.amounts):
+            self._since[wish.uid] = of_claim(claim, cpus)
         elif wish.zoned is not None:
-            self._since[wish.uid] = assumed(self._node, wish.zoned, granted.fit)
+            fit = granted.fit or by_zones(self._beside(wish.uid), wish.zoned)
+            known = None if isinstance(fit, Misfit) else fit
+            self._since[wish.uid] = assumed(self._node, wish.zoned, known)
         self._left = None
 
     def leave(self, uid: str) -> None:

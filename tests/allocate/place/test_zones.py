@@ -160,3 +160,13 @@ def test_shapes_tell_containers_apart_where_numa_nodes_do() -> None:
     assert wish_of(pod(**one)).shape != wish_of(pod(**two)).shape
     empty = [wish_of(pod(containers=[{"name": name}])).shape for name in "cd"]
     assert empty[0] == empty[1]
+
+
+def test_the_nodes_own_word_is_heard_beside_koordinators_words_on_other_things() -> None:
+    """Amplification says nothing of NUMA nodes."""
+    amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
+    there = Place(msgspec.structs.replace(amplified, zoned=node(TWO)))
+    assert not fits(there, plain(9))
+    put(there, plain(8))
+    assert fits(there, plain(4, "b"))
+    assert not fits(there, plain(5, "b"))
