@@ -199,8 +199,8 @@ def plain(cpu: str, memory: str) -> Kind:
     return Kind(amounts, amounts)
 
 
-NOTHING: Final = Kind({})
-"""A pod that needs nothing of a scheduler of nodes' insides."""
+NOTHING: Final = Kind({"cpu": "100m", "memory": "128Mi"})
+"""A pod that needs nothing of a scheduler of nodes' insides: Burstable, of no class."""
 
 
 def kinds() -> tuple[Kind, ...]:

@@ -1,7 +1,8 @@
 """HTTP servers for the scheduler's extender: the exchange of the bytes of a filter request.
 
 Each server is a process of its own and answers without deciding anything; the callers take turns
-over the servers, on one connection that stays open and on four at once.
+over the servers, on one connection that stays open and on four at once. gunicorn is no dependency:
+`pip install gunicorn` for its rows.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.trials import Allotment, Trials
-from agent.model.policies import NumaExclusive
+from agent.model.policies import NumaExclusive, NumaPolicy
 
 
 class Aligned(msgspec.Struct, frozen=True):
@@ -109,7 +109,8 @@ def _together(
     companion: Companion, trials: Trials, merge: Callable[[Provider, int | None], Merged]
 ) -> Merged:
     """Where all prefer some of the sets that the companion prefers, which are its narrowest, no
-    wider ones can win: they are looked at only where there are none."""
+    wider ones can win: they are looked at only where there are none. Its own wider ones matter only
+    where something that is not preferred is admitted too."""
     nodes = tuple(trials.totals)
     narrow = companion.hints(nodes, narrowest=True)
     sizes = [_size(hint) for hints in narrow.values() for hint in hints or ()]
@@ -117,7 +118,8 @@ def _together(
         merged = merge(narrow, max(sizes))
         if merged.preferred:
             return merged
-    return merge(companion.hints(nodes), None)
+    admits_all = trials.policies.numa is NumaPolicy.BEST_EFFORT
+    return merge(companion.hints(nodes) if admits_all else narrow, None)
 
 
 def _size(hint: Hint) -> int:

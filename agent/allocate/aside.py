@@ -1,23 +1,28 @@
-"""CPUs that are set aside: by a kubelet for its pods, by kubelet and node for themselves."""
+"""CPUs that are set aside: by a kubelet and drivers of claims for pods, by kubelet and node for
+themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from agent.allocate.shares import kubelet_may_own
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 
 
 class KubeletCpus(msgspec.Struct, frozen=True):
     """What a kubelet with the static policy gave away, by pod uid. `containers`: the names of those
-    that it gave CPUs to, where they are known; without, a pod's CPUs are all its containers'."""
+    that it gave CPUs to, where they are known; without, a pod's CPUs are all its containers'.
+    `claimed`: by pod uid and container, what drivers of claims gave, whatever the kubelet's
+    policy."""
 
     static: bool = False
     by_uid: dict[str, CpuSet] = {}
     containers: dict[str, tuple[str, ...]] = {}
+    claimed: Mapping[str, Mapping[str, CpuSet]] = {}
 
 
 class PoolRules(msgspec.Struct, frozen=True):
@@ -58,6 +63,14 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
         return {}
     foreign = {pod.uid for pod in pods if not kubelet_may_own(pod)}
     return {uid: cpus for uid, cpus in kubelet.by_uid.items() if cpus and uid not in foreign}
+
+
+def given_away(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+    """By pod uid, what kubelet and drivers of claims gave: schedulers must not give it again."""
+    found = kubelet_owned(pods, kubelet)
+    for uid, of_pod in kubelet.claimed.items():
+        found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)
+    return found
 
 
 def some_share(pod: Pod, kubelet: KubeletCpus) -> bool:

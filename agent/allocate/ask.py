@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Final
 
@@ -15,9 +16,19 @@ PRIORITY_CLASS_LABEL = "koordinator.sh/priority-class"
 PROD: Final = "koord-prod"
 
 
+class KubeletWords(enum.Enum):
+    """The kubelet follows its policies itself for pods that are not Koordinator's."""
+
+    ALL = enum.auto()
+    NUMA = enum.auto()
+    """As it does not know of devices that come from us."""
+    NONE = enum.auto()
+
+
 class Ask(msgspec.Struct, frozen=True):
     """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: its
-    class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit."""
+    class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit. `kubelet`: which
+    of its policies we follow for the pod."""
 
     uid: str
     title: str
@@ -27,6 +38,7 @@ class Ask(msgspec.Struct, frozen=True):
     cpu_limit_milli: int | None = None
     spec: ResourceSpec = ResourceSpec()
     numa: NumaSpec = NumaSpec()
+    kubelet: KubeletWords = KubeletWords.ALL
 
     @property
     def burst_milli(self) -> int:
@@ -75,4 +87,6 @@ def _band(priority: int | None, priority_class: str) -> str | None:
     """None: in no band, so the class's own default holds, which for LSE and LSR is prod."""
     if priority_class in _BANDS:
         return priority_class
+    if priority is None:
+        return None
     return next((name for name, band in _BANDS.items() if priority in band), None)

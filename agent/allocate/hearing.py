@@ -19,14 +19,21 @@ from agent.model.topology import Topology
 class Hearing:
     """The pools while claims are heard one after the other."""
 
-    def __init__(self, topology: Topology, kubelet_cpus: CpuSet, rules: PoolRules) -> None:
+    def __init__(
+        self, topology: Topology, kubelet_cpus: CpuSet, rules: PoolRules, claimed: CpuSet = EMPTY
+    ) -> None:
+        """`claimed`: what drivers of claims gave away."""
         self._online = topology.online
         self._offline = topology.offline
         unbound = topology.online - topology.isolated or topology.online
-        self.ls = self.be = unbound - kubelet_cpus - rules.kept
-        self.system = rules.system & topology.online - kubelet_cpus
+        given = kubelet_cpus | claimed
+        self.ls = self.be = unbound - given - rules.kept
+        self.system = rules.system & topology.online - given
         self.owners: list[Owner] = []
-        self._kubelet = kubelet_cpus
+        self._given = (
+            (kubelet_cpus, "were given away by the kubelet"),
+            (claimed, "were given away with a claim"),
+        )
         kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
         self._reserved = (
             (kubelet_reserved, "are reserved by the kubelet"),
@@ -50,8 +57,10 @@ class Hearing:
         for owner in self.owners:
             if taken := wish & owner.claimed:
                 return f"CPUs {taken} belong to pod {owner.title}"
-        if not claim.keeps and (taken := wish & self._kubelet):
-            return f"CPUs {taken} were given away by the kubelet"
+        if not claim.keeps:
+            for cpus, why in self._given:
+                if taken := wish & cpus:
+                    return f"CPUs {taken} {why}"
         if not claim.keeps_reserved:
             for cpus, why in self._reserved:
                 if taken := wish & cpus:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from agent.allocate import precedence
-from agent.allocate.ask import Ask
+from agent.allocate.ask import Ask, KubeletWords
 from agent.allocate.node import NodeFacts
-from agent.allocate.precedence import Bind, Chosen, Source
+from agent.allocate.precedence import Bind, Chosen, NodePolicies, Source
 from agent.allocate.reasons import Rejection
 from agent.model.policies import (
     BindPolicy,
@@ -32,7 +32,7 @@ class InForce(msgspec.Struct, frozen=True):
 
 def in_force(facts: NodeFacts, ask: Ask) -> InForce | Rejection:
     """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
-    policies, profile = facts.policies, facts.profile
+    policies, profile = _heard(facts.policies, ask.kubelet), facts.profile
     numa = precedence.numa_policy(ask.numa, policies, profile)
     if isinstance(numa, Rejection):
         return numa
@@ -64,3 +64,15 @@ def in_force(facts: NodeFacts, ask: Ask) -> InForce | Rejection:
         strategy[0],
         tuple(chosen),
     )
+
+
+def _heard(policies: NodePolicies, words: KubeletWords) -> NodePolicies:
+    match words:
+        case KubeletWords.ALL:
+            return policies
+        case KubeletWords.NUMA:
+            return msgspec.structs.replace(policies, full_pcpus_only=False)
+        case KubeletWords.NONE:
+            return msgspec.structs.replace(
+                policies, full_pcpus_only=False, numa_kubelet=None, distribute_across_numa=False
+            )

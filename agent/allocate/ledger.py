@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from agent.allocate import offering
+from agent.allocate import burst, offering
 from agent.allocate.account import Account
 from agent.allocate.alignment import Companion
 from agent.allocate.ask import Ask
@@ -93,6 +93,19 @@ class Ledger:
             raise StaleOfferError(f"pod {offer.claim.title}: {gone}")
         self.record(offer.claim)
         return offer.claim
+
+    def outgrown(self, ask: Ask, claim: Claim) -> str:
+        """What the shared pools have left where they do not hold the limit of a pod that bursts any
+        more; "" where they do."""
+        limit = ask.burst_milli
+        if not limit or claim.cpus or not claim.amounts:
+            return ""
+        pools = burst.pools(self._facts, self._account)
+        pool = sum(pools.get(node, 0) for node in claim.amounts)
+        if pool >= limit:
+            return ""
+        nodes = ", ".join(map(str, sorted(claim.amounts)))
+        return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
 
     def record(self, claim: Claim) -> None:
         """Takes a claim as it is, in place of an earlier one of the same pod."""

@@ -6,11 +6,11 @@ or would leave a shared pool empty while somebody runs in it. Whoever owned its 
 on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
 What an owner has that goes offline is kept for it; one that has nothing else left shares a pool.
 
-Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave away,
-what the node keeps for itself or for SYSTEM pods alone, and what the kernel isolates is in neither
-(koordinator.md §2.3 item 4, §2.6). A Guaranteed pod without a class of ours is LS, unless a kubelet
-with the static policy gave it CPUs. Where nothing is left to share, pools are empty, containers
-that run stay where they are, and no new one is created.
+Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet or a driver
+of claims gave away, what the node keeps for itself or for SYSTEM pods alone, and what the kernel
+isolates is in neither (koordinator.md §2.3 item 4, §2.6). A Guaranteed pod without a class of ours
+is LS, unless a kubelet with the static policy gave it CPUs. Where nothing is left to share, pools
+are empty, containers that run stay where they are, and no new one is created.
 """
 
 from __future__ import annotations
@@ -110,10 +110,11 @@ def decide(
             claims.append((pod, wish))
 
     kubelet_cpus = kubelet_owned(pods, kubelet)
+    claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
     claimants = {pod.uid for pod, _ in claims}
 
     def heard() -> tuple[Hearing, dict[str, str]]:
-        ledger = Hearing(topology, union(kubelet_cpus.values()), rules)
+        ledger = Hearing(topology, union(kubelet_cpus.values()), rules, claimed)
         for pod in pods:
             if pod.uid in claimants:
                 if shared_containers(pod.annotations):
@@ -171,6 +172,8 @@ def decide(
         for owner in owners
         if owner.cpuset and owner.uid not in outcome.by_uid
     }
+    # An owner that was first, by whatever fault, stays alone.
+    free = topology.online - union(owner.claimed for owner in owners)
     wanted = {}
     for pod in pods:
         own = own_cpus.get(pod.uid)
@@ -183,13 +186,25 @@ def decide(
             batch = {}
             if pod.uid not in refusals:
                 refuse(pod, error.reason, error.key)
+        by_claim = {
+            name: left
+            for name, cpus in kubelet.claimed.get(pod.uid, {}).items()
+            if (left := cpus & free)
+        }
         share = outcome.by_uid.get(pod.uid, Share())
         for name, reason in share.blocked.items():
             if reason and pod.uid not in refusals:
                 refuse(pod, f"container {name}: {reason}", "")
         refused = refusals[pod.uid].reason if pod.uid in refusals else ""
         wanted[pod.uid] = portions.of(
-            pod, own, share.cpus, batch, refused, blocked=share.blocked, kubelets=kubelets
+            pod,
+            own,
+            share.cpus,
+            batch,
+            refused,
+            blocked=share.blocked,
+            kubelets=kubelets,
+            by_claim=by_claim,
         )
     told = tuple(refusals[uid] for uid in sorted(refusals))
     return Decision(

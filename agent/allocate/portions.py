@@ -19,6 +19,7 @@ from agent.model.snapshot import Pool
 from agent.model.wanted import NO_LIMITS, PodWanted, Wanted
 
 _NOBODY: Final[Mapping[str, str]] = {}
+_NO_CLAIM: Final[Mapping[str, CpuSet]] = {}
 
 
 class Portions(msgspec.Struct, frozen=True):
@@ -66,15 +67,18 @@ class Portions(msgspec.Struct, frozen=True):
         *,
         blocked: Mapping[str, str] = _NOBODY,
         kubelets: tuple[str, ...] | None,
+        by_claim: Mapping[str, CpuSet] = _NO_CLAIM,
     ) -> PodWanted:
         """`own`: the pod's CPUs, `by_container` those of single ones. `blocked`: by name, why a
         container must not be created, "" for no reason. `kubelets`: the kubelet placed these
-        containers (none named: all), hands off; None: it placed none."""
+        containers (none named: all), hands off; None: it placed none. `by_claim`: containers that a
+        driver of claims gave CPUs to; their limits are the kubelet's."""
         shared = Wanted() if kubelets == () else self.shared(pod)
         each = shared if own is None else self.own(pod, own)
         named = {} if own is None else dict.fromkeys(shared_containers(pod.annotations), shared)
         named |= {name: self.own(pod, cpus) for name, cpus in by_container.items()}
         named |= dict.fromkeys(kubelets or (), Wanted())
+        named |= {name: Wanted(str(cpus)) for name, cpus in by_claim.items()}
         for name, reason in blocked.items():
             wanted = named.get(name, each)
             named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)

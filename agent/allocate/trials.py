@@ -108,6 +108,11 @@ class Trials:
         mask = sum(1 << node for node in used or self.totals)
         return Price(self.score(mask), len(used), split_cores)
 
+    @property
+    def policies(self) -> InForce:
+        """Those that hold for the pod."""
+        return self._policies
+
     def numa_knows(self, name: str) -> bool:
         """Whether any NUMA node has this resource."""
         return name in self._known

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from agent.cgroup.hierarchy import CgroupError
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
-from agent.model.settings import Settings, SettingsError
+from agent.model.settings import Settings, SettingsError, socket_path
 from agent.node import daemon
 from agent.node.daemon import Door
 from agent.telemetry import logs
 from agent.telemetry.http import HttpError
+
+if TYPE_CHECKING:
+    from agent.node.corrected import Serve, Server
 
 OPTIONS = (
     "state_dir",
@@ -28,6 +34,7 @@ OPTIONS = (
     "gpu_driver_root",
     "gpu_actions",
     "gfd_labels",
+    "withhold_held_devices",
     "root",
     "cgroup_root",
     "kubelet_dir",
@@ -36,6 +43,7 @@ OPTIONS = (
     "kubelet_ca_file",
     "kubelet_cpu_manager",
     "pod_resources_socket",
+    "corrected_pod_resources_socket",
     "owners_on_reserved",
     "cpu_policy",
     "cpu_policy_options",
@@ -81,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             settings,
             lambda: options.load(arguments),
             _door(settings),
+            _serve(settings),
             standalone=arguments.standalone,
         )
     except (
@@ -101,10 +110,39 @@ def _door(settings: Settings) -> Door | None:
     OSError."""
     if not settings.hook_server_socket:
         return None
-    if importlib.util.find_spec("grpc") is None:
-        raise SettingsError(
-            "hook-server-socket: needs grpcio, which is not here: pip install 'topolet[hookserver]'"
-        )
+    _needs_grpcio("hook-server-socket")
     from agent.hookserver.door import HookDoor
 
     return HookDoor(settings)
+
+
+def _serve(settings: Settings) -> Serve | None:
+    """Only where it is asked for, as above. Raises SettingsError."""
+    name, socket = "corrected-pod-resources-socket", settings.corrected_pod_resources_socket
+    if not socket:
+        return None
+    path = socket_path(socket)
+    if not settings.pod_resources_socket:
+        raise SettingsError(f"{name}: needs pod-resources-socket, the kubelet's own")
+    if os.path.realpath(path) == os.path.realpath(socket_path(settings.pod_resources_socket)):
+        raise SettingsError(f"{name}: {path} is the kubelet's own socket")
+    _needs_grpcio(name)
+
+    def serve(answer: Callable[[str, bytes], bytes]) -> Server:
+        from agent.kubelet.corrected import METHODS
+        from agent.kubelet.podresources import SERVICE
+        from agent.runtime.grpcserver import GrpcServer, Method
+
+        def method(name: str) -> Method:
+            return lambda request, _: answer(name, request)
+
+        return GrpcServer(path, SERVICE, {name: method(name) for name in METHODS}, 4, 64)
+
+    return serve
+
+
+def _needs_grpcio(option: str) -> None:
+    if importlib.util.find_spec("grpc") is None:
+        raise SettingsError(
+            f"{option}: needs grpcio, which is not here: pip install 'topolet[hookserver]'"
+        )

@@ -19,6 +19,8 @@ OPTIONS = (
     "scheduler_http",
     "scheduler_name",
     "scheduler_args_file",
+    "zone_strategy",
+    "agent_selector",
     "best_node_only",
     "group_seconds",
     "evict",

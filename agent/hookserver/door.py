@@ -16,8 +16,9 @@ from agent.proxy.admission import Admission
 from agent.proxy.bell import Bell
 from agent.proxy.grants import Grants
 from agent.proxy.snapshots import SnapshotFile
+from agent.runtime.grpcserver import GrpcServer
 from agent.runtime.koordinator import messages, registration
-from agent.runtime.koordinator.hookserver import HookServer
+from agent.runtime.koordinator.hookserver import hook_server
 from agent.runtime.koordinator.registration import Registration
 from agent.runtime.koordinator.service import HookService
 from agent.telemetry.plain import Metric, render
@@ -55,11 +56,11 @@ class HookDoor:
         self._service = HookService(Hooks(admission, deadlines, snapshots))
         self._path = path
         self._heard_seconds = heard_seconds
-        self._server: HookServer | None = None
+        self._server: GrpcServer | None = None
 
     def start(self) -> None:
         """Listens, then registers. Raises OSError."""
-        self._server = HookServer(self._path, self._service)
+        self._server = hook_server(self._path, self._service)
         self._server.start()
         self._registration.write()
         for name in self._registration.others():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from sys import intern
 from typing import Generic, TypeVar
 
 import msgspec
@@ -37,7 +38,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def key(self) -> Key:
-        return Key(self.namespace, self.name)
+        return Key(intern(self.namespace), self.name)
 
 
 class Known(msgspec.Struct, Generic[T], frozen=True):

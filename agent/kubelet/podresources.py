@@ -18,6 +18,8 @@ from agent.rpc.grpc import NO_ANSWER, Code, RpcError
 MAX_REPLY_BYTES: Final = 16 << 20
 """More than any node's pods need, and what other clients take (peers.md §1.5)."""
 
+SERVICE: Final = "v1.PodResourcesLister"
+
 Reply = TypeVar("Reply", bound=Message)
 Value = TypeVar("Value")
 
@@ -89,7 +91,7 @@ class PodResourcesClient:
     def _ask(
         self, method: str, request: Message, kind: type[Reply], read: Callable[[Reply], Value]
     ) -> Value:
-        path = f"/v1.PodResourcesLister/{method}"
+        path = f"/{SERVICE}/{method}"
         try:
             raw = self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
             return read(kind.FromString(raw))

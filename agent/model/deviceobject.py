@@ -102,7 +102,7 @@ class _Raw(msgspec.Struct, frozen=True):
 
 def _device(device: Device) -> Object:
     body: Object = {
-        "type": device.type,
+        "type": str(device.type),
         "id": device.uuid,
         "minor": device.minor,
         "health": device.healthy,

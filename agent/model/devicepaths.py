@@ -77,18 +77,19 @@ def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode
         else (DeviceNode(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor),)
     )
 
-    def instance(place: int, it: MigInstance) -> VisibleGpu:
+    def instance(it: MigInstance) -> VisibleGpu:
         name = f"gpu{gpu.minor}/gi{it.gpu_instance}"
         wanted = (name, f"{name}/ci{it.compute_instance}")
         own = [capability_nodes[each] for each in wanted if each in capability_nodes]
         complete = len(own) == len(wanted) and nodes
-        return VisibleGpu(it.uuid, f"{gpu.index}:{place}", (*nodes, *own) if complete else ())
+        number = "" if it.index is None else f"{gpu.index}:{it.index}"
+        return VisibleGpu(it.uuid, number, (*nodes, *own) if complete else ())
 
     return CardFiles(
         VisibleGpu(gpu.uuid, str(gpu.index), nodes),
         minor,
         bool(gpu.mig),
-        tuple(instance(place, each) for place, each in enumerate(gpu.instances)),
+        tuple(map(instance, gpu.instances)),
     )
 
 

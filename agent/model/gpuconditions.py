@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from agent.model import gpuactions
+from agent.model.annotations import AnnotationError
 from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
 from agent.model.gpuhealth import RESET_ENDS, Ailment, GpuCard, GpuHealth
@@ -21,6 +22,11 @@ CORDONED_GPUS: Final = "topolet.io/cordoned-gpus"
 """Annotation of a Node: UUIDs or PCI addresses, separated by commas, of cards that get no new
 pods."""
 
+GPU_DRIVER: Final = "topolet.io/gpu-driver"
+RELEASED: Final = "released"
+"""Annotation of a Node, and its one value: we leave the driver alone, so that it can be unloaded or
+its cards be reset, and cards get no new pods."""
+
 _GRAVITY: Final = list(Action)
 _REASONS: Final = {each: each.value.title().replace("-", "") for each in Action}
 
@@ -31,14 +37,31 @@ def rfc3339(seconds: int) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
-def cordoned(annotations: dict[str, str], cards: Iterable[Gpu]) -> frozenset[str]:
-    """UUIDs of the cards that the annotation names."""
+def cordoned(
+    annotations: Mapping[str, str], cards: Iterable[Gpu], *, let_go: bool = False
+) -> dict[str, str]:
+    """Cards that get no new pods, by UUID, and why. `let_go`: nothing of ours has the driver open
+    any more, for the asking; then it is all of them."""
     named = {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")}
-    return frozenset(gpu.uuid for gpu in cards if {gpu.uuid.lower(), gpu.bus} & (named - {""}))
+    found = {}
+    for gpu in cards:
+        if let_go:
+            found[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is let go"
+        elif {gpu.uuid.lower(), gpu.bus} & (named - {""}):
+            found[gpu.uuid] = f"annotation {CORDONED_GPUS}"
+    return found
 
 
-def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...]:
-    """The gravest ailment gives Healthy its reason; its message has them all."""
+def release_asked(annotations: Mapping[str, str]) -> bool:
+    """Whether somebody wants the driver let go. Raises AnnotationError."""
+    value = annotations.get(GPU_DRIVER, "")
+    if value not in ("", RELEASED):
+        raise AnnotationError(GPU_DRIVER, f"{value[:60]!r} is not {RELEASED!r}")
+    return value == RELEASED
+
+
+def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
+    """The gravest ailment gives Healthy its reason; its message has them all. `cordoned`: why."""
     graver = sorted(card.ailments, key=lambda each: (-_GRAVITY.index(each.action), each.reason))
     message = "; ".join(f"{each.reason}: {each.message}" for each in graver)
     turned = rfc3339(card.turned)
@@ -52,8 +75,7 @@ def conditions(card: GpuCard, *, cordoned: bool = False) -> tuple[Condition, ...
         found.append(Condition(each.reason, "True", _REASONS[each.action], each.message, time))
     if cordoned:
         # The annotation has no time of its own.
-        said = f"annotation {CORDONED_GPUS}"
-        found.append(Condition(CORDONED, "True", "Annotation", said, turned))
+        found.append(Condition(CORDONED, "True", "Annotation", cordoned, turned))
     return tuple(sorted(found, key=lambda each: each.type))
 
 

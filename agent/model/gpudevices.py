@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from agent.model.devices import Device, DeviceTopology, DeviceType
@@ -19,12 +20,12 @@ MIG_INSTANCES: Final = "topolet.io/mig-instances"
 def devices(
     health: GpuHealth,
     places: Mapping[str, DeviceTopology],
-    cordoned: Collection[str] = (),
+    cordoned: Mapping[str, str] = MappingProxyType({}),
     host_memory_bytes: int = 0,
 ) -> tuple[Device, ...]:
-    """By minor. `places`: by PCI address; `cordoned`: UUIDs; `host_memory_bytes`: what cards have
-    that have no memory of their own. A card without a minor has the next that is free after all
-    that are taken, in order of index."""
+    """By minor. `places`: by PCI address; `cordoned`: by UUID, why; `host_memory_bytes`: what cards
+    have that have no memory of their own. A card without a minor has the next that is free after
+    all that are taken, in order of index."""
     ordered = sorted(health.cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
     free = max((card.gpu.minor for card in ordered if card.gpu.minor is not None), default=-1)
     found = []
@@ -33,7 +34,7 @@ def devices(
         if minor is None:
             minor = free = free + 1
         place = places.get(card.gpu.bus) or DeviceTopology(bus=card.gpu.bus)
-        held_back = card.gpu.uuid in cordoned
+        held_back = cordoned.get(card.gpu.uuid, "")
         found.append(_device(card, minor, place, held_back, host_memory_bytes))
     return tuple(sorted(found, key=lambda each: (each.minor, each.uuid)))
 
@@ -46,7 +47,7 @@ def facts(health: GpuHealth) -> GpuFacts:
 
 
 def _device(
-    card: GpuCard, minor: int, place: DeviceTopology, held_back: bool, host_memory_bytes: int
+    card: GpuCard, minor: int, place: DeviceTopology, held_back: str, host_memory_bytes: int
 ) -> Device:
     gpu = card.gpu
     return Device(

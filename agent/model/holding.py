@@ -43,8 +43,9 @@ class Form(enum.StrEnum):
 class Grant(msgspec.Struct, frozen=True):
     """What a container was given, in the giver's words. `resource`: the plugin's (`nvidia.com/gpu`)
     or the driver's (`gpu.nvidia.com`); "" where a container shows it and nobody says by which.
-    `claim`: namespace and name, as `namespace/name`, of one that several pods may use; `share`:
-    which part of a device that several claims share.
+    `claim`: namespace and name, as `namespace/name`, of one that several pods may use, or its uid
+    where a container shows no more; `share`: which part of a device that several claims share;
+    `cdi`: the names by which the runtime was asked to put it in.
     """
 
     uid: str
@@ -54,6 +55,7 @@ class Grant(msgspec.Struct, frozen=True):
     source: Source
     claim: str = ""
     share: str = ""
+    cdi: tuple[str, ...] = ()
 
 
 class Holding(msgspec.Struct, frozen=True):

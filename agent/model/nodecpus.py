@@ -4,6 +4,7 @@ Koordinator's, koordinator.md §1.3; `resources` writes them)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Annotated, Final
 
 import msgspec
@@ -35,27 +36,8 @@ def cpus(topology: NodeTopology) -> tuple[Cpu, ...]:
     """Empty where the node does not tell. A core is named by socket and number, as koordlet and
     the kernel number them anew in each socket, and gets its lowest CPU for an id. L3 caches are
     those that our zones tell of. Raises AnnotationError."""
-    detail = decoded(topology.annotations, CPU_TOPOLOGY, _cpu_topology)
-    if detail is None:
-        return ()
-    leads: dict[tuple[int, int], int] = {}
-    for each in detail.detail:
-        core = each.socket, each.core
-        leads[core] = min(leads.get(core, each.id), each.id)
-    if len({each.id for each in detail.detail}) < len(detail.detail):
-        raise AnnotationError(CPU_TOPOLOGY, "detail: a CPU is named twice")
-    caches = _caches(zone.attributes.get(L3_CPUS, "") for zone in topology.zones)
-    return tuple(
-        Cpu(
-            id=each.id,
-            core=leads[each.socket, each.core],
-            l3=caches.get(each.id),
-            die=None,
-            socket=each.socket,
-            node=each.node,
-        )
-        for each in sorted(detail.detail, key=lambda each: each.id)
-    )
+    lists = tuple(zone.attributes.get(L3_CPUS, "") for zone in topology.zones)
+    return _cpus(topology.annotations.get(CPU_TOPOLOGY, ""), lists)
 
 
 def cpu_manager(annotations: Mapping[str, str]) -> CpuManager:
@@ -90,6 +72,32 @@ class _CpuTopology(msgspec.Struct, frozen=True):
 _cpu_topology: Final = msgspec.json.Decoder(_CpuTopology | None)
 _cpu_manager: Final = msgspec.json.Decoder(CpuManager | None)
 _allocs: Final = msgspec.json.Decoder(tuple[PodCpuAlloc, ...] | None)
+
+
+@lru_cache(maxsize=256)
+def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
+    """Nodes of one model tell the same, and each of them again with every pod."""
+    detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology)
+    if detail is None:
+        return ()
+    leads: dict[tuple[int, int], int] = {}
+    for each in detail.detail:
+        core = each.socket, each.core
+        leads[core] = min(leads.get(core, each.id), each.id)
+    if len({each.id for each in detail.detail}) < len(detail.detail):
+        raise AnnotationError(CPU_TOPOLOGY, "detail: a CPU is named twice")
+    caches = _caches(caches_of_zones)
+    return tuple(
+        Cpu(
+            id=each.id,
+            core=leads[each.socket, each.core],
+            l3=caches.get(each.id),
+            die=None,
+            socket=each.socket,
+            node=each.node,
+        )
+        for each in sorted(detail.detail, key=lambda each: each.id)
+    )
 
 
 def _caches(lists: Iterable[str]) -> dict[int, int]:

@@ -27,13 +27,20 @@ MANAGER: Final = {MANAGED_BY: "topolet"}
 
 class DeviceReport(msgspec.Struct, frozen=True):
     """The devices of a node, and what its pods hold of them. `annotations`: of its Device object;
-    `gfd_labels`: the Node has those of NVIDIA's feature discovery too."""
+    `gfd_labels`: the Node has those of NVIDIA's feature discovery too. `withheld`: what Device
+    object and Node list in their place, for schedulers that don't know who else holds some."""
 
     devices: tuple[Device, ...] = ()
     gpus: GpuFacts = GpuFacts()
     annotations: dict[str, str] = {}
     held: Holdings = {}
     gfd_labels: bool = False
+    withheld: tuple[Device, ...] | None = None
+
+    @property
+    def listed(self) -> tuple[Device, ...]:
+        """For schedulers."""
+        return self.devices if self.withheld is None else self.withheld
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -92,6 +99,6 @@ def built(facts: Facts) -> Report:
     return Report(
         topology,
         {**node_labels(facts.topology), **gpu_labels},
-        nodestatus.extended_resources(devices, facts.devices.gpus),
+        nodestatus.extended_resources(facts.devices.listed, facts.devices.gpus),
         facts.devices,
     )

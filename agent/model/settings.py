@@ -106,6 +106,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "we know them: where that does not run"
         ),
     ] = False
+    withhold_held_devices: Annotated[
+        bool,
+        msgspec.Meta(
+            description="devices that pods hold by a kubelet's plugin, a claim or by hand are "
+            "listed with amounts of 0, in Device object and Node: for a scheduler that does not "
+            "read devices-checkpoints, as Koordinator's"
+        ),
+    ] = False
     pod_resources_socket: Annotated[
         str,
         msgspec.Meta(
@@ -113,6 +121,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "not asked"
         ),
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    corrected_pod_resources_socket: Annotated[
+        str,
+        msgspec.Meta(
+            description="agent: where it serves PodResources as the kubelet does, with the devices "
+            "and CPUs that containers really have, for exporters (DCGM) and Multus; empty: "
+            "nowhere. Needs grpcio and pod-resources-socket"
+        ),
+    ] = ""
     cpu_policy: Annotated[
         CpuPolicy,
         msgspec.Meta(
@@ -356,6 +372,22 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "that says how nodes are scored; empty: the former's defaults"
         ),
     ] = ""
+    zone_strategy: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^(LeastAllocated|MostAllocated|BalancedAllocation|LeastNUMANodes)$",
+            description="scheduler: how nodes are scored for pods that need nothing of ours, by "
+            "what their NUMA nodes have left: LeastAllocated, MostAllocated, BalancedAllocation or "
+            "LeastNUMANodes",
+        ),
+    ] = "LeastAllocated"
+    agent_selector: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: labels, KEY=VALUE separated by commas, of the pods of which a "
+            "node must have a Ready one to give CPUs or devices; empty: it needs none"
+        ),
+    ] = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
     best_node_only: Annotated[
         bool,
         msgspec.Meta(

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
@@ -48,6 +48,9 @@ from agent.runtime.cri import Cri
 from agent.telemetry.http import Answer, HttpServer
 from agent.telemetry.metrics import AgentMetrics
 
+if TYPE_CHECKING:
+    from agent.node.corrected import CorrectedPodResources, Serve
+
 log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
@@ -75,10 +78,12 @@ def run(
     settings: Settings,
     read_again: Callable[[], Settings],
     door: Door | None = None,
+    serve: Serve | None = None,
     *,
     standalone: bool,
 ) -> None:
     """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
+    `serve`: how the corrected PodResources are served, None where nobody wants them.
     `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
     ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
     taken away."""
@@ -109,10 +114,13 @@ def run(
     cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
     pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
     devices = device_view(settings, doorbell.wake)
+    corrected = _corrected(settings, serve) if serve else None
     node = Node(
         machine=machine,
         cri=cri,
-        observer=Observer(cri, Locator(hierarchy), requests=settings.cpu_policy != "none"),
+        observer=Observer(
+            cri, Locator(hierarchy), requests=settings.cpu_policy != "none", grants=True
+        ),
         hierarchy=hierarchy,
         controllers=controllers,
         journal=journal,
@@ -130,6 +138,7 @@ def run(
         notices=Notices(settings.state_dir),
         devices=devices,
         sight_policy=sight.policy(settings),
+        corrected=corrected,
         migrate_memory=settings.migrate_memory,
     )
     node.exclude = exclude
@@ -164,6 +173,8 @@ def run(
         cluster.start()
         if door:
             door.start()
+        if corrected:
+            corrected.start()
         log.info("agent looks at %s", settings.runtime_endpoint)
         next_round = resting = 0.0
         while not stopping:
@@ -194,6 +205,8 @@ def run(
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
     if door:
         door.close()
+    if corrected:
+        corrected.close()
     events.close()
     cluster.close()
     pod_resources.close()
@@ -206,6 +219,12 @@ def run(
     cri.close()
     hierarchy.close()
     lock.release()
+
+
+def _corrected(settings: Settings, serve: Serve) -> CorrectedPodResources:
+    from agent.node.corrected import CorrectedPodResources  # few nodes need it
+
+    return CorrectedPodResources(options.socket_path(settings.pod_resources_socket), serve)
 
 
 def _metrics(metrics: AgentMetrics, door: Door | None) -> str:

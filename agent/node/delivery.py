@@ -69,4 +69,4 @@ def _deliver_devices(objects: Objects, report: Report) -> bool:
         if labels.get(MANAGED_BY) != MANAGER[MANAGED_BY]:
             return False
     labels = {**MANAGER, **nodestatus.gpu_labels(told.gpus, told.devices)}
-    return objects.apply(deviceobject.encode(name, told.devices, labels, told.annotations))
+    return objects.apply(deviceobject.encode(name, told.listed, labels, told.annotations))

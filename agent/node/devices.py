@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.allocate.foreign.existing import existing, taken
-from agent.allocate.foreign.names import keys
+from agent.allocate.foreign.coexistence import conflicts
+from agent.allocate.foreign.existing import existing, of_allocation, taken, withheld
+from agent.allocate.foreign.names import Keys, keys
 from agent.discover.reader import Reader
 from agent.host.files import Tree
 from agent.model import (
@@ -31,7 +32,7 @@ from agent.model.devices import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpus import GpuReading
-from agent.model.holding import Grant, Holding
+from agent.model.holding import Form, Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
@@ -49,12 +50,13 @@ log = logging.getLogger(__name__)
 
 class SeenDevices(msgspec.Struct, frozen=True):
     """What is reported of devices, the files that reach them, what of them pods hold that no
-    scheduler gave it to, and what GPUs read last."""
+    scheduler gave it to, what GPUs read last, and what names of devices lead to."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
     existing: tuple[Holding, ...] = ()
     readings: tuple[GpuReading, ...] = ()
+    keys: Keys = {}
 
 
 class DeviceView:
@@ -68,12 +70,15 @@ class DeviceView:
         checkpoint: CheckpointView,
         *,
         gfd_labels: bool = False,
+        withhold: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs."""
+        """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
+        `withhold`: schedulers are listed nothing of what others gave away."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
+        self._withhold = withhold
         self._clock = clock
         self._plugged = Plugged(root)
         self._gpus = GpuView(root, watch, actions, clock)
@@ -104,8 +109,8 @@ class DeviceView:
     ) -> SeenDevices | None:
         """`published`: what the Device object said when we began, None while nobody tells: then
         there is no answer where devices have their numbers from it. `grants`: what the kubelet says
-        that it gave to pods, beside its checkpoint. Never fails: what can't be read is logged
-        once."""
+        that it gave to pods, beside its checkpoint, and what containers show. Never fails: what
+        can't be read is logged once."""
         plugged = self._plugged
         plugged.look(topology)
         if published is not None and not self._begun:
@@ -115,7 +120,8 @@ class DeviceView:
         if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices):
             return None
         expected = nvidia_cards(plugged.functions)
-        health = self._gpus.now(expected)
+        asked, wrong = _release(node)
+        health = self._gpus.now(expected, release=asked)
         cards = [card.gpu for card in health.cards]
         given, troubles = _given(pods)
         held = together(given.values())
@@ -125,7 +131,7 @@ class DeviceView:
                 gpudevices.devices(
                     health,
                     places(plugged.functions),
-                    gpuconditions.cordoned(node.annotations, cards),
+                    gpuconditions.cordoned(node.annotations, cards, let_go=self._gpus.let_go),
                     sum(each.memory_bytes for each in topology.numa_nodes),
                 ),
                 plugged.rdma.devices,
@@ -136,9 +142,10 @@ class DeviceView:
             _ids(held, self.state.devices),
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts)
+        names = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = existing(
             (*grants, *self._checkpoint.grants()),
-            keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices),
+            names,
             {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
             {pod.uid for pod in pods},
         )
@@ -150,7 +157,8 @@ class DeviceView:
             self._capabilities() if any(each.instances for each in cards) else {},
             self._files,
         )
-        self._say((*plugged.problems, *troubles, *made.problems, *found.problems))
+        refused = _conflicts(given, made.devices, found.holdings, {pod.uid: pod for pod in pods})
+        self._say((*plugged.problems, *wrong, *troubles, *made.problems, *found.problems, *refused))
         links = partitions.links(made.devices, self._gpus.pairs)
         if links != self._links:
             # Of sixteen cards this takes 50 ms.
@@ -165,8 +173,9 @@ class DeviceView:
             },
             together([held, taken(found.holdings, made.devices)]),
             self._gfd_labels,
+            withheld(made.devices, found.holdings) if self._withhold else None,
         )
-        return SeenDevices(report, self._files, found.holdings, self._gpus.readings)
+        return SeenDevices(report, self._files, found.holdings, self._gpus.readings, names)
 
     def _capabilities(self) -> dict[str, DeviceNode]:
         reader = Reader(Tree(self._root))
@@ -195,7 +204,22 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
         return GpuWatcher(wake, settings.gpu_driver_root)
 
     checkpoint = CheckpointView(settings.kubelet_dir)
-    return DeviceView(settings.root, watch, actions, checkpoint, gfd_labels=settings.gfd_labels)
+    return DeviceView(
+        settings.root,
+        watch,
+        actions,
+        checkpoint,
+        gfd_labels=settings.gfd_labels,
+        withhold=settings.withhold_held_devices,
+    )
+
+
+def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
+    """Whether the GPUs' driver is to be let go, and what of that can't be read."""
+    try:
+        return gpuconditions.release_asked(node.annotations), ()
+    except AnnotationError as error:
+        return False, (f"Node: {error}",)
 
 
 def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
@@ -208,6 +232,27 @@ def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
         except AnnotationError as error:
             troubles.append(f"pod {pod.title}: {error}")
     return found, tuple(troubles)
+
+
+def _conflicts(
+    given: Mapping[str, Holdings],
+    devices: Iterable[Device],
+    holdings: Iterable[Holding],
+    pods: Mapping[str, Pod],
+) -> Iterator[str]:
+    """What two pods have that may not: one of them came by a way that nobody could hold up."""
+    devices = tuple(devices)
+    allocations = (
+        holding
+        for uid, of_pod in sorted(given.items())
+        for holding in of_allocation(uid, of_pod, {}, devices)
+    )
+    capacities = {(device.type, device.uuid): device.resources for device in devices}
+    of_devices = (each for each in holdings if each.form is not Form.CPUS)
+    for each in conflicts((*allocations, *of_devices), capacities):
+        kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
+        what = f"{each.kept.type} {each.kept.device}"
+        yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
 
 
 def _ids(held: Holdings, devices: Iterable[Device]) -> frozenset[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,11 +12,13 @@ from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
-from agent.model.gpus import GpuPair, GpuReading
+from agent.model.gpus import LET_GO, GpuPair, GpuReading
 from agent.model.nodestatus import GpuFacts
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
+
+log = logging.getLogger(__name__)
 
 
 class GpuView:
@@ -36,6 +39,9 @@ class GpuView:
         self._clock = clock
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
+        self._released = False
+        self.let_go = False
+        """Whether no child has the driver open, because that was asked for."""
         self.pairs: tuple[GpuPair, ...] = ()
         """Of the cards that the driver told of last."""
         self.facts = GpuFacts()
@@ -57,20 +63,28 @@ class GpuView:
         if self._watcher is not None:
             self._watcher.stop()
 
-    def now(self, cards: tuple[str, ...]) -> GpuHealth:
-        """After all that came since the last time. `cards`: where PCI shows some, by address."""
+    def now(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:
+        """After all that came since the last time. `cards`: where PCI shows some, by address;
+        `release`: the driver is to be let go, until it is not any more."""
         if self._watcher is None:
             if not cards:
                 # Cards that were taken out while nobody looked.
                 self._health, self.facts = GpuHealth(), GpuFacts()
+            if not cards or release:
+                self._let_go(release)
                 return self._health
             self._watcher = self._watch()
             self._watcher.start()
+            self._let_go(False)
+        elif release is not self._released:
+            (self._watcher.let_go if release else self._watcher.resume)()
+        self._released = release
         news = self._watcher.take()
         now = int(self._clock())
         for event in news.events:
             self._health = gpuhealth.struck(self._health, event, now, self._actions)
         if news.sight is not None:
+            self._let_go(release and news.sight.fault == LET_GO)
             self.readings = news.sight.readings
             booted = _booted(self._root)
             self._health = gpuhealth.looked(
@@ -80,6 +94,11 @@ class GpuView:
                 self.pairs = news.sight.inventory.pairs
                 self.facts = gpudevices.facts(self._health)
         return self._health
+
+    def _let_go(self, now: bool) -> None:
+        if now is not self.let_go:
+            log.info("GPUs: the driver is %s", "let go" if now else "asked again")
+        self.let_go = now
 
 
 def _booted(root: str) -> int | None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -66,9 +67,11 @@ class LocalCpus:
         announced: Collection[AnnouncedContainer],
         holds: Mapping[str, CpuSet],
         last: Mapping[tuple[str, str], LocalOwner],
+        by_claim: Mapping[str, Collection[str]] = MappingProxyType({}),
     ) -> Demand:
         """`holds`: by container id, the CPUs of its cgroup; `last`: by pod uid and container name,
-        the last decision."""
+        the last decision; `by_claim`: by pod uid, containers that a driver of claims (DRA) gave
+        CPUs to, and that get no others."""
         if self._layout is None or self._layout[0] != topology:
             self._layout = topology, layouts.of_topology(topology)
         rules = LocalRules(self._policy, self._layout[1], self._options, self._reserved)
@@ -83,9 +86,12 @@ class LocalCpus:
             if may_own(pod) and _virtual(pod):
                 sharing.update((pod.uid, each.name) for each in coming)
             elif may_own(pod):
+                given = by_claim.get(pod.uid, ())
+                sharing.update((pod.uid, name) for name in given)
                 for claim, container_id in _claims(pod, coming, holds, last):
-                    claims[claim.key] = claim
                     claimed.add(container_id)
+                    if claim.name not in given:
+                        claims[claim.key] = claim
         others = (
             holds[each.id]
             for pod in pods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.allocate import pools
 from agent.allocate.present import present
@@ -24,17 +24,19 @@ from agent.model.doorbell import (
 from agent.model.exclusion import Patterns, excludes
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse, users
+from agent.model.holding import Grant
 from agent.model.pods import ContainerState, Pod
 from agent.model.topology import Topology
 from agent.node import excluded, overlaps
 from agent.node.announced import Announced, AnnouncedContainers
 from agent.node.assigned import Assigned
 from agent.node.beside import Beside
+from agent.node.claims import ClaimView
 from agent.node.configured import NodeObject, rules
 from agent.node.devices import DeviceView, SeenDevices
 from agent.node.enforcement import Enforcement
 from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays, KubeletWord
+from agent.node.kubeletword import KubeletSays
 from agent.node.local import LocalCpus
 from agent.node.machine import Machine
 from agent.node.notices import Notices
@@ -48,6 +50,9 @@ from agent.node.telling import Teller
 from agent.node.witness import Witness
 from agent.runtime.cri import Cri
 from agent.telemetry.metrics import AgentMetrics
+
+if TYPE_CHECKING:
+    from agent.node.corrected import CorrectedPodResources
 
 log = logging.getLogger(__name__)
 
@@ -88,12 +93,13 @@ class Node:
         notices: Notices | None = None,
         devices: DeviceView | None = None,
         sight_policy: SightPolicy | None = None,
+        corrected: CorrectedPodResources | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
         """Without a teller the runtime is not told what changed in cgroups; without `local` there
-        is no node-local policy, without `notices` no container is told its CPUs, and without
-        `devices` there are none."""
+        is no node-local policy, without `notices` no container is told its CPUs, without `devices`
+        there are none, and without `corrected` nobody asks us what pods have."""
         self._machine = machine
         self._observer = observer
         self._kubelet = kubelet
@@ -112,6 +118,8 @@ class Node:
         self._notices = notices
         self._devices = devices
         self._sight_policy = sight_policy or SightPolicy()
+        self._corrected = corrected
+        self._claims = ClaimView()
         self._announced = Announced()
         self._announced_containers = AnnouncedContainers()
         self._witness = Witness(metrics)
@@ -154,11 +162,16 @@ class Node:
         StoreError or RoundError after the rest is done."""
         looked_at = time.monotonic_ns()
         busy = self._enforcement.pause()
-        observed, alone = excluded.part(self._observer.look(), self.exclude)
+        listed = self._observer.look()
+        observed, alone = excluded.part(listed, self.exclude)
         topology = self._machine.topology()
-        kubelet = self._kubelet.cpus()
         assigned = self._assignments.now()
         pods = self._pods(observed.pods, assigned)
+        # Who is left alone holds devices all the same, and CPUs of claims.
+        there = (*pods, *(pod for pod in listed.pods if self._excludes(pod)))
+        word = self._kubelet_says.now(topology, there)
+        grants = (*word.grants, *observed.grants)
+        kubelet = self._claims.beside(self._kubelet.cpus(), grants)
         known = self._memory.known
         configured = self._node_object.configured(known.node, topology)
         configured = self._beside.applied(configured, topology)
@@ -168,7 +181,7 @@ class Node:
         coming = self._announced_containers.missing_from(pods, time.monotonic())
         local, last = None, self._publisher.local_owners
         if cpu_policy != "none":
-            local = self._local.demand(topology, pods, coming, holds, last)
+            local = self._local.demand(topology, pods, coming, holds, last, kubelet.claimed)
         decision = pools.decide(
             topology, pods, kubelet, self._publisher.owners, running, rules(configured), local
         )
@@ -183,8 +196,7 @@ class Node:
         self._enforcement.prepare_created(observed, decision, holds)
         if self._notices is not None:
             failures += self._notices.tell(decision, dynamic=cpu_policy == "dynamic")
-        word = self._kubelet_says.now(topology, pods)
-        seen, shown = self._seen(topology, assigned, pods, word)
+        seen, shown = self._seen(topology, assigned, there, grants)
         blocked = _blocked(overlaps.find(pods, decision.owners, holds))
         self._publisher.publish(
             decision,
@@ -200,11 +212,13 @@ class Node:
             sight=shown,
         )
         self._rung = False
+        if self._corrected is not None:
+            self._corrected.looked(pods, decision.pods, seen, shown)
         failures += self._enforcement.finish(observed, decision, freed)
         self._enforcement.tell(observed, decision)
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
-        self._tell_devices(seen, observed.pods)
+        self._tell_devices(seen, listed.pods)
         self._reporter.report(
             Moment(topology, decision, pods, kubelet, configured, assigned, seen.report, word)
         )
@@ -218,7 +232,10 @@ class Node:
         there = observed + self._announced.missing_from(listed, time.monotonic())
         known = self._memory.update(assigned, [pod.uid for pod in there])
         pods = present(assigned.pods.values(), there, known.pods)
-        return tuple(pod for pod in pods if not excludes(self.exclude, pod.namespace, pod.name))
+        return tuple(pod for pod in pods if not self._excludes(pod))
+
+    def _excludes(self, pod: Pod) -> bool:
+        return excludes(self.exclude, pod.namespace, pod.name)
 
     def _tell_devices(self, seen: SeenDevices, pods: tuple[Pod, ...]) -> None:
         """Processes are looked up again only when a driver told of them anew."""
@@ -235,7 +252,11 @@ class Node:
             return None
 
     def _seen(
-        self, topology: Topology, assigned: Assigned, pods: tuple[Pod, ...], word: KubeletWord
+        self,
+        topology: Topology,
+        assigned: Assigned,
+        pods: tuple[Pod, ...],
+        grants: tuple[Grant, ...],
     ) -> tuple[SeenDevices, Sight | None]:
         """The devices, and what of them containers see: nothing before the numbers are known that
         they had, from the Device object or from our own memory of it."""
@@ -243,7 +264,7 @@ class Node:
             return SeenDevices(), None
         known = self._memory.known
         published = assigned.devices or known.devices
-        seen = self._devices.now(topology, published, known.node, pods, word.grants)
+        seen = self._devices.now(topology, published, known.node, pods, grants)
         if seen is None:
             return SeenDevices(), UNDECIDED
         if published is not None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from agent.allocate.foreign import carriers
+from agent.model.holding import Grant
 from agent.model.pods import Container, ContainerState, Ended, Pod
 from agent.model.qos import kube_class
 from agent.node.placement import Locator
@@ -29,24 +32,30 @@ class Observed(msgspec.Struct, frozen=True):
     """`pods` sorted by uid, living ones only: with a ready sandbox or a container.
 
     `starts_with`: what the runtime remembers of containers, by id: of those that are created and
-    not running always, what they will start with (cpuset "": every CPU of the parent).
+    not running always, what they will start with (cpuset "": every CPU of the parent). `grants`:
+    what containers show of devices and CPUs that somebody gave them.
     """
 
     pods: tuple[Pod, ...]
     starts_with: dict[str, Placement]
+    grants: tuple[Grant, ...] = ()
 
 
 class Observer:
     """Asks the runtime; what can't change of a container is asked once.
 
+    `grants`: what containers show matters; it comes with the answer that tells where they are.
     `requests`: what containers request matters, also of ended ones. It is asked again when somebody
     says that it has changed, and as the net below of one container in each look.
     """
 
-    def __init__(self, cri: Cri, locator: Locator, *, requests: bool = False) -> None:
+    def __init__(
+        self, cri: Cri, locator: Locator, *, requests: bool = False, grants: bool = False
+    ) -> None:
         self._cri = cri
         self._locator = locator
         self._requests = requests
+        self._grants: dict[str, tuple[Grant, ...]] | None = {} if grants else None
         self._shares: dict[str, int] = {}
         self._stale: set[str] = set()
         self._ended: dict[str, Placement] = {}
@@ -67,13 +76,14 @@ class Observer:
         by_sandbox: dict[str, list[Container]] = {}
         starts_with: dict[str, Placement] = {}
         virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}
+        uids = {each.id: each.uid for each in sandboxes}
         for each in living:
             if each.sandbox_id in virtual:
                 seen: Container | None = Container(
                     each.id, each.name, each.state, virtual=True, created_at=each.created_at
                 )
             else:
-                seen = self._container(each, starts_with)
+                seen = self._container(each, starts_with, uids.get(each.sandbox_id, ""))
             if seen is None:
                 continue
             by_sandbox.setdefault(each.sandbox_id, []).append(seen)
@@ -84,22 +94,28 @@ class Observer:
                 by_uid.setdefault(sandbox.uid, []).append(sandbox)
         ended = self._newest_ended(containers) if self._requests else {}
         pods = [self._pod(of_pod, by_sandbox, ended) for _, of_pod in sorted(by_uid.items())]
-        return Observed(tuple(pods), starts_with)
+        shown = (self._grants or {}).get
+        grants = tuple(grant for each in living for grant in shown(each.id, ()))
+        return Observed(tuple(pods), starts_with, grants)
 
     def changed(self, container_id: str) -> None:
         """What it requests is another from now on."""
         self._stale.add(container_id)
 
     def _container(
-        self, each: RuntimeContainer, starts_with: dict[str, Placement]
+        self, each: RuntimeContainer, starts_with: dict[str, Placement], uid: str
     ) -> Container | None:
-        """None for one that has just ended."""
+        """None for one that has just ended. `uid`: of its pod, "" of one that came in between."""
         group = self._groups.get(each.id)
         stale = self._requests and (each.id in self._stale or each.id not in self._shares)
-        if each.state is ContainerState.CREATED or group is None or stale:
-            placement = self._told(each.id, self._cri.container_placement)
+        unread = self._grants is not None and uid != "" and each.id not in self._grants
+        if each.state is ContainerState.CREATED or group is None or stale or unread:
+            ask = partial(self._cri.container_placement, carriers=unread)
+            placement = self._told(each.id, ask)
             if placement is None:
                 return None
+            if self._grants is not None and placement.carriers is not None:
+                self._grants[each.id] = carriers.grants(uid, each.name, placement.carriers)
             starts_with[each.id] = placement
             if each.id not in self._untold:
                 self._shares[each.id] = placement.shares
@@ -223,6 +239,7 @@ class Observer:
         _keep(self._groups, containers)
         _keep(self._shares, containers)
         _keep(self._ended, containers)
+        _keep(self._grants or {}, containers)
         self._stale &= containers
         self._untold &= sandboxes | containers
         for gone in self._left_alone.keys() - sandboxes - containers:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from agent.allocate.aside import KubeletCpus, kubelet_owned
+from agent.allocate.aside import KubeletCpus, given_away
 from agent.allocate.pools import Decision
 from agent.model import fingerprint, report
 from agent.model.annotations import AnnotationError, resource_status
@@ -94,7 +94,7 @@ def held(
     """What each pod holds: CPUs of its own, and of NUMA nodes what the kubelet says (by uid) that
     it gave it, else what its scheduler did."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
-    for uid, given in kubelet_owned(pods, kubelet).items():
+    for uid, given in given_away(pods, kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
     for pod in pods:
@@ -136,7 +136,8 @@ def _fingerprint(pods: Iterable[ApiPod]) -> str:
 
 
 def _allocs(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> tuple[PodCpuAlloc, ...]:
-    """Koordinator lists what the kubelet gave away here; our owners it knows by annotation."""
+    """Koordinator lists what the kubelet gave away here, and claims come by the kubelet; our owners
+    it knows by annotation."""
     by_uid = {pod.uid: pod for pod in pods}
     return tuple(
         PodCpuAlloc(
@@ -146,5 +147,5 @@ def _allocs(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> tuple[PodCpuAlloc, .
             str(cpus),
             managed_by_kubelet=True,
         )
-        for uid, cpus in sorted(kubelet_owned(pods, kubelet).items())
+        for uid, cpus in sorted(given_away(pods, kubelet).items())
     )

@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 from google.protobuf.message import DecodeError, Message
 
+from agent.allocate.foreign.carriers import Carriers
 from agent.model import jsontext
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.pods import ContainerState, pod_uid
@@ -14,6 +15,7 @@ from agent.model.wanted import Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.channel import Channel
 from agent.rpc.grpc import Code, RpcError
+from agent.runtime import carried
 
 Reply = TypeVar("Reply", bound=Message)
 
@@ -54,7 +56,8 @@ class Placement(msgspec.Struct, frozen=True):
     status tells, "" or 0 if nothing.
 
     `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
-    spec that the container starts with.
+    spec that the container starts with. `carriers`: what it shows of its devices, None where that
+    was not asked for.
     """
 
     pid: int = 0
@@ -65,6 +68,7 @@ class Placement(msgspec.Struct, frozen=True):
     quota_microseconds: int = 0
     shares: int = 0
     memory_limit_bytes: int = 0
+    carriers: Carriers | None = None
 
 
 class _Cpu(msgspec.Struct):
@@ -158,12 +162,12 @@ class Cri:
             dict(self.call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info)
         )
 
-    def container_placement(self, container_id: str) -> Placement:
+    def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
         """As sandbox_placement."""
         request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
-        return _placement(
-            dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
-        )
+        info = dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
+        shows = carried.carriers(info.get("info", "")) if carriers else None
+        return msgspec.structs.replace(_placement(info), carriers=shows)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         """Changes what a container holds, or will start with; an empty cpuset raises ValueError."""

@@ -48,18 +48,20 @@ class Binder:
         with self._alone(pod):
             wanted = self._wanted(pod)
             with self._cluster.lock:
-                annotations = self._again(pod, node)
+                annotations = earlier = self._again(pod, node)
                 if annotations is None:
                     annotations = self._reserved(wanted, node).annotations()
             outcome = self._bindings.bind(pod, node, annotations)
-            if outcome.bound is False:
-                self._give_back(wanted)
-            else:
-                self._cluster.confirm(pod.uid)
             with self._cluster.lock:
-                self._doubts.pop(pod.uid, None)
-                if outcome.bound is None:
+                if outcome.bound:
+                    self._doubts.pop(pod.uid, None)
+                elif outcome.bound is None:
                     self._doubts[pod.uid] = annotations
+                # What became of this Binding says nothing of an earlier one.
+                if outcome.bound is False and earlier is None:
+                    self._give_back(wanted)
+                else:
+                    self._cluster.confirm(pod.uid)
         if not outcome.bound:
             raise BindError(outcome.error)
         self._recent.forget(pod.uid)
@@ -132,7 +134,7 @@ class Binder:
         return LostRaceError(text)
 
     def _give_back(self, wanted: Asked) -> None:
-        with self._cluster.lock:
-            self._cluster.release(wanted.wish.uid)
-            if wanted.group is not None:
-                self._groups.give_back(wanted.group, wanted.wish.uid)
+        """Under the lock."""
+        self._cluster.release(wanted.wish.uid)
+        if wanted.group is not None:
+            self._groups.give_back(wanted.group, wanted.wish.uid)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from agent.allocate.place.facts import PlaceRules
 from agent.allocate.place.place import Granted
@@ -19,10 +19,11 @@ from agent.kube.objects import Change, ChangeKind
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.scheduler.changelog import ChangeLog, Changes
-from agent.scheduler.nodestate import NodeState
+from agent.scheduler.nodestate import News, NodeState
 from agent.scheduler.readings import NodeReading, PodReading, Unreadable
 from agent.scheduler.reservations import Reservation, Reservations
 
+T = TypeVar("T")
 EXPIRY_SECONDS: Final = 60.0
 
 
@@ -54,6 +55,7 @@ class Cluster:
         self._pods: dict[str, PodReading] = {}
         self._reservations = Reservations()
         self._log = ChangeLog()
+        self._firm_log = ChangeLog()
 
     # what is known
     def node(self, name: str) -> NodeState | None:
@@ -73,12 +75,18 @@ class Cluster:
             state = self._states.get(name)
             if state is None:
                 return "the node is not known"
-            return state.hindrance(wish.needs, agents=self._agents)
+            return state.hindrance(wish, agents=self._agents)
 
     def changed_since(self, serial: int) -> Changes:
         """The nodes whose answer to some pod may have changed after that serial (0: the first)."""
         with self.lock:
             return self._log.since(serial)
+
+    def firmly_changed_since(self, serial: int) -> Changes:
+        """The same without those of which nothing changed but what they tell of their NUMA nodes,
+        which concerns only pods that need nothing of us. Its serials are its own."""
+        with self.lock:
+            return self._firm_log.since(serial)
 
     def bound(self, uid: str) -> str | None:
         """The node that a watch has shown the pod to be bound to."""
@@ -159,29 +167,27 @@ class Cluster:
     def nodes_changed(self, changes: Sequence[Change[NodeReading]]) -> None:
         for change in changes:
             with self.lock:
-                value = None if change.kind is ChangeKind.DELETED else change.value
-                state = self._state(change.value.name)
-                if state.node != value:
-                    state.node = value
-                    self._objects_changed(state)
+                state = self._state(change.key.name)
+                self._heard(state, state.see_node(_there(change)))
 
     def topologies_changed(self, changes: Sequence[Change[NodeTopology | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
-                value = None if change.kind is ChangeKind.DELETED else change.value
                 state = self._state(change.key.name)
-                if state.topology != value:
-                    state.topology = value
-                    self._objects_changed(state)
+                self._heard(state, state.see_topology(_there(change)))
 
     def devices_changed(self, changes: Sequence[Change[DeviceObject | Unreadable]]) -> None:
         for change in changes:
             with self.lock:
-                value = None if change.kind is ChangeKind.DELETED else change.value
                 state = self._state(change.key.name)
-                if state.devices != value:
-                    state.devices = value
-                    self._objects_changed(state)
+                self._heard(state, state.see_devices(_there(change)))
+
+    def _heard(self, state: NodeState, news: News) -> None:
+        if news is News.ALL:
+            self._touch(state)
+        elif news is News.WORD:
+            self._log.add(state.name)
+        self._tidy(state)
 
     def _seen(self, pod: PodReading) -> None:
         if pod.holding is None:
@@ -203,6 +209,8 @@ class Cluster:
             news = True
         if news:
             self._touch(state)
+        if before is None or _counted(before) != _counted(pod):
+            self._heard(state, state.pods_seen())
 
     def _ended(self, pod: PodReading, agent_ready: bool | None) -> None:
         """It holds nothing any more; `agent_ready` as long as it is there."""
@@ -213,6 +221,8 @@ class Cluster:
         if state is None:
             return
         released = state.place.release(pod.uid)
+        if released is not None:
+            state.pods_seen()
         if state.agent(pod.uid, agent_ready) or released is not None:
             self._touch(state)
         self._tidy(state)
@@ -226,16 +236,22 @@ class Cluster:
     def _state(self, name: str) -> NodeState:
         state = self._states.get(name)
         if state is None:
-            state = self._states[name] = NodeState(name, self._rules)
+            state = self._states[name] = NodeState(name, self._pods, self._rules)
         return state
 
     def _touch(self, state: NodeState) -> None:
-        state.changed(self._log.add(state.name))
-
-    def _objects_changed(self, state: NodeState) -> None:
-        state.objects_changed(self._log.add(state.name))
-        self._tidy(state)
+        self._log.add(state.name)
+        state.changed(self._firm_log.add(state.name))
 
     def _tidy(self, state: NodeState) -> None:
         if state.empty:
             self._states.pop(state.name, None)
+
+
+def _counted(pod: PodReading) -> tuple[object, ...]:
+    """What of a pod tells whether its node's word has it."""
+    return pod.begun, pod.started_at, pod.zoned
+
+
+def _there(change: Change[T]) -> T | None:
+    return None if change.kind is ChangeKind.DELETED else change.value

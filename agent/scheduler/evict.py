@@ -90,7 +90,9 @@ class Evictor:
         return frozenset(
             plan.node
             for plan in self.plans
-            if plan.waiter.uid != uid and plan.waiter.priority >= priority
+            if plan.waiter.uid != uid
+            and plan.waiter.priority >= priority
+            and self._waiting.waits(plan.waiter.uid)
         )
 
     def rest(self, uid: str) -> None:
@@ -107,19 +109,19 @@ class Evictor:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._period):
-            if self._leading():
-                self.round()
-            else:
-                self._plans.clear()
+            self.round()
 
     def round(self) -> None:
-        """Follows the plans, and makes others for those who wait."""
+        """Follows the plans, and makes others for those who wait. Who does not lead has none."""
+        if not self._leading():
+            self._plans.clear()
+            return
         now = self._clock()
         for plan in self.plans:
             self._follow(plan, now)
-        self._rests_until = {
-            uid: until for uid, until in self._rests_until.copy().items() if until > now
-        }
+        for uid, until in tuple(self._rests_until.items()):
+            if until <= now:
+                del self._rests_until[uid]
         due = [each for each in self._waiting.waiters() if self._due(each, now)]
         for waiter in due[:_PODS]:
             self._rests_until[waiter.uid] = now + REST_SECONDS
@@ -130,9 +132,14 @@ class Evictor:
     def _follow(self, plan: Plan, now: float) -> None:
         uid = plan.waiter.uid
         if not self._waiting.waits(uid) or now >= plan.until:
-            del self._plans[uid]
+            self._end(uid)
         elif plan.until > now + AFTER_SECONDS and self._tenants.gone(plan.victims):
             self._plans[uid] = msgspec.structs.replace(plan, until=now + AFTER_SECONDS)
+
+    def _end(self, uid: str) -> None:
+        """The plan: others may have the node again."""
+        if (plan := self._plans.pop(uid, None)) is not None:
+            self._waiting.look_again(plan.node)
 
     def _due(self, waiter: Waiter, now: float) -> bool:
         return (
@@ -167,7 +174,7 @@ class Evictor:
             return  # they end without us
         try:
             self._nominate(waiter, chosen.node, dry_run=True)
-            if any(self._evictions.would(each) is Fate.STAYS for each in victims):
+            if any(self._evictions.would(each) is not Fate.ENDS for each in victims):
                 return
             self._plans[waiter.uid] = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
             for each in victims:
@@ -180,14 +187,14 @@ class Evictor:
                     fate.value,
                 )
                 if fate is Fate.STAYS:
-                    del self._plans[waiter.uid]
+                    self._end(waiter.uid)
                     return
                 if fate is Fate.ENDS:
                     self._evictions.tell(each, waiter.title)
             self._nominate(waiter, chosen.node)
         except (KubeError, AccessError) as error:
             log.warning("pod %s: no room is made on node %s: %s", waiter.title, chosen.node, error)
-            self._plans.pop(waiter.uid, None)
+            self._end(waiter.uid)
 
     def _nominate(self, waiter: Waiter, node: str, *, dry_run: bool = False) -> None:
         patch_status(

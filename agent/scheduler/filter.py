@@ -37,8 +37,11 @@ def first_choice(nodes: Sequence[str], answers: Sequence[Answer]) -> str | None:
     if not fits:
         return None
     least = min(each.key for each in fits)
-    best = {each for each in fits if each.key == least}
-    return min(node for node, answer in zip(nodes, answers, strict=True) if answer in best)
+    first, *more = (each for each in fits if each.key == least)
+    pairs = zip(nodes, answers, strict=True)
+    if not more:
+        return min(node for node, answer in pairs if answer is first)
+    return min(node for node, answer in pairs if answer is first or answer in more)
 
 
 def alone(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:

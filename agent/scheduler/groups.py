@@ -17,7 +17,8 @@ from typing import Final
 import msgspec
 
 from agent.allocate.place.answer import Granted, Missing, Refused, refused
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import StaleOfferError
+from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.model.apipods import ApiPod
 from agent.scheduler.cluster import Cluster, ReserveError
@@ -63,20 +64,17 @@ def group_of(pod: ApiPod) -> Group | None:
     return Group(pod.namespace, match[1], size)
 
 
-def together(place: Place, wish: Wish, group: Group, size: int) -> tuple[Granted, ...] | Refused:
-    """What `size` pods with that wish would get of the node, one beside the other; changes
-    nothing."""
-    trial = place.without(())
-    granted = []
-    for number in range(size):
-        uid = group.part(number)
-        ask = msgspec.structs.replace(wish.ask, uid=uid, title=f"{group.title}, part {number}")
-        found = trial.offer(msgspec.structs.replace(wish, ask=ask))
-        if isinstance(found, Refused):
-            return found
-        trial.commit(found)
-        granted.append(found)
-    return tuple(granted)
+def parts(group: Group, wish: Wish, size: int) -> list[Wish]:
+    """That wish for each of `size` members that are still to come."""
+    return [
+        msgspec.structs.replace(
+            wish,
+            ask=msgspec.structs.replace(
+                wish.ask, uid=group.part(number), title=f"{group.title}, part {number}"
+            ),
+        )
+        for number in range(size)
+    ]
 
 
 class _Held(msgspec.Struct):
@@ -130,23 +128,24 @@ class Groups:
         state = self._cluster.node(node)
         if state is None:
             return refused(Missing(f"node {node} is gone"))
-        found = together(state.place, wish, group, group.size - len(members))
+        found = together(state.place, parts(group, wish, group.size - len(members)))
         if isinstance(found, Refused):
             return found
-        parts = {each.uid: each for each in found}
+        held_parts = {each.uid: each for each in found}
         for granted in found:
             self._cluster.reserve(node, granted)
         until = self._clock() + self._seconds
-        self._held[group] = _Held(node, wish.shape, until, parts, members)
+        self._held[group] = _Held(node, wish.shape, until, held_parts, members)
         return None
 
     def lacks(self, group: Group, wish: Wish) -> str | None:
         """Why the pod can't be a member of a group that has its node; None where it can."""
         held = self._held[group]
-        if wish.uid in held.members:
+        members = self._alive(held)
+        if wish.uid in members:
             return None
         if not held.parts:
-            if len(self._alive(held)) >= group.size:
+            if len(members) >= group.size:
                 return f"{group.title} has its {group.size} members"
             refused = self.hold(group, wish, held.node)
             return f"{group.title} is on node {held.node}: {refused.text()}" if refused else None
@@ -156,13 +155,16 @@ class Groups:
     def take(self, group: Group, wish: Wish, node: str) -> Granted | str:
         """Reserves a part for the pod itself; a text says why that can't be."""
         held = self._held.get(group)
-        if held is None or (held.node == node and not held.parts):
-            refused = self.hold(group, wish, node)
-            if refused is not None:
+        if held is None:
+            if refused := self.hold(group, wish, node):
                 return f"{group.title}: {refused.text()}"
-            held = self._held[group]
-        if held.node != node:
+        elif held.node != node:
             return f"{group.title} is held to node {held.node}"
+        elif wish.uid in self._alive(held):
+            return f"pod {wish.title} has its part of {group.title} already"
+        elif reason := self.lacks(group, wish):
+            return reason
+        held = self._held[group]
         found = self._part(group, held, wish)
         if isinstance(found, str):
             return found

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Mapping
+
+import msgspec
+
 from agent.allocate import scoring
+from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
-from agent.allocate.place.wish import Needs
+from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.precedence import PROFILES
+from agent.allocate.zoned.node import ZonedNode
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
-from agent.scheduler.readings import NodeReading, Unreadable
+from agent.scheduler.readings import NodeReading, PodReading, Unreadable
+from agent.scheduler.zones import speaks, zones
+
+
+class News(enum.Enum):
+    """What of a node is new: but its own word on what its NUMA nodes have left, or more."""
+
+    NOTHING = enum.auto()
+    WORD = enum.auto()
+    ALL = enum.auto()
 
 
 class NodeState:
@@ -19,9 +35,12 @@ class NodeState:
 
     __slots__ = (
         "_agents",
+        "_foreign",
         "_hindrances",
         "_outdated",
         "_place",
+        "_pods",
+        "_recount",
         "_rules",
         "devices",
         "name",
@@ -30,25 +49,70 @@ class NodeState:
         "topology",
     )
 
-    def __init__(self, name: str, rules: PlaceRules | None = None) -> None:
+    def __init__(
+        self, name: str, pods: Mapping[str, PodReading], rules: PlaceRules | None = None
+    ) -> None:
+        """`pods`: those of the whole cluster that are bound, by uid."""
         self.name = name
-        self._rules = rules or PlaceRules()
         self.node: NodeReading | None = None
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
         self.serial = 0
+        self._pods = pods
+        self._rules = rules or PlaceRules()
         self._agents: dict[str, bool] = {}
         self._hindrances: dict[int, str | None] = {}
         self._outdated = False
-        self._place = Place(place_facts(name, {}))
+        self._recount = False
+        self._foreign = False
+        self._place = Place(place_facts(name, {}, rules=self._rules))
 
     @property
     def place(self) -> Place:
         """What the pods and the reservations hold, on the node as its objects are now."""
         if self._outdated:
-            self._outdated = False
-            self._place = self._place.with_facts(self._facts())
+            facts = self._facts()
+            facts = msgspec.structs.replace(facts, zoned=self._zoned(facts.cpus))
+            self._place = self._place.with_facts(facts, self._promised())
+        elif self._recount:
+            self._place.hear(self._zoned(self._place.facts.cpus), self._promised())
+        self._outdated = self._recount = False
         return self._place
+
+    # Each says what is new by it.
+    def see_node(self, node: NodeReading | None) -> News:
+        if self.node == node:
+            return News.NOTHING
+        self.node, self._outdated = node, True
+        return News.ALL
+
+    def see_devices(self, devices: DeviceObject | Unreadable | None) -> News:
+        if self.devices == devices:
+            return News.NOTHING
+        self.devices, self._outdated = devices, True
+        return News.ALL
+
+    def see_topology(self, topology: NodeTopology | Unreadable | None) -> News:
+        """The agent tells of what is left, and of which pods that is, with every pod that comes or
+        goes."""
+        before, self.topology = self.topology, topology
+        if before == topology:
+            return News.NOTHING
+        self._recount = True
+        told = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
+        if told and not self._outdated:
+            standing = self._place.facts
+            if msgspec.structs.replace(self._facts(), zoned=standing.zoned) == standing:
+                return News.WORD if self._speaks() else News.NOTHING
+        self._outdated = True
+        return News.ALL
+
+    def pods_seen(self) -> News:
+        """Other pods are bound here than before, or others have begun."""
+        if not self._speaks():
+            return News.NOTHING
+        self._recount = True
+        return News.WORD
 
     @property
     def agent_ready(self) -> bool:
@@ -65,10 +129,6 @@ class NodeState:
         self.serial = serial
         self._hindrances.clear()
 
-    def objects_changed(self, serial: int) -> None:
-        self._outdated = True
-        self.changed(serial)
-
     def agent(self, uid: str, ready: bool | None) -> bool:
         """The agent's pod of that uid is there and Ready or not, or gone (None). True where that is
         new."""
@@ -80,15 +140,18 @@ class NodeState:
             self._agents[uid] = ready
         return True
 
-    def hindrance(self, needs: Needs, *, agents: bool) -> str | None:
-        """Why no pod with such needs can come here, whatever is free. `agents`: a node must have
-        one to give CPUs or devices."""
-        key = needs.value
+    def hindrance(self, wish: Wish, *, agents: bool) -> str | None:
+        """Why no such pod can come here, whatever is free. `agents`: a node must have one to give
+        CPUs or devices."""
+        key = wish.needs.value
         if key not in self._hindrances:
-            self._hindrances[key] = self._hindered(needs, agents)
+            self._hindrances[key] = self._hindered(wish.needs, agents)
+        if wish.zoned is not None and not wish.zoned.indifferent and self.place and self._foreign:
+            return "what is left of its NUMA nodes is told beside other pods than those known here"
         return self._hindrances[key]
 
     def _facts(self) -> PlaceFacts:
+        """But for what its NUMA nodes have left."""
         node = self.node or NodeReading(self.name, "")
         device = self.devices if isinstance(self.devices, DeviceObject) else None
         rules, allocatable = self._rules, node.allocatable
@@ -102,6 +165,24 @@ class NodeState:
             scoring.profile(rules.scoring) if rules.scoring else PROFILES["koordinator"],
         )
         return place_facts(self.name, node.labels, cpus, device, rules, faults, allocatable)
+
+    def _promised(self) -> list[str]:
+        return [uid for uid in self._place.holdings if uid not in self._pods]
+
+    def _zoned(self, cpus: NodeFacts | None) -> ZonedNode | None:
+        """None too where no pod would be refused or liked less for it."""
+        self._foreign = False
+        if not isinstance(self.topology, NodeTopology) or not self._speaks():
+            return None
+        pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
+        allocatable = self.node.allocatable if self.node else ()
+        found = zones(self.topology, allocatable, pods, cpus)
+        self._foreign = found.foreign
+        return found.node
+
+    def _speaks(self) -> bool:
+        topology = self.topology
+        return isinstance(topology, NodeTopology) and speaks(topology, self._rules.zones)
 
     def _hindered(self, needs: Needs, agents: bool) -> str | None:
         if self.node is None:

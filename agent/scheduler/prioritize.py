@@ -24,16 +24,16 @@ def prioritized(nodes: Sequence[str], answers: Sequence[Answer]) -> msgspec.Raw:
     best = first_choice(nodes, answers)
     if best is None:
         return msgspec.Raw(b"[]")
-    levels = _levels({each for each in answers if isinstance(each, Fit)})
+    levels = _levels({each for each in set(answers) if isinstance(each, Fit)})
     hosts: list[list[str]] = [[] for _ in range(MOST + 1)]
+    into = {answer: hosts[level].append for answer, level in levels.items()}
     for node, answer in zip(nodes, answers, strict=True):
-        if answer in levels:
-            hosts[levels[answer]].append(node)
+        if answer in into:
+            into[answer](node)
     hosts[levels[answers[nodes.index(best)]]].remove(best)
     hosts[MOST].append(best)
-    return msgspec.Raw(
-        b"[%s]" % ",".join(_entries(score, of) for score, of in enumerate(hosts) if of).encode()
-    )
+    entries = (_entries(score, of) for score, of in enumerate(hosts) if of)
+    return msgspec.Raw(f"[{','.join(entries)}]".encode())
 
 
 def _levels(fits: set[Fit]) -> dict[Answer, int]:

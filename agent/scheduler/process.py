@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from agent.allocate.place.facts import PlaceRules
+from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.host.ending import Ending
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
@@ -33,6 +34,7 @@ from agent.scheduler.expiry import Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.leader import Leader
 from agent.scheduler.lease import Times
+from agent.scheduler.readings import Agents
 from agent.scheduler.routes import Route
 from agent.scheduler.server import Server
 from agent.scheduler.verbs import Deciding
@@ -43,6 +45,10 @@ log = logging.getLogger(__name__)
 
 BIND_SECONDS: Final = 4.0
 """Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
+
+# kube-scheduler has as many binds under way as the API server takes to answer, and its loop waits
+# for the filter alone.
+LIMITS: Final = server.Limits(threads=64, request_seconds=5.0)
 
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
@@ -73,6 +79,17 @@ def client_names(text: str) -> frozenset[str]:
     return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
+def agent_labels(text: str) -> dict[str, str]:
+    """KEY=VALUE between commas. Raises SettingsError."""
+    labels = {}
+    for each in filter(None, map(str.strip, text.split(","))):
+        key, equals, value = each.partition("=")
+        if not key or not equals:
+            raise SettingsError(f"agent-selector: {each[:60]!r} is no KEY=VALUE")
+        labels[key] = value
+    return labels
+
+
 def run(settings: Settings) -> None:
     """Until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
     args = scheduler_args(settings.scheduler_args_file)
@@ -80,14 +97,16 @@ def run(settings: Settings) -> None:
     ended = threading.Event()
     with ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
-        doors = _doors(settings, parts.routes)
-        with Ending(ended.set):
-            for door in doors:
+        listening = doors(settings, parts.routes)
+        with Ending(ended.set), ExitStack() as open_doors:
+            for door in listening:
                 door.start()
-                closing.callback(door.close)
+                open_doors.callback(door.close)
             parts.start(closing)
-            log.info("extender listens on port %d", doors[0].port)
+            log.info("extender listens on port %d", listening[0].port)
             ended.wait()
+            # Requests under way end before another may lead.
+            open_doors.close()
             closing.close()
 
 
@@ -105,8 +124,10 @@ class _Parts:
             return made
 
         times = lease_times(settings.lease_seconds)
-        binding = transport(bind_limits(times), server.Limits().threads)
-        cluster = Cluster(rules=PlaceRules(scoring=args))
+        binding = transport(bind_limits(times), LIMITS.threads)
+        labels = agent_labels(settings.agent_selector)
+        rules = PlaceRules(scoring=args, zones=ZoneStrategy(settings.zone_strategy))
+        cluster = Cluster(rules=rules, agents=bool(labels))
         recent = Recent()
         self._attendance = Attendance(
             transport(),
@@ -116,7 +137,9 @@ class _Parts:
             settings.scheduler_name,
             evict=settings.evict,
         )
-        self._watching = Watching(transport(), cluster, pods_changed=self._attendance.pods_changed)
+        self._watching = Watching(
+            transport(), cluster, Agents(labels), pods_changed=self._attendance.pods_changed
+        )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching)
         self._expiry = Expiry(cluster, binding)
@@ -140,9 +163,9 @@ class _Parts:
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)
 
     def start(self, closing: ExitStack) -> None:
-        """Ended in the other order: a leader lets another begin when nothing of ours decides."""
-        parts = (self._watching, self._expiry, self._duty, self._attendance)
-        for each in (*parts, self._leader) if self._leader is not None else parts:
+        """Ended in the other order: who touches pods first, then who leads."""
+        led = (self._leader,) if self._leader is not None else ()
+        for each in (self._watching, self._expiry, self._duty, *led, self._attendance):
             each.start()
             closing.callback(each.stop)
 
@@ -161,7 +184,7 @@ class _Parts:
         )
 
 
-def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
+def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     """The extender's first. Raises CertificateError and SettingsError."""
     certificate = None
     if settings.tls_certificate_file:
@@ -173,7 +196,7 @@ def _doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     names = client_names(settings.client_names)
     if names and not settings.client_ca_file:
         raise SettingsError("client-names: without client-ca-file no client shows a name")
-    doors = [Server(settings.extender_address, routes, certificate, clients=names)]
+    doors = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
         doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))

@@ -8,9 +8,10 @@ import msgspec
 
 from agent.allocate.place.answer import Refused
 from agent.allocate.place.place import Place
+from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import Group, together
+from agent.scheduler.groups import Group, parts
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
 
 
@@ -23,6 +24,10 @@ class OfPod(msgspec.Struct, frozen=True):
     @property
     def shape(self) -> Hashable:
         return self.wish.shape
+
+    @property
+    def by_word(self) -> bool:
+        return self.wish.zoned is not None
 
     def answer(self, node: str) -> Answer:
         """Under the lock."""
@@ -48,12 +53,16 @@ class OfGroup(msgspec.Struct, frozen=True):
     def shape(self) -> Hashable:
         return self.wish.shape, self.group.size
 
+    @property
+    def by_word(self) -> bool:
+        return self.wish.zoned is not None
+
     def answer(self, node: str) -> Answer:
         """Under the lock."""
         place = _place(self.cluster, node, self.wish)
         if isinstance(place, Misfit):
             return place
-        found = together(place, self.wish, self.group, self.group.size)
+        found = together(place, parts(self.group, self.wish, self.group.size))
         if isinstance(found, Refused):
             return Misfit(f"no room for the whole group: {found.text()}", found.unresolvable)
         return Fit(

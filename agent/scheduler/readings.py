@@ -14,12 +14,15 @@ from typing import Final
 import msgspec
 
 from agent.allocate.place.holding import Holding, holding_of
+from agent.allocate.zoned.pod import ZonedPod, zoned_pod
 from agent.model import apipods, deviceobject, node_annotations, nodetopology
-from agent.model.apipods import PodObject
+from agent.model.apipods import ApiPod, PodObject
+from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.model.objects import ObjectError, decoded
 from agent.model.quantities import Quantity, QuantityError, milli, whole
+from agent.scheduler.sharing import Shared, words
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,10 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     """One pod. `holding`: what it holds of its node, None where it has none or has ended for good;
     `agent_ready`: of an agent's pod only. Of a pod that holds something, for who looks for victims:
     `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
-    `fixed` (the API server can't end it: a static pod's mirror)."""
+    `fixed` (the API server can't end it: a static pod's mirror). For who counts what NUMA nodes
+    have left: `zoned`, whatever its containers are called, and `begun` (its node says that it runs,
+    so that a fingerprint of the node's pods has it).
+    """
 
     uid: str
     node: str
@@ -59,6 +65,8 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     started_at: int = 0
     leaving: bool = False
     fixed: bool = False
+    zoned: ZonedPod | None = None
+    begun: bool = False
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -94,10 +102,12 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
             intern(pod.node),
             _compact(holding_of(pod)),
             ready,
-            _labels(pod.labels),
+            _labels.of(words(pod.labels)),
             pod.started_at,
             pod.deleted,
             pod.mirror,
+            _zoned_of(pod),
+            pod.phase is not apipods.Phase.PENDING,
         )
 
     return read
@@ -111,7 +121,7 @@ def node(text: bytes) -> NodeReading:
     return NodeReading(
         intern(metadata.name),
         metadata.uid,
-        _interned(metadata.labels or {}),
+        words(metadata.labels or {}),
         {key: annotations[key] for key in _READ if key in annotations},
         _amounts(metadata.name, raw.status.allocatable or {}),
     )
@@ -120,17 +130,23 @@ def node(text: bytes) -> NodeReading:
 def topology(text: bytes) -> NodeTopology | Unreadable:
     """Never raises."""
     try:
-        return nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
+        read = nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
+    return msgspec.structs.replace(read, annotations=words(read.annotations))
 
 
 def devices(text: bytes) -> DeviceObject | Unreadable:
     """Never raises."""
     try:
-        return deviceobject.read(decoded(text, deviceobject.KIND, _objects))
+        read = deviceobject.read(decoded(text, deviceobject.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
+    found = tuple(
+        msgspec.structs.replace(each, resources=_resources.of(each.resources))
+        for each in read.devices
+    )
+    return msgspec.structs.replace(read, devices=found, annotations=words(read.annotations))
 
 
 class _Condition(msgspec.Struct, frozen=True):
@@ -172,9 +188,14 @@ _READ: Final = (
     node_annotations.CPU_NORMALIZATION_RATIO,
     node_annotations.AMPLIFICATION_RATIO,
 )
-_shared: dict[tuple[tuple[str, int], ...], dict[str, int]] = {}
-_shared_labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
-_MOST_SHARED: Final = 4096
+_labels: Final = Shared[dict[str, str]]()
+_zoned: Final = Shared[ZonedPod]()
+_asked: Final = Shared[ZonedPod]()
+_requests: Final = Shared[dict[str, int]]()
+_claimed: Final = Shared[dict[int, dict[str, int]]]()
+_resources: Final = Shared[dict[str, int]]()
+_NO_DEVICES: Final[Holdings] = {}
+_NO_FUNCTIONS: Final[VirtualFunctions] = {}
 
 
 def _ready(text: bytes) -> bool:
@@ -183,27 +204,26 @@ def _ready(text: bytes) -> bool:
 
 
 def _compact(holding: Holding) -> Holding:
-    requests = tuple(sorted(holding.requests.items()))
-    if (kept := _shared.get(requests)) is None:
-        kept = dict(requests)
-        if len(_shared) < _MOST_SHARED:
-            _shared[requests] = kept
-    claim = msgspec.structs.replace(holding.claim, uid=holding.uid, title=holding.title)
-    return msgspec.structs.replace(holding, claim=claim, requests=kept)
+    claim = holding.claim
+    return msgspec.structs.replace(
+        holding,
+        claim=msgspec.structs.replace(
+            claim, uid=holding.uid, title=holding.title, amounts=_claimed.of(claim.amounts)
+        ),
+        devices=holding.devices or _NO_DEVICES,
+        functions=holding.functions or _NO_FUNCTIONS,
+        requests=_requests.of(holding.requests),
+    )
 
 
-def _labels(labels: dict[str, str]) -> dict[str, str]:
-    """Pods of one owner have the same ones."""
-    key = tuple(sorted(labels.items()))
-    if (kept := _shared_labels.get(key)) is None:
-        kept = _interned(labels)
-        if len(_shared_labels) < _MOST_SHARED:
-            _shared_labels[key] = kept
-    return kept
+def _zoned_of(pod: ApiPod) -> ZonedPod:
+    asked = (pod.kube_class, pod.containers, pod.init_containers, pod.requests, pod.overhead)
+    return _asked.made(asked, lambda: _zoned.of(_nameless(zoned_pod(pod))))
 
 
-def _interned(words: dict[str, str]) -> dict[str, str]:
-    return {intern(key): intern(value) for key, value in words.items()}
+def _nameless(pod: ZonedPod) -> ZonedPod:
+    parts = tuple(msgspec.structs.replace(each, name="") for each in pod.parts)
+    return msgspec.structs.replace(pod, parts=parts)
 
 
 def _amounts(name: str, raw: dict[str, Quantity]) -> dict[str, int]:

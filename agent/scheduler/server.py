@@ -30,8 +30,7 @@ from agent.scheduler.routes import BadRequestError, Reply, Request, Route
 
 log = logging.getLogger(__name__)
 
-# kube-scheduler asks to prioritize as soon as it has what the filter left.
-_NEXT_REQUEST_MS: Final = 5
+_NEXT_REQUEST_MS: Final = 200
 
 
 class ServerError(RuntimeError):
@@ -161,10 +160,10 @@ class _Connection(server.HTTPConnection):
         super().__init__(parent, sock, _file)
 
     def communicate(self) -> bool:
-        """A caller's next request mostly follows closely: as long as threads are idle, one waits
-        for it, which saves the way through two other threads."""
+        """A caller's next request mostly follows closely: as long as most threads are idle, one
+        waits for it, which saves the way through two other threads."""
         while super().communicate():  # type: ignore[no-untyped-call]
-            if not (self.server.ready and self.server.requests.idle and self._soon()):
+            if not (self.server.ready and self.server.at_ease and self._soon()):
                 return True
         return False
 
@@ -199,6 +198,10 @@ class _Http(server.HTTPServer):
         self.max_request_body_size = limits.body_bytes
         self.max_request_header_size = limits.header_bytes
         self.keep_alive_conn_limit = limits.waiting
+
+    @property
+    def at_ease(self) -> bool:
+        return bool(2 * self.requests.idle > self.limits.threads)
 
     def process_conn(self, conn: Any) -> None:
         """A thread is for who has said something: who only connects waits with the idle ones."""

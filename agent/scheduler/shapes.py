@@ -1,8 +1,8 @@
 """What every node answers to a kind of pod, remembered until the node changes.
 
-Pods of one shape get the same answers, so a table has one row a shape and one column a node. An
-answer is found when it is first asked for, and forgotten when the cluster's log names its node:
-what a bind costs later is one new answer for each shape that asks about that node again.
+Pods of one shape get the same answers, so a table has one row a shape with an answer by node. It is
+found when it is first asked for, and forgotten when the cluster's log names its node: what a bind
+costs later is one new answer for each shape that asks about that node again.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import msgspec
 
 from agent.scheduler.changelog import Changes
 
-SHAPES: Final = 128
-"""Rows kept: a pod of a shape that was not asked for of late pays for its answers anew."""
+MOST: Final = 1_000_000
+"""Answers kept, of some 60 bytes. Beyond them the row that was asked for least lately is forgotten,
+and the next pod of its shape pays for its answers anew."""
 
 # A cold row takes the cluster's lock anew after so many answers: binds and watches go between.
 _AT_ONCE: Final = 32
@@ -53,8 +54,13 @@ class Question(Protocol):
     @property
     def shape(self) -> Hashable: ...
 
+    @property
+    def by_word(self) -> bool:
+        """Whether the answer hangs on what a node says that its NUMA nodes have left."""
+        ...
+
     def answer(self, node: str) -> Answer:
-        """Of a node that is known. Under the cluster's lock."""
+        """UNKNOWN of a node that is none. Under the cluster's lock."""
         ...
 
 
@@ -64,7 +70,7 @@ class Node(Protocol):
 
 
 class Log(Protocol):
-    """Which nodes there are, and which have changed; all of it to be read under the lock."""
+    """Which nodes have changed."""
 
     @property
     def lock(self) -> threading.RLock: ...
@@ -73,7 +79,13 @@ class Log(Protocol):
         """Those that came, changed or went."""
         ...
 
-    def node(self, name: str) -> Node | None: ...
+    def firmly_changed_since(self, serial: int) -> Changes:
+        """Those of them that did not change by their word on their NUMA nodes alone."""
+        ...
+
+    def node(self, name: str) -> Node | None:
+        """None for one that is none. To be read under the lock."""
+        ...
 
     def nodes(self) -> Iterable[Node]: ...
 
@@ -81,106 +93,136 @@ class Log(Protocol):
 class Shapes:
     """The table. Any thread may ask. `asked`: answers given; `offered`: those found anew."""
 
-    def __init__(self, log: Log, shapes: int = SHAPES) -> None:
+    def __init__(self, log: Log, most: int = MOST) -> None:
         self._log = log
-        self._most = shapes
-        self._serial = 0
-        self._columns: dict[str, int] = {}
-        self._spare: list[int] = []
-        self._width = 0
+        self._most = most
+        self._serial = self._firm_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
+        self._nodes: set[str] = set()
+        self._kept = 0
         self.asked = 0
         self.offered = 0
 
     def answers(self, question: Question, nodes: Sequence[str]) -> list[Answer]:
-        """Of each of the nodes, in their order; nodes that nobody knows are UNKNOWN."""
-        lock = self._log.lock
-        with lock:
+        """Of each of the nodes, in their order."""
+        with self._log.lock:
             self._follow()
-            remembered = self._row(question.shape).answers
-            columns = map(self._columns.get, nodes)
-            found = [UNKNOWN if each is None else remembered[each] for each in columns]
+            found = list(map(self._row(question).answers.get, nodes))
             self.asked += len(nodes)
-        answers = [each for each in found if each is not None]
-        if len(answers) == len(found):
-            return answers
+        if None in set(found):
+            self._complete(question, nodes, found)
+        return found  # type: ignore[return-value]
+
+    def same(self, question: Question) -> Answer | None:
+        """What all nodes that there are answer alike; None where they do not, or were not all asked
+        yet."""
+        with self._log.lock:
+            self._follow()
+            row = self._row(question)
+            if len(row.changed) > _AT_ONCE:
+                return None
+            for node in tuple(row.changed):
+                self._answer(question, row, node)
+            return row.same if len(row.answers) == len(self._nodes) else None
+
+    def _complete(
+        self, question: Question, nodes: Sequence[str], found: list[Answer | None]
+    ) -> None:
         missing = [place for place, answer in enumerate(found) if answer is None]
         for first in range(0, len(missing), _AT_ONCE):
-            with lock:
+            with self._log.lock:
                 self._follow()
+                row = self._row(question)
                 for place in missing[first : first + _AT_ONCE]:
-                    found[place] = self._answer(question, nodes[place])
-        return [each for each in found if each is not None]
+                    found[place] = self._answer(question, row, nodes[place])
+                self._forget()
 
-    def _answer(self, question: Question, node: str) -> Answer:
-        column = self._columns.get(node)
-        if column is None:
-            return UNKNOWN
-        row = self._row(question.shape)
-        answer = row.answers[column]
-        if answer is None:
-            self.offered += 1
-            answer = row.put(column, question.answer(node))
+    def _answer(self, question: Question, row: _Row, node: str) -> Answer:
+        known = row.answers.get(node)
+        if known is not None:
+            return known
+        self.offered += 1
+        answer = question.answer(node)
+        # Names that mean nothing now would be kept for ever.
+        if answer is not UNKNOWN:
+            answer = row.put(node, answer)
+            self._kept += 1
         return answer
 
-    def _row(self, shape: Hashable) -> _Row:
+    def _row(self, question: Question) -> _Row:
+        shape = question.shape
         row = self._rows.get(shape)
         if row is None:
-            row = self._rows[shape] = _Row(self._width)
-            if len(self._rows) > self._most:
-                self._rows.popitem(last=False)
+            row = self._rows[shape] = _Row(question.by_word)
         else:
             self._rows.move_to_end(shape)
         return row
 
+    def _forget(self) -> None:
+        """The oldest rows, while there are too many answers; never the one in use."""
+        while self._kept > self._most and len(self._rows) > 1:
+            _, row = self._rows.popitem(last=False)
+            self._kept -= len(row.answers)
+
     def _follow(self) -> None:
         """Forgets what the log says has changed."""
         changes = self._log.changed_since(self._serial)
-        self._serial = changes.serial
-        if changes.names is None:
-            self._columns = {node.name: at for at, node in enumerate(self._log.nodes())}
-            self._spare = []
-            self._width = len(self._columns)
+        firm = self._log.firmly_changed_since(self._firm_serial)
+        self._serial, self._firm_serial = changes.serial, firm.serial
+        if changes.names is None or firm.names is None:
             self._rows.clear()
-        else:
-            for node in changes.names:
-                self._changed(node)
-
-    def _changed(self, node: str) -> None:
-        column = self._columns.get(node)
-        if self._log.node(node) is None:
-            if column is not None:
-                del self._columns[node]
-                self._spare.append(column)
-        elif column is None:
-            self._columns[node] = self._new_column()
+            self._kept = 0
+            self._nodes = {each.name for each in self._log.nodes()}
             return
-        if column is not None:
+        for node in changes.names:
+            there = self._log.node(node) is not None
+            if there:
+                self._nodes.add(node)
+            else:
+                self._nodes.discard(node)
+            firmly = node in firm.names
             for row in self._rows.values():
-                row.answers[column] = None
-
-    def _new_column(self) -> int:
-        if self._spare:
-            return self._spare.pop()
-        self._width += 1
-        for row in self._rows.values():
-            row.answers.append(None)
-        return self._width - 1
+                if firmly or row.by_word:
+                    self._kept -= row.drop(node, there)
 
 
 class _Row:
-    """One shape's answers by column; equal ones are one object."""
+    """One shape's answers by node; equal ones are one object. `changed`: nodes whose answer was
+    forgotten."""
 
-    def __init__(self, width: int) -> None:
-        self.answers: list[Answer | None] = [None] * width
+    def __init__(self, by_word: bool) -> None:
+        self.by_word = by_word
+        self.answers: dict[str, Answer] = {}
+        self.changed: set[str] = set()
         self._alike: dict[Hashable, Answer] = {}
+        self._times: dict[Answer, int] = {}
 
-    def put(self, column: int, answer: Answer) -> Answer:
-        if len(self._alike) > 2 * len(self.answers) + 64:
-            self._alike = {_content(each): each for each in self.answers if each is not None}
+    @property
+    def same(self) -> Answer | None:
+        """The answer, where there is but one."""
+        return next(iter(self._times)) if len(self._times) == 1 else None
+
+    def put(self, node: str, answer: Answer) -> Answer:
         answer = self._alike.setdefault(_content(answer), answer)
-        self.answers[column] = answer
+        self._times[answer] = self._times.get(answer, 0) + 1
+        self.answers[node] = answer
+        self.changed.discard(node)
         return answer
+
+    def drop(self, node: str, there: bool) -> bool:
+        """Whether there was an answer. `there`: the node has but changed."""
+        answer = self.answers.pop(node, None)
+        if there:
+            self.changed.add(node)
+        else:
+            self.changed.discard(node)
+        if answer is None:
+            return False
+        self._times[answer] -= 1
+        if not self._times[answer]:
+            del self._times[answer]
+            del self._alike[_content(answer)]
+        return True
 
 
 def _content(answer: Answer) -> Hashable:

@@ -39,6 +39,7 @@ class Reader:
         self._stream = stream
         self._kept = bytearray()
         self.bytes_read = 0
+        self.closed = False
 
     def has_data(self) -> bool:
         """Whether something was received that nobody has read."""
@@ -71,6 +72,7 @@ class Reader:
 
     def close(self) -> None:
         """The socket has its own end."""
+        self.closed = True
 
     def _receive(self) -> int:
         some = bytearray(_READ_BYTES)

@@ -66,6 +66,8 @@ class Deciding:
             return alone(nodes, sent.node, f"an earlier Binding to {sent.node} may still come true")
         if asked.group is not None:
             return self._group(asked, asked.group, nodes)
+        if self._indifferent(asked.wish):
+            return ExtenderFilterResult(nodes)
         answers = self._answers(asked.wish, nodes)
         return filtered(nodes, answers, best_alone=bool(asked.wish.needs & self._best_alone))
 
@@ -79,6 +81,8 @@ class Deciding:
             with self._cluster.lock:
                 node = self._groups.node(asked.group)
             return prioritized(nodes, [Fit(0) if each == node else UNKNOWN for each in nodes])
+        if self._indifferent(asked.wish):
+            return ()
         return prioritized(nodes, self._answers(asked.wish, nodes))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
@@ -91,6 +95,15 @@ class Deciding:
         except BindError as error:
             return ExtenderBindingResult(str(error))
         return ExtenderBindingResult()
+
+    def _indifferent(self, wish: Wish) -> bool:
+        """To a pod that needs nothing of us all nodes are alike: then nobody looks at their names,
+        and others' scores decide."""
+        if wish.needs:
+            return False
+        if not wish.requests:
+            return True
+        return isinstance(self.shapes.same(OfPod(self._cluster, wish)), Fit)
 
     def _answers(self, wish: Wish, nodes: Sequence[str]) -> list[Answer]:
         with self._cluster.lock:

@@ -66,6 +66,7 @@ class Waiting:
         self._hopes: dict[str, str] = {}
         self._tried_at: dict[str, float] = {}
         self._serial: int | None = None  # None: every node is to be looked at
+        self._again: set[str] = set()
 
     def refused(self, waiter: Waiter) -> None:
         """It found no node, for the first time or again."""
@@ -93,6 +94,11 @@ class Waiting:
         for change in changes:
             if change.kind is ChangeKind.DELETED or change.value.node:
                 self.settled(change.value.uid)
+
+    def look_again(self, node: str) -> None:
+        """Something else than the cluster's state spoke against that node, and does no more."""
+        with self._lock:
+            self._again.add(node)
 
     def waits(self, uid: str) -> bool:
         with self._lock:
@@ -147,6 +153,10 @@ class Waiting:
         changes = answers.changed_since(self._serial or 0)
         names = None if self._serial is None else changes.names
         self._serial = changes.serial
+        with self._lock:
+            again, self._again = self._again, set()
+        if names is not None:
+            names |= again
         return tuple(sorted(answers.known() if names is None else names))
 
 

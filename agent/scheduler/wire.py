@@ -17,6 +17,7 @@ from agent.model import apipods, jsontext
 from agent.model.apipods import ApiPod, PodObject
 from agent.model.jsontext import JsonError
 from agent.model.objects import ObjectError
+from agent.scheduler.constraints import Constraints
 from agent.scheduler.routes import BadRequestError
 
 Value = TypeVar("Value")
@@ -126,9 +127,7 @@ def preemption_args(body: bytes) -> ExtenderPreemptionArgs:
         )
     pod = _decoded("ExtenderPreemptionArgs: Pod", _POD, raw.pod)
     constraints = _decoded("ExtenderPreemptionArgs: Pod", _CONSTRAINTS, raw.pod)
-    return ExtenderPreemptionArgs(
-        _pod("ExtenderPreemptionArgs", pod), victims, constraints.spec.any()
-    )
+    return ExtenderPreemptionArgs(_pod("ExtenderPreemptionArgs", pod), victims, constraints.any())
 
 
 def binding_args(body: bytes) -> ExtenderBindingArgs:
@@ -227,50 +226,8 @@ class _Preemption(msgspec.Struct, frozen=True):
     meta: dict[str, _Meta] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
 
 
-class _Port(msgspec.Struct, frozen=True, rename="camel"):
-    host_port: int = 0
-
-
-class _Ports(msgspec.Struct, frozen=True):
-    ports: tuple[_Port, ...] | None = None
-
-
-class _Affinity(msgspec.Struct, frozen=True, rename="camel"):
-    pod_affinity: object = None
-    pod_anti_affinity: object = None
-
-
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    affinity: _Affinity | None = None
-    containers: tuple[_Ports, ...] | None = None
-    init_containers: tuple[_Ports, ...] | None = None
-    topology_spread_constraints: tuple[object, ...] | None = None
-    resource_claims: tuple[object, ...] | None = None
-    volumes: tuple[dict[str, object], ...] | None = None
-
-    def any(self) -> bool:
-        containers = (*(self.containers or ()), *(self.init_containers or ()))
-        affinity = self.affinity or _Affinity()
-        return bool(
-            affinity.pod_affinity
-            or affinity.pod_anti_affinity
-            or self.topology_spread_constraints
-            or self.resource_claims
-            or any(port.host_port for each in containers for port in each.ports or ())
-            or any(not _LOCAL & each.keys() for each in self.volumes or ())
-        )
-
-
-class _Constraints(msgspec.Struct, frozen=True):
-    spec: _Spec = _Spec()
-
-
-# Volumes of which a node has as many as are asked for.
-_LOCAL: Final = frozenset(
-    ("configMap", "downwardAPI", "emptyDir", "hostPath", "projected", "secret")
-)
 _POD: Final = msgspec.json.Decoder(PodObject)
-_CONSTRAINTS: Final = msgspec.json.Decoder(_Constraints)
+_CONSTRAINTS: Final = msgspec.json.Decoder(Constraints)
 _encoder: Final = msgspec.json.Encoder()
 _ARGS: Final = msgspec.json.Decoder(_Args)
 _NAMED: Final = msgspec.json.Decoder(_Named)

@@ -798,3 +798,28 @@ def test_owner_of_a_cpu_that_was_unplugged_keeps_the_others() -> None:
         unplugged, (pod("a", "LSE", "4-7"),), KubeletCpus(), {"a": CpuSet([4, 5, 6, 7])}, {}
     )
     assert [each.reason for each in decision.refusals] == ["CPUs 5 do not exist"]
+
+
+CLAIM = KubeletCpus(claimed={"c": {"main": CpuSet([1, 2])}})
+
+
+@pytest.mark.parametrize("qos", ["", "LS", "BE", "LSE"])
+def test_cpus_of_a_claim_are_in_no_pool_and_nobody_may_own_them(qos: str) -> None:
+    claimed, owner = pod("c", qos), pod("o", "LSE", "2-3")
+    decision = decided(machine(), claimed, owner, pod("l", "LS"), pod("b", "BE"), kubelet=CLAIM)
+    assert names(decision)[:2] == ("0,3", "0,3")
+    assert decision.refusals[-1].reason == "CPUs 2 were given away with a claim"
+    wanted = decision.pods["c"]
+    assert (wanted.of("main").cpuset, wanted.of("other").cpuset) == ("1-2", "0,3")
+    assert decision.pods["l"].of("main").cpuset == "0,3"
+
+
+def test_an_owner_beside_a_claim_keeps_its_own() -> None:
+    decision = decided(machine(), pod("c"), pod("o", "LSE", "0"), kubelet=CLAIM)
+    assert [(each.uid, each.cpuset) for each in decision.owners] == [("o", "0")]
+    assert names(decision)[:2] == ("3", "3")
+
+
+def test_cpus_of_a_claim_that_went_offline_are_not_wanted() -> None:
+    decision = decided(machine(offline="1"), pod("c"), kubelet=CLAIM)
+    assert decision.pods["c"].of("main").cpuset == "2"

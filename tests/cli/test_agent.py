@@ -33,6 +33,35 @@ def test_a_hook_server_without_grpcio_is_an_error_that_says_what_to_install(
     assert "topolet[hookserver]" in done.stderr
 
 
+def test_corrected_pod_resources_without_grpcio_are_an_error_too(tmp_path: Path) -> None:
+    flag = f"--corrected-pod-resources-socket={tmp_path}/s"
+    done = agent(tmp_path, flag, first="sys.modules['grpc'] = None")
+    assert done.returncode == 1
+    assert "corrected-pod-resources-socket: needs grpcio" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--corrected-pod-resources-socket=s"], "'s' is no unix:///absolute/path"),
+        (
+            ["--corrected-pod-resources-socket=/x", "--pod-resources-socket="],
+            "needs pod-resources-socket",
+        ),
+        (
+            ["--corrected-pod-resources-socket=unix:///x/../k", "--pod-resources-socket=/k"],
+            "/x/../k is the kubelet's own socket",
+        ),
+    ],
+)
+def test_a_wrong_socket_for_corrected_pod_resources_is_named(
+    tmp_path: Path, flags: list[str], said: str
+) -> None:
+    done = agent(tmp_path, *flags)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
 def test_grpcio_is_loaded_for_the_hook_server_alone(tmp_path: Path) -> None:
     """Each ends before it starts: by an option that is wrong, or one of the door's."""
     wrong = "--exclude=///"

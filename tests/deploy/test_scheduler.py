@@ -146,12 +146,12 @@ def test_the_scheduler_may_do_no_more_than_it_does() -> None:
         ("", "nodes"): {"list", "watch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
         ("scheduling.koordinator.sh", "devices"): {"list", "watch"},
+        ("policy", "poddisruptionbudgets"): {"list", "watch"},
         ("", "pods/binding"): {"create"},
         ("", "pods/status"): {"patch"},
     }
     assert rules("topolet-scheduler-evict") == {
         ("", "pods/eviction"): {"create"},
-        ("policy", "poddisruptionbudgets"): {"list", "watch"},
     }
 
 

@@ -122,6 +122,17 @@ class FakeDriver:
         new.write_text(machine.text(), errors="surrogateescape")
         new.replace(self.facts)
 
+    def child(self) -> int | None:
+        """The process that was started with this root."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if str(self.root).encode() in words:
+                return int(path.parent.name)
+        return None
+
     def event(
         self, place: int, data: int, type: int = XID, gi: int = 0xFFFFFFFF, ci: int = 0xFFFFFFFF
     ) -> None:

@@ -66,9 +66,14 @@ class TestNode:
         self._proxy: subprocess.Popen[bytes] | None = None
 
     # processes
-    def start_agent(self, *flags: str, environ: dict[str, str] | None = None) -> None:
-        """Without a cluster, or in that which the environment of a pod tells. Returns when /readyz
-        says yes."""
+    def start_agent(
+        self,
+        *flags: str,
+        environ: dict[str, str] | None = None,
+        variables: dict[str, str] | None = None,
+    ) -> None:
+        """Without a cluster, or in that which the environment of a pod (`environ`) tells; with
+        these variables besides. Returns when /readyz says yes."""
         self.http_port = free_port()
         self._agent = self._start(
             "agent",
@@ -78,7 +83,7 @@ class TestNode:
             f"--kubelet-dir={self.folder / 'kubelet'}",
             "--node-name=node-a",
             *flags,
-            environ=environ,
+            environ={**(environ or {}), **(variables or {})},
         )
         agent = self._agent
         eventually("agent ready", lambda: agent.poll() is not None or self.get("/readyz")[0] == 200)

@@ -34,12 +34,13 @@ class KoordinatorNode:
         self.cri = Cri(self._socket, DEADLINE_SECONDS)
         self._proxy: subprocess.Popen[bytes] | None = None
 
-    def start_agent(self, *flags: str) -> None:
+    def start_agent(self, *flags: str, variables: dict[str, str] | None = None) -> None:
         self.node.start_agent(
             f"--hook-server-socket={self.node.folder / 'hooks.sock'}",
             f"--hook-server-registration-dir={self.registrations}",
             "--hook-server-failure-policy=Fail",
             *flags,
+            variables=variables,
         )
 
     def start_proxy(self) -> None:

@@ -20,8 +20,10 @@ from demo.pods import run_pod
 from demo.stage import free_port
 from tests.deploy.api import Api, Who
 from tests.deploy.manifests import SCHEDULER, objects, pod_of
+from tests.discover import fakenvml, gpumachines
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
+from tests.integration.gpunode import GpuHost
 from tests.integration.harness import TestNode, fresh_node
 from tests.integration.image import Image, Mount
 from tests.waiting import eventually
@@ -43,8 +45,15 @@ class Played:
     """A pod of the DaemonSet on the node `name`, started as a kubelet would."""
 
     def __init__(
-        self, image: Image, server: ApiServer, node: TestNode, folder: Path, overlay: str
+        self,
+        image: Image,
+        server: ApiServer,
+        node: TestNode,
+        folder: Path,
+        overlay: str,
+        gpus: GpuHost | None = None,
     ) -> None:
+        """`gpus`: the machine has them, and the container what a runtime class puts into it."""
         self.name = f"daemonset-{overlay}"
         self.pod: Object = pod_of(overlay)
         self.node = node
@@ -73,6 +82,15 @@ class Played:
             "/var/lib/kubelet": str(kubelet),
         }
         self._mounts = [Mount(ACCOUNT, str(secret))]
+        if gpus is not None:
+            (gpus.root / "sys/fs/cgroup").mkdir(parents=True)
+            self._here["/sys"] = str(gpus.root / "sys")
+            self._environ |= gpus.environ
+            library = gpus.driver.root / "usr/lib64" / fakenvml.SONAME
+            self._mounts += [
+                Mount(f"/usr/lib/x86_64-linux-gnu/{fakenvml.SONAME}", str(library)),
+                Mount(str(gpus.driver.facts), str(gpus.driver.facts)),
+            ]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -183,3 +201,22 @@ def test_the_daemonset_does_its_work(
             eventually("the node is reported", lambda: deployed.there(api, path), 30)
         for each in played.ports:
             assert not LACKING.search(played.log(each)), played.log(each)
+
+
+def test_a_node_with_gpus_has_a_device_object(
+    image: Image, apiserver: ApiServer, api: Api, tmp_path: Path, node: TestNode
+) -> None:
+    """By the overlay for NVIDIA's nodes, whose runtime class puts the driver's library into the
+    container; as far as that is a file."""
+    gpus = GpuHost(tmp_path / "machine", gpumachines.dgx1())
+    played = Played(image, apiserver, node, tmp_path, "nvidia", gpus)
+    assert played.pod["runtimeClassName"] == "nvidia"
+    path = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{played.name}"
+    with played.running():
+        eventually("a Device object", lambda: deployed.there(api, path), 30)
+        device = api.request("GET", path)
+    listed = {each["id"]: each["health"] for each in device["spec"]["devices"]}
+    assert listed == dict.fromkeys((card.uuid for card in gpus.machine.cards), True)
+    amounts = api.request("GET", f"/api/v1/nodes/{played.name}")["status"]["allocatable"]
+    assert amounts["koordinator.sh/gpu-core"] == "800"
+    assert not LACKING.search(played.log("agent")), played.log("agent")

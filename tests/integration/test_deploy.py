@@ -390,8 +390,8 @@ def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None
 @pytest.mark.parametrize(
     ("namespace", "resource", "scheduler", "given"),
     [
-        ("gpu", "nvidia.com/gpu", None, "topolet"),
-        ("gpu", "koordinator.sh/gpu-core", None, "topolet"),
+        ("gpu", "nvidia.com/gpu", None, "topolet-scheduler"),
+        ("gpu", "koordinator.sh/gpu-core", None, "topolet-scheduler"),
         ("gpu", "koordinator.sh/gpu-core", "special", "special"),
         ("gpu", "vendor.com/nic", None, "default-scheduler"),
         ("default", "nvidia.com/gpu", None, "default-scheduler"),

@@ -7,10 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
 from demo.containerd import Containerd
-from demo.pods import create_container, create_request, run_pod, run_sandbox, start_container
+from demo.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    run_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.discover import gpumachines
+from tests.integration.gpunode import GpuNode
 from tests.integration.harness import built_or_skip
 from tests.integration.koordinator import KoordinatorNode, koordinator_node
 from tests.waiting import eventually
@@ -123,6 +133,45 @@ def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: Koordinato
     resize.linux.cpuset_cpus = "0-1"
     koordinator.cri.call("UpdateContainerResources", resize, pb.UpdateContainerResourcesResponse)
     eventually("the owner is on its CPU", lambda: node.cpus(owner) == "1")
+
+
+def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
+    """The scheduler's in the place of the plugin's; another pod's by nobody's word, and none to
+    who asked for none."""
+    node = koordinator.node
+    gpus = GpuNode(node, gpumachines.dgx1())
+    koordinator.start_agent(*gpus.places, variables=gpus.environ)
+    gpus.device()
+    koordinator.start_proxy()
+    plugins, own = gpus.machine.cards[0].uuid, gpus.machine.cards[3]
+    amounts = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}
+    allocated = {"gpu": [{"minor": own.minor, "resources": amounts}]}
+    notes = {DEVICE_ALLOCATED: json.dumps(allocated)}
+
+    def create(spec: PodSpec, **variables: str) -> str:
+        request = create_request(spec, run_sandbox(koordinator.cri, spec))
+        for key, value in variables.items():
+            request.config.envs.add(key=key, value=value.encode())
+        return create_container(koordinator.cri, request)
+
+    def environment(container: str) -> dict[str, str]:
+        """That the process will have."""
+        info = json.loads(node.containerd.ctr("containers", "info", container))
+        return dict(each.split("=", 1) for each in info["Spec"]["process"]["env"])
+
+    trainer = create(
+        node.spec("trainer", "LS", annotations=notes), NVIDIA_VISIBLE_DEVICES=plugins, KEPT="1"
+    )
+    found = environment(trainer)
+    assert (found["NVIDIA_VISIBLE_DEVICES"], found["KEPT"]) == (own.uuid, "1")
+    with pytest.raises(RpcError, match=f"pod default/thief: {own.uuid} of its request"):
+        create(node.spec("thief", "LS"), NVIDIA_VISIBLE_DEVICES=own.uuid)
+    with pytest.raises(RpcError, match=f"{own.uuid} belongs to pod default/trainer"):
+        create(node.spec("second", "LS", annotations=notes))
+    kept = create(node.spec("plugins", "LS"), NVIDIA_VISIBLE_DEVICES=plugins)
+    assert environment(kept)["NVIDIA_VISIBLE_DEVICES"] == plugins
+    plain = create(node.spec("plain", "LS"))
+    assert environment(plain)["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 def _asks(koordinator: KoordinatorNode) -> bool:

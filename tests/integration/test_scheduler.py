@@ -33,8 +33,7 @@ def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def here(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest) -> Iterator[Yard]:
-    name = str(request.node.name).removeprefix("test_").replace("_", "-")[:40].strip("-")
-    with yard.yard(apiserver, name) as it:
+    with yard.yard(apiserver, request.node.name) as it:
         yield it
 
 
@@ -158,7 +157,7 @@ def test_burst(here: Yard) -> None:
         here.ask(f"card{number}", {"cpu": "2", CORE: "100", RATIO: "100"}, "LSR")
     for number in range(960):
         here.ask(f"cpu{number}", {"cpu": "2"}, "LSR")
-    here.wait("all are bound that fit", lambda: len(here.bound()) >= 960, BURST_SECONDS)
+    here.wait_count(960, BURST_SECONDS)
     bound = here.bound()
     assert len(bound) == 960
     assert all(name in bound for name in (f"card{number}" for number in range(40)))

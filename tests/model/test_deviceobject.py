@@ -10,6 +10,7 @@ from agent.model.devices import (
     Condition,
     Device,
     DeviceTopology,
+    DeviceType,
     VfGroup,
     VirtualFunction,
 )
@@ -34,6 +35,12 @@ NIC = Device(
     vf_groups=(VfGroup({"type": "general"}, (VirtualFunction(-1, "0000:1f:00.2"),)),),
     labels={"b": "2", "a": "1"},
 )
+
+
+def test_a_type_of_the_enumeration_is_plain_text() -> None:
+    """YAML knows no other: the standalone store could not write the cards of its node."""
+    (written,) = encode("n", [msgspec.structs.replace(GPU, type=DeviceType.GPU)])["spec"]["devices"]
+    assert type(written["type"]) is str
 
 
 def test_shape() -> None:

@@ -40,8 +40,8 @@ def test_capabilities_of_instances() -> None:
 
 def test_cards_and_their_instances() -> None:
     gpus = [
-        Gpu("GPU-b", 1, "", minor=0, mig=True, instances=(MigInstance("MIG-x", 9, 0),)),
-        Gpu("GPU-a", 0, "", minor=1, mig=True, instances=(MigInstance("MIG-y", 7, 0),)),
+        Gpu("GPU-b", 1, "", minor=0, mig=True, instances=(MigInstance("MIG-x", 9, 0, index=0),)),
+        Gpu("GPU-a", 0, "", minor=1, mig=True, instances=(MigInstance("MIG-y", 7, 0, index=2),)),
         Gpu("GPU-c", 2, ""),
     ]
     devices = [
@@ -55,7 +55,7 @@ def test_cards_and_their_instances() -> None:
             VisibleGpu("GPU-a", "0", (a,)),
             1,
             True,
-            (VisibleGpu("MIG-y", "0:0", (a, *capability_nodes)),),
+            (VisibleGpu("MIG-y", "0:2", (a, *capability_nodes)),),
         ),
         CardFiles(VisibleGpu("GPU-b", "1", (b,)), 0, True, (VisibleGpu("MIG-x", "1:0"),)),
         CardFiles(VisibleGpu("GPU-c", "2"), 2),

@@ -263,15 +263,13 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
     gpus = GPUS.values()
     key = "topolet.io/cordoned-gpus"
     assert (
-        cordoned({}, gpus)
-        == cordoned({key: ""}, gpus)
-        == cordoned({key: "GPU-x, 1"}, gpus)
-        == set()
+        cordoned({}, gpus) == cordoned({key: ""}, gpus) == cordoned({key: "GPU-x, 1"}, gpus) == {}
     )
-    assert cordoned({key: " gpu-A,"}, gpus) == {A}
-    assert cordoned({key: "0000:0F:00.0,GPU-a"}, gpus) == {A, B}
+    assert cordoned({key: " gpu-A,"}, gpus) == {A: f"annotation {key}"}
+    assert cordoned({key: "0000:0F:00.0,GPU-a"}, gpus).keys() == {A, B}
+    assert cordoned({}, gpus, let_go=True).keys() == {A, B}
     health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
-    found = devices(health, {}, cordoned={A})
+    found = devices(health, {}, cordoned={A: "why"})
     assert [(each.uuid, each.healthy) for each in found] == [(B, True), (A, False)]
     assert [each.type for each in found[1].conditions] == ["Cordoned", "Healthy"]
     assert [each.status for each in found[1].conditions] == ["True", "True"]
@@ -421,9 +419,9 @@ def test_two_same_looks_are_as_one(steps: list[Any]) -> None:
 def test_a_restart_of_the_agent_changes_no_device(steps: list[Any], held_back: set[str]) -> None:
     health = played(steps, looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES), FIRST)
     places = {BUSES[0]: DeviceTopology(0, 1, "0000:00:01.0", BUSES[0])}
-    before = devices(health, places, held_back)
+    before = devices(health, places, cordons := dict.fromkeys(held_back, "why"))
     again = restored(before, ACTIONS)
-    assert devices(again, places, held_back) == before
+    assert devices(again, places, cordons) == before
     # Nor does a driver that nobody can ask yet.
     waiting = looked(again, without_driver("NoProcess"), FIRST + 99, ACTIONS, BUSES)
-    assert devices(waiting, places, held_back) == before
+    assert devices(waiting, places, cordons) == before

@@ -10,8 +10,10 @@ import msgspec
 import pytest
 
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
+from agent.kube.store import EmbeddedStore
 from agent.model import deviceobject, nodestatus
 from agent.model.apinode import ApiNode
+from agent.model.availability import Reserved
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicelist import Published, published
@@ -20,9 +22,11 @@ from agent.model.gpuactions import GpuActions
 from agent.model.gpus import pci_address
 from agent.model.holding import Grant, Source
 from agent.model.pods import Pod
-from agent.model.report import DeviceReport
+from agent.model.report import DeviceReport, Facts, built
+from agent.model.resources import NodeConfiguration
 from agent.model.settings import Settings, SettingsError
 from agent.node.checkpoint import CheckpointView
+from agent.node.delivery import deliver
 from agent.node.devices import DeviceView, SeenDevices, device_view
 from tests.builders import machine, pod
 from tests.discover import buses, fakenvml, gpumachines
@@ -38,9 +42,11 @@ def no_child() -> GpuWatcher:
     pytest.fail("a child")
 
 
-def view_of(root: Path, watch: Callable[[], GpuWatcher] = no_child) -> DeviceView:
-    kubelet = root / "kubelet"
-    return DeviceView(str(root), watch, GpuActions({}), CheckpointView(str(kubelet)))
+def view_of(
+    root: Path, watch: Callable[[], GpuWatcher] = no_child, *, withhold: bool = False
+) -> DeviceView:
+    checkpoint = CheckpointView(str(root / "kubelet"))
+    return DeviceView(str(root), watch, GpuActions({}), checkpoint, withhold=withhold)
 
 
 class Node:
@@ -56,7 +62,7 @@ class Node:
         self.words = ApiNode()
         self.pods: tuple[Pod, ...] = ()
 
-    def another(self) -> DeviceView:
+    def another(self, *, withhold: bool = False) -> DeviceView:
         """Of an agent that starts anew."""
         timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
         root, environment = str(self.driver.root), self.driver.environment
@@ -64,7 +70,7 @@ class Node:
         def watch() -> GpuWatcher:
             return GpuWatcher(self.woken.set, root, timing, environment)
 
-        return view_of(self.root, watch)
+        return view_of(self.root, watch, withhold=withhold)
 
     def card(self, bus: str) -> None:
         address = pci_address(bus)
@@ -159,6 +165,36 @@ def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
     assert all(health(mixed.now()))
 
 
+def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "topolet.io/gpu-driver"
+    first = mixed.until(lambda it: it.devices)
+    mixed.words = ApiNode(annotations={key: "gone"})
+    mixed.until(lambda it: all(health(it)))
+    assert f"devices: Node: annotation {key}: 'gone' is not 'released'" in caplog.text
+    assert mixed.driver.child()
+    mixed.words = ApiNode(annotations={key: "released"})
+    report = mixed.until(lambda it: not any(health(it)))
+    assert mixed.driver.child() is None
+    for device in report.devices:
+        said = {each.type: each.message for each in device.conditions}
+        assert said == {
+            HEALTHY: "device is healthy",
+            "Cordoned": f"annotation {key}: the driver is let go",
+        }
+    restarted = mixed.another()
+    seen = restarted.now(TOPOLOGY, Published(report.devices), mixed.words, ())
+    assert seen is not None
+    assert health(seen.report) == health(report)
+    restarted.close()
+    mixed.driver.tell(gpumachines.mixed().but(driver="570.86.15"))
+    assert mixed.driver.child() is None
+    mixed.words = ApiNode()
+    mixed.until(lambda it: all(health(it)) and it.gpus.driver_version == "570.86.15")
+    assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
+
+
 def test_linked_cards_are_told_as_partitions(tmp_path: Path) -> None:
     if why := fakenvml.missing():
         pytest.skip(why)
@@ -203,6 +239,54 @@ def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
     gone = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (), [grant])
     assert gone is not None
     assert (gone.report.held, gone.existing) == ({}, ())
+
+
+def test_a_scheduler_that_reads_no_annotation_is_shown_nothing_of_what_is_held(
+    mixed: Node, tmp_path: Path
+) -> None:
+    mixed.view.close()
+    mixed.view = mixed.another(withhold=True)
+    first = mixed.until(lambda it: it.devices)
+    grant = Grant("a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), Source.CHECKPOINT)
+
+    def objects(*grants: Grant) -> tuple[list[int], int, int]:
+        """What Device object, Node and NodeResourceTopology have of gpu-core."""
+        seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
+        assert seen is not None
+        facts = Facts("n", TOPOLOGY, (), (), (), (), Reserved(), NodeConfiguration(), seen.report)
+        store = EmbeddedStore(str(tmp_path / "objects"))
+        store.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}})
+        told = built(facts)
+        deliver(store, told)
+        (node, device) = (store.get(kind, "n") or {} for kind in ("Node", "Device"))
+        name = "koordinator.sh/gpu-core"
+        return (
+            [int(each["resources"][name]) for each in device["spec"]["devices"]],
+            int(node["status"]["allocatable"][name]),
+            sum(zone.resources[name].available for zone in told.topology.zones if zone.node == 0),
+        )
+
+    count = len(first.devices)
+    whole, free, zone = objects()
+    assert (whole, free) == ([100] * count, 100 * count)
+    assert objects(grant) == ([100, 0, *[100] * (count - 2)], free - 100, zone - 100)
+    assert objects() == (whole, free, zone), "its pod let go"
+
+
+def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
+    first = mixed.until(lambda it: it.devices)
+    given = {"gpu": [{"minor": 0, "resources": {"koordinator.sh/gpu-core": "50"}}]}
+    holder = msgspec.structs.replace(
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+    )
+    grants = [
+        Grant(uid, "main", "", (first.devices[0].uuid,), Source.CONTAINER) for uid in ("a", "b")
+    ]
+    for _ in range(2):
+        mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
+    said = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
+    uuid = first.devices[0].uuid
+    assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
 
 
 def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.allocate.foreign.carriers import Carriers
 from agent.allocate.kubelet.options import StaticOptions
 from agent.model import exclusion
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Asked, ContainerComes, ContainerFailed, PodComes, Resized
+from agent.model.podresources import Claim, ClaimedDevice, ContainerResources, PodResources
 from agent.model.pods import ContainerState
 from agent.model.settings import Settings, SettingsError
 from agent.model.wanted import Wanted
@@ -19,6 +21,7 @@ from agent.node import local
 from agent.node.local import LocalCpus
 from agent.node.look import Node
 from agent.node.machine import Machine
+from agent.node.podresources import Told
 from agent.rpc.grpc import Code
 from agent.runtime.cri import Sandbox
 from tests.node.world import World
@@ -466,3 +469,19 @@ def test_somebody_on_the_cpus_of_an_owner_is_told(
     agent.look()
     assert "pod ns/ls runs on CPUs 0-1 of pod ns/g" in caplog.text
     assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
+
+
+def test_who_has_cpus_by_a_claim_gets_no_others(world: World) -> None:
+    sandbox = guaranteed(world, "c")
+    container = world.container(sandbox, cpus=2)
+    variable = (("DRA_CPUSET_1", "2"),)
+    world.runtime.carriers[container.id] = Carriers(environment=variable)
+    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
+    resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
+    told = PodResources("ns", "c", (resources,))
+    world.kubelet_told.answer = Told((told,), None, 0.0)
+    agent = world.agent(STATIC)
+    agent.look()
+    assert world.snapshot().local_owners == ()
+    assert decided(world, "c").cpuset == "2"
+    assert announce(world, agent, guaranteed(world, "other").uid, 2) == "0-1"

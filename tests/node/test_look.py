@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from agent.allocate.foreign.carriers import Carriers
 from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
 from agent.model.doorbell import Asked, Created, Look, PodComes
+from agent.model.podresources import Claim, ClaimedDevice, ContainerResources, PodResources
 from agent.model.pods import ContainerState
 from agent.node.look import RoundError
+from agent.node.podresources import Told as PodResourcesTold
 from agent.rpc.grpc import Code
 from tests.node.world import World
 
@@ -173,3 +176,29 @@ def test_two_hundred_pods(world: World) -> None:
     world.runtime.listed_sandboxes.pop()
     agent.look()
     assert world.cpus("kubepods/burstable/podp000/c-p000-main") == "0-3"
+
+
+def test_cpus_of_a_claim_are_its_containers_alone(world: World) -> None:
+    """By the kubelet's word and the driver's; who owned one before they spoke keeps it."""
+    claimed, sharer = world.sandbox("c"), world.sandbox("ls", "LS")
+    container = world.container(claimed)
+    world.container(sharer)
+    world.container(world.sandbox("own", "LSE", "2"))
+    environment = (("DRA_CPUSET_1", "1-2"),)
+    world.runtime.carriers[container.id] = Carriers(environment=environment)
+    agent = world.agent()
+    agent.look()
+    groups = [f"kubepods/burstable/pod{uid}/c-{uid}-main" for uid in ("c", "ls", "own")]
+    assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "nobody attests it"
+    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
+    resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
+    told = PodResources("ns", "c", (resources,))
+    world.kubelet_told.answer = PodResourcesTold((told,), None, 0.0)
+    agent.look()
+    assert [world.cpus(each) for each in groups] == ["1", "0,3", "2"]
+    (topology,) = (world.state / "objects" / "noderesourcetopology").iterdir()
+    assert '"cpuset":"1-2"' in topology.read_text()
+    world.runtime.listed_sandboxes.remove(claimed)
+    world.ends(container)
+    agent.look()
+    assert world.cpus(groups[1]) == "0-1,3"

@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.allocate.foreign.carriers import Carriers
 from agent.cgroup.hierarchy import Hierarchy
+from agent.model.holding import Grant, Source
 from agent.model.pods import ContainerState, Pod
 from agent.node.observed import Observer
 from agent.node.placement import Locator
@@ -172,3 +174,30 @@ def test_ended_containers_are_told_where_requests_matter(world: World) -> None:
     )
     world.runtime.listed_sandboxes[0] = msgspec.structs.replace(pod, ready=False)
     assert pods(observer)["p"].ended == ()
+
+
+def test_what_a_container_shows_of_devices_is_asked_once(world: World) -> None:
+    locator = Locator(Hierarchy(str(world.cpuset.parent)))
+    observer = Observer(world.runtime, locator, grants=True)
+    pod = world.sandbox("p")
+    shows, plain = world.container(pod, "shows"), world.container(pod, "plain")
+    created = world.container(pod, "created", state=ContainerState.CREATED)
+    variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
+    world.runtime.carriers[shows.id] = Carriers(environment=variable)
+    expected = (Grant("p", "shows", "", ("GPU-1",), Source.CONTAINER),)
+    for _ in range(3):
+        assert observer.look().grants == expected
+    assert sorted(world.runtime.asked) == sorted([shows.id, plain.id, created.id])
+    world.ends(shows)
+    assert observer.look().grants == ()
+
+
+def test_what_a_container_shows_is_asked_again_where_there_was_no_answer(world: World) -> None:
+    locator = Locator(Hierarchy(str(world.cpuset.parent)))
+    observer = Observer(world.runtime, locator, grants=True)
+    container = world.container(world.sandbox("p"))
+    world.runtime.carriers[container.id] = Carriers(cdi_devices=("nvidia.com/gpu=GPU-1",))
+    world.runtime.failing[container.id] = Code.UNKNOWN
+    assert observer.look().grants == ()
+    del world.runtime.failing[container.id]
+    assert [each.names for each in observer.look().grants] == [("GPU-1",)]

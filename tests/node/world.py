@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.allocate.foreign.carriers import Carriers
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
@@ -52,7 +53,8 @@ LIMITS = {
 
 class ListedRuntime(Cri):
     """Stands where the runtime's answers can't be brought about: `failing` by container or sandbox
-    id, `placements` what the verbose status tells of the others."""
+    id, `placements` and `carriers` what the verbose status tells of the others, `asked` whose
+    carriers were asked for."""
 
     def __init__(self) -> None:
         super().__init__("/nowhere")
@@ -61,6 +63,8 @@ class ListedRuntime(Cri):
         self.placements: dict[str, Placement] = {}
         self.failing: dict[str, Code] = {}
         self.updates: dict[str, str] = {}
+        self.carriers: dict[str, Carriers] = {}
+        self.asked: list[str] = []
 
     def sandboxes(self) -> list[Sandbox]:
         return self.listed_sandboxes
@@ -71,8 +75,13 @@ class ListedRuntime(Cri):
     def sandbox_placement(self, sandbox_id: str) -> Placement:
         return self._told(sandbox_id)
 
-    def container_placement(self, container_id: str) -> Placement:
-        return self._told(container_id)
+    def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
+        told = self._told(container_id)
+        if not carriers:
+            return told
+        self.asked.append(container_id)
+        shows = self.carriers.get(container_id, Carriers())
+        return msgspec.structs.replace(told, carriers=shows)
 
     def update(self, container_id: str, wanted: Wanted) -> None:
         self.updates[container_id] = wanted.cpuset or ""
@@ -130,7 +139,9 @@ class World:
         return Node(
             machine=Machine(self.root),
             cri=self.runtime,
-            observer=Observer(self.runtime, Locator(hierarchy), requests=local is not None),
+            observer=Observer(
+                self.runtime, Locator(hierarchy), requests=local is not None, grants=True
+            ),
             hierarchy=hierarchy,
             controllers=Controllers(str(self.cpuset.parent), hierarchy.handles),
             journal=Journal(self.state / "journal"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -31,15 +32,22 @@ def cluster(nodes: Mapping[str, Model]) -> Cluster:
 
 def add(known: Cluster, name: str, model: Model, *, agent: bool = True) -> None:
     """A node of that model comes."""
-    machine, added = fleet.Machine(model), ChangeKind.ADDED
-    node, topology, devices = machine.node(name), machine.topology(name), machine.devices(name)
-    key = Key("", name)
-    known.nodes_changed([Change(added, key, readings.node(json.dumps(node).encode()))])
-    known.topologies_changed([Change(added, key, readings.topology(json.dumps(topology).encode()))])
+    node, topology, devices = _changes(name, model)
+    known.nodes_changed([node])
+    known.topologies_changed([topology])
     if model.gpus:
-        known.devices_changed([Change(added, key, readings.devices(json.dumps(devices).encode()))])
+        known.devices_changed([devices])
     if agent:
         tell(known, fleet.agent(name))
+
+
+@functools.cache
+def _changes(name: str, model: Model) -> tuple[Change[Any], Change[Any], Change[Any]]:
+    machine, key, added = fleet.Machine(model), Key("", name), ChangeKind.ADDED
+    node = readings.node(json.dumps(machine.node(name)).encode())
+    topology = readings.topology(json.dumps(machine.topology(name)).encode())
+    devices = readings.devices(json.dumps(machine.devices(name)).encode())
+    return Change(added, key, node), Change(added, key, topology), Change(added, key, devices)
 
 
 def remove(known: Cluster, name: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from agent.allocate.place.wish import Wish, wish_of
 from agent.conformance import machines
 from agent.kube.objects import Change, ChangeKind, Key
-from agent.model import deviceobject, nodetopology
+from agent.model import deviceobject, fingerprint, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import from_object
 from agent.model.cpuset import EMPTY
@@ -36,6 +37,8 @@ def pod(
     annotations: dict[str, str] | None = None,
     phase: str = "Pending",
     ready: bool | None = None,
+    kube_class: str = "Burstable",
+    started: str = "2026-01-01T00:00:00Z",
     namespace: str = "ns",
 ) -> Object:
     """`cpus`: those that its annotation says it has of its own."""
@@ -55,7 +58,12 @@ def pod(
             "nodeName": node,
             "containers": [{"name": "c", "resources": {"requests": requests or {}}}],
         },
-        "status": {"phase": phase, "conditions": conditions},
+        "status": {
+            "phase": phase,
+            "conditions": conditions,
+            "qosClass": kube_class,
+            "startTime": started,
+        },
     }
 
 
@@ -72,14 +80,23 @@ def node(name: str, **metadata: Any) -> Object:
     }
 
 
-def topology(name: str, zones: int = 2, available_milli: int = 4000) -> Object:
-    """Of so many NUMA nodes with two cores of two threads each; all CPUs may be given away."""
+def topology(
+    name: str,
+    zones: int = 2,
+    available_milli: int = 4000,
+    policy: str = "none",
+    pods: Iterable[tuple[str, str]] | None = None,
+) -> Object:
+    """Of so many NUMA nodes with two cores of two threads each; all CPUs may be given away. `pods`:
+    namespaces and names of those that what is left is told beside."""
     machine = Topology(machines.cpus((zones, 1, 2, 2), "adjacent"), (), EMPTY, EMPTY, smt=True)
     amounts = nodetopology.Amounts(4000, 4000, available_milli)
     return nodetopology.encode(
         NodeTopology(
             name,
             tuple(nodetopology.Zone(each, {"cpu": amounts}) for each in range(zones)),
+            policy,
+            fingerprint=None if pods is None else fingerprint.of(pods),
             annotations=koordinator_annotations(machine, (), (), (), NodeConfiguration()),
         ),
         nodetopology.Version.V1ALPHA2,
@@ -102,9 +119,12 @@ def devices(name: str, gpus: int = 2) -> Object:
     )
 
 
-def wish(requests: dict[str, str], qos: str = "", name: str = "new") -> Wish:
+def wish(
+    requests: dict[str, str], qos: str = "", name: str = "new", kube_class: str = "Burstable"
+) -> Wish:
     labels = {"koordinator.sh/qosClass": qos} if qos else {}
-    return wish_of(from_object(pod(name, requests=requests, labels=labels)))
+    told = pod(name, requests=requests, labels=labels, kube_class=kube_class)
+    return wish_of(from_object(told))
 
 
 def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodReading]:

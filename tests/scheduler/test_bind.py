@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from agent.allocate.claims import claim_of
-from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.device_allocation import allocated
@@ -57,8 +56,7 @@ class Bench(msgspec.Struct):
 @pytest.fixture
 def bench() -> Iterator[Bench]:
     with hostile.serving() as server:
-        limits = Limits(connect_seconds=1, read_seconds=0.3, whole_seconds=1)
-        transport = Transport(FileAccess(server.url), limits=limits, connections=32)
+        transport = Transport(FileAccess(server.url), connections=32)
         cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         groups, recent = Groups(cluster), Recent()
         binder = Binder(cluster, groups, Bindings(transport), recent)
@@ -146,6 +144,16 @@ def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> Non
     sent = [json.loads(each.body) for each in bench.server.requests if each.method == "POST"]
     assert len(sent) == 2
     assert sent[0] == sent[1]
+
+
+def test_a_refusal_says_nothing_of_an_earlier_binding(bench: Bench) -> None:
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(EIGHT, "p")
+    bench.pods.instead = lambda connection, _: reply(connection, 403, status(403, "No"))
+    with pytest.raises(BindError, match="403"):
+        bench.bind(EIGHT, "p")
+    assert bench.held() == {"uid-p"}
 
 
 def test_a_binding_that_came_true_late_is_no_second_one(bench: Bench) -> None:

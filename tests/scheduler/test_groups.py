@@ -5,10 +5,9 @@ import pytest
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.wish import Wish
 from agent.model import apipods
-from agent.model.cpuset import union
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import GROUP, Group, GroupError, Groups, group_of, together
-from benchmarks.fleet import CARDS, SMALL, carder, owner, pod
+from agent.scheduler.groups import GROUP, Group, GroupError, Groups, group_of
+from benchmarks.fleet import SMALL, owner, pod
 from tests.scheduler import clusters
 
 PAIR = Group("default", "g", 2)
@@ -84,22 +83,6 @@ def test_an_odd_annotation_is_named(text: str, reason: str) -> None:
     assert str(raised.value) == f"pod default/p: annotation topolet.io/group: {reason}"
 
 
-def test_the_members_of_a_group_lie_beside_each_other(cluster: Cluster) -> None:
-    state = cluster.node("a")
-    assert state is not None
-    found = together(state.place, wish("p"), TRIO, 3)
-    assert not isinstance(found, Refused)
-    sets = [each.holding().claim.cpus for each in found]
-    assert len(union(sets)) == 24
-    assert not state.place.holdings.keys() & {each.uid for each in found}, "nothing is changed"
-
-
-def test_a_node_without_room_for_all_is_refused(cluster: Cluster) -> None:
-    state = cluster.node("a")
-    assert state is not None
-    assert isinstance(together(state.place, wish("p", 16), TRIO, 3), Refused)
-
-
 def test_the_whole_group_is_held_and_each_member_takes_its_part(
     cluster: Cluster, groups: Groups
 ) -> None:
@@ -113,6 +96,14 @@ def test_the_whole_group_is_held_and_each_member_takes_its_part(
         assert granted.uid == f"uid-{name}"
         assert held_cpus(cluster, "a") == 24
     assert groups.lacks(TRIO, wish("p3")) == "group default/g has its 3 members"
+
+
+def test_a_group_has_no_more_members_than_it_says(groups: Groups) -> None:
+    for name in ("p0", "p1"):
+        taken(groups, PAIR, name)
+    assert groups.take(PAIR, wish("p2"), "a") == "group default/g has its 2 members"
+    text = "pod default/p1 has its part of group default/g already"
+    assert groups.take(PAIR, wish("p1"), "a") == text
 
 
 def test_a_member_that_is_not_bound_gives_its_part_back(cluster: Cluster, groups: Groups) -> None:
@@ -223,16 +214,3 @@ def test_a_group_that_has_no_room_any_more_is_told_so(cluster: Cluster, groups: 
     assert groups.node(TRIO) is None
     assert held_cpus(cluster, "a") == 0
     assert isinstance(groups.hold(PAIR, wish("p0"), "gone"), Refused)
-
-
-def test_pods_of_a_group_share_the_best_links() -> None:
-    """Two pods with two cards each come to the four cards of one switch."""
-    cluster = clusters.cluster({"a": CARDS})
-    groups = Groups(cluster)
-    assert groups.hold(PAIR, clusters.wish(carder(2), "p0"), "a") is None
-    minors = set()
-    for name in ("p0", "p1"):
-        found = groups.take(PAIR, clusters.wish(carder(2), name), "a")
-        assert isinstance(found, Granted)
-        minors |= {minor for kind, minor in found.holding().devices if kind == "gpu"}
-    assert minors in ({0, 1, 2, 3}, {4, 5, 6, 7})

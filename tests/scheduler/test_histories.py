@@ -24,14 +24,18 @@ from tests.scheduler import objects
 from tests.scheduler.objects import Object
 
 NODES = ("n1", "n2")
+OVER = ("Succeeded", "Failed")
 KINDS = ("pods", "nodes", "topologies", "devices")
-ASKS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("LSR", {"cpu": "2"}),
-    ("LSE", {"cpu": "1"}),
-    ("LS", {"cpu": "500m"}),
-    ("", {"cpu": "1", "nvidia.com/gpu": "1"}),
-    ("", {"cpu": "1", "koordinator.sh/gpu": "50"}),
-    ("LSR", {"cpu": "2", "nvidia.com/gpu": "1"}),
+POLICIES = ("none", "single-numa-node", "restricted")
+# QoS by Koordinator, by Kubernetes, and what is requested.
+ASKS: tuple[tuple[str, str, dict[str, str]], ...] = (
+    ("LSR", "Guaranteed", {"cpu": "2"}),
+    ("LSE", "Guaranteed", {"cpu": "1"}),
+    ("LS", "Burstable", {"cpu": "500m"}),
+    ("", "Burstable", {"cpu": "1", "nvidia.com/gpu": "1"}),
+    ("", "Burstable", {"cpu": "1", "koordinator.sh/gpu": "50"}),
+    ("LSR", "Guaranteed", {"cpu": "2", "nvidia.com/gpu": "1"}),
+    ("", "Guaranteed", {"cpu": "2"}),
 )
 READ: dict[str, Callable[[bytes], Any]] = {
     "pods": objects.read_pod,
@@ -39,6 +43,11 @@ READ: dict[str, Callable[[bytes], Any]] = {
     "topologies": readings.topology,
     "devices": readings.devices,
 }
+
+
+WISHES = tuple(
+    objects.wish(requests, qos, kube_class=kube_class) for qos, kube_class, requests in ASKS
+)
 
 
 class Server:
@@ -115,20 +124,22 @@ class World:
         self._made = 0
         for name in NODES:
             self.server.put("nodes", objects.node(name))
-            self.server.put("topologies", objects.topology(name))
+            self._node_tells(name, self.luck.choice(POLICIES))
             self.server.put("devices", objects.devices(name))
             self.server.put("pods", objects.agent(name))
 
     # what others do
     def pod_is_made(self) -> None:
         self._made += 1
-        qos, requests = self.luck.choice(ASKS)
+        qos, kube_class, requests = self.luck.choice(ASKS)
         labels = {"koordinator.sh/qosClass": qos} if qos else {}
         # Names come again, for other pods.
         name = f"p{self.luck.randrange(12)}"
         if self.server.pod(name) is None:
             uid = f"uid-{name}-{self._made}"
-            told = objects.pod(name, uid=uid, requests=requests, labels=labels)
+            told = objects.pod(
+                name, uid=uid, requests=requests, labels=labels, kube_class=kube_class
+            )
             self.server.put("pods", told)
 
     def pod_is_dropped(self) -> None:
@@ -137,7 +148,14 @@ class World:
 
     def pod_ends(self) -> None:
         if (told := self._some_pod()) is not None:
-            status = {**told["status"], "phase": self.luck.choice(("Succeeded", "Failed"))}
+            status = {**told["status"], "phase": self.luck.choice(OVER)}
+            self.server.put("pods", {**told, "status": status})
+
+    def pod_begins(self) -> None:
+        told = self._some_pod()
+        if told is not None and told["spec"]["nodeName"] and told["status"]["phase"] == "Pending":
+            started = f"2026-01-01T00:00:{self.luck.randrange(60):02}Z"
+            status = {**told["status"], "phase": "Running", "startTime": started}
             self.server.put("pods", {**told, "status": status})
 
     def pod_is_annotated(self) -> None:
@@ -159,7 +177,7 @@ class World:
         elif kind == "nodes":
             self.server.put(kind, objects.node(name, labels={"a": str(self.luck.randrange(3))}))
         elif kind == "topologies":
-            self.server.put(kind, objects.topology(name, 2, self.luck.randrange(4000)))
+            self._node_tells(name, self.luck.choice(POLICIES))
         else:
             self.server.put(kind, objects.devices(name, self.luck.randrange(1, 4)))
 
@@ -169,6 +187,24 @@ class World:
             self.server.drop("pods", Key("ns", f"agent-{name}"))
         else:
             self.server.put("pods", objects.agent(name, self.luck.random() < 0.7))
+
+    def node_tells(self) -> None:
+        name = self.luck.choice(NODES)
+        told = self.server.objects["topologies"].get(Key("", name))
+        if told is not None:
+            attributes = {each["name"]: each["value"] for each in told["attributes"]}
+            self._node_tells(name, attributes["topologyManagerPolicy"])
+
+    def _node_tells(self, name: str, policy: str) -> None:
+        """What is left, beside the pods that run there; or nobody knows beside which."""
+        pods = [
+            (key.namespace, key.name)
+            for key, each in self.server.objects["pods"].items()
+            if each["spec"]["nodeName"] == name and each["status"]["phase"] == "Running"
+        ]
+        beside = pods if self.luck.random() < 0.9 else None
+        left = self.luck.choice((1000, 2000, 3000, 4000))
+        self.server.put("topologies", objects.topology(name, 2, left, policy, beside))
 
     # what we do
     def event_comes(self) -> None:
@@ -215,6 +251,8 @@ class World:
         (pod_is_made, 6),
         (pod_is_dropped, 2),
         (pod_ends, 1),
+        (pod_begins, 4),
+        (node_tells, 3),
         (pod_is_annotated, 1),
         (another_scheduler_binds, 1),
         (object_comes_or_goes, 1),
@@ -264,7 +302,7 @@ class World:
                 # A watch has shown what became of it: bound by another, ended, or gone.
                 told = self.server.pod(granted.wish.title.removeprefix("ns/"))
                 there = told is not None and told["metadata"]["uid"] == uid
-                assert uid in shown or not there or told["status"]["phase"] != "Pending"
+                assert uid in shown or not there or told["status"]["phase"] in OVER
             else:
                 state = self.cluster._states[name]
                 assert state.place.holdings[uid] == granted.holding()
@@ -284,6 +322,7 @@ def state_of(cluster: Cluster) -> dict[str, Any]:
             state.agent_ready,
             dict(state.place.holdings),
             state.place.facts,
+            [state.place.offer(each) for each in WISHES],
         )
         for name, state in cluster._states.items()
     }
@@ -309,26 +348,28 @@ def test_any_history_leads_to_the_state_that_its_objects_say(seed: int, steps: i
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 80))
 def test_a_node_whose_answer_changed_is_in_the_log(seed: int, steps: int) -> None:
     world = World(random.Random(seed))
-    wishes = [objects.wish(requests, qos) for qos, requests in ASKS]
+    cluster = world.cluster
 
-    def answers() -> dict[str, Any]:
-        told = {}
-        for name in NODES:
-            state = world.cluster.node(name)
-            told[name] = [
-                (world.cluster.eligible(name, each), state and state.place.offer(each))
-                for each in wishes
-            ]
-        return told
+    def answers(name: str, *, by_word: bool) -> list[Any]:
+        state = cluster.node(name)
+        return [
+            (cluster.eligible(name, each), state and state.place.offer(each))
+            for each in WISHES
+            if (each.zoned is not None) is by_word
+        ]
 
-    before, serial = answers(), world.cluster.changed_since(0).serial
-    for _ in range(steps):
-        world.act()
-        changes = world.cluster.changed_since(serial)
-        now, serial = answers(), changes.serial
-        assert changes.names is not None
-        assert {name for name in NODES if now[name] != before[name]} <= changes.names
-        before = now
+    def all_answers(*, by_word: bool) -> dict[str, Any]:
+        return {name: answers(name, by_word=by_word) for name in NODES}
+
+    for by_word, log in ((True, cluster.changed_since), (False, cluster.firmly_changed_since)):
+        before, serial = all_answers(by_word=by_word), log(0).serial
+        for _ in range(steps):
+            world.act()
+            changes = log(serial)
+            now, serial = all_answers(by_word=by_word), changes.serial
+            assert changes.names is not None
+            assert {name for name in NODES if now[name] != before[name]} <= changes.names
+            before = now
 
 
 def _key(told: Object) -> Key:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
 from agent.model.objects import ObjectError
 from agent.scheduler import readings
@@ -38,14 +39,24 @@ def test_who_holds(node: str, phase: str, holds: bool) -> None:
     assert (read.holding is not None) is holds
 
 
-def test_pods_that_ask_alike_share_one_table() -> None:
+def test_pods_that_are_alike_share_one_table() -> None:
+    status = {"cpuset": "0-1", "numaNodeResources": [{"node": 1, "resources": {"cpu": "2"}}]}
     first, second = (
-        objects.of_pod(objects.pod(name, "n1", requests={"cpu": "2"})).value.holding
+        objects.of_pod(
+            objects.pod(
+                name,
+                "n1",
+                requests={"cpu": "2"},
+                annotations={RESOURCE_STATUS: json.dumps(status)},
+            )
+        ).value.holding
         for name in ("a", "b")
     )
     assert first is not None
     assert second is not None
     assert first.requests is second.requests
+    assert first.claim.amounts is second.claim.amounts
+    assert second.claim.amounts == {1: {"cpu": 2000}}
 
 
 @pytest.mark.parametrize(

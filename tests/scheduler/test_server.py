@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
@@ -175,6 +176,20 @@ def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
     made.close()
 
 
+def test_half_a_request_holds_no_server_back(started: Started) -> None:
+    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
+    server = started(limits, shown=None)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as half:
+        half.sendall(b"POST /echo HTTP/1.1\r\n")
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        assert ask(made, "GET", "/healthz")[0] == 200, "the half is being read"
+        made.close()
+        server.close()
+        with contextlib.suppress(ConnectionResetError):
+            while half.recv(1 << 16):
+                pass
+
+
 @pytest.mark.parametrize("length", ["-1", "-1000000", "x", "", "1e3"])
 def test_a_length_that_is_none_is_refused_before_a_body_is_read(
     server: Server, authority: Authority, length: str
@@ -266,6 +281,19 @@ def test_who_only_connects_holds_no_thread(started: Started, authority: Authorit
     assert ask(made, "GET", "/healthz") == (200, "ok\n")
     made.close()
     for each in silent:
+        each.close()
+
+
+def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
+    """More of them than there are threads."""
+    kept = [
+        http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+        for _ in range(LIMITS.threads + 1)
+    ]
+    for _ in range(2):
+        for each in kept:
+            assert ask(each, "GET", "/healthz") == (200, "ok\n")
+    for each in kept:
         each.close()
 
 

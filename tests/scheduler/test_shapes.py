@@ -23,12 +23,16 @@ class Rooms:
         self.lock = threading.RLock()
         self.free: dict[str, int] = {}
         self.log = ChangeLog(reach)
+        self.firm_log = ChangeLog(reach)
         self.told: list[str] = []
         for node, cpus in free.items():
             self.set(node, cpus)
 
     def changed_since(self, serial: int) -> Changes:
         return self.log.since(serial)
+
+    def firmly_changed_since(self, serial: int) -> Changes:
+        return self.firm_log.since(serial)
 
     def node(self, name: str) -> Room | None:
         return Room(name) if name in self.free else None
@@ -42,9 +46,12 @@ class Rooms:
         else:
             self.free[node] = free
         self.log.add(node)
+        self.firm_log.add(node)
 
     def answer(self, node: str, cpus: int) -> Answer:
         self.told.append(node)
+        if node not in self.free:
+            return UNKNOWN
         left = self.free[node] - cpus
         return Fit(left) if left >= 0 else Misfit(f"{-left} CPUs too few")
 
@@ -54,10 +61,11 @@ class Wants(msgspec.Struct, frozen=True):
 
     rooms: Rooms
     cpus: int
+    by_word: bool = False
 
     @property
     def shape(self) -> Hashable:
-        return self.cpus
+        return self.cpus, self.by_word
 
     def answer(self, node: str) -> Answer:
         return self.rooms.answer(node, self.cpus)
@@ -88,6 +96,22 @@ def test_a_node_is_asked_once_until_it_changes(rooms: Rooms) -> None:
     assert rooms.told == ["a", "b", "c", "b"]
 
 
+def test_a_nodes_word_is_asked_for_anew_only_where_it_counts(rooms: Rooms) -> None:
+    shapes = Shapes(rooms)
+    firm, by_word = Wants(rooms, 1), Wants(rooms, 1, by_word=True)
+    for each in (firm, by_word):
+        shapes.answers(each, ["a", "b"])
+    rooms.told.clear()
+    rooms.log.add("b")
+    for each in (firm, by_word):
+        shapes.answers(each, ["a", "b"])
+    assert rooms.told == ["b"]
+    rooms.set("a", 3)
+    for each in (firm, by_word):
+        assert told(shapes.answers(each, ["a", "b"])) == [2, 1]
+    assert rooms.told == ["b", "a", "a"]
+
+
 def test_only_nodes_that_are_named_are_asked(rooms: Rooms) -> None:
     Shapes(rooms).answers(Wants(rooms, 1), ["c"])
     assert rooms.told == ["c"]
@@ -106,7 +130,7 @@ def test_a_node_that_nobody_knows_is_unknown_until_it_comes(rooms: Rooms) -> Non
     assert told(shapes.answers(Wants(rooms, 1), ["x"])) == [4]
 
 
-def test_a_node_that_went_is_unknown_and_its_column_serves_another(rooms: Rooms) -> None:
+def test_a_node_that_went_is_unknown(rooms: Rooms) -> None:
     shapes = Shapes(rooms)
     shapes.answers(Wants(rooms, 1), ["a", "b", "c"])
     rooms.set("a", None)
@@ -117,19 +141,46 @@ def test_a_node_that_went_is_unknown_and_its_column_serves_another(rooms: Rooms)
 
 
 def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
-    shapes = Shapes(rooms, shapes=2)
+    shapes = Shapes(rooms, most=4)
     for cpus in (1, 2, 3, 1):
-        shapes.answers(Wants(rooms, cpus), ["a"])
-    assert rooms.told == ["a"] * 4
-    shapes.answers(Wants(rooms, 3), ["a"])
-    assert len(rooms.told) == 4
+        shapes.answers(Wants(rooms, cpus), ["a", "b"])
+    assert rooms.told == ["a", "b"] * 4
+    shapes.answers(Wants(rooms, 3), ["a", "b"])
+    assert len(rooms.told) == 8
+
+
+def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:
+    shapes = Shapes(rooms, most=3)
+    shapes.answers(Wants(rooms, 1), ["a", "b"])
+    shapes.answers(Wants(rooms, 2), [f"x{place}" for place in range(10)])
+    rooms.told.clear()
+    shapes.answers(Wants(rooms, 1), ["a", "b"])
+    assert not rooms.told
+
+
+def test_what_all_answer_alike_is_known_without_a_look_at_their_names() -> None:
+    rooms = Rooms({"a": 2, "b": 2})
+    shapes = Shapes(rooms)
+    assert shapes.same(Wants(rooms, 1)) is None, "nobody was asked yet"
+    shapes.answers(Wants(rooms, 1), ["a"])
+    assert shapes.same(Wants(rooms, 1)) is None
+    shapes.answers(Wants(rooms, 1), ["b"])
+    same = shapes.same(Wants(rooms, 1))
+    assert isinstance(same, Fit)
+    assert same.score == 1
+    rooms.set("c", 2)
+    assert shapes.same(Wants(rooms, 1)) is same, "who came is asked at once"
+    rooms.set("a", 3)
+    assert shapes.same(Wants(rooms, 1)) is None
+    rooms.set("a", None)
+    assert shapes.same(Wants(rooms, 1)) is same
 
 
 def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
     """The lock is given up between them: the answer of a node that was told already may be old,
     those still to come are of the new state, and one that went meanwhile is unknown."""
     rooms = Rooms({f"n{place}": 8 for place in range(100)})
-    shapes = Shapes(rooms, shapes=1)
+    shapes = Shapes(rooms, most=1)
 
     class Meddling(Wants, frozen=True):
         def answer(self, node: str) -> Answer:
@@ -156,13 +207,13 @@ NODES = st.sampled_from("abcdef")
         ),
         max_size=40,
     ),
-    st.integers(1, 4),
+    st.integers(1, 8),
 )
 def test_whatever_happens_an_answer_is_that_of_the_node_as_it_is(
     steps: list[tuple[str, int | None] | tuple[int, list[str]]], kept: int
 ) -> None:
     rooms = Rooms({"a": 1, "b": 2}, reach=3)
-    shapes = Shapes(rooms, shapes=kept)
+    shapes = Shapes(rooms, kept)
     for step in steps:
         if isinstance(step[0], str):
             rooms.set(*step)
@@ -170,5 +221,9 @@ def test_whatever_happens_an_answer_is_that_of_the_node_as_it_is(
             cpus, nodes = step
             assert isinstance(nodes, list)
             found = told(shapes.answers(Wants(rooms, cpus), nodes))
-            direct = [rooms.answer(node, cpus) if node in rooms.free else UNKNOWN for node in nodes]
-            assert found == told(direct)
+            assert found == told([rooms.answer(node, cpus) for node in nodes])
+            same = shapes.same(Wants(rooms, cpus))
+            if same is not None:
+                assert told([same] * len(rooms.free)) == told(
+                    [rooms.answer(node, cpus) for node in rooms.free]
+                )

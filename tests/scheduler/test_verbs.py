@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.apipods import ApiPod
@@ -40,8 +39,7 @@ class Scene:
         self.pods = Pods(server)
         self.cluster: Cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         self.now = 0.0
-        limits = Limits(connect_seconds=1, read_seconds=0.3, whole_seconds=1)
-        self.transport = Transport(FileAccess(server.url), limits=limits)
+        self.transport = Transport(FileAccess(server.url))
         groups, recent = Groups(self.cluster, clock=lambda: self.now), Recent()
         binder = Binder(self.cluster, groups, Bindings(self.transport), recent)
         self.verbs = Deciding(

@@ -106,6 +106,13 @@ def test_pod_rests_between_two_tries_and_is_not_forgotten(waiting: Waiting, node
     assert tried(waiting, nodes, 1.0 + REST_SECONDS) == [("p", "b")]
 
 
+def test_node_that_is_to_be_looked_at_again(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.room["b"] = {"small"}
+    assert tried(waiting, nodes, 1.0) == []
+    waiting.look_again("b")
+    assert tried(waiting, nodes, 2.0) == [("p", "b")]
+
+
 def test_hope_ends_with_the_room(waiting: Waiting, nodes: Nodes) -> None:
     nodes.change("b", "small")
     tried(waiting, nodes, 1.0)

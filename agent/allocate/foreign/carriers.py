@@ -15,7 +15,8 @@ from agent.model.holding import Grant, Source
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 MOUNTS: Final = "/var/run/nvidia-container-devices/"
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
-_CPU_DRIVER: Final = "dra.cpu"
+"""Before the uid of a claim."""
+CPU_DRIVER: Final = "dra.cpu"
 _NOTHING: Final = frozenset({"", "none", "void", MOUNTS.rstrip("/")})
 _CDI_PREFIX: Final = "cdi.k8s.io/"
 
@@ -33,30 +34,34 @@ class Carriers(msgspec.Struct, frozen=True):
 
 
 def grants(uid: str, container: str, carriers: Carriers) -> tuple[Grant, ...]:
-    """A grant each resource, driver or CDI kind; of a variable that is set again the last word."""
-    named: dict[tuple[Source, str], list[str]] = {}
+    """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
+    the last word."""
+    named: dict[str, list[str]] = {}
     for resource, name in _named(carriers):
-        named.setdefault((Source.CONTAINER, resource), []).append(name)
+        named.setdefault(resource, []).append(name)
+    found = [
+        Grant(uid, container, resource, tuple(names), Source.CONTAINER)
+        for resource, names in named.items()
+    ]
+    found += [
+        Grant(uid, container, CPU_DRIVER, (value,), Source.CONTAINER, claim)
+        for key, value in dict(carriers.environment).items()
+        if (claim := key.removeprefix(CPUSET_PREFIX)) != key
+    ]
     if carriers.nodes and not carriers.privileged:
-        named[Source.NODE, ""] = [each for each in carriers.nodes if each.startswith("/dev/")]
-    return tuple(
-        Grant(uid, container, resource, tuple(names), source)
-        for (source, resource), names in named.items()
-    )
+        nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
+        found.append(Grant(uid, container, "", nodes, Source.NODE))
+    return tuple(found)
 
 
 def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
     """Resource or CDI kind, and name; the resource is "" where nobody says it."""
-    environment = dict(carriers.environment)
-    visible = environment.get(VISIBLE_DEVICES, "")
+    visible = dict(carriers.environment).get(VISIBLE_DEVICES, "")
     if visible not in _NOTHING:
         for each in visible.split(","):
             kind, _, name = each.strip().rpartition("=")
             if name:
                 yield kind, name
-    for key, value in environment.items():
-        if key.startswith(CPUSET_PREFIX):
-            yield _CPU_DRIVER, value
     for path in carriers.mounts:
         below = path.removeprefix(MOUNTS)
         if below != path:

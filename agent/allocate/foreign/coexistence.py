@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from agent.model.cpuset import CpuSet
 from agent.model.holding import Form, Holding, Source
 
 
@@ -21,6 +22,7 @@ class Rule(enum.StrEnum):
     OTHER_PART = "kept with another part"
     OTHER_REPLICA = "kept with another replica of the same resource"
     FITTING = "kept while all shares fit together"
+    OTHER_CPUS = "kept with other CPUs"
 
 
 TABLE: Final[Mapping[frozenset[Form], Rule]] = {
@@ -41,7 +43,10 @@ TABLE: Final[Mapping[frozenset[Form], Rule]] = {
     frozenset({Form.INSTANCE}): Rule.OTHER_PART,
     frozenset({Form.INSTANCE, Form.FUNCTION}): Rule.REFUSED,
     frozenset({Form.FUNCTION}): Rule.OTHER_PART,
-    **{frozenset({Form.OPEN, form}): Rule.KEPT for form in Form if form is not Form.CPUS},
+    **{frozenset({Form.OPEN, form}): Rule.KEPT for form in Form},
+    # They take nothing of a device. No owner and no shared pool has them either (allocate.pools).
+    **{frozenset({Form.CPUS, form}): Rule.KEPT for form in Form},
+    frozenset({Form.CPUS}): Rule.OTHER_CPUS,
 }
 """By what two pods hold of one device. A pod may hold one device by two names, and two pods by one
 claim."""
@@ -73,7 +78,7 @@ def conflicts(
     from the last. `capacities` by type and id of the device."""
     by_device: dict[tuple[str, str], list[Holding]] = {}
     for each in holdings:
-        if each.device:
+        if each.device or each.form is Form.CPUS:
             by_device.setdefault((each.type, each.device), []).append(each)
     found = []
     for device, held in sorted(by_device.items()):
@@ -91,11 +96,6 @@ def conflicts(
     return tuple(found)
 
 
-def cpus(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
-    """Those of CPUs: no pool and no owner may have them."""
-    return tuple(each for each in holdings if each.form is Form.CPUS)
-
-
 def _together(one: Holding, other: Holding) -> bool:
     return one.uid == other.uid or one.claim == other.claim != ""
 
@@ -111,6 +111,8 @@ def _allowed(rule: Rule, one: Holding, other: Holding, capacity: Mapping[str, in
         return one.resource == other.resource and one.part != other.part
     if rule is Rule.FITTING:
         return _fits((one, other), capacity)
+    if rule is Rule.OTHER_CPUS:
+        return not CpuSet.parse(one.part) & CpuSet.parse(other.part)
     return rule is Rule.KEPT
 
 

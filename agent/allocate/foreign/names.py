@@ -105,9 +105,11 @@ def keys(
             found[f"minor:{device.minor}"] = found[f"/dev/nvidia{device.minor}"] = whole
     for gpu in gpus:
         found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
-        for number, instance in enumerate(gpu.instances):
+        for instance in gpu.instances:
             part = Target(DeviceType.GPU, gpu.uuid, Form.INSTANCE, instance.uuid)
-            found[instance.uuid] = found[f"index:{gpu.index}:{number}"] = part
+            found[instance.uuid] = part
+            if instance.index is not None:
+                found[f"index:{gpu.index}:{instance.index}"] = part
     for adapter in rdma:
         physical = adapter.physical
         for file in physical.char_devices:

@@ -33,6 +33,7 @@ def grants(pods: Iterable[PodResources], uids: Mapping[PodName, str]) -> tuple[G
                     Source.CLAIM,
                     f"{claim.namespace}/{claim.name}",
                     claimed.share or "",
+                    claimed.cdi,
                 )
                 for claim in container.claims
                 for claimed in claim.devices

@@ -15,6 +15,8 @@ from agent.allocate.place.holding import Holding
 from agent.allocate.place.wish import Wish
 from agent.allocate.precedence import Source
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
+from agent.allocate.zoned.filter import Fit
+from agent.allocate.zoned.misfit import Misfit
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
 from agent.model.policies import BindPolicy
@@ -23,11 +25,13 @@ from agent.model.quantities import cpu
 
 class Granted(msgspec.Struct, frozen=True):
     """`offer` None: nothing of CPUs and NUMA nodes is kept for the pod; `allocation` None: no
-    device. `score`: 0-100, more is better; `order`: smaller is better among equal scores."""
+    device; `fit`: where Kubernetes' own rules would put a pod that needs nothing of us. `score`:
+    0-100, more is better; `order`: smaller is better among equal scores."""
 
     wish: Wish
     offer: Offer | None = None
     allocation: Allocation | None = None
+    fit: Fit | None = None
     score: int = 0
     order: tuple[int, ...] = ()
 
@@ -92,7 +96,7 @@ class Missing(msgspec.Struct, frozen=True):
     text: str
 
 
-Why = Rejection | Refusal | Missing
+Why = Rejection | Refusal | Misfit | Missing
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -149,12 +153,16 @@ _WORDS: Final = {
 def _stays(why: Why) -> bool:
     if isinstance(why, Rejection):
         return why.reason in _LASTING
+    if isinstance(why, Misfit):
+        return why.unresolvable
     return isinstance(why, Missing) or why.cause in _LASTING
 
 
 def _said(why: Why) -> str:
     if isinstance(why, Missing):
         return why.text
+    if isinstance(why, Misfit):
+        return why.text()
     if isinstance(why, Refusal):
         return f"{why.type}: {_WORDS[why.cause]}"
     words = f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]

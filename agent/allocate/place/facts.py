@@ -13,6 +13,8 @@ from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.foreign.existing import existing, functions_taken, taken
 from agent.allocate.foreign.names import keys
 from agent.allocate.node import NodeFacts
+from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model import checkpoints
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
@@ -26,11 +28,14 @@ from agent.model.schedulerargs import SchedulerArgs
 class PlaceRules(msgspec.Struct, frozen=True):
     """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
     GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
-    the strategy of the node's facts."""
+    the strategy of the node's facts. `zones` and `zone_weights` (by resource): how nodes are
+    scored for pods that need nothing of us."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
     scoring: SchedulerArgs | None = None
+    zones: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
+    zone_weights: dict[str, int] = {}
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -43,8 +48,9 @@ class Imported(msgspec.Struct, frozen=True):
 class PlaceFacts(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
-    `shares_gpus`: parts of GPUs are given. `faults`: what is wrong with the node's objects.
-    `allocatable`: of the whole node, by resource."""
+    `shares_gpus`: parts of GPUs are given. `zoned`: what NUMA nodes have left by the node's own
+    word; None: it is not heard. `faults`: what is wrong with the node's objects. `allocatable`: of
+    the whole node, by resource."""
 
     name: str
     cpus: NodeFacts | None = None
@@ -53,6 +59,7 @@ class PlaceFacts(msgspec.Struct, frozen=True):
     isolation: str = ""
     shares_gpus: bool = True
     rules: PlaceRules = PlaceRules()
+    zoned: ZonedNode | None = None
     faults: tuple[str, ...] = ()
     allocatable: dict[str, int] = {}
 
@@ -62,12 +69,13 @@ class PlaceFacts(msgspec.Struct, frozen=True):
         cpus = self.cpus
         if cpus is None:
             return False
-        said = cpus.policies
-        return (
-            cpus.cpu_ratio > 1
-            or said.bind_label is not None
-            or said.numa_label not in (None, NumaPolicy.NONE)
-        )
+        return cpus.cpu_ratio > 1 or cpus.policies.bind_label is not None or self.aligns_all
+
+    @property
+    def aligns_all(self) -> bool:
+        """They say how every pod lies on NUMA nodes: the node's own word is not heard then."""
+        said = self.cpus.policies.numa_label if self.cpus else None
+        return said not in (None, NumaPolicy.NONE)
 
 
 def place_facts(
@@ -78,6 +86,7 @@ def place_facts(
     rules: PlaceRules | None = None,
     faults: tuple[str, ...] = (),
     allocatable: Mapping[str, int] | None = None,
+    zoned: ZonedNode | None = None,
 ) -> PlaceFacts:
     """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
     object the partition table or the list of imported holdings that can't be read is left out."""
@@ -92,6 +101,7 @@ def place_facts(
         labels.get(GPU_ISOLATION_PROVIDER, ""),
         shares,
         rules,
+        zoned,
         tuple(found),
         dict(allocatable or {}),
     )

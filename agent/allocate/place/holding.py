@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from agent.allocate.claims import Claim, claim_of
@@ -30,6 +32,16 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     priority: int = 0
     faults: tuple[str, ...] = ()
 
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The types of its devices."""
+        if not self.devices and not self.functions:
+            return _NONE
+        return frozenset(kind for kind, _ in (*self.devices, *self.functions))
+
+
+_NONE: Final[frozenset[str]] = frozenset()
+
 
 def holding_of(pod: ApiPod) -> Holding:
     """Never fails: a part that can't be read is a fault, and the others count."""
@@ -44,8 +56,16 @@ def holding_of(pod: ApiPod) -> Holding:
             devices = allocated(pod.annotations)
         except AnnotationError as error:
             faults.append(str(error))
-    priority = pod.priority or 0
-    return Holding(pod.uid, pod.title, claim, devices, functions, requests, priority, tuple(faults))
+    return Holding(
+        claim.uid,
+        claim.title,
+        claim,
+        devices,
+        functions,
+        requests,
+        pod.priority or 0,
+        tuple(faults),
+    )
 
 
 def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> Claim:
@@ -54,7 +74,7 @@ def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> Claim:
     if not notes.get(RESOURCE_STATUS):
         return claim
     try:
-        claim = claim_of(pod.uid, pod.title, notes, cpu_milli)
+        claim = claim_of(pod.uid, claim.title, notes, cpu_milli)
         if not claim.amounts:
             resource_status(notes).amounts()
     except AnnotationError as error:

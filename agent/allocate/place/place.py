@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,30 +18,22 @@ from agent.allocate import scoring
 from agent.allocate.devices.allocation import Allocation
 from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.standing import gone
-from agent.allocate.devices.state import NodeDevices, node_devices
+from agent.allocate.devices.state import NodeDevices
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.place.answer import Granted, Missing, Refused, refused
 from agent.allocate.place.companion import DeviceCompanion
 from agent.allocate.place.facts import PlaceFacts
+from agent.allocate.place.holders import DeviceOverlap, device_overlaps, held_devices
 from agent.allocate.place.holding import Holding
 from agent.allocate.place.wish import Needs, Wish
+from agent.allocate.place.zones import Zones
 from agent.allocate.reasons import Reason
 from agent.allocate.scoring import Scene, Whole
-from agent.model.device_allocation import functions_together, together
+from agent.allocate.zoned.node import ZonedNode
 from agent.model.devices import DeviceType
 
 __all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
-
-
-class DeviceOverlap(msgspec.Struct, frozen=True):
-    """More of a device is held than it has, or one virtual function by several: `what` is the
-    resource or the function's bus id; `uids` ascending."""
-
-    type: str
-    minor: int
-    what: str
-    uids: tuple[str, ...]
 
 
 class Place:
@@ -54,6 +45,7 @@ class Place:
         self._requested: Counter[str] = Counter()
         self._ledger = Ledger(facts.cpus) if facts.cpus else None
         self._devices: NodeDevices | None = None
+        self._zones = Zones(facts.zoned)
         self._version = 0
         for holding in holdings:
             self.record(holding)
@@ -72,11 +64,24 @@ class Place:
         """Grows with every change."""
         return self._version
 
-    def with_facts(self, facts: PlaceFacts) -> Place:
-        """The same holdings on a node that has changed; the version goes on."""
-        other = Place(facts, self._holdings.values())
+    def with_facts(self, facts: PlaceFacts, untold: Container[str] | None = None) -> Place:
+        """The same holdings on a node that has changed; the version goes on. `untold`: uids of pods
+        that the node's word about its NUMA nodes does not count yet; None: where its word is the
+        old one, all that were committed since, else none."""
+        if facts.cpus == self._facts.cpus:
+            other = self.without(())
+            other._facts, other._devices = facts, None
+        else:
+            other = Place(facts, self._holdings.values())
+        other._zones = self._zones.told(facts.zoned, untold)
         other._version = self._version + 1
         return other
+
+    def hear(self, zoned: ZonedNode | None, untold: Container[str] | None = None) -> None:
+        """The same, for a node of which nothing changed but its word about its NUMA nodes."""
+        self._facts = msgspec.structs.replace(self._facts, zoned=zoned)
+        self._zones = self._zones.told(zoned, untold)
+        self._version += 1
 
     def without(self, uids: Collection[str]) -> Place:
         """A copy in which these pods hold nothing."""
@@ -89,6 +94,7 @@ class Place:
             other._ledger = self._ledger.without(uids)
         if any(self._kinds(uid) for uid in uids):
             other._devices = None
+        other._zones = self._zones.without(uids)
         other._version += 1
         return other
 
@@ -97,11 +103,15 @@ class Place:
         not."""
         facts = self._facts
         if not wish.needs and not facts.binds_all:
-            return Granted(wish)
+            return self._zones.offer(wish, facts.rules)
         if wish.uid in self._holdings:
             return self.without((wish.uid,)).offer(wish)
         if facts.cpus is None and Needs.CPUS in wish.needs:
             return refused(Missing(f"node {facts.name} has no usable NodeResourceTopology"))
+        if not wish.needs and not facts.aligns_all:
+            by_zones = self._zones.offer(wish, facts.rules)
+            if isinstance(by_zones, Refused):
+                return by_zones
         companion = None
         if wish.devices is not None:
             if missing := self._unfit(wish):
@@ -131,11 +141,14 @@ class Place:
                 reason = "the node has no usable NodeResourceTopology any more"
                 raise StaleOfferError(f"pod {wish.title}: {reason}")
             if self._ledger is not None:
+                if missing := self._ledger.outgrown(wish.ask, claim):
+                    raise StaleOfferError(f"pod {wish.title}: {missing}")
                 self._ledger.commit(granted.offer)
         elif self._ledger is not None:
             self._ledger.record(wish.nothing)
         holding = granted.holding()
         self._put(holding)
+        self._zones.place(granted, self._facts.cpus)
         return holding
 
     def record(self, holding: Holding) -> None:
@@ -150,6 +163,7 @@ class Place:
             self._devices = None
         holding = self._holdings.pop(uid, None)
         self._forget(holding)
+        self._zones.leave(uid)
         if holding is not None:
             if self._ledger is not None:
                 self._ledger.release(uid)
@@ -159,7 +173,7 @@ class Place:
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
         """What is held by more pods than may share it."""
         of_cpus = self._ledger.overlaps() if self._ledger else ()
-        return (*of_cpus, *self._device_overlaps())
+        return (*of_cpus, *device_overlaps(self._facts.inventory, self._holdings.values()))
 
     def _unfit(self, wish: Wish) -> Missing | None:
         facts = self._facts
@@ -182,26 +196,11 @@ class Place:
             inventory = self._facts.inventory
             if inventory is None:
                 raise ValueError(f"node {self._facts.name} has no Device object")
-            devices, functions = [], []
-            for held in self._holdings.values():
-                if held.devices or held.functions:
-                    devices.append(held.devices)
-                    functions.append(held.functions)
-            for uid, imported in self._facts.imported.items():
-                told = self._kinds(uid)
-                devices.append(
-                    {at: each for at, each in imported.devices.items() if at[0] not in told}
-                )
-                functions.append(
-                    {at: each for at, each in imported.functions.items() if at[0] not in told}
-                )
-            self._devices = node_devices(
-                inventory, together(devices), functions_together(functions)
-            )
+            self._devices = held_devices(inventory, self._holdings, self._facts.imported)
         return self._devices
 
     def _put(self, holding: Holding) -> None:
-        if _of_devices(holding) or self._kinds(holding.uid):
+        if holding.kinds or self._kinds(holding.uid):
             self._devices = None
         self._forget(self._holdings.get(holding.uid))
         self._requested.update(holding.requests)
@@ -224,47 +223,8 @@ class Place:
         return scoring.score(args, scene, wish.ask, offer.claim)
 
     def _kinds(self, uid: str) -> frozenset[str]:
-        """Of the devices that a scheduler gave a pod: for these no other word about it counts."""
         held = self._holdings.get(uid)
-        return _of_devices(held) if held is not None else frozenset()
-
-    def _device_overlaps(self) -> tuple[DeviceOverlap, ...]:
-        inventory = self._facts.inventory
-        holders: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
-        for uid, held in sorted(self._holdings.items()):
-            for (kind, minor), amounts in held.devices.items():
-                for name, amount in amounts.items():
-                    holders.setdefault((kind, minor, name), []).append((uid, amount))
-            for (kind, minor), buses in held.functions.items():
-                for bus in buses:
-                    holders.setdefault((kind, minor, bus), []).append((uid, 1))
-        found = []
-        for (kind, minor, what), claims in sorted(holders.items()):
-            fleet = inventory.fleets.get(kind) if inventory else None
-            device = fleet.devices.get(minor) if fleet else None
-            # A virtual function is no resource of its device: it is there once.
-            there = device.resources.get(what, 1) if device else 1
-            if len(claims) > 1 and sum(amount for _, amount in claims) > there:
-                uids = tuple(uid for uid, amount in claims if amount)
-                found.append(DeviceOverlap(kind, minor, what, uids))
-        return tuple(found)
-
-
-def _of_devices(holding: Holding) -> frozenset[str]:
-    if not holding.devices and not holding.functions:
-        return _NONE
-    return frozenset(kind for kind, _ in (*holding.devices, *holding.functions))
-
-
-_NONE: Final[frozenset[str]] = frozenset()
-_Value = TypeVar("_Value")
-
-
-def _beside(
-    of_devices: Mapping[tuple[str, int], _Value], kinds: frozenset[str]
-) -> dict[tuple[str, int], _Value]:
-    """Those of other types."""
-    return {at: each for at, each in of_devices.items() if at[0] not in kinds}
+        return frozenset() if held is None else held.kinds
 
 
 def _granted(
@@ -273,14 +233,13 @@ def _granted(
     scores = [] if score is None else [score]
     order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
     if companion is None:
-        return Granted(wish, offer, None, sum(scores), order)
+        return Granted(wish, offer, score=sum(scores), order=order)
     found = companion.found or companion.find(None)
     if not isinstance(found, Allocation):
         return refused(found)
     scores.append(companion.score(found))
-    return Granted(
-        wish, offer, found, sum(scores) // len(scores), (*order, companion.opened(found))
-    )
+    mean = sum(scores) // len(scores)
+    return Granted(wish, offer, found, None, mean, (*order, companion.opened(found)))
 
 
 def _declined(declined: Declined, companion: DeviceCompanion | None) -> Refused:

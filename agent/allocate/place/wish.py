@@ -7,11 +7,12 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, ask_of
+from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, KubeletWords, ask_of
 from agent.allocate.claims import Claim
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
 from agent.allocate.place import totals
+from agent.allocate.zoned.pod import ZonedPod, zoned_pod
 from agent.model.annotations import (
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
@@ -46,13 +47,15 @@ class Needs(enum.Flag):
 
 class Wish(msgspec.Struct, frozen=True):
     """`ask`: of CPU, memory and whatever else but devices that NUMA nodes may count; `requests`: of
-    the whole pod, devices too. `isolation`: the library that shall enforce parts of a GPU, "" for
-    none. `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those
-    that we write. `shape`: equal for two pods that get the same answer on every node."""
+    the whole pod, devices too. `zoned`: what a pod that needs nothing of us asks of NUMA nodes, by
+    Kubernetes' own rules. `isolation`: the library that shall enforce parts of a GPU, "" for none.
+    `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those that we
+    write. `shape`: equal for two pods that get the same answer on every node."""
 
     ask: Ask
     requests: dict[str, int] = {}
     devices: DeviceRequest | None = None
+    zoned: ZonedPod | None = None
     needs: Needs = Needs.NOTHING
     priority: int = 0
     preempts: bool = True
@@ -113,17 +116,22 @@ def _wish(pod: ApiPod) -> Wish:
         needs |= Needs.NUMA
     if _needs_cpus(ask):
         needs |= Needs.CPUS
+    if not needs & (Needs.NUMA | Needs.CPUS):
+        words = KubeletWords.NUMA if devices else KubeletWords.NONE
+        ask = msgspec.structs.replace(ask, kubelet=words)
+    zoned = None if needs else zoned_pod(pod)
     return Wish(
         ask,
         requests,
         devices,
+        zoned,
         needs,
         pod.priority or 0,
         pod.preempts,
         isolation,
         notes.get(RESOURCE_SPEC, ""),
         tuple(key for key in _WRITTEN if notes.get(key)),
-        _shape(ask, ours, requests, isolation, device_notes),
+        _shape(ask, ours, requests, isolation, device_notes, _parts(zoned)),
     )
 
 
@@ -132,6 +140,13 @@ def _needs_cpus(ask: Ask) -> bool:
     binds = ask.owner and policy is not BindPolicy.CONSTRAINED_BURST and "cpu" in ask.requests
     own = ask.numa.policy not in (None, NumaPolicy.NONE)
     return bool(binds or own or ask.burst_milli)
+
+
+def _parts(zoned: ZonedPod | None) -> object:
+    """What NUMA nodes are asked for, with the names that a reason tells."""
+    if zoned is None or zoned.indifferent:
+        return None
+    return zoned.guaranteed, [(each.kind, each.name, each.requests) for each in zoned.parts]
 
 
 def _shape(ask: Ask, ours: bool, *rest: object) -> bytes:

@@ -41,10 +41,10 @@ GPUS = (
         1,
         "0000:03:00.0",
         mig=True,
-        instances=(MigInstance("MIG-x", 1), MigInstance("MIG-y", 2)),
+        instances=(MigInstance("MIG-x", 1, index=0), MigInstance("MIG-y", 2, index=2)),
     ),
 )
-"""NVML's numbers are not those of the device files."""
+"""NVML's numbers are not those of the device files, and those of instances have holes."""
 
 
 def _link(number: int) -> tuple[Link, ...]:

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from itertools import combinations_with_replacement
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.foreign.coexistence import TABLE, Rule, conflicts, cpus, may_share
+from agent.allocate.foreign.coexistence import TABLE, Conflict, Rule, conflicts, may_share
 from agent.model.holding import Form, Holding, Source
 
 CARD = ("gpu", "GPU-a")
@@ -16,6 +17,10 @@ NAMES = {
     Form.REPLICA: "nvidia.com/gpu.shared",
     Form.INSTANCE: "nvidia.com/mig-1g.10gb",
 }
+
+
+def cpus(uid: str, part: str) -> Holding:
+    return Holding(uid, "main", "dra.cpu", "", "", Form.CPUS, part)
 
 
 def held(
@@ -65,6 +70,8 @@ PAIRS = [
     (held("a", Form.FUNCTION, "0000:18:00.1"), held("b", Form.FUNCTION, "0000:18:00.2"), KEPT),
     (held("a", Form.FUNCTION, "0000:18:00.1"), held("b", Form.FUNCTION, "0000:18:00.1"), REFUSED),
     (held("a", Form.OPEN), held("b", Form.OPEN), KEPT),
+    (cpus("a", "2-3"), cpus("b", "4"), KEPT),
+    (cpus("a", "2-3"), cpus("b", "3-4"), REFUSED),
 ]
 
 
@@ -77,11 +84,12 @@ def test_two_pods_and_one_device(one: Holding, other: Holding, kept: bool) -> No
 
 
 def test_the_table_has_a_row_for_any_two_and_each_is_tried() -> None:
-    forms = [form for form in Form if form is not Form.CPUS]
-    pairs = {frozenset(pair) for pair in combinations_with_replacement(forms, 2)}
+    pairs = {frozenset(pair) for pair in combinations_with_replacement(Form, 2)}
     assert set(TABLE) == pairs
     tried = {frozenset({one.form, other.form}) for one, other, _ in PAIRS}
-    assert pairs - tried == {frozenset({Form.OPEN, form}) for form in forms[1:-1]}
+    always = pairs - tried
+    assert all(each & {Form.OPEN, Form.CPUS} for each in always)
+    assert {TABLE[each] for each in always} == {Rule.KEPT}
 
 
 @pytest.mark.parametrize("other", [Form.WHOLE, Form.SHARE, Form.INSTANCE])
@@ -128,8 +136,8 @@ def test_what_is_kept_of_shares_fits_and_more_would_not(amounts: list[int]) -> N
         total += core if each in kept else 0
 
 
-def test_cpus_of_a_driver_are_told_apart_and_conflict_with_no_device() -> None:
-    some = Holding("a", "main", "dra.cpu", "", "", Form.CPUS, "2-3")
-    assert cpus((held("b", Form.WHOLE), some)) == (some,)
-    other = Holding("b", "main", "dra.cpu", "", "", Form.CPUS, "2-3")
-    assert conflicts((some, other), {}) == ()
+def test_of_two_claims_on_one_cpu_one_is_refused() -> None:
+    one, other = cpus("a", "2-3"), cpus("b", "3")
+    assert conflicts((one, other, cpus("c", "4")), {}) == (Conflict(one, other, Rule.OTHER_CPUS),)
+    shared = [msgspec.structs.replace(each, claim="ns/x") for each in (one, other)]
+    assert conflicts(shared, {}) == (), "two containers may use one claim"

@@ -14,6 +14,7 @@ WORDS = {
     "kept while all fit": Rule.FITTING,
     "another one of the same resource": Rule.OTHER_REPLICA,
     "another one": Rule.OTHER_PART,
+    "other ones": Rule.OTHER_CPUS,
 }
 
 

@@ -26,7 +26,7 @@ TABLE = [
     (PLUGIN, "0", "gpu", "GPU-b1", Form.WHOLE, ""),
     (PLUGIN, "0::1", "gpu", "GPU-b1", Form.REPLICA, "1"),
     ("", "2", "gpu", "GPU-a1", Form.WHOLE, ""),
-    ("", "1:1", "gpu", "GPU-b2", Form.INSTANCE, "MIG-y"),
+    ("", "1:2", "gpu", "GPU-b2", Form.INSTANCE, "MIG-y"),
     ("", "GPU-a", "gpu", "GPU-a1", Form.WHOLE, ""),
     ("k8s.device-plugin.nvidia.com/gpu", "gpu0", "gpu", "GPU-b1", Form.WHOLE, ""),
     ("runtime.nvidia.com/gpu", "mig1:0", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
@@ -104,6 +104,13 @@ def test_devices_that_are_not_here(resource: str, name: str) -> None:
     """Among them a beginning that two UUIDs have."""
     found = meaning(read(resource, name), KEYS)
     assert (found.holdings, found.left, found.unknown) == ((), (), (name,))
+
+
+def test_the_number_of_an_instance_is_nvmls_where_its_slots_have_holes() -> None:
+    """The second instance is in slot 2: after the one in slot 1 was destroyed."""
+    assert meaning(read("", "1:1"), KEYS).unknown == ("1:1",)
+    (held,) = meaning(read("", "1:2"), KEYS).holdings
+    assert (held.device, held.part) == ("GPU-b2", "MIG-y")
 
 
 def test_no_row_is_idle() -> None:

@@ -6,8 +6,9 @@ import pytest
 from agent.allocate.devices.refusal import Cause, Refusal
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import Imported, PlaceFacts, PlaceRules
+from agent.allocate.place.holders import DeviceOverlap
 from agent.allocate.place.holding import Holding, holding_of
-from agent.allocate.place.place import DeviceOverlap, Place, StaleOfferError
+from agent.allocate.place.place import Place, StaleOfferError
 from agent.allocate.place.wish import wish_of
 from agent.allocate.precedence import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
@@ -376,3 +377,80 @@ def test_liking_is_configured() -> None:
         place = Place(msgspec.structs.replace(place_facts, rules=rules))
         bind(place, pod("a", {GPU: 50}, notes={HINT: {}}))
         assert cards(granted(place, pod("b", {GPU: 50}))) == [minor]
+
+
+def test_amplified_cpu_is_paid_by_pods_that_the_kubelet_aligns_itself() -> None:
+    """Its word is not followed twice."""
+    kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
+    place = Place(facts(policies=kubelet, cpu_ratio=2.0, cpu_milli=32_000))
+    found = granted(place, pod("a", {"cpu": "1500m"}))
+    assert found.annotations() == {}
+    place.commit(found)
+    assert refusal(place, pod("b", {"cpu": 31})).text() == (
+        "cpu: not enough amplified CPU (asked 31, available 30500m)"
+    )
+
+
+def test_a_limit_that_no_longer_fits_the_pools_is_told_at_commit() -> None:
+    place = Place(facts())
+    burst = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
+    found = granted(place, pod("a", {"cpu": 1}, notes=burst, limits={"cpu": 8}))
+    assert found.offer is not None
+    assert list(found.offer.claim.amounts) == [0]
+    place.record(holding_of(pod("c", {"cpu": 1}, notes={STATUS: {"cpuset": "0"}})))
+    with pytest.raises(StaleOfferError, match="NUMA nodes 0 have 7000 of 8000 milli-CPU left"):
+        place.commit(found)
+    assert place.holdings.keys() == {"c"}
+
+
+def test_a_kubelet_that_binds_cpus_does_so_itself_for_pods_with_devices() -> None:
+    """They are aligned with its NUMA nodes all the same: it does not know of the devices."""
+    kubelet = NodePolicies(numa_kubelet=ONE, full_pcpus_only=True)
+    place = Place(facts(policies=kubelet, devices=CARDS_OF_BOTH))
+    found = granted(place, pod("a", {"cpu": "500m", CARDS: 2}))
+    assert cards(found) == [0, 1]
+    assert found.offer is not None
+    assert (found.offer.claim.cpus, found.offer.claim.amounts) == (CpuSet(), {0: {"cpu": 500}})
+    bound = granted(place, pod("a", {"cpu": 2, CARDS: 2}, "LS"))
+    assert bound.offer is not None
+    assert len(bound.offer.claim.cpus) == 2
+
+
+def test_a_node_that_tells_something_new_has_accounts_of_its_own() -> None:
+    """Whether its CPUs are told anew or not."""
+    place = Place(facts(devices=CARDS_OF_BOTH))
+    bind(place, pod("a", {"cpu": 2, CARDS: 2}, "LSR"))
+    for new in (facts(devices=CARDS_OF_BOTH[2:]), facts(policy=ONE, devices=CARDS_OF_BOTH[2:])):
+        other = place.with_facts(new)
+        assert cards(granted(other, pod("b", {CARDS: 2}))) == [2, 3]
+        bind(other, pod("b", {"cpu": 8}, "LSR"))
+        assert other.holdings.keys() == {"a", "b"}
+        assert place.holdings.keys() == {"a"}
+        assert granted(place, pod("c", {"cpu": 14}, "LSR"))
+        assert other.overlaps() == ()
+
+
+def test_best_effort_takes_what_lies_apart() -> None:
+    """CPUs are on one NUMA node, the cards on the other."""
+    place = Place(facts(policy=NumaPolicy.BEST_EFFORT, devices=CARDS_OF_BOTH))
+    bind(place, pod("cpus", {"cpu": 8}, "LSR"))
+    held = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}}
+    place.record(holding_of(pod("gpu", notes=held)))
+    found = granted(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    assert cards(found) == [0, 1]
+    assert found.offer is not None
+    assert found.offer.claim.cpus == CpuSet.parse("8-11")
+
+
+@pytest.mark.parametrize("policy", [ONE, NumaPolicy.RESTRICTED])
+def test_what_lies_apart_is_refused_by_the_others(policy: NumaPolicy) -> None:
+    place = Place(facts(policy=policy, devices=CARDS_OF_BOTH))
+    bind(place, pod("cpus", {"cpu": 8}, "LSR"))
+    place.record(
+        holding_of(
+            pod("third", notes={ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100}}]}})
+        )
+    )
+    found = refusal(place, pod("a", {"cpu": 4, CARDS: 2}, "LSR"))
+    assert "no NUMA nodes that the policy admits" in found.text()
+    assert not found.unresolvable

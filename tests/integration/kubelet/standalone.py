@@ -130,12 +130,19 @@ class Kubelet:
         return (self.folder / "kubelet.log").read_text(errors="replace")
 
     # pods
-    def run(self, name: str, containers: Sequence[dict[str, Any]], **spec: Any) -> str:
-        """Gives it a static pod in namespace default; the name that it has on this node."""
+    def run(
+        self,
+        name: str,
+        containers: Sequence[dict[str, Any]],
+        metadata: dict[str, dict[str, str]] | None = None,
+        **spec: Any,
+    ) -> str:
+        """Gives it a static pod in namespace default, with these labels and annotations; the name
+        that it has on this node."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default"},
+            "metadata": {"name": name, "namespace": "default", **(metadata or {})},
             "spec": {
                 "hostNetwork": True,
                 "terminationGracePeriodSeconds": 0,

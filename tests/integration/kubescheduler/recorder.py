@@ -21,14 +21,16 @@ class Recorder:
         self.candidates: dict[str, int] = {}
         self._port = port
 
-    def forward(self, path: str, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
-        try:
-            connection.request("POST", path, body, {"Content-Type": "application/json"})
-            reply = connection.getresponse()
-            answer = reply.read()
-        finally:
-            connection.close()
+    def connection(self) -> http.client.HTTPConnection:
+        """To the extender."""
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+
+    def forward(
+        self, connection: http.client.HTTPConnection, path: str, body: bytes
+    ) -> tuple[int, bytes]:
+        connection.request("POST", path, body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        answer = reply.read()
         if reply.status == 200:
             self._note(path.strip("/"), json.loads(body), json.loads(answer))
         return reply.status, answer
@@ -53,10 +55,15 @@ def recording(recorder: Recorder) -> Iterator[str]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def handle(self) -> None:
+            with contextlib.closing(recorder.connection()) as self.onward:
+                super().handle()
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status, answer = recorder.forward(self.path, body)
+            status, answer = recorder.forward(self.onward, self.path, body)
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(answer)))

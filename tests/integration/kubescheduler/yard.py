@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -40,10 +41,12 @@ class Yard:
         requests: dict[str, str],
         qos: str = "",
         notes: dict[str, str] | None = None,
+        *,
+        labels: dict[str, str] | None = None,
         **spec: Any,
     ) -> None:
         """A pod that wants a node of the test's."""
-        labels = {"koordinator.sh/qosClass": qos} if qos else {}
+        labels = {**(labels or {}), **({"koordinator.sh/qosClass": qos} if qos else {})}
         pod = objects.pending(
             self.name,
             name,
@@ -69,6 +72,14 @@ class Yard:
             seconds,
         )
         return self.bound()
+
+    def wait_count(self, count: int, seconds: float) -> None:
+        """So many pods are bound: too many to list without a pause."""
+
+        def enough() -> bool:
+            return len(self.bound()) >= count or time.sleep(0.5) is not None
+
+        eventually(f"{count} are bound", enough, seconds)
 
     def wait_refused(self, name: str) -> str:
         """The reason that people read."""
@@ -103,8 +114,9 @@ class Yard:
 
 
 @contextlib.contextmanager
-def yard(api: ApiServer, name: str) -> Iterator[Yard]:
-    """A namespace and nodes of its own, emptied afterwards."""
+def yard(api: ApiServer, test: str) -> Iterator[Yard]:
+    """A namespace and nodes of a test's own, emptied afterwards."""
+    name = re.sub("[^a-z0-9]+", "-", test.lower().removeprefix("test_"))[:50].strip("-")
     objects.namespace(api, name)
     with hosts(api, name) as its:
         it = Yard(api, name, its)

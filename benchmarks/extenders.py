@@ -1,0 +1,62 @@
+"""Processes that a benchmark of the scheduler talks to. `python -m benchmarks.extenders API` serves
+the verbs as `topolet scheduler` does, over plain HTTP, with the API server at that port; without a
+port it serves bare exchanges: whatever comes, it answers what it was told by /told."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Final
+
+from agent.host.ending import Ending
+from agent.kube import auth
+from agent.kube.auth import FileAccess
+from agent.model.settings import Settings
+from agent.scheduler import process
+from agent.scheduler.routes import Reply, Route
+from agent.scheduler.server import Server
+
+VERBS: Final = ("filter", "prioritize", "bind")
+
+
+def ours(api: int, port: int) -> None:
+    """Until SIGTERM. All is as in production but for how the API server is found."""
+    auth.access = lambda *_: FileAccess(f"http://127.0.0.1:{api}")
+    process.run(
+        Settings(
+            extender_address=f"127.0.0.1:{port}",
+            tls_certificate_file="",
+            scheduler_http="",
+            lease_name="",
+        )
+    )
+
+
+def bare(port: int) -> None:
+    """The exchange of the same bytes by the same server, and nothing else."""
+    told = b"{}"
+
+    def learn(body: bytes) -> Reply:
+        nonlocal told
+        told = body
+        return Reply(200, b"{}")
+
+    routes = {f"/{verb}": Route("POST", lambda _: Reply(200, told)) for verb in VERBS}
+    server = Server(f"127.0.0.1:{port}", {**routes, "/told": Route("POST", learn)}, None)
+    ended = threading.Event()
+    with Ending(ended.set):
+        server.start()
+        ended.wait()
+    server.close()
+
+
+def main() -> None:
+    port = int(sys.argv[1])
+    if len(sys.argv) > 2:
+        ours(int(sys.argv[2]), port)
+    else:
+        bare(port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,426 @@
+"""The scheduler's extender beside the bare HTTP exchange of the same bytes, and pods a second.
+
+The server runs as in production, in its own process, and follows an API server of a made-up cluster
+in another; the caller is a third, over kept connections. Every call is of another pod; a pod is
+bound between any two calls, so that of the nodes that a shape was asked about some have changed.
+`cold`, beside the warm calls: the first of each shape. The steps of a case are what decoding,
+deciding and encoding take of it, and what is left for HTTP. `passed_through`: a verb about a pod
+that needs nothing of us beyond the bare exchange. `growth_N`: all nodes of clusters of other sizes.
+The cases of single nodes are those of nodefilter.py and zonefilter.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import msgspec
+
+from agent.scheduler import wire
+from benchmarks import fleet, nodefilter, stubapi, zonefilter
+from benchmarks.common import Row, alone, arguments, compared, percentile, report
+from benchmarks.peers import packages
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BARE: Final = "bare HTTP exchange"
+VERBS: Final = ("filter", "prioritize")
+START_SECONDS: Final = 240.0
+
+
+class Amount(msgspec.Struct, frozen=True):
+    """How much is measured. `grown`: sizes of clusters, each asked about all of its nodes."""
+
+    nodes: int = 5000
+    pods: int = 100_000
+    kinds: int = 60
+    rounds: int = 240
+    burst: int = 1000
+    grown: tuple[int, ...] = (500, 15_000)
+
+
+QUICK: Final = Amount(pods=5000, kinds=6, rounds=30, burst=100, grown=())
+
+
+class Connection:
+    """One kept connection; a request costs the caller little."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post(self, path: str, body: bytes) -> bytes:
+        """The body of the answer; raises RuntimeError for another status than 200."""
+        self._socket.sendall(
+            b"POST /%s HTTP/1.1\r\nHost: x\r\nUser-Agent: Go-http-client/1.1\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (path.encode(), len(body))
+            + body
+        )
+        data = b""
+        while (end := data.find(b"\r\n\r\n")) < 0:
+            data += self._received()
+        head = data[:end]
+        if b" 200 " not in head[:15]:
+            raise RuntimeError(f"{path}: {data[:300]!r}")
+        low = head.lower()
+        length = int(low[low.index(b"content-length:") + 15 :].split(b"\r\n", 1)[0])
+        parts = [data[end + 4 :]]
+        missing = length - len(parts[0])
+        while missing > 0:
+            parts.append(self._received())
+            missing -= len(parts[-1])
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _received(self) -> bytes:
+        data = self._socket.recv(1 << 20)
+        if not data:
+            raise RuntimeError("the server closed the connection")
+        return data
+
+
+class Extender:
+    """A process that serves the verbs."""
+
+    def __init__(self, stack: ExitStack, *arguments: str) -> None:
+        self.port = free_port()
+        self.process = started(stack, "benchmarks.extenders", str(self.port), *arguments)
+        self._wait()
+        self.connection = Connection(self.port)
+        stack.callback(self.connection.close)
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError("the extender ended")
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1):
+                    return
+            except OSError:
+                time.sleep(0.05)
+        raise RuntimeError("the extender does not listen")
+
+    def page(self, path: str) -> str | None:
+        """None where it is not served now."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            return None
+
+    def ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while self.page("/readyz") is None:
+            if time.monotonic() > deadline:
+                raise RuntimeError("the extender is not ready")
+            time.sleep(0.1)
+
+    def metric(self, name: str) -> float:
+        for line in (self.page("/metrics") or "").splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rpartition(" ")[2])
+        raise RuntimeError(f"no metric {name}")
+
+    def seconds(self, verb: str) -> float:
+        """That it spent on all calls of the verb so far, from body to answer."""
+        return self.metric(f'topolet_scheduler_verb_seconds_sum{{verb="{verb}"}}')
+
+    def rss_mb(self) -> float:
+        statm = Path(f"/proc/{self.process.pid}/statm").read_text().split()
+        return int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def started(stack: ExitStack, module: str, *arguments: str) -> subprocess.Popen[str]:
+    server = packages.cached("cheroot", ("cheroot",))
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(server)} if server else None,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    stack.callback(ended, process)
+    return process
+
+
+def ended(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.terminate()
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+class Took(msgspec.Struct, frozen=True):
+    """Milliseconds of filter and prioritize of one pod: ours, and the bare exchanges' of the same
+    bytes; `read` and `written`: to decode and encode them."""
+
+    ours: float
+    base: float
+    read: float
+    written: float
+
+
+class Caller:
+    """kube-scheduler's part, for pods of the first `kinds` shapes in turn."""
+
+    def __init__(self, ours: Extender, bare: Extender, nodes: int, kinds: int) -> None:
+        self.ours = ours
+        self._bare = bare
+        self.nodes = nodes
+        self._names = [stubapi.node_name(number) for number in range(nodes)]
+        self._kinds = fleet.kinds()
+        self._step = len(self._kinds) // kinds
+        self._shapes = kinds
+        self._random = random.Random(1)
+        self._count = 0
+        self.lost = 0
+
+    def next(
+        self, candidates: int, kind: int | None = None, names: Sequence[str] = ()
+    ) -> tuple[str, bytes]:
+        """A new pod's name and the body of its questions, about these `names` or some others."""
+        if kind is None:
+            kind = self._count % self._shapes * self._step
+        self._count += 1
+        name = stubapi.pod_name(kind, self._count)
+        pod = (fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]).pod(name)
+        del pod["spec"]["nodeName"]
+        names = names or self._random.sample(self._names, candidates)
+        args = {"Pod": pod, "Nodes": None, "NodeNames": names}
+        return name, json.dumps(args, separators=(",", ":")).encode()
+
+    def bind(self, connection: Connection, name: str, node: str) -> None:
+        args = {"PodName": name, "PodNamespace": "default", "PodUID": f"uid-{name}", "Node": node}
+        answer = json.loads(connection.post("bind", json.dumps(args).encode()))
+        self.lost += bool(answer["Error"])
+
+    def decide(self, connection: Connection, body: bytes) -> str | None:
+        """Filter and prioritize; the node that kube-scheduler takes then."""
+        answer = msgspec.json.decode(connection.post("filter", body), type=_Filtered)
+        priorities = msgspec.json.decode(connection.post("prioritize", body), type=list[_Priority])
+        if priorities:
+            return max(priorities, key=lambda each: each.score).host
+        return answer.names[0] if answer.names else None
+
+    def measured(self, candidates: int, kind: int | None = None) -> Took:
+        """One pod through both verbs; then it is bound."""
+        name, body = self.next(candidates, kind)
+        ours: list[float] = []
+        base: list[float] = []
+        answers = []
+        for verb in VERBS:
+            took, answer = self._asked(self.ours, verb, body)
+            bare = self._bare_exchange(verb, body, answer)
+            ours.append(took)
+            base.append(bare)
+            answers.append(answer)
+        read, written = self._steps(body, answers)
+        self._bind_first(name, answers[0])
+        return Took(sum(ours), sum(base), read, written)
+
+    def beyond(self, candidates: int, kind: int) -> tuple[float, float]:
+        """What each verb about one pod of that shape takes beyond its bare exchange, ms. Another
+        pod of the shape was asked about before; that the API server tells of the bind between is
+        heard by then."""
+        _, body = self.next(candidates, kind)
+        answers = [self._asked(self.ours, verb, body)[1] for verb in VERBS]
+        name, body = self.next(candidates, kind, json.loads(body)["NodeNames"])
+        bare = [
+            self._bare_exchange(verb, body, answer)
+            for verb, answer in zip(VERBS, answers, strict=True)
+        ]
+        ours = [self._asked(self.ours, verb, body)[0] for verb in VERBS]
+        self._bind_first(name, answers[0])
+        return ours[0] - bare[0], ours[1] - bare[1]
+
+    @staticmethod
+    def _asked(whom: Extender, verb: str, body: bytes) -> tuple[float, bytes]:
+        took, answer = _timed(lambda: whom.connection.post(verb, body))
+        return took, answer
+
+    def _bare_exchange(self, verb: str, body: bytes, answer: bytes) -> float:
+        self._bare.connection.post("told", answer)
+        return self._asked(self._bare, verb, body)[0]
+
+    def _bind_first(self, name: str, filtered: bytes) -> None:
+        nodes = json.loads(filtered)["NodeNames"]
+        if nodes:
+            self.bind(self.ours.connection, name, nodes[0])
+
+    @staticmethod
+    def _steps(body: bytes, answers: Sequence[bytes]) -> tuple[float, float]:
+        result = msgspec.json.decode(answers[0], type=wire.ExtenderFilterResult)
+        read, args = _timed(lambda: wire.extender_args(body))
+        written, _ = _timed(lambda: wire.filter_answer(args, result))
+        return 2 * read, written
+
+
+class _Filtered(msgspec.Struct):
+    names: list[str] = msgspec.field(name="NodeNames", default_factory=list)
+
+
+class _Priority(msgspec.Struct, rename="pascal"):
+    host: str
+    score: int
+
+
+def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    start = time.perf_counter()
+    answer = call()
+    return (time.perf_counter() - start) * 1e3, answer
+
+
+def verbs(
+    case: str, caller: Caller, candidates: int, rounds: int, cold: Sequence[Took]
+) -> list[Row]:
+    """Warm calls as a row with the cold ones' median beside, and a row for each step."""
+    before = _spent(caller.ours)
+    took = [caller.measured(candidates) for _ in range(rounds)]
+    inside = (_spent(caller.ours) - before) / rounds
+    ours, base = [each.ours for each in took], [each.base for each in took]
+    read = statistics.mean(each.read for each in took)
+    written = statistics.mean(each.written for each in took)
+    steps = {
+        "decode": read,
+        "decide": inside - read - written,
+        "encode": written,
+        "http": statistics.mean(ours) - inside,
+    }
+    row = compared(
+        case,
+        statistics.median(ours),
+        statistics.median(base),
+        BARE,
+        "ms",
+        p99=percentile(ours, 99),
+        cold=statistics.median([each.ours for each in cold]),
+        cold_p99=percentile([each.ours for each in cold], 99),
+    )
+    return [row, *(alone(f"{case}_{step}", value, "ms") for step, value in steps.items())]
+
+
+def _spent(ours: Extender) -> float:
+    return 1e3 * (ours.seconds("filter") + ours.seconds("prioritize"))
+
+
+def passed_through(caller: Caller, candidates: int, rounds: int) -> Row:
+    """What a pod that needs nothing of us costs a verb, beyond the bare exchange."""
+    nothing = len(fleet.kinds())
+    caller.measured(caller.nodes, nothing)
+    took = [caller.beyond(candidates, nothing) for _ in range(rounds)]
+    of_verbs = [statistics.median(each[verb] for each in took) for verb in range(len(VERBS))]
+    row = alone("passed_through", max(of_verbs), "ms")
+    return row | dict(zip(VERBS, of_verbs, strict=True))
+
+
+def pods_per_second(
+    stack: ExitStack, caller: Caller, candidates: int, pods: int, callers: int = 8
+) -> float:
+    """As kube-scheduler does it: one pod after the other is decided, and bound aside."""
+    connections = [Connection(caller.ours.port) for _ in range(callers)]
+    for each in connections:
+        stack.callback(each.close)
+    prepared = [caller.next(candidates) for _ in range(pods)]
+    free = list(connections)
+
+    def bind(name: str, node: str) -> None:
+        connection = free.pop()
+        caller.bind(connection, name, node)
+        free.append(connection)
+
+    with ThreadPoolExecutor(callers) as pool:
+        start = time.perf_counter()
+        bound = []
+        for name, body in prepared:
+            node = caller.decide(caller.ours.connection, body)
+            if node is not None:
+                bound.append(pool.submit(bind, name, node))
+        for each in bound:
+            each.result()
+        seconds = time.perf_counter() - start
+    return len(bound) / seconds
+
+
+def cluster(stack: ExitStack, nodes: int, pods: int) -> Extender:
+    """Ours over an API server with so much in it; returns when it may be asked."""
+    api = started(stack, "benchmarks.stubapi", str(nodes), str(pods))
+    assert api.stdout is not None
+    ours = Extender(stack, api.stdout.readline().strip())
+    ours.ready()
+    return ours
+
+
+def growth(stack: ExitStack, bare: Extender, nodes: int, amount: Amount) -> list[Row]:
+    """A cluster of another size, asked about all of its nodes."""
+    with ExitStack() as own:
+        caller = Caller(cluster(own, nodes, 4 * nodes), bare, nodes, 10)
+        cold = [caller.measured(nodes) for _ in range(10)]
+        return verbs(f"growth_{nodes}", caller, nodes, amount.rounds // 3, cold)
+
+
+def rows(amount: Amount) -> list[Row]:
+    """All cases of the extender."""
+    found: list[Row] = []
+    with ExitStack() as stack:
+        bare = Extender(stack)
+        began = time.monotonic()
+        ours = cluster(stack, amount.nodes, amount.pods)
+        found.append(alone("start", time.monotonic() - began, "s"))
+        caller = Caller(ours, bare, amount.nodes, amount.kinds)
+        cold = [caller.measured(500) for _ in range(amount.kinds)]
+        cold_all = [caller.measured(amount.nodes) for _ in range(amount.kinds)]
+        found += verbs("filter_prioritize_500", caller, 500, amount.rounds, cold)
+        found += verbs("filter_prioritize_5000", caller, amount.nodes, amount.rounds, cold_all)
+        found.append(passed_through(caller, 500, amount.rounds))
+        for candidates in (100, 500):
+            pods_a_second = pods_per_second(stack, caller, candidates, amount.burst)
+            case = "pods_per_second" if candidates == 100 else f"pods_per_second_{candidates}"
+            found.append(alone(case, pods_a_second, "pods/s"))
+        found.append(
+            alone("lost_races", ours.metric("topolet_scheduler_lost_races_total"), "binds")
+        )
+        found.append(alone("rss_mb", ours.rss_mb(), "MB"))
+    with ExitStack() as stack:
+        bare = Extender(stack)
+        for nodes in amount.grown:
+            found += growth(stack, bare, nodes, amount)
+    return found
+
+
+def main() -> None:
+    chosen = arguments(__doc__)
+    found = rows(QUICK if chosen.quick else Amount())
+    with ExitStack() as stack:
+        found += nodefilter.table(stack, quick=chosen.quick)
+        found += zonefilter.table(stack, quick=chosen.quick)
+    report(found, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""An API server of a made-up cluster that answers at once: lists, watches, Bindings.
+
+A process of its own: `python -m benchmarks.stubapi NODES PODS` prints its port and serves until its
+stdin ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Final
+
+from benchmarks import fleet
+
+NODE: Final = "/api/v1/nodes"
+POD: Final = "/api/v1/pods"
+TOPOLOGY: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+DEVICE: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+_VERSION: Final = 1000
+_GROUP: Final = 400
+"""Events written at once."""
+
+
+def node_name(number: int) -> str:
+    return f"node-{number:05d}.example"
+
+
+def pod_name(kind: int, number: int) -> str:
+    """Of a pod that is still to be bound: the server knows what it is from its name."""
+    return f"new-{kind}-{number}"
+
+
+class Cluster:
+    """`pods` that run already are small ones, spread evenly."""
+
+    def __init__(self, nodes: int, pods: int) -> None:
+        self._nodes = nodes
+        self._pods = pods
+        self._machines = [fleet.Machine(model) for model in fleet.MODELS]
+        self._kinds = fleet.kinds()
+        self._small = (fleet.plain("100m", "128Mi"), fleet.sharer("250m", 1))
+        self._bound: dict[str, dict[str, Any]] = {}
+
+    def objects(self, path: str) -> Iterator[dict[str, Any]]:
+        for number in range(self._nodes):
+            name = node_name(number)
+            machine = self._machines[number % len(self._machines)]
+            if path == NODE:
+                yield machine.node(name)
+            elif path == TOPOLOGY:
+                yield machine.topology(name)
+            elif path == DEVICE and machine.model.gpus:
+                yield machine.devices(name)
+            elif path == POD:
+                yield fleet.agent(name)
+        if path == POD:
+            for number in range(self._pods):
+                node = node_name(number % self._nodes)
+                yield self._small[number % 2].pod(f"run-{number}", node=node)
+
+    def bind(self, name: str, binding: dict[str, Any]) -> dict[str, Any]:
+        """The pod with its node."""
+        kind = int(name.split("-")[1])
+        made = fleet.NOTHING if kind == len(self._kinds) else self._kinds[kind]
+        pod = made.pod(name, uid=binding["metadata"]["uid"], node=binding["target"]["name"])
+        pod["metadata"]["annotations"] |= binding["metadata"].get("annotations") or {}
+        self._bound[name] = pod
+        return pod
+
+    def delete(self, name: str) -> dict[str, Any] | None:
+        return self._bound.pop(name, None)
+
+
+class Server:
+    """Threads over sockets: what it costs is to be small beside what is measured."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._lock = threading.Lock()
+        self._version = _VERSION
+        self._watching: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = self._listening.getsockname()[1]
+
+    def serve(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        reader = connection.makefile("rb")
+        with contextlib.suppress(OSError):
+            while (request := _read(reader)) is not None:
+                self._answer(connection, *request)
+
+    def _answer(self, connection: socket.socket, method: str, target: str, body: bytes) -> None:
+        path, _, query = target.partition("?")
+        if method == "POST" and path.endswith("/binding"):
+            pod = self._cluster.bind(path.split("/")[-2], json.loads(body))
+            _reply(connection, b'{"kind":"Status","status":"Success"}', 201)
+            self._tell("MODIFIED", pod)
+        elif method == "DELETE":
+            gone = self._cluster.delete(path.split("/")[-1])
+            _reply(connection, b"{}", 200 if gone else 404)
+            if gone:
+                self._tell("DELETED", gone)
+        elif path in (NODE, POD, TOPOLOGY, DEVICE):
+            if "watch=true" in query:
+                self._watch(connection, path, "sendInitialEvents" in query)
+            else:
+                self._list(connection, path, query)
+        elif path in (TOPOLOGY.rpartition("/")[0], DEVICE.rpartition("/")[0]):
+            names = [each.rpartition("/")[2] for each in (TOPOLOGY, DEVICE)]
+            _reply(
+                connection, json.dumps({"resources": [{"name": each} for each in names]}).encode()
+            )
+        else:
+            _reply(connection, b'{"kind":"Status","code":404}', 404)
+
+    def _list(self, connection: socket.socket, path: str, query: str) -> None:
+        """A whole list is asked for by nobody whose watch is served; a part tells the version."""
+        items = []
+        if "limit=1" not in query.split("&"):
+            items = [_versioned(each, _VERSION) for each in self._cluster.objects(path)]
+        with self._lock:
+            metadata = {"resourceVersion": str(self._version)}
+        _reply(connection, json.dumps({"metadata": metadata, "items": items}).encode())
+
+    def _watch(self, connection: socket.socket, path: str, initial: bool) -> None:
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+        )
+        if initial:
+            lines: list[bytes] = []
+            for each in self._cluster.objects(path):
+                lines.append(_event("ADDED", _versioned(each, _VERSION)))
+                if len(lines) == _GROUP:
+                    _chunk(connection, b"".join(lines))
+                    lines.clear()
+            mark = {"k8s.io/initial-events-end": "true"}
+            metadata = {"name": "", "resourceVersion": str(_VERSION), "annotations": mark}
+            lines.append(_event("BOOKMARK", {"metadata": metadata}))
+            _chunk(connection, b"".join(lines))
+        if path == POD:
+            with self._lock:
+                self._watching.append(connection)
+
+    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+        with self._lock:
+            self._version += 1
+            line = _event(kind, _versioned(pod, self._version))
+            for connection in self._watching:
+                _chunk(connection, line)
+
+
+def _read(reader: BinaryIO) -> tuple[str, str, bytes] | None:
+    line = reader.readline()
+    if not line:
+        return None
+    method, target, _ = line.decode().split()
+    length = 0
+    while (header := reader.readline()) not in (b"\r\n", b""):
+        if header[:15].lower() == b"content-length:":
+            length = int(header[15:])
+    return method, target, reader.read(length)
+
+
+def _reply(connection: socket.socket, body: bytes, code: int = 200) -> None:
+    connection.sendall(
+        b"HTTP/1.1 %d x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
+        % (code, len(body), body)
+    )
+
+
+def _versioned(body: dict[str, Any], version: int) -> dict[str, Any]:
+    body["metadata"]["resourceVersion"] = str(version)
+    return body
+
+
+def _event(kind: str, body: dict[str, Any]) -> bytes:
+    return json.dumps({"type": kind, "object": body}).encode() + b"\n"
+
+
+def _chunk(connection: socket.socket, data: bytes) -> None:
+    connection.sendall(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def main() -> None:
+    server = Server(Cluster(int(sys.argv[1]), int(sys.argv[2])))
+    threading.Thread(target=server.serve, daemon=True).start()
+    print(server.port, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.foreign.carriers import Carriers, grants
+from agent.allocate.foreign.claimed import claimed_cpus
+from agent.model.cpuset import CpuSet
+from agent.model.holding import Grant, Source
+
+
+def claim(
+    uid: str = "a",
+    driver: str = "dra.cpu",
+    device: str = "cpudevnuma000",
+    cdi: str = "dra.k8s.io/cpu=claim-5f-7e",
+) -> Grant:
+    return Grant(uid, "main", driver, (device,), Source.CLAIM, f"ns/{uid}", cdi=(cdi,))
+
+
+def shows(uid: str, variables: dict[str, str]) -> tuple[Grant, ...]:
+    return grants(uid, "main", Carriers(environment=tuple(variables.items())))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        claim(),
+        claim(device="cpudev003"),
+        claim(driver="balloons.nri.io", cdi="balloons.nri.io/device=claim-5f-7e-0"),
+        claim(driver="x", device="cpudevmachine"),
+    ],
+)
+def test_claim_and_variable_together_say_which_cpus(given: Grant) -> None:
+    found = claimed_cpus((given, *shows("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
+    assert found.by_uid == {"a": {"main": CpuSet([2, 3, 5])}}
+    assert [(each.part, each.claim) for each in found.holdings] == [("2-3,5", "ns/a")]
+    assert found.problems == ()
+
+
+def test_a_container_may_have_two_claims() -> None:
+    other = msgspec.structs.replace(claim(), cdi=("dra.k8s.io/cpu=claim-9",), claim="ns/b")
+    variables = {"DRA_CPUSET_5f-7e": "2-3", "DRA_CPUSET_9": "7"}
+    found = claimed_cpus((claim(), other, *shows("a", variables)))
+    assert found.by_uid == {"a": {"main": CpuSet([2, 3, 7])}}
+    assert [each.claim for each in found.holdings] == ["ns/a", "ns/b"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (),
+        (claim("b"),),
+        (claim(cdi="dra.k8s.io/cpu=claim-5f"),),
+        (claim(cdi=""),),
+        (claim(driver="gpu.example", device="gpu-0"),),
+        (msgspec.structs.replace(claim(), container="side"),),
+    ],
+)
+def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[Grant, ...]) -> None:
+    """Whoever makes a pod can write one, beside a claim of his too: it would take the whole
+    pool."""
+    found = claimed_cpus((*given, *shows("a", {"DRA_CPUSET_5f-7e": "0-127"})))
+    assert (found.by_uid, found.holdings) == ({}, ())
+    (problem,) = found.problems
+    assert problem.endswith("CPUs 0-127 in a variable, and no such claim by the kubelet's word")
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [("dynamic", "'dynamic' does not say which CPUs they are"), (",", "',' is no list of CPUs")],
+)
+def test_a_variable_that_names_no_cpu_is_told(value: str, why: str) -> None:
+    found = claimed_cpus((claim(), *shows("a", {"DRA_CPUSET_5f-7e": value})))
+    assert found.by_uid == {}
+    assert [each.partition(" in a variable: ")[2] for each in found.problems] == [why]
+
+
+def test_a_claim_without_a_variable_takes_no_cpu() -> None:
+    """It has them only while its container runs."""
+    assert claimed_cpus((claim(),)).by_uid == {}

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.foreign.corrected import corrections
+from agent.model.corrections import ContainerCorrection, OwnDevice, PodCorrection
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devices import Device, DeviceTopology
+from agent.model.qos import QoS
+from agent.model.visible import DeviceNode, Visible, VisibleGpu
+from agent.model.wanted import PodWanted, Wanted
+from tests.builders import pod
+
+ONE, MIG = VisibleGpu("GPU-1", "0"), VisibleGpu("MIG-x", "1:0")
+VERBS, FUNCTION, COMMON = (
+    DeviceNode(f"/dev/infiniband/{name}") for name in ("uverbs0", "uverbs1", "rdma_cm")
+)
+FILES = DeviceFiles(
+    (CardFiles(ONE, 0), CardFiles(VisibleGpu("GPU-2", "1"), 1, True, (MIG,))),
+    (OtherFiles("rdma", "0000:17:00.0", 0, (VERBS,), {"0000:17:00.1": (FUNCTION,)}),),
+    {"rdma": (COMMON,)},
+)
+DEVICES = tuple(
+    Device(kind, uuid, 0, {}, topology=DeviceTopology(node=node))
+    for kind, uuid, node in (
+        ("gpu", "GPU-1", 0),
+        ("gpu", "GPU-2", 1),
+        ("rdma", "0000:17:00.0", 1),
+    )
+)
+
+
+def correction(each: Wanted, **containers: Wanted) -> PodCorrection:
+    wanted = {"a": PodWanted("ns/a", QoS.LS, each, containers)}
+    return corrections([pod("a")], wanted, FILES, DEVICES)["ns", "a"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpus"),
+    [
+        (Wanted(), None),
+        (Wanted("0-3"), EMPTY),
+        (Wanted("1,3", exclusive=True), CpuSet([1, 3])),
+    ],
+)
+def test_cpus_are_those_that_are_its_own(wanted: Wanted, cpus: CpuSet | None) -> None:
+    assert correction(wanted) == PodCorrection(ContainerCorrection(cpus))
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices"),
+    [
+        (Visible(), {}),
+        (Visible(gpus=()), {"gpu": ()}),
+        (Visible(gpus=(ONE, MIG)), {"gpu": (OwnDevice("GPU-1", (0,)), OwnDevice("MIG-x", (1,)))}),
+        (Visible(gpus=(ONE,), refused="taken"), {}),
+        (Visible(nodes={"rdma": ()}), {"rdma": ()}),
+        (
+            Visible(nodes={"rdma": (COMMON, VERBS, FUNCTION)}),
+            {"rdma": (OwnDevice("0000:17:00.0", (1,)), OwnDevice("0000:17:00.1", (1,)))},
+        ),
+    ],
+)
+def test_devices_are_those_that_it_was_given(
+    visible: Visible, devices: dict[str, tuple[OwnDevice, ...]]
+) -> None:
+    assert correction(Wanted(visible=visible)).each.devices == devices
+
+
+def test_each_container_has_its_own() -> None:
+    found = correction(Wanted("0"), main=Wanted("2", exclusive=True))
+    assert (found.of("main").cpus, found.of("other").cpus) == (CpuSet([2]), EMPTY)
+
+
+def test_two_pods_of_one_name_are_left_to_the_kubelet() -> None:
+    wanted = {"a": PodWanted("ns/a", QoS.LS, Wanted("0"))}
+    assert corrections([pod("a"), pod("a")], wanted, FILES, DEVICES) == {}
+    assert corrections([pod("b")], wanted, FILES, DEVICES) == {}, "nobody decided about it"

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.place.answer import Granted, Refused
+from agent.allocate.place.facts import PlaceFacts, PlaceRules
+from agent.allocate.place.place import Place
+from agent.allocate.place.wish import wish_of
+from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.model.apipods import ApiPod
+from agent.model.policies import NumaPolicy
+from tests.allocate.place.builders import facts, pod
+from tests.allocate.zoned.values import node
+
+GIB = 1 << 30
+TWO = {0: {"cpu": 8000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
+
+
+def place(zoned: ZonedNode | None = None, rules: PlaceRules | None = None) -> Place:
+    """With a kubelet that aligns containers."""
+    zoned = zoned or node(TWO)
+    return Place(msgspec.structs.replace(facts(), zoned=zoned, rules=rules or PlaceRules()))
+
+
+def plain(cpu: int, uid: str = "a") -> ApiPod:
+    """Guaranteed, and nobody's but the kubelet's."""
+    amounts = {"cpu": cpu, "memory": "1Gi"}
+    return pod(uid, amounts, limits=amounts)
+
+
+def fits(there: Place, of: ApiPod) -> bool:
+    return isinstance(there.offer(wish_of(of)), Granted)
+
+
+def put(there: Place, of: ApiPod) -> None:
+    found = there.offer(wish_of(of))
+    assert isinstance(found, Granted)
+    there.commit(found)
+
+
+def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
+    there = place()
+    assert fits(there, plain(8))
+    found = there.offer(wish_of(plain(9)))
+    assert isinstance(found, Refused)
+    assert found.text() == ("container c asks for 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
+    assert not found.unresolvable
+    lacking = there.offer(wish_of(pod("a", {"cpu": 1, "example.com/x": 1})))
+    assert isinstance(lacking, Refused)
+    assert lacking.unresolvable
+
+
+def test_a_node_whose_word_is_not_heard_passes_all() -> None:
+    assert fits(Place(PlaceFacts("n")), plain(99))
+    assert fits(Place(facts()), plain(99))
+
+
+def test_a_pod_of_koordinators_is_placed_by_its_rules() -> None:
+    """The node's word is old, and CPUs that pods own are counted here."""
+    there = place(node({0: {"cpu": 0}, 1: {"cpu": 0}}))
+    assert fits(there, pod("a", {"cpu": 2}, "LSR"))
+    assert fits(there, pod("a", {"cpu": 2}, "LS"))
+
+
+def test_koordinators_words_on_the_node_come_before_its_own() -> None:
+    labelled = facts(policy=NumaPolicy.SINGLE_NUMA_NODE)
+    there = Place(msgspec.structs.replace(labelled, zoned=node({0: {"cpu": 0}, 1: {"cpu": 0}})))
+    assert fits(there, plain(8))
+
+
+def test_what_came_since_the_node_spoke_counts() -> None:
+    there = place()
+    put(there, plain(6, "a"))
+    assert not fits(there, plain(6, "b"))
+    assert fits(there, plain(6, "a"))
+    put(there, plain(4, "b"))
+    assert fits(there, plain(2, "c"))
+    assert not fits(there, plain(3, "c"))
+    there.release("a")
+    assert fits(there, plain(8, "c"))
+
+
+def test_cpus_that_a_pod_owns_are_gone_from_their_numa_node() -> None:
+    there = place()
+    put(there, pod("a", {"cpu": 8}, "LSR"))
+    assert fits(there, plain(4, "b"))
+    assert not fits(there, plain(5, "b"))
+
+
+def test_a_share_of_a_pool_takes_no_cpu() -> None:
+    there = place()
+    numa = {"scheduling.koordinator.sh/numa-topology-spec": {"numaTopologyPolicy": "Restricted"}}
+    put(there, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
+    assert there.holdings["a"].claim.amounts
+    assert fits(there, plain(8, "b"))
+    big = pod("c", {"cpu": 1, "memory": "2Gi"}, limits={"cpu": 1, "memory": "2Gi"})
+    put(there, big)
+    assert fits(there, big)
+
+
+def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
+    there = place()
+    put(there, plain(5, "a"))
+    put(there, plain(2, "b"))
+    same = there.with_facts(there.facts)
+    assert fits(same, plain(4, "c"))
+    put(same, plain(4, "c"))
+    assert not fits(same, plain(2, "d"))
+    left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
+    new = msgspec.structs.replace(there.facts, zoned=left)
+    assert fits(there.with_facts(new), plain(3, "c"))
+    beside = there.with_facts(new, untold={"b"})
+    put(beside, plain(4, "c"))
+    assert not fits(beside, plain(2, "d"))
+    assert fits(beside, plain(1, "d"))
+
+
+def test_a_new_word_alone_is_heard_in_place() -> None:
+    there = place()
+    put(there, plain(5, "a"))
+    put(there, plain(2, "b"))
+    version = there.version
+    left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
+    there.hear(left, untold={"b"})
+    assert there.version > version
+    assert there.facts.zoned == left
+    assert set(there.holdings) == {"a", "b"}
+    put(there, plain(4, "c"))
+    assert not fits(there, plain(2, "d"))
+    there.hear(left)
+    assert not fits(there, plain(2, "d")), "it is the old word"
+    there.hear(left, untold=())
+    assert fits(there, plain(3, "d")), "it is the old word, but counts them"
+    there.hear(None)
+    assert fits(there, plain(99, "d"))
+
+
+def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
+    there = place()
+    put(there, plain(8, "a"))
+    assert fits(there.without(["a"]), plain(8, "b"))
+    assert not fits(there, plain(8, "b"))
+
+
+def test_the_score_is_by_the_configured_strategy() -> None:
+    scores = []
+    for strategy in (ZoneStrategy.LEAST_ALLOCATED, ZoneStrategy.MOST_ALLOCATED):
+        found = place(rules=PlaceRules(zones=strategy)).offer(wish_of(plain(2)))
+        assert isinstance(found, Granted)
+        scores.append(found.score)
+    least, most = scores
+    assert least > most > 0
+
+
+def test_shapes_tell_containers_apart_where_numa_nodes_do() -> None:
+    one = {"containers": [{"name": "c", "resources": {"requests": {"cpu": 4}}}]}
+    half = {"resources": {"requests": {"cpu": 2}}}
+    two = {"containers": [{"name": "c", **half}, {"name": "d", **half}]}
+    assert wish_of(pod(**one)).shape != wish_of(pod(**two)).shape
+    empty = [wish_of(pod(containers=[{"name": name}])).shape for name in "cd"]
+    assert empty[0] == empty[1]
+
+
+def test_the_nodes_own_word_is_heard_beside_koordinators_words_on_other_things() -> None:
+    """Amplification says nothing of NUMA nodes."""
+    amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
+    there = Place(msgspec.structs.replace(amplified, zoned=node(TWO)))
+    assert not fits(there, plain(9))
+    put(there, plain(8))
+    assert fits(there, plain(4, "b"))
+    assert not fits(there, plain(5, "b"))

@@ -1,0 +1,84 @@
+"""This machine with GPUs: its own CPUs and processes, PCI functions and a driver of the tests'."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube.store import EmbeddedStore
+from agent.model.gpus import pci_address
+from demo.pods import PodSpec, create_container, create_request, run_sandbox, start_container
+from tests.discover import buses, fakenvml
+from tests.discover.fakenvml import FakeDriver, Machine
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
+
+_NVIDIA = {"class": "0x030200\n", "vendor": "0x10de\n", "numa_node": "0\n"}
+
+
+class GpuHost:
+    """`root` is where /sys and /proc are; what is not of GPUs there leads to this machine's."""
+
+    def __init__(self, folder: Path, machine: Machine) -> None:
+        if why := fakenvml.missing():
+            pytest.skip(why)
+        self.root = folder / "root"
+        self.machine = machine
+        self.driver = FakeDriver(folder, machine)
+        for path in ("/proc", "/sys/devices/system"):
+            self.link(Path(path))
+        for card in machine.cards:
+            address = pci_address(card.bus)
+            buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", _NVIDIA)
+
+    def link(self, path: Path) -> None:
+        """A folder of this machine is there too."""
+        place = self.root / path.relative_to("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What the driver wants."""
+        return {"FAKE_NVML": str(self.driver.facts)}
+
+
+class GpuNode(GpuHost):
+    """A node of such a machine."""
+
+    def __init__(self, node: TestNode, machine: Machine) -> None:
+        super().__init__(node.folder, machine)
+        self.node = node
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """An agent's flags."""
+        return f"--root={self.root}", f"--gpu-driver-root={self.driver.root}"
+
+    def start_agent(self, *flags: str) -> None:
+        """Without a cluster."""
+        self.node.start_agent(*self.places, *flags, variables=self.environ)
+
+    def device(self) -> dict[str, Any]:
+        """The Device object when it lists all cards."""
+        store = EmbeddedStore(str(self.node.state / "objects"))
+        found: dict[str, Any] = {}
+
+        def told() -> bool:
+            nonlocal found
+            found = store.get("Device", "node-a") or {}
+            return bool(found.get("spec", {}).get("devices"))
+
+        eventually("a Device object", told)
+        return found
+
+    def run(self, spec: PodSpec, *visible: str) -> str:
+        """A running container of the pod by what its request names, as device plugins do."""
+        request = create_request(spec, run_sandbox(self.node.direct, spec))
+        if visible:
+            request.config.envs.add(key="NVIDIA_VISIBLE_DEVICES", value=",".join(visible).encode())
+        container = create_container(self.node.direct, request)
+        start_container(self.node.direct, container)
+        return container

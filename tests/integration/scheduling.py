@@ -1,0 +1,134 @@
+"""`topolet scheduler` as a process, and who calls it in kube-scheduler's place."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from demo.stage import free_port
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+Object = dict[str, Any]
+
+
+class Scheduler:
+    """The process; its log is a file below `folder`."""
+
+    def __init__(self, folder: Path, kubeconfig: Path, name: str = "scheduler") -> None:
+        self.port, self.pages_port = free_port(), free_port()
+        self._log = folder / f"{name}.log"
+        self._kubeconfig = kubeconfig
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *flags: str) -> None:
+        """Returns when it listens, in plain HTTP where the flags say nothing else."""
+        before = self.log().count("extender listens")
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "agent", "scheduler"),
+                    f"--extender-address=127.0.0.1:{self.port}",
+                    f"--scheduler-http=127.0.0.1:{self.pages_port}",
+                    "--tls-certificate-file=",
+                    "--lease-seconds=3",
+                    f"--kubeconfig={self._kubeconfig}",
+                    *flags,
+                ],
+                stdout=log,
+                stderr=log,
+            )
+        eventually("listens", lambda: self._alive() and self._listens() > before)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(DEADLINE_SECONDS)
+        self._process = None
+        return code
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    def log(self) -> str:
+        return self._log.read_text() if self._log.exists() else ""
+
+    def ready(self) -> tuple[int, str]:
+        return self._page("readyz")
+
+    def page(self, name: str) -> str:
+        return self._page(name)[1]
+
+    def _page(self, name: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.pages_port, timeout=10)
+        return asked(connection, name)
+
+    def until_ready(self) -> None:
+        eventually("ready", lambda: self._alive() and self.ready()[0] == 200, 30)
+
+    def ask(self, verb: str, body: object) -> Any:
+        """The answer to a request in plain HTTP, which must be 200."""
+        status, text = self.reply(verb, body)
+        assert status == 200, (status, text, self.log()[-2000:])
+        return json.loads(text)
+
+    def reply(self, verb: str, body: object) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return asked(connection, verb, json.dumps(body).encode())
+
+    def reply_tls(self, context: ssl.SSLContext, verb: str, body: object) -> tuple[int, str]:
+        connection = http.client.HTTPSConnection(
+            "localhost", self.port, context=context, timeout=30
+        )
+        return asked(connection, verb, json.dumps(body).encode())
+
+    def _alive(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, self.log()
+        return True
+
+    def _listens(self) -> int:
+        return self.log().count("extender listens")
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self.end(signal.SIGKILL)
+
+
+def asked(
+    connection: http.client.HTTPConnection, page: str, body: bytes | None = None
+) -> tuple[int, str]:
+    """Status and text of one answer."""
+    try:
+        method = "GET" if body is None else "POST"
+        connection.request(method, f"/{page}", body, {"Content-Type": "application/json"})
+        reply = connection.getresponse()
+        return reply.status, reply.read().decode()
+    finally:
+        connection.close()
+
+
+def args(pod: Object, nodes: Iterable[str]) -> Object:
+    """ExtenderArgs of a pod as the API server has it."""
+    return {"Pod": pod, "Nodes": None, "NodeNames": list(nodes)}
+
+
+def binding(pod: Object, node: str) -> Object:
+    metadata = pod["metadata"]
+    return {
+        "PodName": metadata["name"],
+        "PodNamespace": metadata["namespace"],
+        "PodUID": metadata["uid"],
+        "Node": node,
+    }

@@ -1,0 +1,59 @@
+"""kube-scheduler's choice is our first choice, whatever its own plugins think of the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import process, yard
+from tests.integration.kubescheduler.company import Topolet, furnish, shipped
+from tests.integration.kubescheduler.recorder import Recorder, recording
+from tests.integration.kubescheduler.yard import ONE_NODE, Yard
+
+BURST_SECONDS = 300.0
+PLAIN_HTTP = ("--tls-certificate-file=", "--client-ca-file=")
+PODS = 1000
+
+
+def test_thousand_choices(
+    apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of every pod: the node that it is bound to is the one that our last answer put first. All
+    nodes that fit are in our answers, so that kube-scheduler's scores have their say too."""
+    process.program_or_skip()
+    furnish(apiserver)
+    topolet = Topolet(apiserver, tmp_path, *PLAIN_HTTP, "--best-node-only=false")
+    recorder = Recorder(topolet.port)
+    with yard.yard(apiserver, request.node.name) as here, recording(recorder) as url:
+        for number in range(30):
+            here.hosts.add((2, 1, (16, 24, 32)[number % 3], 2))
+        settings = shipped(apiserver, topolet.port)
+        (extender,) = settings["extenders"]
+        extender["urlPrefix"] = url
+        del extender["enableHTTPS"], extender["tlsConfig"]
+        try:
+            topolet.start()
+            with process.scheduling(apiserver, settings, tmp_path):
+                ask(here)
+                here.wait("all are bound", lambda: len(recorder.binds) == PODS, BURST_SECONDS)
+        finally:
+            topolet.kill()
+    assert recorder.binds == recorder.choices
+    assert len(recorder.binds) == PODS
+    assert max(recorder.candidates.values()) == 30
+
+
+def ask(here: Yard) -> None:
+    for number in range(PODS):
+        name = f"p{number}"
+        match number % 4:
+            case 0:
+                here.ask(name, {"cpu": "2"}, "LSR")
+            case 1:
+                here.ask(name, {"cpu": "3"}, "LS", ONE_NODE)
+            case 2:
+                here.ask(name, {"cpu": "500m"}, "LS")
+            case _:
+                here.ask(name, {"cpu": "100m"})

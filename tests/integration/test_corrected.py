@@ -1,0 +1,98 @@
+"""What an exporter is told, beside what a real kubelet thinks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from agent.kubelet.podresources import PodResourcesClient
+from agent.model.cpuset import CpuSet
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.podresources import ContainerResources, GivenDevice
+from agent.model.qos import QOS_LABEL
+from tests.discover import gpumachines
+from tests.integration.gpunode import GpuNode
+from tests.integration.harness import fresh_node
+from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin
+from tests.integration.kubelet.standalone import START_SECONDS, Kubelet, container
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def gpus(kubelet: Kubelet) -> Iterator[GpuNode]:
+    with fresh_node(kubelet.containerd) as node:
+        it = GpuNode(node, gpumachines.dgx1())
+        it.link(kubelet.folder)
+        yield it
+
+
+def main_of(client: PodResourcesClient, pod: str) -> ContainerResources | None:
+    """Slower than the kubelet's limit, also for who asks again and again."""
+    time.sleep(0.05)
+    told = client.pod("default", pod)
+    return told.containers[0] if told and told.containers else None
+
+
+def test_devices_and_cpus_are_those_that_containers_really_have(
+    kubelet: Kubelet, gpus: GpuNode
+) -> None:
+    """The plugin gave one card, the scheduler another; and a pod of class LS shares, whatever CPUs
+    the kubelet gave it."""
+    first, second = (each.uuid for each in gpus.machine.cards[:2])
+    plugin = DevicePlugin(kubelet.shared / "device-plugins")
+    socket = gpus.node.folder / "exported" / "kubelet.sock"
+    exporter = PodResourcesClient(str(socket))
+    minor = gpus.machine.cards[1].minor
+    amounts = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}
+    allocated = json.dumps({"gpu": [{"minor": minor, "resources": amounts}]})
+    wants = {"memory": "8Mi", RESOURCE: "1"}
+    plugin.start({first: (0,)})
+    try:
+        eventually("a card", lambda: kubelet.client.allocatable().devices, START_SECONDS)
+        taker = kubelet.run(
+            "taker",
+            [container("main", "", resources={"requests": wants, "limits": wants})],
+            {"annotations": {DEVICE_ALLOCATED: allocated}},
+        )
+        shares = kubelet.run("shares", [container("main", "1")], {"labels": {QOS_LABEL: "LS"}})
+        own: ContainerResources | None = None
+
+        def kubelet_has_both() -> bool:
+            nonlocal own
+            own = main_of(kubelet.client, shares)
+            took = main_of(kubelet.client, taker)
+            return bool(own and own.cpus and took and took.devices)
+
+        eventually("the kubelet gave both", kubelet_has_both, START_SECONDS)
+        gpus.start_agent(
+            f"--kubelet-dir={kubelet.root}",
+            f"--pod-resources-socket={kubelet.socket}",
+            f"--corrected-pod-resources-socket={socket}",
+        )
+
+        def cards() -> tuple[GivenDevice, ...]:
+            told = main_of(exporter, taker)
+            return told.devices if told else ()
+
+        before = main_of(kubelet.client, taker)
+        assert before is not None
+        assert before.devices == (GivenDevice(RESOURCE, first, (0,)),)
+        eventually(
+            "the scheduler's card", lambda: cards() == (GivenDevice(RESOURCE, second, (0,)),)
+        )
+        assert own is not None
+        expected = msgspec.structs.replace(own, cpus=CpuSet())
+        eventually("no CPU of its own", lambda: main_of(exporter, shares) == expected)
+        assert main_of(kubelet.client, shares) == own
+        assert exporter.allocatable() == kubelet.client.allocatable()
+        assert exporter.pod("default", "nobody") is None, "the kubelet's errors pass"
+        gpus.node.stop_agent()
+    finally:
+        exporter.close()
+        plugin.stop()
+        for name in ("taker", "shares"):
+            kubelet.end(name)

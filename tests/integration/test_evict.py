@@ -1,0 +1,164 @@
+"""Room is made for a pod: at kube-scheduler's word with our victims, and of our own accord where
+only our rule blocks. The test plays the kubelet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.allocate.devices.builders import CORE, RATIO, gpu
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import objects, yard
+from tests.integration.kubescheduler.company import Topolet, company
+from tests.integration.kubescheduler.hosts import Shape
+from tests.integration.kubescheduler.yard import ONE_NODE, Yard, cpus, numa_nodes
+
+# Two NUMA nodes of 8 CPUs.
+SHAPE: Shape = (2, 1, 4, 2)
+HIGH = {"priorityClassName": "evict-high"}
+MIDDLE = {"priorityClassName": "evict-middle"}
+LOW = {"priorityClassName": "evict-low"}
+POLITE = {"priorityClassName": "evict-polite"}
+CLASSES = {"low": 10, "middle": 20, "high": 1000}
+GUARDED = {"app": "guarded"}
+
+
+@pytest.fixture(scope="module")
+def topolet(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topolet]:
+    for name, value in CLASSES.items():
+        objects.priority(apiserver, f"evict-{name}", value)
+    objects.priority(apiserver, "evict-polite", 1000, "Never")
+    with company(apiserver, tmp_path_factory.mktemp("scheduler"), "--evict=true") as it:
+        yield it
+
+
+@pytest.fixture
+def here(apiserver: ApiServer, topolet: Topolet, request: pytest.FixtureRequest) -> Iterator[Yard]:
+    with yard.yard(apiserver, request.node.name) as it:
+        yield it
+
+
+def halves(here: Yard, first: dict[str, str] = LOW, second: dict[str, str] = MIDDLE) -> None:
+    """5 of 8 CPUs of either NUMA node are taken, by `a` and by `b`."""
+    here.hosts.add(SHAPE)
+    here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, **first)
+    here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **second)
+    bound = here.wait_bound("a", "b")
+    assert sorted(map(numa_nodes, bound.values())) == [[0], [1]]
+
+
+def nominated(here: Yard, name: str) -> str:
+    return str(here.pods()[name]["status"].get("nominatedNodeName", ""))
+
+
+def test_preemption_takes_victims_of_one_numa_node(here: Yard) -> None:
+    """Nothing is free; kube-scheduler would be content with any two of four."""
+    here.hosts.add(SHAPE)
+    names = [f"p{number}" for number in range(4)]
+    for name in names:
+        here.ask(name, {"cpu": "4"}, "LSR", ONE_NODE, **LOW)
+    homes = {name: {cpu // 8 for cpu in cpus(pod)} for name, pod in here.wait_bound(*names).items()}
+    here.ask("high", {"cpu": "8"}, "LSR", ONE_NODE, **HIGH)
+    here.wait("victims are ending", lambda: len(here.ending()) >= 2)
+    victims = here.ending()
+    assert len(victims) == 2
+    assert len(set.union(*(homes[name] for name in victims))) == 1
+    here.end_terminating()
+    assert len(cpus(here.wait_bound("high")["high"])) == 8
+    assert here.ending() == set()
+
+
+def test_preemption_takes_the_fewest_cards(here: Yard) -> None:
+    """One card is shared by two pods, the other given whole to one."""
+    here.hosts.add(SHAPE, (gpu(0), gpu(1)))
+    here.ask("whole", {CORE: "100", RATIO: "100"}, **LOW)
+    here.wait_bound("whole")
+    for name in ("part1", "part2"):
+        here.ask(name, {CORE: "50", RATIO: "50"}, **LOW)
+        here.wait_bound(name)
+    here.ask("high", {CORE: "100", RATIO: "100"}, **HIGH)
+    here.wait("a victim is ending", here.ending)
+    assert here.ending() == {"whole"}
+    here.end_terminating()
+    here.wait_bound("high")
+    assert here.bound().keys() == {"part1", "part2", "high"}
+
+
+def test_evicts_the_lowest_where_only_our_rule_blocks(here: Yard) -> None:
+    """Six CPUs are free, three on each NUMA node: kube-scheduler sees no reason for victims."""
+    halves(here)
+    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    here.wait("a victim is ending", here.ending)
+    assert here.ending() == {"a"}
+    here.wait("the node is nominated", lambda: nominated(here, "high") == here.hosts.names[0])
+    told = here.pods()["a"]["status"]["conditions"]
+    (reason,) = [each for each in told if each["type"] == "DisruptionTarget"]
+    assert reason["reason"] == "PreemptionByScheduler"
+    assert here.pods()["a"]["metadata"]["deletionGracePeriodSeconds"] == 30
+    here.stays("nobody else ends", lambda: here.ending() == {"a"})
+    assert nominated(here, "high") == here.hosts.names[0]
+    here.end_terminating()
+    here.wait_bound("high")
+    assert here.bound().keys() == {"b", "high"}
+
+
+def test_what_is_made_free_is_kept_from_lesser_pods(here: Yard) -> None:
+    halves(here)
+    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    here.wait("a victim is ending", here.ending)
+    here.ask("lesser", {"cpu": "3"}, "LS", ONE_NODE, **LOW)
+    here.wait_refused("lesser")
+    here.end_terminating()
+    here.wait_bound("high")
+    assert numa_nodes(here.wait_bound("lesser")["lesser"]) == numa_nodes(here.bound()["b"])
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_budget_keeps_a_pod(here: Yard, apiserver: ApiServer, allowed: int) -> None:
+    guard(apiserver, here, allowed)
+    here.hosts.add(SHAPE)
+    here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
+    here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **MIDDLE)
+    here.wait_bound("a", "b")
+    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    here.wait("a victim is ending", here.ending)
+    assert here.ending() == ({"a"} if allowed else {"b"})
+    here.end_terminating()
+    here.wait_bound("high")
+
+
+def test_nobody_ends_whom_a_budget_keeps_or_who_is_as_important(
+    here: Yard, apiserver: ApiServer
+) -> None:
+    guard(apiserver, here, 0)
+    here.hosts.add(SHAPE)
+    here.ask("a", {"cpu": "5"}, "LS", ONE_NODE, labels=GUARDED, **LOW)
+    here.ask("b", {"cpu": "5"}, "LS", ONE_NODE, **HIGH)
+    here.wait_bound("a", "b")
+    here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)
+    here.wait_refused("high")
+    here.stays("nobody ends", lambda: not here.ending())
+    assert nominated(here, "high") == ""
+
+
+def test_pod_that_never_preempts_waits(here: Yard) -> None:
+    halves(here)
+    here.ask("polite", {"cpu": "6"}, "LS", ONE_NODE, **POLITE)
+    here.wait_refused("polite")
+    here.stays("nobody ends", lambda: not here.ending())
+
+
+def guard(api: ApiServer, here: Yard, allowed: int) -> None:
+    """A budget for GUARDED pods, as its controller would keep it."""
+    path = f"/apis/policy/v1/namespaces/{here.name}/poddisruptionbudgets"
+    spec = {"minAvailable": 1, "selector": {"matchLabels": GUARDED}}
+    api.create(path, {"metadata": {"name": "guard"}, "spec": spec})
+    status = {
+        "observedGeneration": 1,
+        "disruptionsAllowed": allowed,
+        "currentHealthy": 1 + allowed,
+        "desiredHealthy": 1,
+        "expectedPods": 1 + allowed,
+    }
+    api.admin.merge(f"{path}/guard/status", {"status": status})

@@ -1,0 +1,211 @@
+"""Plans of evictions and a real API server, without a kube-scheduler."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.allocate.place.wish import wish_of
+from agent.kube.objects import Change, ChangeKind, Key
+from agent.model.apipods import from_object
+from agent.scheduler import readings
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.disruption import Budgets
+from agent.scheduler.evict import AFTER_SECONDS, PLAN_SECONDS, REST_SECONDS, Evictor
+from agent.scheduler.questions import OfPod
+from agent.scheduler.readings import Agents
+from agent.scheduler.tenants import Tenants
+from agent.scheduler.waiting import Waiter, Waiting
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import objects
+from tests.scheduler import objects as told
+
+QOS = {"koordinator.sh/qosClass": "LSR"}
+CPUS = {"a": "0-3", "b": "4-7"}
+"""All of a node: those of either NUMA node are one pod's."""
+
+_numbers = itertools.count()
+_read = readings.pods(Agents())
+
+
+class World:
+    """One node that two pods fill, and one more important pod that waits for it."""
+
+    def __init__(self, api: ApiServer, name: str) -> None:
+        self.api = api
+        self.name = name
+        self.now = 100.0
+        self.leading = True
+        self.waiting = Waiting()
+        self.budgets = Budgets()
+        self.cluster = Cluster(agents=False)
+        self.evictor = Evictor(
+            api.admin,
+            Tenants(self.cluster),
+            self.waiting,
+            self.budgets,
+            lambda: self.leading,
+            clock=lambda: self.now,
+        )
+        objects.namespace(api, name)
+        objects.ready_node(api, name, {"cpu": "8", "memory": "8Gi"})
+        self.cluster.nodes_changed([told.of_node(told.node(name))])
+        self.cluster.topologies_changed([told.of_topology(told.topology(name))])
+        for pod, cpus in CPUS.items():
+            self.tenant(pod, cpus)
+        body = objects.create(
+            api, objects.pending(name, "high", {"cpu": "4"}, scheduler="none", labels=QOS)
+        )
+        body["spec"]["priority"] = 10
+        pod = from_object(body)
+        wish = wish_of(pod)
+        self.waiter = Waiter(
+            pod.uid, name, "high", OfPod(self.cluster, wish), 0, self.now, 10, (name,), wish
+        )
+        self.waiting.refused(self.waiter)
+        self.now += 1.0
+
+    def tenant(self, pod: str, cpus: str, *, heard: bool = True) -> None:
+        note = {"scheduling.koordinator.sh/resource-status": f'{{"cpuset":"{cpus}"}}'}
+        wanted = objects.pending(
+            self.name, pod, {"cpu": "4"}, scheduler="", labels={**QOS, "app": pod}, annotations=note
+        )
+        wanted["spec"]["nodeName"] = self.name
+        objects.create(self.api, wanted)
+        path = f"/api/v1/namespaces/{self.name}/pods/{pod}/status"
+        ready = {"type": "Ready", "status": "True"}
+        self.api.admin.merge(path, {"status": {"phase": "Running", "conditions": [ready]}})
+        if heard:
+            self.hear(pod)
+
+    def hear(self, pod: str, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+        """A watch tells of it."""
+        raw = self.api.admin.get(f"/api/v1/namespaces/{self.name}/pods/{pod}")
+        self.cluster.pods_changed([Change(kind, Key(self.name, pod), _read(raw))])
+
+    def end(self, pod: str) -> None:
+        """The kubelet has done its part, and a watch tells."""
+        self.hear(pod, ChangeKind.DELETED)
+        objects.end(self.api, self.name, pod)
+
+    def ending(self) -> set[str]:
+        pods = objects.pods(self.api, self.name)
+        return {each for each, pod in pods.items() if "deletionTimestamp" in pod["metadata"]}
+
+
+@pytest.fixture
+def world(apiserver: ApiServer) -> Iterator[World]:
+    it = World(apiserver, f"evictor-{next(_numbers)}")
+    yield it
+    for pod in objects.pods(apiserver, it.name):
+        objects.end(apiserver, it.name, pod)
+    apiserver.admin.delete(f"/api/v1/nodes/{it.name}")
+
+
+def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
+    world.evictor.round()
+    (plan,) = world.evictor.plans
+    assert world.ending() == {each.name for each in plan.victims}
+    assert len(plan.victims) == 1
+    world.now += 10 * REST_SECONDS
+    world.evictor.round()
+    assert world.evictor.plans == (plan,)
+    assert len(world.ending()) == 1
+    assert world.evictor.kept_from("another", 10) == {world.name}
+    assert world.evictor.kept_from("another", 11) == set()
+    assert world.evictor.kept_from(world.waiter.uid, 10) == set()
+    world.waiting.settled(world.waiter.uid)
+    assert world.evictor.kept_from("another", 10) == set()
+    world.evictor.round()
+    assert world.evictor.plans == ()
+
+
+def test_plan_ends_soon_after_its_victims(world: World) -> None:
+    """The pod was not bound: something else holds it back."""
+    world.evictor.round()
+    (victim,) = world.ending()
+    world.end(victim)
+    world.evictor.round()
+    world.now += AFTER_SECONDS
+    world.evictor.round()
+    assert world.evictor.plans == ()
+    assert world.ending() == set()
+
+
+def test_plan_ends_though_its_victims_do_not(world: World) -> None:
+    world.evictor.round()
+    (victim,) = world.ending()
+    world.hear(victim)
+    world.now += PLAN_SECONDS
+    world.evictor.round()
+    assert world.evictor.plans == ()
+
+
+def test_budget_that_is_tighter_than_we_know(world: World) -> None:
+    """The API server says no before anybody ends, and is not asked again at once."""
+    for pod in CPUS:
+        world.api.create(
+            f"/apis/policy/v1/namespaces/{world.name}/poddisruptionbudgets",
+            {
+                "metadata": {"name": pod},
+                "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": pod}}},
+            },
+        )
+    world.evictor.round()
+    assert world.evictor.plans == ()
+    assert world.ending() == set()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda world: objects.end(world.api, world.name, "high"),
+        lambda world: world.waiting.settled(world.waiter.uid),
+        lambda world: world.evictor.rest(world.waiter.uid),
+        lambda world: setattr(world, "now", world.now - 0.5),
+        lambda world: (
+            world.cluster.pods_changed(
+                [told.of_pod(told.pod("a", world.name, phase="Succeeded", namespace=world.name))]
+            )
+            or world.hear("a", ChangeKind.DELETED)
+        ),
+    ],
+    ids=["the pod is gone", "it is offered a node", "kube-scheduler does it", "too early", "room"],
+)
+def test_nobody_ends_in_vain(world: World, spoil: Callable[[World], object]) -> None:
+    spoil(world)
+    world.evictor.round()
+    assert world.evictor.plans == ()
+    assert world.ending() == set()
+
+
+def test_victim_of_another_uid_is_left_alone(world: World) -> None:
+    """Both were deleted and made again under their names, which no watch has told yet."""
+    for pod, cpus in CPUS.items():
+        objects.end(world.api, world.name, pod)
+        world.tenant(pod, cpus, heard=False)
+    world.evictor.round()
+    assert world.evictor.plans == ()
+    assert world.ending() == set()
+
+
+def test_who_leaves_already_is_waited_for(world: World) -> None:
+    world.api.admin.delete(f"/api/v1/namespaces/{world.name}/pods/b")
+    world.hear("b")
+    world.evictor.round()
+    assert world.evictor.plans == ()
+    assert world.ending() == {"b"}
+
+
+def test_who_does_not_lead_evicts_nobody(world: World) -> None:
+    world.leading = False
+    world.evictor.round()
+    assert world.ending() == set()
+    world.leading = True
+    world.evictor.round()
+    assert world.evictor.plans
+    world.leading = False
+    world.evictor.round()
+    assert world.evictor.plans == ()

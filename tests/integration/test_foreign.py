@@ -1,0 +1,122 @@
+"""Cards that pods held before there was an agent, on a real containerd."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+
+import pytest
+
+from agent.hooks.carriers import MOUNT_ROOT
+from agent.model.checkpoints import DEVICES_CHECKPOINTS
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.rpc.grpc import RpcError
+from demo.containerd import Containerd
+from demo.pods import (
+    create_container,
+    create_request,
+    remove_pod,
+    run_sandbox,
+    start_container,
+)
+from tests.discover import gpumachines
+from tests.integration.gpunode import GpuNode
+from tests.integration.harness import TestNode, fresh_node
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def gpus(node: TestNode) -> GpuNode:
+    return GpuNode(node, gpumachines.dgx1())
+
+
+def held(gpus: GpuNode) -> dict[str, list[str]]:
+    """By pod uid, as the Device object says it."""
+    text = gpus.device()["metadata"].get("annotations", {}).get(DEVICES_CHECKPOINTS, "[]")
+    return {each["podUID"]: each["deviceIDs"] for each in json.loads(text)}
+
+
+def allocation(minor: int) -> dict[str, str]:
+    amounts = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}
+    return {DEVICE_ALLOCATED: json.dumps({"gpu": [{"minor": minor, "resources": amounts}]})}
+
+
+def test_what_a_container_shows_is_held_and_given_to_nobody_else(gpus: GpuNode) -> None:
+    node, card = gpus.node, gpus.machine.cards[2]
+    spec = node.spec("theirs", "LS")
+    gpus.run(spec, card.uuid)
+    mounted = node.spec("mounted", "LS")
+    request = create_request(mounted, run_sandbox(node.direct, mounted))
+    other = gpus.machine.cards[3]
+    path = f"{MOUNT_ROOT}/{other.uuid}"
+    request.config.mounts.add(host_path="/dev/null", container_path=path)
+    start_container(node.direct, create_container(node.direct, request))
+    everything = node.spec("monitor", "LS")
+    gpus.run(everything, "all")
+    gpus.start_agent()
+    eventually(
+        "held by who shows them",
+        lambda: held(gpus) == {spec.uid: [card.uuid], mounted.uid: [other.uuid]},
+    )
+
+    node.start_proxy()
+    late = node.spec("late", "LS", annotations=allocation(card.minor or 0))
+    sandbox = run_sandbox(node.proxied, late)
+    with pytest.raises(RpcError, match=f"{card.uuid}.*default/theirs"):
+        create_container(node.proxied, create_request(late, sandbox))
+
+    for each in node.direct.sandboxes():
+        if each.uid == spec.uid:
+            remove_pod(node.direct, each.id)
+    eventually("let go", lambda: held(gpus) == {mounted.uid: [other.uuid]})
+
+
+def test_pods_that_are_left_alone_hold_theirs_all_the_same(gpus: GpuNode) -> None:
+    card = gpus.machine.cards[0]
+    spec = gpus.node.spec("theirs", "LS", namespace="kube-system")
+    gpus.run(spec, card.uuid)
+    gpus.start_agent("--exclude=kube-*")
+    eventually("held", lambda: held(gpus) == {spec.uid: [card.uuid]})
+
+
+@pytest.fixture
+def card_file() -> Iterator[str]:
+    """Of the card with minor 5; nothing answers there."""
+    path = "/dev/nvidia5"
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(240, 245))
+    except OSError as error:
+        pytest.skip(f"{path}: {error}")
+    yield path
+    os.unlink(path)
+
+
+def test_cdi_names_and_device_nodes_are_what_containers_show(
+    containerd2: Containerd, card_file: str
+) -> None:
+    """A node under another name too."""
+    by_minor = {card.minor: card.uuid for card in gpumachines.dgx1().cards}
+    device = {"name": by_minor[4], "containerEdits": {"env": ["CARD=1"]}}
+    specification = {"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": [device]}
+    folder = containerd2.folder / "cdi"
+    folder.mkdir(exist_ok=True)
+    file = folder / "foreign.json"
+    file.write_text(json.dumps(specification))
+    with fresh_node(containerd2) as node:
+        gpus = GpuNode(node, gpumachines.dgx1())
+        specs = {name: node.spec(name, "LS") for name in ("cdi", "moved")}
+        for name, spec in specs.items():
+            request = create_request(spec, run_sandbox(node.direct, spec))
+            if name == "cdi":
+                request.config.CDI_devices.add(name=f"nvidia.com/gpu={by_minor[4]}")
+            else:
+                request.config.devices.add(
+                    host_path=card_file, container_path="/dev/nvidia0", permissions="rw"
+                )
+            start_container(node.direct, create_container(node.direct, request))
+        gpus.start_agent()
+        expected = {specs["cdi"].uid: [by_minor[4]], specs["moved"].uid: [by_minor[5]]}
+        eventually("held by who shows them", lambda: held(gpus) == expected)
+    file.unlink()

@@ -1,0 +1,54 @@
+"""What /metrics tells of GPUs, from a driver's answers to the names of pods and containers."""
+
+from __future__ import annotations
+
+import os
+
+from tests.discover import gpumachines
+from tests.integration.gpunode import GpuNode
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
+
+MIB = 1 << 20
+WHOLE = 0xFFFFFFFF
+"""No MIG instance."""
+
+
+def test_use_memory_and_health_by_card_pod_and_container(node: TestNode) -> None:
+    """A process is its container's by its cgroup; one that is in none has no names, and excluded
+    pods have theirs."""
+    gpus = GpuNode(node, gpumachines.a100_hgx())
+    first, second = gpus.machine.cards[:2]
+    spec = node.spec("trainer", "LS")
+    other = node.spec("monitor", namespace="kube-system")
+    pids = [
+        node.direct.container_placement(gpus.run(each, first.uuid)).pid for each in (spec, other)
+    ]
+    mib = {pids[0]: 300, pids[1]: 20, os.getpid(): 5}
+    compute = " ".join(f"{pid} {size} {WHOLE} {WHOLE}" for pid, size in mib.items())
+    samples = f"{pids[0]} 40 7 0 0"
+    gpus.driver.tell(gpus.machine.but(0, compute=compute, samples=samples, utilization="45 10"))
+    gpus.start_agent("--exclude=kube-*")
+
+    def has(name: str, value: float, **labels: str) -> bool:
+        text = ",".join(f'{key}="{word}"' for key, word in sorted(labels.items()))
+        page = node.get("/metrics")[1].splitlines()
+        found = [line.rpartition(" ")[2] for line in page if line.startswith(f"{name}{{{text}}} ")]
+        return [float(each) for each in found] == [value]
+
+    where = {"uuid": first.uuid, "pod": "default/trainer", "container": "main"}
+    memory = "topolet_gpu_container_memory_bytes"
+    eventually("the trainer's memory", lambda: has(memory, 300 * MIB, **where))
+    assert has("topolet_gpu_container_busy_ratio", 0.4, **where)
+    assert has(memory, 20 * MIB, uuid=first.uuid, pod="kube-system/monitor", container="main")
+    assert has(memory, 5 * MIB, uuid=first.uuid, pod="", container="")
+    card = {"uuid": first.uuid, "minor": str(first.minor)}
+    assert has("topolet_gpu_busy_ratio", 0.45, **card)
+    assert has("topolet_gpu_temperature_celsius", 34, **card)
+    assert has("topolet_gpu_busy_ratio", 0.3, uuid=second.uuid, minor=str(second.minor))
+
+    device = {"type": "gpu", "id": first.uuid, "minor": str(first.minor)}
+    assert has("topolet_device_healthy", 1, **device)
+    gpus.driver.event(0, 79)
+    eventually("it fell off the bus", lambda: has("topolet_device_healthy", 0, **device))
+    assert has("topolet_device_healthy", 1, type="gpu", id=second.uuid, minor=str(second.minor))

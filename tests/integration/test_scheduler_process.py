@@ -1,0 +1,387 @@
+"""The scheduler's process against a real API server, with no more than the role of its overlay."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet
+from benchmarks import fleet
+from benchmarks.fleet import SMALL, Kind, Machine
+from tests.deploy.api import Api, RefusedError, Who
+from tests.deploy.manifests import ROOT, SCHEDULER, objects
+from tests.integration import deployed
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.test_webhook import kubeconfig
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+NAMESPACE = "scheduled"
+NODES = ("extended-1", "extended-2")
+CPUS = 32
+"""Of each node."""
+
+
+class Cluster:
+    """Two nodes of 32 CPUs with their agents, in a namespace of their own."""
+
+    def __init__(self, api: Api, config: Path) -> None:
+        self.api = api
+        self.config = config
+
+    def pod(self, kind: Kind, name: str) -> Object:
+        """Made by somebody, and bound by nobody yet."""
+        body = kind.pod(name)
+        metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
+        spec = {**body["spec"], "schedulerName": "topolet-scheduler"}
+        spec |= {"automountServiceAccountToken": False, "priority": None}
+        made = {"metadata": metadata, "spec": spec}
+        return self.api.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", made)
+
+    def seen(self, pod: Object) -> Object:
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+        return self.api.request("GET", path)
+
+    def cpus(self, pod: Object) -> CpuSet:
+        """What the pod's annotation says that it has."""
+        status = json.loads(self.seen(pod)["metadata"]["annotations"][RESOURCE_STATUS])
+        return CpuSet.parse(status["cpuset"])
+
+    def delete(self, pod: Object) -> None:
+        path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
+        self.api.request("DELETE", f"{path}?gracePeriodSeconds=0")
+
+
+@pytest.fixture(scope="module")
+def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Cluster:
+    api = deployed.administrator(apiserver, "scheduler-deployer")
+    wanted = ("Namespace", "ServiceAccount", "ClusterRole", "Role", "CustomResourceDefinition")
+    bound = ("ClusterRoleBinding", "RoleBinding")
+    found = objects("overlays/scheduler")
+    deployed.apply(
+        api, [each for kinds in (wanted, bound) for each in found if each["kind"] in kinds]
+    )
+    namespace = {"name": NAMESPACE}
+    api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
+    account = {"name": "default", "namespace": NAMESPACE}
+    api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    machine = Machine(SMALL)
+    for name in NODES:
+        node = machine.node(name)
+        del node["metadata"]["uid"]
+        api.request("POST", "/api/v1/nodes", node)
+        deployed.apply(api, [machine.topology(name)])
+        add_agent(api, name)
+    config = tmp_path_factory.mktemp("scheduler") / "kubeconfig"
+    token = apiserver.token("topolet-system", "topolet-scheduler")
+    config.write_text(json.dumps(kubeconfig(apiserver, token)))
+    return Cluster(api, config)
+
+
+def add_agent(api: Api, node: str) -> None:
+    """A pod of the DaemonSet that a kubelet found Ready."""
+    body = fleet.agent(node)
+    metadata = {"name": f"agent-{node}", "labels": body["metadata"]["labels"]}
+    spec = {"nodeName": node, "containers": [{"name": "agent", "image": "i"}]}
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    made = {"metadata": metadata, "spec": {**spec, "automountServiceAccountToken": False}}
+    api.request("POST", pods, made)
+    path = f"{pods}/agent-{node}/status"
+    media = "application/merge-patch+json"
+    api.request("PATCH", path, {"status": body["status"]}, None, media)
+
+
+@pytest.fixture
+def scheduler(cluster: Cluster, tmp_path: Path) -> Iterator[Scheduler]:
+    """Plain HTTP, and the leader."""
+    with Scheduler(tmp_path, cluster.config) as it:
+        it.start()
+        it.until_ready()
+        yield it
+        if it.running:
+            assert it.end() == 0
+
+
+def owner(cpus: int) -> Kind:
+    return fleet.owner(cpus, 1)
+
+
+def scheduled(scheduler: Scheduler, pod: Object) -> str:
+    """As kube-scheduler does, with the first of the best; the pod's node."""
+    asked = args(pod, NODES)
+    nodes = scheduler.ask("filter", asked)["NodeNames"]
+    assert nodes
+    scores = scheduler.ask("prioritize", args(pod, nodes))
+    best = max(scores, key=lambda each: each["Score"])["Host"]
+    assert best in nodes
+    assert scheduler.ask("bind", binding(pod, best)) == {"Error": ""}
+    return str(best)
+
+
+def test_a_pod_is_bound_with_the_cpus_that_it_has(cluster: Cluster, scheduler: Scheduler) -> None:
+    pods = [cluster.pod(owner(12), f"a-{number}") for number in range(4)]
+    nodes = [scheduled(scheduler, pod) for pod in pods]
+    for pod, node in zip(pods, nodes, strict=True):
+        assert cluster.seen(pod)["spec"]["nodeName"] == node
+        assert len(cluster.cpus(pod)) == 12
+    for name in NODES:
+        mine = [cluster.cpus(pod) for pod, node in zip(pods, nodes, strict=True) if node == name]
+        assert len({cpu for cpus in mine for cpu in cpus}) == 12 * len(mine) <= CPUS
+    more = cluster.pod(owner(12), "a-more")
+    answer = scheduler.ask("filter", args(more, [*NODES, "none-such"]))
+    assert answer["NodeNames"] == []
+    failed = answer["FailedNodes"] | answer["FailedAndUnresolvableNodes"]
+    assert set(failed) == {*NODES, "none-such"}
+    assert "12" in failed[NODES[0]]
+    cluster.delete(pods[0])
+    eventually("room is seen", lambda: scheduler.ask("filter", args(more, NODES))["NodeNames"], 20)
+    for pod in (*pods[1:], more):
+        cluster.delete(pod)
+
+
+def test_who_comes_after_knows_what_was_given(
+    cluster: Cluster, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    """The follower is not Ready and answers 503; when the leader ends it has the same ledger."""
+    with Scheduler(tmp_path, cluster.config, "follower") as follower:
+        follower.start()
+        pod = cluster.pod(owner(20), "b-first")
+        node = scheduled(scheduler, pod)
+        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        assert follower.ready()[0] == 503
+        for verb, body in (("filter", args(pod, NODES)), ("bind", binding(pod, node))):
+            status, text = follower.reply(verb, body)
+            assert (status, "leads" in text) == (503, True)
+        assert scheduler.end() == 0
+        follower.until_ready()
+        second = cluster.pod(owner(20), "b-second")
+        assert scheduled(follower, second) != node
+        assert not follower.ask("filter", args(cluster.pod(owner(20), "b-third"), [node]))[
+            "NodeNames"
+        ]
+        assert follower.end() == 0
+    for name in ("b-first", "b-second", "b-third"):
+        cluster.delete({"metadata": {"name": name}})
+
+
+def test_nobody_leads_while_a_request_of_the_last_leader_is_under_way(
+    cluster: Cluster, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    """It may be a bind, of which the next leader would know nothing."""
+    with (
+        Scheduler(tmp_path, cluster.config, "follower") as follower,
+        socket.create_connection(("127.0.0.1", scheduler.port), timeout=30) as half,
+    ):
+        follower.start()
+        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        half.sendall(b"POST /bind HTTP/1.1\r\nHost: x\r\n")
+        eventually("is under way", lambda: scheduler.ready()[0] == 200)
+        with ThreadPoolExecutor(1) as beside:
+            ending = beside.submit(scheduler.end)
+            follower.until_ready()
+            half.setblocking(False)
+            with contextlib.suppress(ConnectionResetError):
+                assert half.recv(1 << 16) is not None  # BlockingIOError: it is still open
+            assert ending.result() == 0
+        assert follower.end() == 0
+
+
+def test_a_leader_that_is_killed_is_replaced(
+    cluster: Cluster, scheduler: Scheduler, tmp_path: Path
+) -> None:
+    with Scheduler(tmp_path, cluster.config, "follower") as follower:
+        follower.start()
+        eventually("knows who leads", lambda: "leads" in follower.ready()[1])
+        scheduler.end(signal.SIGKILL)
+        follower.until_ready()
+        assert follower.end() == 0
+
+
+def test_binds_at_once_share_no_cpu(cluster: Cluster, scheduler: Scheduler) -> None:
+    pods = [cluster.pod(owner(4), f"c-{number}") for number in range(10)]
+    for pod in pods:
+        scheduler.ask("filter", args(pod, NODES))
+    with ThreadPoolExecutor(10) as together:
+        answers = list(
+            together.map(lambda pod: scheduler.ask("bind", binding(pod, NODES[0])), pods)
+        )
+    bound = [pod for pod, answer in zip(pods, answers, strict=True) if not answer["Error"]]
+    assert len(bound) == CPUS // 4
+    assert len({cpu for pod in bound for cpu in cluster.cpus(pod)}) == CPUS
+    for pod, answer in zip(pods, answers, strict=True):
+        if answer["Error"]:
+            assert NODES[0] in answer["Error"]
+        cluster.delete(pod)
+
+
+def test_a_pod_that_is_gone_is_not_bound(cluster: Cluster, scheduler: Scheduler) -> None:
+    pod = cluster.pod(owner(4), "d-gone")
+    scheduler.ask("filter", args(pod, NODES))
+    cluster.delete(pod)
+    again = cluster.pod(owner(4), "d-gone")
+    assert scheduler.ask("bind", binding(pod, NODES[0]))["Error"]
+    assert "nodeName" not in cluster.seen(again)["spec"]
+    cluster.delete(again)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "together"), [("MostAllocated", True), ("LeastAllocated", False)]
+)
+def test_the_file_says_which_node_is_better(
+    cluster: Cluster, tmp_path: Path, strategy: str, together: bool
+) -> None:
+    wanted = {"kind": "CPUOrchestrationPluginArgs", "scoringStrategy": {"type": strategy}}
+    (tmp_path / "args").write_text(json.dumps(wanted))
+    pods = [cluster.pod(owner(8), f"h-{number}") for number in range(2)]
+    with Scheduler(tmp_path, cluster.config) as scheduler:
+        scheduler.start(f"--scheduler-args-file={tmp_path / 'args'}")
+        scheduler.until_ready()
+        first, second = (scheduled(scheduler, pod) for pod in pods)
+        assert (first == second) is together
+        assert scheduler.end() == 0
+    for pod in pods:
+        cluster.delete(pod)
+
+
+def test_its_account_may_do_no_more(cluster: Cluster) -> None:
+    who = Who(SCHEDULER, "system:serviceaccounts")
+    pods = f"/api/v1/namespaces/{NAMESPACE}/pods"
+    leases = "/apis/coordination.k8s.io/v1/namespaces/topolet-system/leases"
+    assert cluster.api.request("GET", "/api/v1/pods?limit=1", None, who)
+    assert cluster.api.request("GET", f"{leases}/topolet-scheduler", None, who)
+    for method, path, body in (
+        ("DELETE", f"{pods}/agent-{NODES[0]}", None),
+        ("POST", pods, {"metadata": {"name": "x"}, "spec": {}}),
+        ("GET", "/api/v1/namespaces/topolet-system/secrets", None),
+        ("GET", f"{leases}/topolet-kube-scheduler", None),
+        ("DELETE", f"{leases}/topolet-scheduler", None),
+        ("DELETE", f"/api/v1/nodes/{NODES[0]}", None),
+    ):
+        with pytest.raises(RefusedError, match="cannot") as refused:
+            cluster.api.request(method, path, body, who)
+        assert refused.value.code == 403
+
+
+def hostile(port: int, ended: threading.Event) -> int:
+    """How often it was tried, until it is ended: all that a broken caller sends."""
+    body = json.dumps({"Pod": {}, "NodeNames": [1]}).encode()
+    head = b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    sent = (
+        head + b"Content-Length: %d\r\n\r\n" % len(body) + body,
+        head + b"Content-Length: 99999999999\r\n\r\n",
+        head + b"Content-Length: 500\r\n\r\n{",
+        head + b"Content-Length: -5\r\n\r\n{}",
+        head + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n",
+        b"\0" * 5000,
+        b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+        b"",
+    )
+    tries = 0
+    while not ended.is_set():
+        for each in sent:
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as sock:
+                try:
+                    sock.sendall(each)
+                    sock.shutdown(socket.SHUT_WR)
+                    while sock.recv(1 << 16):
+                        pass
+                except OSError:
+                    pass  # it need not be heard to its end
+            tries += 1
+    return tries
+
+
+def test_broken_callers_cost_a_good_one_nothing(cluster: Cluster, scheduler: Scheduler) -> None:
+    pod = cluster.pod(owner(4), "e-good")
+    expected = scheduler.ask("filter", args(pod, NODES))
+    ended = threading.Event()
+    with ThreadPoolExecutor(3) as callers:
+        tries = [callers.submit(hostile, scheduler.port, ended) for _ in range(3)]
+        try:
+            for _ in range(100):
+                assert scheduler.ask("filter", args(pod, NODES)) == expected
+        finally:
+            ended.set()
+        assert all(each.result() for each in tries)
+    assert scheduler.ask("bind", binding(pod, expected["NodeNames"][0])) == {"Error": ""}
+    assert "Traceback" not in scheduler.log()
+    cluster.delete(pod)
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "said"),
+    [
+        ("filter", {"NodeNames": []}, "`Pod`"),
+        ("filter", {"Pod": {"metadata": {"name": 1}}, "NodeNames": []}, "$.Pod.metadata.name"),
+        ("prioritize", [], "object"),
+        ("preempt", {"Pod": 1, "NodeNameToMetaVictims": {}}, "Pod: Expected"),
+        ("bind", {"PodName": "../x", "PodNamespace": "n", "PodUID": "u", "Node": "n"}, "PodName"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(
+    scheduler: Scheduler, verb: str, body: object, said: str
+) -> None:
+    status, text = scheduler.reply(verb, body)
+    assert (status, said in text) == (400, True), text
+
+
+def test_metrics_tell_of_verbs(cluster: Cluster, scheduler: Scheduler) -> None:
+    pod = cluster.pod(owner(4), "f-counted")
+    scheduled(scheduler, pod)
+    page = scheduler.page("metrics")
+    for verb in ("filter", "prioritize", "bind"):
+        assert f'topolet_scheduler_answers_total{{result="answered",verb="{verb}"}} 1.0' in page
+    assert "topolet_scheduler_deciding 1.0" in page
+    found = re.search(r"^topolet_scheduler_nodes (\S+)$", page, re.MULTILINE)
+    assert found is not None
+    assert float(found[1]) >= len(NODES)
+    cluster.delete(pod)
+
+
+def test_the_certificate_that_the_document_makes_serves_both(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """For another name than the Service's, which nobody can find here."""
+    page = (ROOT / "docs" / "scheduler.md").read_text()
+    found = re.search(r"^name=(\S+)\n(openssl (?:.*\\\n)*.*)$", page, re.MULTILINE)
+    assert found is not None
+    command = found[2]
+    env = {**os.environ, "name": "localhost"}
+    subprocess.run(command, shell=True, cwd=tmp_path, env=env, check=True, capture_output=True)
+    flags = [
+        f"--tls-certificate-file={tmp_path / 'tls.crt'}",
+        f"--tls-key-file={tmp_path / 'tls.key'}",
+        f"--client-ca-file={tmp_path / 'tls.crt'}",
+        "--client-names=localhost",
+    ]
+    pod = cluster.pod(owner(4), "g-tls")
+    with Scheduler(tmp_path, cluster.config) as scheduler:
+        scheduler.start(*flags)
+        scheduler.until_ready()
+        trust = ssl.create_default_context(cafile=str(tmp_path / "tls.crt"))
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            scheduler.reply_tls(trust, "filter", args(pod, NODES))
+        trust.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
+        status, text = scheduler.reply_tls(trust, "filter", args(pod, NODES))
+        assert status == 200
+        node = json.loads(text)["NodeNames"][0]
+        assert scheduler.reply_tls(trust, "bind", binding(pod, node))[1] == '{"Error":""}'
+        assert scheduler.end() == 0
+    assert cluster.seen(pod)["spec"]["nodeName"] == node
+    cluster.delete(pod)

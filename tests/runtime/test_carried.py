@@ -1,0 +1,68 @@
+"""Texts as containerd 1.7 and 2, and CRI-O, tell them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.allocate.foreign.carriers import Carriers
+from agent.runtime.carried import carriers
+
+CONTAINERD = {
+    "pid": 77,
+    "config": {
+        "envs": [{"key": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1"}, {"key": "A"}],
+        "mounts": [{"container_path": "/data", "host_path": "/x"}],
+        "devices": [
+            {"container_path": "/dev/card", "host_path": "/dev/nvidia0", "permissions": "rw"}
+        ],
+        "CDI_devices": [{"name": "nvidia.com/gpu=1"}],
+        "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0"},
+        "linux": {"security_context": {"privileged": True}},
+    },
+    "runtimeSpec": {
+        "process": {"env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=GPU-2", "EMPTY"]},
+        "mounts": [{"destination": "/data", "source": "/x"}, {"destination": "/proc"}],
+        "annotations": {"io.kubernetes.cri.container-type": "container"},
+        "linux": {
+            "devices": [
+                {"path": "/dev/card", "type": "c", "major": 195, "minor": 0},
+                {"path": "/dev/infiniband/uverbs0", "type": "c", "major": 231, "minor": 192},
+            ]
+        },
+    },
+}
+
+
+def test_what_containerd_tells() -> None:
+    assert carriers(json.dumps(CONTAINERD)) == Carriers(
+        (
+            ("NVIDIA_VISIBLE_DEVICES", "GPU-1"),
+            ("A", ""),
+            ("PATH", "/bin"),
+            ("NVIDIA_VISIBLE_DEVICES", "GPU-2"),
+            ("EMPTY", ""),
+        ),
+        ("nvidia.com/gpu=1",),
+        (
+            ("cdi.k8s.io/x", "nvidia.com/gpu=0"),
+            ("io.kubernetes.cri.container-type", "container"),
+        ),
+        ("/data", "/proc"),
+        ("/dev/nvidia0", "/dev/infiniband/uverbs0"),
+        True,
+    )
+
+
+def test_what_cri_o_tells() -> None:
+    told = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
+    found = carriers(json.dumps(told))
+    assert found.privileged
+    assert dict(found.environment)["NVIDIA_VISIBLE_DEVICES"] == "GPU-2"
+    assert found.nodes == ("/dev/card", "/dev/infiniband/uverbs0")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
+def test_a_runtime_that_tells_nothing(text: str) -> None:
+    assert carriers(text) == Carriers()

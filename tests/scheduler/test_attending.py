@@ -1,0 +1,126 @@
+"""Who waits is known from the answers that kube-scheduler gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.kube.objects import ChangeKind
+from agent.model.apipods import from_object
+from agent.scheduler.asked import Recent
+from agent.scheduler.attending import Attending
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.questions import OfGroup, OfPod
+from agent.scheduler.waiting import Waiting
+from agent.scheduler.wire import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderBindingResult,
+    ExtenderFilterResult,
+    ExtenderPreemptionArgs,
+    ExtenderPreemptionResult,
+    HostPriority,
+)
+from tests.scheduler import objects
+
+NODES = ("a", "b")
+
+
+class Answering:
+    """Verbs with one answer to every filter."""
+
+    def __init__(self, result: ExtenderFilterResult) -> None:
+        self.result = result
+
+    def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
+        return self.result
+
+    def prioritize(self, args: ExtenderArgs) -> Sequence[HostPriority]:
+        return ()
+
+    def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+        return ExtenderPreemptionResult(args.victims)
+
+    def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
+        return ExtenderBindingResult()
+
+
+Ask = Callable[[ExtenderFilterResult], ExtenderFilterResult]
+
+
+@pytest.fixture
+def waiting() -> Waiting:
+    return Waiting()
+
+
+def asking(waiting: Waiting, body: dict[str, Any]) -> Ask:
+    verbs = Answering(ExtenderFilterResult())
+    attending = Attending(verbs, Recent(), Cluster(), waiting, clock=lambda: 7.0)
+
+    def ask(result: ExtenderFilterResult) -> ExtenderFilterResult:
+        verbs.result = result
+        return attending.filter(ExtenderArgs(from_object(body), NODES))
+
+    return ask
+
+
+REFUSED = ExtenderFilterResult((), {"a": "full"}, {"b": "no agent"})
+RAW = ExtenderFilterResult(msgspec.Raw(b"[]"), msgspec.Raw(b'{"a":"full"}'), msgspec.Raw(b"{}"))
+
+
+@pytest.mark.parametrize("result", [REFUSED, RAW])
+def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
+    waiting: Waiting, result: ExtenderFilterResult
+) -> None:
+    assert asking(waiting, objects.pod("p", requests={"cpu": "2"}))(result) is result
+    (found,) = waiting.waiters()
+    assert (found.uid, found.title, found.refused_at) == ("uid-p", "ns/p", 7.0)
+    assert found.candidates == ("a",)
+    assert found.wish is not None
+    assert isinstance(found.question, OfPod)
+
+
+@pytest.mark.parametrize("names", [("a",), msgspec.Raw(b'["a"]')])
+def test_pod_that_is_offered_a_node_waits_no_more(
+    waiting: Waiting, names: Sequence[str] | msgspec.Raw
+) -> None:
+    ask = asking(waiting, objects.pod("p"))
+    ask(REFUSED)
+    ask(ExtenderFilterResult(names))
+    assert waiting.waiters() == []
+
+
+def test_error_is_no_refusal(waiting: Waiting) -> None:
+    asking(waiting, objects.pod("p"))(ExtenderFilterResult(error="busy"))
+    assert waiting.waiters() == []
+
+
+def test_nobody_is_evicted_for_a_group(waiting: Waiting) -> None:
+    asking(waiting, objects.pod("p", annotations={"topolet.io/group": "g/2"}))(REFUSED)
+    (found,) = waiting.waiters()
+    assert isinstance(found.question, OfGroup)
+    assert found.wish is None
+
+
+def test_pod_that_makes_no_sense_does_not_wait(waiting: Waiting) -> None:
+    asking(waiting, objects.pod("p", annotations={"topolet.io/group": "?"}))(REFUSED)
+    assert waiting.waiters() == []
+
+
+@pytest.mark.parametrize(
+    ("node", "kind", "waits"),
+    [
+        ("", ChangeKind.MODIFIED, True),
+        ("a", ChangeKind.MODIFIED, False),
+        ("", ChangeKind.DELETED, False),
+    ],
+)
+def test_watch_tells_of_those_who_are_bound_or_gone(
+    waiting: Waiting, node: str, kind: ChangeKind, waits: bool
+) -> None:
+    asking(waiting, objects.pod("p"))(REFUSED)
+    waiting.pods_changed([objects.of_pod(objects.pod("p", node), kind)])
+    assert waiting.waits("uid-p") is waits

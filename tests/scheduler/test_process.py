@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.model.schedulerargs import Rules, ScoringType
+from agent.model.settings import Settings, SettingsError
+from agent.scheduler import extender, process
+from agent.scheduler.asked import Recent
+from agent.scheduler.bind import Binder
+from agent.scheduler.bindings import Bindings
+from agent.scheduler.groups import Groups
+from agent.scheduler.readings import AGENT_LABELS
+from agent.scheduler.server import Server
+from agent.scheduler.verbs import Deciding
+from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
+from benchmarks.fleet import SMALL, owner
+from tests.kube import hostile
+from tests.kube.hostile import Request, reply
+from tests.scheduler import clusters
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+
+@pytest.mark.parametrize("lease_seconds", [3, 15, 600])
+def test_a_bind_has_ended_when_another_may_begin(lease_seconds: int) -> None:
+    times = process.lease_times(lease_seconds)
+    limits = process.bind_limits(times)
+    assert times.renew_seconds + limits.whole_seconds < lease_seconds
+
+
+def test_without_a_file_the_proposal_scores() -> None:
+    assert process.scheduler_args("").rules is Rules.PROPOSAL
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: NodeNUMAResourceArgs\nscoringStrategy:\n  type: MostAllocated\n",
+        '{"kind": "NodeNUMAResourceArgs", "scoringStrategy": {"type": "MostAllocated"}}',
+    ],
+)
+def test_the_file_says_how_nodes_are_scored(tmp_path: Path, text: str) -> None:
+    (tmp_path / "args").write_text(text)
+    found = process.scheduler_args(str(tmp_path / "args"))
+    assert (found.rules, found.node.type) == (Rules.KOORDINATOR, ScoringType.MOST_ALLOCATED)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "args: "),
+        ("kind: Other", "kind"),
+        ("kind: NodeNUMAResourceArgs\nscoringStrategy: {type: Best}", "scoringStrategy.type"),
+        ("- a", "CPUOrchestrationPluginArgs"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "args"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match=f"scheduler-args-file {path}") as raised:
+        process.scheduler_args(str(path))
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("", set()), ("a", {"a"}), (" a, b.c ,,", {"a", "b.c"}), (",", set())],
+)
+def test_names_of_clients(text: str, names: set[str]) -> None:
+    assert process.client_names(text) == names
+
+
+def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
+    assert process.agent_labels(Settings().agent_selector) == AGENT_LABELS
+    assert process.agent_labels(" a=b, c= ,,") == {"a": "b", "c": ""}
+    assert process.agent_labels("") == {}
+    for text in ("a", "=b"):
+        with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is no KEY=VALUE"):
+            process.agent_labels(text)
+
+
+@pytest.mark.parametrize("strategy", ZoneStrategy)
+def test_every_strategy_by_zones_is_an_option(strategy: ZoneStrategy) -> None:
+    changed = msgspec.structs.replace(Settings(), zone_strategy=strategy.value)
+    assert msgspec.convert(msgspec.to_builtins(changed), Settings).zone_strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tls_certificate_file": "", "client_ca_file": "/ca"}, "client-ca-file"),
+        ({"tls_certificate_file": "", "client_names": "a"}, "client-names"),
+        ({"tls_certificate_file": "", "extender_address": "nowhere"}, "'nowhere'"),
+        ({"tls_certificate_file": "", "scheduler_http": "nowhere"}, "'nowhere'"),
+    ],
+)
+def test_settings_that_do_not_fit_each_other(changes: dict[str, str], said: str) -> None:
+    """Who asks for clients' certificates must not get a port that is open to all."""
+    settings = msgspec.structs.replace(Settings(scheduler_http=""), **changes)
+    pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
+    with pytest.raises(SettingsError, match=said):
+        process.doors(settings, pages)  # type: ignore[arg-type]
+
+
+def asked(port: int, verb: str, body: object) -> Any:
+    """The answer, which must be 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_SECONDS)
+    connection.request("POST", f"/{verb}", json.dumps(body), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    assert answer.status == 200, text
+    return json.loads(text)
+
+
+def unchanged(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
+    return ExtenderPreemptionResult(args.victims)
+
+
+def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
+    """kube-scheduler binds aside, as many pods as come, and waits for the filter alone."""
+    go, bodies = threading.Event(), [owner(2, 2).pod(f"p{number}") for number in range(15)]
+
+    def late(_: hostile.Server, connection: socket.socket, request: Request) -> bool:
+        assert go.wait(DEADLINE_SECONDS)
+        return reply(connection, 201, {})
+
+    known = clusters.cluster({"a": SMALL})
+    with hostile.serving() as api, ThreadPoolExecutor(len(bodies)) as callers:
+        api.answer = late
+        limits = process.bind_limits(process.lease_times(600))
+        transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
+        groups, recent = Groups(known), Recent()
+        binder = Binder(known, groups, Bindings(transport), recent)
+        verbs = Deciding(known, groups, binder, recent, unchanged)
+        routes = extender.routes(verbs, lambda: None, extender.metrics())
+        door = Server("127.0.0.1:0", routes, limits=process.LIMITS)
+        door.start()
+        for body in bodies:
+            asked(door.port, "filter", {"Pod": body, "NodeNames": ["a"]})
+        binds = [
+            callers.submit(
+                asked,
+                door.port,
+                "bind",
+                {
+                    "PodName": body["metadata"]["name"],
+                    "PodNamespace": body["metadata"]["namespace"],
+                    "PodUID": body["metadata"]["uid"],
+                    "Node": "a",
+                },
+            )
+            for body in bodies
+        ]
+        eventually("all wait", lambda: len(api.requests) == len(bodies))
+        last = owner(2, 2).pod("last")
+        found = asked(door.port, "filter", {"Pod": last, "NodeNames": ["a"]})
+        assert found["NodeNames"] == ["a"], "two CPUs are left"
+        assert not any(each.done() for each in binds)
+        go.set()
+        assert [each.result() for each in binds] == [{"Error": ""}] * len(bodies)
+        door.close()
+        transport.close()

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.scheduler.sharing import Shared, words
+
+TABLES = st.dictionaries(st.integers(0, 3), st.dictionaries(st.sampled_from("ab"), st.integers()))
+
+
+@given(tables=st.lists(TABLES), most_kept=st.integers(0, 5))
+def test_what_comes_back_is_equal(tables: list[dict[int, dict[str, int]]], most_kept: int) -> None:
+    shared = Shared[dict[int, dict[str, int]]](most_kept)
+    assert [shared.of(each) for each in tables] == tables
+
+
+def test_equal_values_become_one_while_there_is_room() -> None:
+    shared = Shared[dict[str, int]](1)
+    assert shared.of({"a": 1}) is shared.of({"a": 1})
+    assert shared.of({"b": 1}) is not shared.of({"b": 1})
+
+
+def test_what_follows_from_a_value_is_made_once() -> None:
+    shared, made = Shared[list[int]](), []
+
+    def make() -> list[int]:
+        made.append(1)
+        return [len(made)]
+
+    assert shared.made({"a": 1}, make) is shared.made({"a": 1}, make)
+    assert made == [1]
+
+
+def test_equal_words_become_one() -> None:
+    first, second = (words({f"{name}-key": f"{name}-value"}) for name in ("a", "a"))
+    assert first == second == {"a-key": "a-value"}
+    assert first["a-key"] is second["a-key"]

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from agent.telemetry.schedulermetrics import SchedulerFacts, SchedulerMetrics
+
+
+def lines(metrics: SchedulerMetrics) -> set[str]:
+    return set(metrics.render().decode().splitlines())
+
+
+def test_every_series_is_there_before_anything_happened() -> None:
+    page = lines(SchedulerMetrics(["filter", "bind"], ["answered", "fault"]))
+    for verb in ("filter", "bind"):
+        assert f'topolet_scheduler_verb_seconds_count{{verb="{verb}"}} 0.0' in page
+        for result in ("answered", "fault"):
+            labels = f'{{result="{result}",verb="{verb}"}}'
+            assert f"topolet_scheduler_answers_total{labels} 0.0" in page
+
+
+def test_an_answer_is_counted_with_its_time() -> None:
+    metrics = SchedulerMetrics(["filter"], ["answered"])
+    metrics.answered("filter", "answered", 0.003)
+    page = lines(metrics)
+    assert 'topolet_scheduler_answers_total{result="answered",verb="filter"} 1.0' in page
+    assert 'topolet_scheduler_verb_seconds_bucket{le="0.0025",verb="filter"} 0.0' in page
+    assert 'topolet_scheduler_verb_seconds_bucket{le="0.005",verb="filter"} 1.0' in page
+
+
+def test_facts_are_read_for_every_page() -> None:
+    metrics = SchedulerMetrics([], [])
+    facts = SchedulerFacts(deciding=False, nodes=0, lost_races=0)
+    metrics.follow(lambda: facts)
+    assert "topolet_scheduler_deciding 0.0" in lines(metrics)
+    facts = SchedulerFacts(deciding=True, nodes=7, lost_races=3)
+    assert lines(metrics) >= {
+        "topolet_scheduler_deciding 1.0",
+        "topolet_scheduler_nodes 7.0",
+        "topolet_scheduler_lost_races_total 3.0",
+    }
