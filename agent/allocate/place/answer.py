@@ -109,6 +109,12 @@ class Refused(msgspec.Struct, frozen=True):
         """For people: what lacks, how much of it was asked and is there."""
         return "; ".join(map(_said, self.reasons))
 
+    def words(self) -> str:
+        """The same without amounts and NUMA nodes, in which nodes alike may differ."""
+        return "; ".join(
+            _words(each) if isinstance(each, Rejection) else _said(each) for each in self.reasons
+        )
+
 
 def refused(*reasons: Why) -> Refused:
     """With what these reasons say about evictions: one that stays for good is enough."""
@@ -165,7 +171,7 @@ def _said(why: Why) -> str:
         return why.text()
     if isinstance(why, Refusal):
         return f"{why.type}: {_WORDS[why.cause]}"
-    words = f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
+    words = _words(why)
     more = [why.detail] if why.detail else []
     if why.asked is not None:
         more.append(f"asked {_amount(why.resource, why.asked)}")
@@ -174,6 +180,10 @@ def _said(why: Why) -> str:
     if why.nodes:
         more.append(f"NUMA nodes {','.join(map(str, why.nodes))}")
     return f"{words} ({', '.join(more)})" if more else words
+
+
+def _words(why: Rejection) -> str:
+    return f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
 
 
 def _amount(resource: str, amount: int) -> str:
