@@ -18,10 +18,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate import precedence
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
+from agent.allocate.inforce import in_force
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, Profile
 from agent.allocate.reasons import Rejection
@@ -160,8 +160,8 @@ def _with_pod(
 
 
 def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
-    found = precedence.numa_policy(ask.numa, facts.policies, facts.profile)
-    return NumaPolicy.NONE if isinstance(found, Rejection) else found[0]
+    found = in_force(facts, ask)
+    return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
 def _paid(facts: NodeFacts, claim: Claim, name: str, amount: int) -> int:
