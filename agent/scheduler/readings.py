@@ -54,7 +54,8 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
     `fixed` (the API server can't end it: a static pod's mirror). For who counts what NUMA nodes
     have left: `zoned`, whatever its containers are called, and `begun` (its node says that it runs,
-    so that a fingerprint of the node's pods has it).
+    so that a fingerprint of the node's pods has it); `ended`: the title of a pod that has ended for
+    good and is still there, as one has it too.
     """
 
     uid: str
@@ -67,6 +68,12 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     fixed: bool = False
     zoned: ZonedPod | None = None
     begun: bool = False
+    ended: str = ""
+
+    @property
+    def title(self) -> str:
+        """Of one that is on a node."""
+        return self.holding.title if self.holding is not None else self.ended
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -95,8 +102,11 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
         ready = None
         if agents.include(pod.namespace, pod.labels):
             ready = pod.phase is apipods.Phase.RUNNING and not pod.deleted and _ready(text)
-        if not pod.node or pod.terminal:
-            return PodReading(pod.uid, intern(pod.node), None, ready)
+        if not pod.node:
+            return PodReading(pod.uid, "", None, ready)
+        if pod.terminal:
+            zoned, ended = _zoned_of(pod), pod.title
+            return PodReading(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
         return PodReading(
             pod.uid,
             intern(pod.node),
