@@ -78,12 +78,6 @@ def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
 
 
 @pytest.fixture
-def server() -> Iterator[hostile.Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def scene(server: hostile.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
