@@ -3,8 +3,10 @@ who evict, and what is made free for one pod is kept from lesser ones."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -27,6 +29,9 @@ from agent.scheduler.wire import (
     ExtenderPreemptionResult,
     HostPriority,
 )
+
+CANDIDATES: Final = 128
+"""Nodes kept of a refusal for evictions; kube-scheduler names them in another order each time."""
 
 
 class Attending:
@@ -95,8 +100,10 @@ class Attending:
         failed = result.failed_nodes
         if isinstance(failed, msgspec.Raw):
             failed = msgspec.json.decode(failed, type=dict[str, str])
-        now = self._clock()
-        self._waiting.refused(waiter(asked, self._cluster, now, tuple(failed)))
+        candidates = tuple(itertools.islice(failed, CANDIDATES))
+        self._waiting.refused(
+            waiter(asked, self._cluster, self._clock(), candidates), args.node_names
+        )
 
 
 class Views:
@@ -127,6 +134,7 @@ def waiter(asked: Asked, cluster: Cluster, now: float, candidates: tuple[str, ..
         now,
         now,
         wish.priority,
+        None,
         candidates,
         wish if group is None else None,
     )

@@ -19,14 +19,17 @@ AT_ONCE: Final = 128
 REST_SECONDS: Final = 4.0
 """Between two tries of one pod; kube-scheduler may have reasons of its own against a node."""
 
+MOST_NAMES: Final = 100_000
 STALE_SECONDS: Final = 900.0
 """After its last refusal nobody asks for a pod any more."""
 
 
 class Waiter(msgspec.Struct, frozen=True, eq=False):
     """A pod that found no node. `since`: when it was refused first, `refused_at`: when last, by a
-    clock that never goes back; `candidates`: the nodes that only our rule stood against, where an
-    eviction may help, and `wish` what it asks of them; None where no eviction of ours shall."""
+    clock that never goes back; `offered`: the nodes that kube-scheduler had nothing against, as
+    bits (see `Waiting`), None where nobody knows; `candidates`: those of them where an eviction
+    may help, or some of these, and `wish` what it asks of them, None where no eviction of ours
+    shall."""
 
     uid: str
     namespace: str
@@ -35,6 +38,7 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     since: float
     refused_at: float
     priority: int = 0
+    offered: int | None = None
     candidates: tuple[str, ...] = ()
     wish: Wish | None = None
 
@@ -70,10 +74,13 @@ class Waiting:
         self._tried_at: dict[str, float] = {}
         self._serial: int | None = None  # None: every node is to be looked at
         self._again: set[str] = set()
+        self._numbers: dict[str, int] = {}
 
-    def refused(self, waiter: Waiter) -> None:
-        """It found no node, for the first time or again."""
+    def refused(self, waiter: Waiter, offered: Iterable[str] | None = None) -> None:
+        """It found none of these nodes, for the first time or again."""
         with self._lock:
+            if offered is not None:
+                waiter = msgspec.structs.replace(waiter, offered=self._bits(offered))
             before = self._waiters.get(waiter.uid)
             if before is not None:
                 waiter = msgspec.structs.replace(waiter, since=before.since)
@@ -126,13 +133,16 @@ class Waiting:
         has room. Those beyond the first few are told in later rounds, if there is room still."""
         waiters = self._current(now)
         changed = self._changed(answers)
-        room: dict[tuple[Hashable, str | None], str | None] = {}
+        told = self._told(changed)
+        room: dict[tuple[Hashable, str | None, int | None], str | None] = {}
         found: list[Hope] = []
         for waiter in waiters:
             before = self._hopes.get(waiter.uid)
-            key = waiter.question.shape, before
+            offered = None if waiter.offered is None else waiter.offered & told
+            key = waiter.question.shape, before, offered
             if key not in room:
-                nodes = changed if before is None else (before, *changed)
+                nodes = [] if before is None else [before]
+                nodes += changed if offered is None else self._named(changed, offered)
                 room[key] = _first(answers, waiter.question, nodes) if nodes else None
             if (node := room[key]) is not None:
                 found.append(Hope(waiter, node))
@@ -152,6 +162,31 @@ class Waiting:
             self._tried_at.update((uid, now) for uid in tried & here)
         return rested
 
+    def _told(self, nodes: Iterable[str]) -> int:
+        """Those of them that were ever offered."""
+        with self._lock:
+            found = (self._numbers.get(node) for node in nodes)
+            return _bits([each for each in found if each is not None])
+
+    def _named(self, nodes: Iterable[str], bits: int) -> list[str]:
+        with self._lock:
+            numbers = self._numbers
+            return [node for node in nodes if node in numbers and bits >> numbers[node] & 1]
+
+    def _bits(self, nodes: Iterable[str]) -> int:
+        """A set of nodes, small enough to be kept for every pod that waits."""
+        if len(self._numbers) > MOST_NAMES:
+            self._forget_names()
+        numbers = self._numbers
+        return _bits([numbers.setdefault(node, len(numbers)) for node in nodes])
+
+    def _forget_names(self) -> None:
+        """Of nodes that came and went. Who waits is tried once more than it need be."""
+        self._numbers.clear()
+        self._waiters = {
+            uid: msgspec.structs.replace(each, offered=None) for uid, each in self._waiters.items()
+        }
+
     def _current(self, now: float) -> list[Waiter]:
         """Without those that kube-scheduler has forgotten: it tries a pod every five minutes."""
         waiters = self.waiters()
@@ -169,6 +204,13 @@ class Waiting:
         if names is not None:
             names |= again
         return tuple(sorted(answers.known() if names is None else names))
+
+
+def _bits(places: Sequence[int]) -> int:
+    marks = bytearray(max(places, default=0) // 8 + 1)
+    for place in places:
+        marks[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(marks, "little")
 
 
 def _first(answers: Answers, question: Question, nodes: Sequence[str]) -> str | None:

@@ -62,7 +62,7 @@ class World:
         pod = from_object(body)
         wish = wish_of(pod)
         self.waiter = Waiter(
-            pod.uid, name, "high", OfPod(self.cluster, wish), 0, self.now, 10, (name,), wish
+            pod.uid, name, "high", OfPod(self.cluster, wish), 0, self.now, 10, None, (name,), wish
         )
         self.waiting.refused(self.waiter)
         self.now += 1.0

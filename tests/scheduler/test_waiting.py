@@ -8,7 +8,14 @@ import pytest
 
 from agent.scheduler.changelog import Changes
 from agent.scheduler.shapes import Answer, Fit, Misfit
-from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, STALE_SECONDS, Waiter, Waiting
+from agent.scheduler.waiting import (
+    AT_ONCE,
+    MOST_NAMES,
+    REST_SECONDS,
+    STALE_SECONDS,
+    Waiter,
+    Waiting,
+)
 
 
 class Kind:
@@ -76,6 +83,29 @@ def test_node_that_changed_and_has_room(waiting: Waiting, nodes: Nodes) -> None:
 def test_change_without_room_is_none(waiting: Waiting, nodes: Nodes) -> None:
     nodes.change("b", "large")
     assert tried(waiting, nodes, 1.0) == []
+
+
+@pytest.mark.parametrize(("offered", "again"), [(["b"], True), (["a"], False), ([], False)])
+def test_node_that_kube_scheduler_did_not_offer_is_no_reason(
+    nodes: Nodes, offered: list[str], again: bool
+) -> None:
+    """It has something against that node itself, and knows when that is over."""
+    waiting = Waiting()
+    waiting.refused(waiter("p"), ["unrelated", *offered])
+    waiting.round(nodes, 0.0)
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == ([("p", "b")] if again else [])
+
+
+def test_names_of_nodes_that_are_gone_are_forgotten(nodes: Nodes) -> None:
+    waiting = Waiting()
+    waiting.refused(waiter("p"), ["b"])
+    waiting.round(nodes, 0.0)
+    waiting.refused(waiter("q"), (f"gone{number}" for number in range(MOST_NAMES + 1)))
+    waiting.refused(waiter("q"), ["anew"])
+    assert [each.offered for each in waiting.waiters()] == [None, 1]
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == [("p", "b")]
 
 
 def test_pod_that_settled_is_left_alone(waiting: Waiting, nodes: Nodes) -> None:
