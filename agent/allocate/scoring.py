@@ -13,24 +13,18 @@ left is what was not given by amounts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeVar
-
 import msgspec
 
-from agent.allocate import precedence
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
+from agent.allocate.inforce import in_force
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, Profile
 from agent.allocate.reasons import Rejection
-from agent.allocate.worth import HIGHEST, spread, worth
+from agent.allocate.worth import counted, spread, worth
 from agent.model.policies import NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import Measure, Rules, SchedulerArgs, ScoringType
-
-EXTENDER_HIGHEST: Final = 10
-"""Of what an extender answers kube-scheduler."""
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -70,11 +64,12 @@ def score(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     points = []
     if Measure.RESOURCES in args.measures:
         points.append(_by_resources(args, scene, ask, claim))
-    used = _nodes(scene, claim)
+    known = scene.account.node_ids
+    used = _nodes(scene, claim) & known
     if used and Measure.NUMA_NODES in args.measures:
         strategy = _labelled(scene.facts, args.node.type)
-        busy = len(used | scene.account.busy_nodes())
-        points.append(by_count(strategy, busy, len(scene.account.totals()) or len(used)))
+        busy = len(used | (scene.account.busy_nodes() & known))
+        points.append(by_count(strategy, busy, len(known)))
     return sum(points) // len(points) if points else 0
 
 
@@ -85,15 +80,6 @@ def by_count(strategy: ScoringType, used: int, total: int) -> int:
     return worth(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
 
 
-_Name = TypeVar("_Name")
-
-
-def normalised(scores: Mapping[_Name, int], highest: int = HIGHEST) -> dict[_Name, int]:
-    """Scores of the same pod by node, stretched so that the best has the highest."""
-    best = max(scores.values(), default=0)
-    return {name: each * highest // best if best else 0 for name, each in scores.items()}
-
-
 def _strategy(type_: ScoringType) -> NumaStrategy:
     most = type_ is ScoringType.MOST_ALLOCATED
     return NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED
@@ -101,60 +87,67 @@ def _strategy(type_: ScoringType) -> NumaStrategy:
 
 def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     if not claim.amounts:
-        used = _on_whole(scene, ask, claim)
-        return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
-    totals = scene.account.totals()
+        return _of_whole(args, scene, ask, claim)
+    totals, weights = scene.account.totals(), counted(args.node.weights, ask.requests)
     return min(
         worth(
             args.node.type,
-            args.node.weights,
+            weights,
             totals.get(node, {}),
             {
                 name: scene.account.used(node, name)
                 + _paid(scene.facts, claim, name, amounts.get(name, 0))
-                for name in args.node.weights
+                for name in weights
             },
         )
         for node, amounts in claim.amounts.items()
     )
 
 
-def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
-    facts, account = scene.facts, scene.account
-    policy = _numa_policy(facts, ask)
-    if policy is NumaPolicy.NONE:
-        used = _on_whole(scene, ask, claim)
-        return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
-    totals = account.totals()
-    capacity, used = scene.whole.allocatable, dict(scene.whole.requested)
-    single = policy is NumaPolicy.SINGLE_NUMA_NODE
-    if policy is NumaPolicy.RESTRICTED or (single and len(totals) > 1):
-        capacity, used = {}, {}
-        for node in claim.amounts:
-            for name, total in totals.get(node, {}).items():
-                capacity[name] = capacity.get(name, 0) + total
-                used[name] = used.get(name, 0) + min(total, account.recorded_used(node, name))
-    if claim.cpus:
-        used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
-    for name, asked in ask.requests.items():
-        used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return worth(args.node.type, args.node.weights, capacity, used)
-
-
-def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
-    found = precedence.numa_policy(ask.numa, facts.policies, facts.profile)
-    return NumaPolicy.NONE if isinstance(found, Rejection) else found[0]
-
-
-def _on_whole(scene: Scene, ask: Ask, claim: Claim) -> dict[str, int]:
-    """What is used once the pod is there, the CPUs that pods own amplified."""
+def _of_whole(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+    """Of the whole node, the CPUs that pods own amplified."""
     facts = scene.facts
     owned = 1000 * scene.account.holdings.full(1).bit_count()
     used = dict(scene.whole.requested)
     used["cpu"] = used.get("cpu", 0) - owned + facts.amplified(owned)
+    return _with_pod(args, facts, ask, claim, scene.whole.allocatable, used)
+
+
+def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+    facts, account = scene.facts, scene.account
+    policy = _numa_policy(facts, ask)
+    if policy is NumaPolicy.NONE:
+        return _of_whole(args, scene, ask, claim)
+    totals = account.totals()
+    capacity, used = scene.whole.allocatable, dict(scene.whole.requested)
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE and len(totals) > 1
+    if claim.amounts and (single or policy is NumaPolicy.RESTRICTED):
+        capacity, used = {}, {}
+        for node in claim.amounts:
+            for name, total in totals.get(node, {}).items():
+                capacity[name] = capacity.get(name, 0) + total
+                used[name] = used.get(name, 0) + account.recorded_used(node, name)
+    if claim.cpus:
+        used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
+    return _with_pod(args, facts, ask, claim, capacity, used)
+
+
+def _with_pod(
+    args: SchedulerArgs,
+    facts: NodeFacts,
+    ask: Ask,
+    claim: Claim,
+    capacity: dict[str, int],
+    used: dict[str, int],
+) -> int:
     for name, asked in ask.requests.items():
         used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return used
+    return worth(args.node.type, counted(args.node.weights, ask.requests), capacity, used)
+
+
+def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
+    found = in_force(facts, ask)
+    return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
 def _paid(facts: NodeFacts, claim: Claim, name: str, amount: int) -> int:

@@ -27,15 +27,14 @@ class ChangeLog:
         self._forgotten = 0
         self.serial = 0
 
-    def add(self, name: str) -> int:
-        """The serial of the change."""
+    def add(self, name: str) -> None:
+        """One more change."""
         self.serial += 1
         self._last.pop(name, None)
         self._last[name] = self.serial
         if len(self._last) > self._most:
             oldest = next(iter(self._last))
             self._forgotten = self._last.pop(oldest)
-        return self.serial
 
     def since(self, serial: int) -> Changes:
         """Those after the change of that serial; all where the log does not reach back to it."""

@@ -257,7 +257,8 @@ class Cluster:
 
     def _touch(self, state: NodeState) -> None:
         self._log.add(state.name)
-        state.changed(self._firm_log.add(state.name))
+        self._firm_log.add(state.name)
+        state.changed()
 
     def _tidy(self, state: NodeState) -> None:
         if state.empty:

@@ -50,9 +50,13 @@ class State(Protocol):
 class Duty:
     """Follows a Leader and a Watching on a thread of its own."""
 
-    def __init__(self, leader: Leading, state: State) -> None:
+    def __init__(
+        self, leader: Leading, state: State, settled: Callable[[], None] = lambda: None
+    ) -> None:
+        """`settled` is called before a leader's first answer."""
         self._leader = leader
         self._state = state
+        self._settled = settled
         self._caught_up = 0
         self._trouble = ""
         self._wake = threading.Event()
@@ -95,6 +99,7 @@ class Duty:
     def _catch_up(self, term: int) -> None:
         try:
             if self._state.catch_up(lambda seconds: self._over(term, seconds)):
+                self._settled()
                 self._caught_up = term
                 self._trouble = ""
                 log.info("all that was bound before is known")

@@ -45,7 +45,6 @@ class NodeState:
         "devices",
         "name",
         "node",
-        "serial",
         "topology",
     )
 
@@ -57,7 +56,6 @@ class NodeState:
         self.node: NodeReading | None = None
         self.topology: NodeTopology | Unreadable | None = None
         self.devices: DeviceObject | Unreadable | None = None
-        self.serial = 0
         self._pods = pods
         self._rules = rules or PlaceRules()
         self._agents: dict[str, bool] = {}
@@ -124,9 +122,8 @@ class NodeState:
         known = (self.node, self.topology, self.devices)
         return known == (None, None, None) and not self._agents and not self._place.holdings
 
-    def changed(self, serial: int) -> None:
-        """What it holds, or its agent."""
-        self.serial = serial
+    def changed(self) -> None:
+        """Its objects, what it holds, or its agent."""
         self._hindrances.clear()
 
     def agent(self, uid: str, ready: bool | None) -> bool:

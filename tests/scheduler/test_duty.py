@@ -92,6 +92,18 @@ def test_each_term_begins_with_catching_up(duty: Duty, leader: Leader, state: St
     eventually("on duty", lambda: duty.reason() is None)
 
 
+def test_what_is_known_is_settled_before_the_first_answer(leader: Leader, state: State) -> None:
+    reasons: list[str | None] = []
+    duty = Duty(leader, state, lambda: reasons.append(duty.reason()))
+    duty.start()
+    state.synced = True
+    state.may_catch_up.set()
+    lead(leader, duty, 1)
+    eventually("on duty", lambda: duty.reason() is None)
+    duty.stop()
+    assert reasons == ["what was bound before is not known yet"]
+
+
 def test_who_loses_the_lease_while_it_catches_up_begins_again(
     duty: Duty, leader: Leader, state: State
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -10,11 +11,13 @@ import pytest
 from agent.kube import kinds
 from agent.kube.auth import FileAccess
 from agent.kube.discovery import Discovery
+from agent.kube.errors import ServerError
 from agent.kube.listwatch import Pace
 from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.transport import Transport
-from agent.scheduler.watching import KindWatch
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.watching import KindWatch, Watching
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.waiting import eventually
@@ -167,3 +170,58 @@ def test_a_server_in_trouble_is_no_server_without_the_kind(
     eventually("trouble", lambda: watch.trouble)
     watch.look()
     assert told.known == {"n1": "1"}
+
+
+@pytest.fixture
+def watching(server: Server) -> Iterator[Watching]:
+    """A cluster of unbound pods; all has been told."""
+    transport = Transport(FileAccess(server.url))
+    it = Watching(transport, Cluster(), pace=PACE, look_seconds=0.01)
+    server.put("first")
+    it.start()
+    eventually("synced", lambda: it.synced)
+    eventually("watching", lambda: server.watching == 2)
+    yield it
+    it.stop()
+    transport.close()
+
+
+def pods(watching: Watching) -> set[str]:
+    return {key.name for key in watching._pods.objects()}
+
+
+def soon(seconds: float) -> bool:
+    return threading.Event().wait(seconds / 100)
+
+
+def test_where_all_has_been_told_nothing_is_listed_anew(watching: Watching, server: Server) -> None:
+    server.put("second")
+    assert watching.catch_up(soon)
+    assert pods(watching) == {"first", "second"}
+    assert watching._pods.syncs == 1
+
+
+def test_what_no_watch_tells_is_listed_anew(watching: Watching, server: Server) -> None:
+    server.put("second")
+    server.events.clear()
+    assert watching.catch_up(soon)
+    assert pods(watching) == {"first", "second"}
+    assert watching._pods.syncs == 2
+
+
+def test_who_gives_up_has_not_caught_up(watching: Watching, server: Server) -> None:
+    server.put("second")
+    server.events.clear()
+    assert not watching.catch_up(lambda seconds: True)
+
+
+def test_what_can_not_be_asked_is_an_error(watching: Watching, server: Server) -> None:
+    server.answer = lambda server, connection, request: hostile.reply(connection, 503, b"")
+    with pytest.raises(ServerError):
+        watching.catch_up(soon)
+
+
+def test_all_that_follows_is_stopped(watching: Watching) -> None:
+    watching.stop()
+    names = {each.name for each in threading.enumerate()}
+    assert not {each for each in names if each.startswith("watch /") or each == "kinds"}
