@@ -13,6 +13,7 @@ from typing import Final
 
 from agent.allocate.place.facts import PlaceRules
 from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.host import malloc
 from agent.host.ending import Ending
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
@@ -93,6 +94,7 @@ def agent_labels(text: str) -> dict[str, str]:
 
 def run(settings: Settings) -> None:
     """Until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
+    malloc.one_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     ended = threading.Event()
