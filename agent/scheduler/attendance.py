@@ -80,6 +80,6 @@ class Attendance:
     def _before(self) -> Iterator[Waiter]:
         for pod in pending(self._transport, self._scheduler):
             try:
-                yield waiter(asked(pod), self._cluster, time.monotonic())
+                yield waiter(asked(pod), self._cluster, time.monotonic(), nominated=pod.nominated)
             except (WishError, GroupError):
                 continue  # its own change makes it another pod; no node's does

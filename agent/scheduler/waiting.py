@@ -29,7 +29,7 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     clock that never goes back; `offered`: the nodes that kube-scheduler had nothing against, as
     bits (see `Waiting`), None where nobody knows; `candidates`: those of them where an eviction
     may help, or some of these, and `wish` what it asks of them, None where no eviction of ours
-    shall."""
+    shall. `nominated`: where a scheduler has room made for it, "" for nowhere."""
 
     uid: str
     namespace: str
@@ -41,6 +41,7 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     offered: int | None = None
     candidates: tuple[str, ...] = ()
     wish: Wish | None = None
+    nominated: str = ""
 
     @property
     def title(self) -> str:
@@ -75,6 +76,7 @@ class Waiting:
         self._serial: int | None = None  # None: every node is to be looked at
         self._again: set[str] = set()
         self._numbers: dict[str, int] = {}
+        self._kept: dict[str, set[str]] = {}
 
     def refused(self, waiter: Waiter, offered: Iterable[str] | None = None) -> None:
         """It found none of these nodes, for the first time or again."""
@@ -85,11 +87,13 @@ class Waiting:
             if before is not None:
                 waiter = msgspec.structs.replace(waiter, since=before.since)
             self._waiters[waiter.uid] = waiter
+            self._nominated(before.nominated if before is not None else "", waiter)
 
     def adopt(self, waiter: Waiter) -> None:
         """It waits since before we were asked."""
         with self._lock:
-            self._waiters.setdefault(waiter.uid, waiter)
+            if self._waiters.setdefault(waiter.uid, waiter) is waiter:
+                self._nominated("", waiter)
 
     def clear(self) -> None:
         """Nobody is known to wait, and nothing of what nodes said before."""
@@ -97,6 +101,7 @@ class Waiting:
             self._waiters.clear()
             self._hopes.clear()
             self._tried_at.clear()
+            self._kept.clear()
             self._serial = None
 
     def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
@@ -105,10 +110,29 @@ class Waiting:
             if change.kind is ChangeKind.DELETED or change.value.node:
                 self.settled(change.value.uid)
 
-    def look_again(self, node: str) -> None:
-        """Something else than the cluster's state spoke against that node, and does no more."""
+    def keep(self, uid: str, node: str) -> None:
+        """Room is made there for that pod, until `give_up`, or as long as it waits."""
         with self._lock:
-            self._again.add(node)
+            self._kept.setdefault(node, set()).add(uid)
+
+    def give_up(self, uid: str, node: str) -> None:
+        """Others may have it again."""
+        with self._lock:
+            self._give_up(uid, node)
+
+    def kept_from(self, uid: str, priority: int, now: float) -> frozenset[str]:
+        """Nodes that the pod may not have: room is made there for one that is more important, or
+        as important and waits longer."""
+        if not self._kept:
+            return frozenset()
+        with self._lock:
+            waiter = self._waiters.get(uid)
+            mine = (-priority, now if waiter is None else waiter.since, uid)
+            return frozenset(
+                node
+                for node, uids in self._kept.items()
+                if any(_place(self._waiters[each]) < mine for each in uids & self._waiters.keys())
+            )
 
     def waits(self, uid: str) -> bool:
         with self._lock:
@@ -117,16 +141,17 @@ class Waiting:
     def settled(self, uid: str) -> None:
         """It was offered a node, or is gone."""
         with self._lock:
-            self._waiters.pop(uid, None)
+            waiter = self._waiters.pop(uid, None)
             self._hopes.pop(uid, None)
             self._tried_at.pop(uid, None)
+            if waiter is not None and self._kept:
+                for node in [node for node, uids in self._kept.items() if uid in uids]:
+                    self._give_up(uid, node)
 
     def waiters(self) -> list[Waiter]:
         """Who waits: the most important first, then who waits longest."""
         with self._lock:
-            return sorted(
-                self._waiters.values(), key=lambda each: (-each.priority, each.since, each.uid)
-            )
+            return sorted(self._waiters.values(), key=_place)
 
     def round(self, answers: Answers, now: float) -> list[Hope]:
         """Whom to try again now, the most important first: a node that changed since the last round
@@ -161,6 +186,21 @@ class Waiting:
             }
             self._tried_at.update((uid, now) for uid in tried & here)
         return rested
+
+    def _nominated(self, before: str, waiter: Waiter) -> None:
+        if before and before != waiter.nominated:
+            self._give_up(waiter.uid, before)
+        if waiter.nominated:
+            self._kept.setdefault(waiter.nominated, set()).add(waiter.uid)
+
+    def _give_up(self, uid: str, node: str) -> None:
+        """Who was kept from it looks at it again: nothing else tells of the change."""
+        uids = self._kept.get(node)
+        if uids is not None and uid in uids:
+            uids.discard(uid)
+            self._again.add(node)
+            if not uids:
+                del self._kept[node]
 
     def _told(self, nodes: Iterable[str]) -> int:
         """Those of them that were ever offered."""
@@ -204,6 +244,11 @@ class Waiting:
         if names is not None:
             names |= again
         return tuple(sorted(answers.known() if names is None else names))
+
+
+def _place(waiter: Waiter) -> tuple[int, float, str]:
+    """In the order of who waits."""
+    return -waiter.priority, waiter.since, waiter.uid
 
 
 def _bits(places: Sequence[int]) -> int:

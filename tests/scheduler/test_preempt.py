@@ -121,6 +121,12 @@ def test_pod_that_makes_no_sense_has_no_candidates() -> None:
     assert preempted(cluster(*FULL), asked, "p0") is None
 
 
+def test_member_of_a_group_has_no_candidates() -> None:
+    asked = asking(4)
+    asked["metadata"]["annotations"] = {**ONE_NODE, "topolet.io/group": "g/2"}
+    assert preempted(cluster(*FULL), asked, "p0", "p1") is None
+
+
 def test_pod_that_needs_nothing_of_us_has_the_victims_that_were_named() -> None:
     assert preempted(cluster(*FULL), asking(1, qos=""), "p0", "p3") == (["p0", "p3"], 0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import pytest
 
 from agent.scheduler.changelog import Changes
@@ -136,11 +137,45 @@ def test_pod_rests_between_two_tries_and_is_not_forgotten(waiting: Waiting, node
     assert tried(waiting, nodes, 1.0 + REST_SECONDS) == [("p", "b")]
 
 
-def test_node_that_is_to_be_looked_at_again(waiting: Waiting, nodes: Nodes) -> None:
-    nodes.room["b"] = {"small"}
-    assert tried(waiting, nodes, 1.0) == []
-    waiting.look_again("b")
-    assert tried(waiting, nodes, 2.0) == [("p", "b")]
+def nominated(uid: str, node: str, priority: int = 0, at: float = 0.0) -> Waiter:
+    return msgspec.structs.replace(waiter(uid, priority=priority, at=at), nominated=node)
+
+
+def test_node_is_kept_for_whom_it_is_nominated() -> None:
+    waiting = Waiting()
+    waiting.refused(nominated("p", "a", 5, 1.0))
+    assert waiting.kept_from("lesser", 4, 2.0) == {"a"}
+    assert waiting.kept_from("equal", 5, 2.0) == {"a"}
+    assert waiting.kept_from("greater", 6, 2.0) == set()
+    assert waiting.kept_from("p", 5, 2.0) == set()
+    waiting.refused(nominated("p", "", 5))
+    assert waiting.kept_from("lesser", 4, 2.0) == set()
+
+
+def test_of_two_that_are_as_important_one_may_have_the_node() -> None:
+    waiting = Waiting()
+    waiting.refused(nominated("old", "a", at=1.0))
+    waiting.refused(nominated("young", "a", at=2.0))
+    assert waiting.kept_from("old", 0, 3.0) == set()
+    assert waiting.kept_from("young", 0, 3.0) == {"a"}
+
+
+@pytest.mark.parametrize("end", ["settled", "given up"])
+def test_who_was_kept_from_a_node_looks_at_it_again(
+    waiting: Waiting, nodes: Nodes, end: str
+) -> None:
+    """Its room is no news by then."""
+    waiting.refused(waiter("high", shape="large", priority=1))
+    waiting.keep("high", "b")
+    nodes.change("b", "small")
+    tried(waiting, nodes, 1.0)
+    assert tried(waiting, nodes, 1.0 + REST_SECONDS) == []
+    if end == "settled":
+        waiting.settled("high")
+    else:
+        waiting.give_up("high", "b")
+    assert tried(waiting, nodes, 2.0 + REST_SECONDS) == [("p", "b")]
+    assert waiting.kept_from("p", 0, 9.0) == set()
 
 
 def test_hope_ends_with_the_room(waiting: Waiting, nodes: Nodes) -> None:
