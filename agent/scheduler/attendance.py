@@ -67,6 +67,21 @@ class Attendance:
         """What the watch tells, after the cluster has heard it."""
         self._waiting.pods_changed(changes)
 
+    @property
+    def waiting(self) -> int:
+        """Pods that found no node."""
+        return len(self._waiting)
+
+    @property
+    def retried(self) -> int:
+        """How often one was tried again."""
+        return 0 if self._retry is None else self._retry.tried
+
+    @property
+    def evicted(self) -> int:
+        """Pods that we ended."""
+        return 0 if self._evictor is None else self._evictor.evicted
+
     def start(self) -> None:
         for each in (self._budgets, self._retry, self._evictor):
             if each is not None:

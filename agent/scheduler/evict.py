@@ -76,6 +76,7 @@ class Evictor:
         self._period = period_seconds
         self._clock = clock
         self._plans: dict[str, Plan] = {}
+        self.evicted = 0
         self._rests_until: dict[str, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evict", daemon=True)
@@ -196,6 +197,7 @@ class Evictor:
                 log.info("pod %s: eviction of pod %s from node %s: %s", *told)
                 if fate is Fate.STAYS:
                     return False
+                self.evicted += fate is Fate.ENDS
         except (KubeError, AccessError) as error:
             log.warning("pod %s: no room is made on node %s: %s", waiter.title, node, error)
             return False

@@ -167,7 +167,12 @@ class _Parts:
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
-                self._duty.reason() is None, len(cluster.nodes()), binder.lost_races
+                self._duty.reason() is None,
+                len(cluster.nodes()),
+                binder.lost_races,
+                self._attendance.waiting,
+                self._attendance.retried,
+                self._attendance.evicted,
             )
         )
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)

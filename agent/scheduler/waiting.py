@@ -134,6 +134,9 @@ class Waiting:
                 if any(_place(self._waiters[each]) < mine for each in uids & self._waiters.keys())
             )
 
+    def __len__(self) -> int:
+        return len(self._waiters)
+
     def waits(self, uid: str) -> bool:
         with self._lock:
             return uid in self._waiters
