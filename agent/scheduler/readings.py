@@ -55,7 +55,8 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
     `fixed` (the API server can't end it: a static pod's mirror). For who counts what NUMA nodes
     have left: `zoned`, whatever its containers are called, and `begun` (its node says that it runs,
-    so that a fingerprint of the node's pods has it). `group`: the one that it is a member of.
+    so that a fingerprint of the node's pods has it); `ended`: the title of a pod that has ended for
+    good and is still there, as one has it too. `group`: the one that it is a member of.
     """
 
     uid: str
@@ -69,6 +70,12 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     zoned: ZonedPod | None = None
     begun: bool = False
     group: Group | None = None
+    ended: str = ""
+
+    @property
+    def title(self) -> str:
+        """Of one that is on a node."""
+        return self.holding.title if self.holding is not None else self.ended
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -97,8 +104,11 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
         ready = None
         if agents.include(pod.namespace, pod.labels):
             ready = pod.phase is apipods.Phase.RUNNING and not pod.deleted and _ready(text)
-        if not pod.node or pod.terminal:
-            return PodReading(pod.uid, intern(pod.node), None, ready)
+        if not pod.node:
+            return PodReading(pod.uid, "", None, ready)
+        if pod.terminal:
+            zoned, ended = _zoned_of(pod), pod.title
+            return PodReading(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
         return PodReading(
             pod.uid,
             intern(pod.node),

@@ -13,7 +13,7 @@ from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.foreign.existing import existing, functions_taken, taken
 from agent.allocate.foreign.names import keys
 from agent.allocate.node import NodeFacts
-from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.node import ZoneFacts
 from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model import checkpoints
 from agent.model.annotations import AnnotationError
@@ -48,8 +48,8 @@ class Imported(msgspec.Struct, frozen=True):
 class PlaceFacts(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
-    `shares_gpus`: parts of GPUs are given. `zoned`: what NUMA nodes have left by the node's own
-    word; None: it is not heard. `faults`: what is wrong with the node's objects. `allocatable`: of
+    `shares_gpus`: parts of GPUs are given. `zones`: the node's own word on its NUMA nodes; None:
+    it is not heard. `faults`: what is wrong with the node's objects. `allocatable`: of
     the whole node, by resource."""
 
     name: str
@@ -59,7 +59,7 @@ class PlaceFacts(msgspec.Struct, frozen=True):
     isolation: str = ""
     shares_gpus: bool = True
     rules: PlaceRules = PlaceRules()
-    zoned: ZonedNode | None = None
+    zones: ZoneFacts | None = None
     faults: tuple[str, ...] = ()
     allocatable: dict[str, int] = {}
 
@@ -86,7 +86,7 @@ def place_facts(
     rules: PlaceRules | None = None,
     faults: tuple[str, ...] = (),
     allocatable: Mapping[str, int] | None = None,
-    zoned: ZonedNode | None = None,
+    zones: ZoneFacts | None = None,
 ) -> PlaceFacts:
     """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
     object the partition table or the list of imported holdings that can't be read is left out."""
@@ -101,7 +101,7 @@ def place_facts(
         labels.get(GPU_ISOLATION_PROVIDER, ""),
         shares,
         rules,
-        zoned,
+        zones,
         tuple(found),
         dict(allocatable or {}),
     )
