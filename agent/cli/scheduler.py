@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
+    from agent.host.faults import FaultError
     from agent.kube.auth import AccessError
     from agent.scheduler import process
     from agent.scheduler.certificates import CertificateError
@@ -54,6 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         process.run(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    except (AccessError, CertificateError, ServerError) as error:
+    except (AccessError, CertificateError, FaultError, ServerError) as error:
         return options.fail(error)
     return 0
