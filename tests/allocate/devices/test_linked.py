@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import linked
-from agent.allocate.devices.objectives import Objective
 from agent.allocate.devices.refusal import Cause, Refusal
+from agent.model.policies import GpuObjective
 from tests.allocate.devices.builders import CARDS, GPU, HINT, asked, gpu, minors, node
 from tests.allocate.devices.links import CROSSED, VOLTA, symmetric
 
@@ -36,9 +36,9 @@ def test_by_the_objective_that_is_set() -> None:
     pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
     cards = EIGHT[:3]
     assert minors(asked(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]
-    other = linked(range(3), pair, Objective.BESTEFFORT)
+    other = linked(range(3), pair, GpuObjective.BESTEFFORT)
     assert minors(asked(node(cards, links=other), {CARDS: 1})) == [0]
-    volta = linked(range(8), VOLTA, Objective.BESTEFFORT)
+    volta = linked(range(8), VOLTA, GpuObjective.BESTEFFORT)
     used = {1: 1, 3: 1, 6: 1, 7: 1}
     assert minors(asked(node(EIGHT, used, links=volta), {CARDS: 2})) == [4, 5]
 
