@@ -31,7 +31,7 @@ class Preemption:
 
         kube-scheduler's own victims are exchanged for others only where the sum of resources is why
         it named them, and the others give back as much: what else speaks against a node, it alone
-        knows. Nobody ends for a member of a group: victims for one make no room for all.
+        knows.
         """
         try:
             wish, group = wish_of(args.pod), group_of(args.pod)
