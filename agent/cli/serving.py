@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def run(arguments: argparse.Namespace, name: str, process: Callable[[Settings], None]) -> int:
     """The exit code. `process` imports what it needs when it is called, ends with SIGTERM, and
-    raises AccessError, SettingsError and StartError."""
+    raises AccessError, FaultError, SettingsError and StartError."""
     try:
         settings = options.load(arguments)
         if importlib.util.find_spec("cheroot") is None:
@@ -24,6 +24,7 @@ def run(arguments: argparse.Namespace, name: str, process: Callable[[Settings], 
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
+    from agent.host.faults import FaultError
     from agent.kube.auth import AccessError
     from agent.scheduler.errors import StartError
 
@@ -31,6 +32,6 @@ def run(arguments: argparse.Namespace, name: str, process: Callable[[Settings], 
         process(settings)
     except SettingsError as error:
         return options.fail(error, 2)
-    except (AccessError, StartError) as error:
+    except (AccessError, FaultError, StartError) as error:
         return options.fail(error)
     return 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
+from agent.allocate.devices.bandwidth import MOST
 from agent.allocate.devices.inventory import Links, linked
-from agent.allocate.devices.objectives import Objective
-from agent.model.devices import Device, DeviceType
 from agent.model.gpus import Ancestor, GpuPair
+from agent.model.interconnect import Interconnect, Interlink
+from agent.model.policies import GpuObjective
 
 PCIE_MB_PER_SECOND: Final = {
     Ancestor.BOARD: 6_000,
@@ -32,28 +32,23 @@ BESTEFFORT_LINK: Final = 100
 """go-gpuallocator's points of a pair (devices.md §4.1)."""
 
 
-def links_of(
-    devices: Iterable[Device],
-    pairs: Iterable[GpuPair],
-    objective: Objective = Objective.BANDWIDTH,
-) -> Links | None:
-    """Of the GPUs among the devices, for their inventory; None where there are too many for a
-    table. A pair that nobody tells of is worth nothing."""
-    cards = sorted(
-        (each for each in devices if each.type == DeviceType.GPU), key=lambda each: each.minor
-    )
-    place = {card.uuid: at for at, card in enumerate(cards)}
-    rows = [[0] * len(cards) for _ in cards]
-    for pair in pairs:
-        one, two = place.get(pair.one), place.get(pair.two)
-        if one is not None and two is not None:
-            rows[one][two] = rows[two][one] = worth(pair, objective)
-    return linked([card.minor for card in cards], tuple(map(tuple, rows)), objective)
+def links_of(told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH) -> Links | None:
+    """For an inventory of these GPUs; None where nobody told of any, and where there are too many
+    for a table. A pair that is not told of is worth nothing."""
+    minors = sorted({minor for pair in told for minor in pair})
+    if not 0 < len(minors) <= MOST:
+        return None
+    place = {minor: at for at, minor in enumerate(minors)}
+    rows = [[0] * len(minors) for _ in minors]
+    for (one, two), facts in told.items():
+        at, to = place[one], place[two]
+        rows[at][to] = rows[to][at] = worth(facts, objective)
+    return linked(minors, tuple(map(tuple, rows)), objective)
 
 
-def worth(pair: GpuPair, objective: Objective) -> int:
+def worth(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
     """MB/s one way for `bandwidth`, points for `besteffort`."""
-    if objective is Objective.BESTEFFORT:
+    if objective is GpuObjective.BESTEFFORT:
         shared = 0 if pair.ancestor is None else BESTEFFORT_POINTS[pair.ancestor]
         return shared + BESTEFFORT_LINK * pair.links
     if pair.mb_per_second:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from agent.allocate.devices.bandwidth import Matrix
-from agent.allocate.devices.objectives import Objective
 from agent.allocate.devices.pairs import worth
 from agent.model.gpus import Ancestor, GpuPair
+from agent.model.policies import GpuObjective
 
 
 def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
@@ -37,7 +37,7 @@ def told(
     ]
 
 
-def matrix(count: int, pairs: list[GpuPair], objective: Objective) -> Matrix:
+def matrix(count: int, pairs: list[GpuPair], objective: GpuObjective) -> Matrix:
     values = {(pair.one, pair.two): worth(pair, objective) for pair in pairs}
     return symmetric(count, lambda i, j: values[f"GPU-{i}", f"GPU-{j}"])
 
@@ -62,7 +62,7 @@ VOLTA_PAIRS = told(
     },
 )  # fmt: skip
 """DGX-1 with V100."""
-VOLTA = matrix(8, VOLTA_PAIRS, Objective.BESTEFFORT)
+VOLTA = matrix(8, VOLTA_PAIRS, GpuObjective.BESTEFFORT)
 
 BRIDGED = matrix(
     4,
@@ -71,7 +71,7 @@ BRIDGED = matrix(
         lambda i, j: Ancestor.NODE if i // 2 == j // 2 else Ancestor.SYSTEM,
         {(0, 3): 2, (1, 2): 2},
     ),
-    Objective.BESTEFFORT,
+    GpuObjective.BESTEFFORT,
 )
 """Four cards in two bridged pairs, not neighbours."""
 
