@@ -16,15 +16,11 @@ from agent.scheduler.groups import Groups
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.scheduler import objects
-from tests.scheduler.test_cluster import Clock, held
+from tests.scheduler.clock import Clock
+from tests.scheduler.test_cluster import held
 from tests.waiting import eventually
 
 WISH = objects.wish({"cpu": "1"}, name="a")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
