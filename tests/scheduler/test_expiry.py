@@ -18,7 +18,6 @@ from tests.kube.hostile import Request, Server
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 from tests.scheduler.test_cluster import held
-from tests.waiting import eventually
 
 WISH = objects.wish({"cpu": "1"}, name="a")
 
@@ -40,7 +39,7 @@ def groups(cluster: Cluster, clock: Clock) -> Groups:
 @pytest.fixture
 def expiry(server: Server, cluster: Cluster, groups: Groups) -> Iterator[Expiry]:
     transport = Transport(FileAccess(server.url))
-    yield Expiry(cluster, groups, transport, period_seconds=0.01)
+    yield Expiry(cluster, groups, transport)
     transport.close()
 
 
@@ -100,10 +99,9 @@ def test_a_promise_for_a_time_ends_by_itself(
 ) -> None:
     cluster.release("uid-a")
     cluster.reserve("n1", Granted(WISH), seconds=5)
-    expiry.start()
     clock.now = 6
-    eventually("over", lambda: not held(cluster))
-    expiry.stop()
+    expiry.step()
+    assert not held(cluster)
     assert not server.requests
 
 
