@@ -19,6 +19,7 @@ from agent.model import (
     gpuactions,
     gpuconditions,
     gpudevices,
+    interconnect,
     minors,
     partitions,
 )
@@ -141,7 +142,7 @@ class DeviceView:
             gpuconditions.rfc3339(int(self._clock())),
             _ids(held, self.state.devices),
         )
-        self.state = Published(made.devices, made.gone, self._gpus.facts)
+        self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
         names = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = existing(
             (*grants, *self._checkpoint.grants()),
@@ -169,6 +170,7 @@ class DeviceView:
             {
                 **minors.encode(made.gone),
                 **partitions.encode(self._table),
+                **interconnect.encode(made.devices, self._gpus.pairs),
                 **checkpoints.encode(found.holdings),
             },
             together([held, taken(found.holdings, made.devices)]),

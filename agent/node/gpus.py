@@ -52,6 +52,7 @@ class GpuView:
         """As an agent before us left them: so they stay until the driver has answered."""
         self._health = gpuconditions.restored(published.devices, self._actions)
         self.facts = published.gpus
+        self.pairs = self.pairs or published.pairs
 
     def look_again(self) -> None:
         """Something was plugged in or out."""

@@ -75,6 +75,15 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
+def place_rules(settings: Settings, args: SchedulerArgs) -> PlaceRules:
+    """How every node gives what it has."""
+    return PlaceRules(
+        scoring=args,
+        zones=ZoneStrategy(settings.zone_strategy),
+        gpu_objective=args.gpu_objective,
+    )
+
+
 def client_names(text: str) -> frozenset[str]:
     """Between commas."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
@@ -134,7 +143,7 @@ class _Parts:
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
         labels = agent_labels(settings.agent_selector)
-        rules = PlaceRules(scoring=args, zones=ZoneStrategy(settings.zone_strategy))
+        rules = place_rules(settings, args)
         cluster = Cluster(rules=rules, agents=bool(labels))
         recent = Recent()
         self._attendance = Attendance(

@@ -11,7 +11,7 @@ import pytest
 
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
-from agent.model import deviceobject, nodestatus
+from agent.model import deviceobject, interconnect, nodestatus
 from agent.model.apinode import ApiNode
 from agent.model.availability import Reserved
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
@@ -19,8 +19,9 @@ from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.gpuactions import GpuActions
-from agent.model.gpus import pci_address
+from agent.model.gpus import Ancestor, pci_address
 from agent.model.holding import Grant, Source
+from agent.model.interconnect import GPU_LINKS, Interlink
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
 from agent.model.resources import NodeConfiguration
@@ -195,19 +196,44 @@ def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
     assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
 
 
-def test_linked_cards_are_told_as_partitions(tmp_path: Path) -> None:
+@pytest.fixture
+def dgx1(tmp_path: Path) -> Iterator[Node]:
     if why := fakenvml.missing():
         pytest.skip(why)
     driver = gpumachines.dgx1()
     node = Node(tmp_path, driver)
     for card in driver.cards:
         node.card(card.bus)
-    try:
-        report = node.until(lambda it: len(it.devices) == 8)
-        sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
-        assert {size: len(found) for size, found in sets.items()}["8"] == 1
-    finally:
-        node.view.close()
+    yield node
+    node.view.close()
+
+
+def test_linked_cards_are_told_as_partitions(dgx1: Node) -> None:
+    report = dgx1.until(lambda it: len(it.devices) == 8)
+    sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
+    assert {size: len(found) for size, found in sets.items()}["8"] == 1
+
+
+def test_links_are_told_as_the_driver_tells_them(dgx1: Node) -> None:
+    report = dgx1.until(lambda it: len(it.devices) == 8)
+    told = interconnect.decode(report.annotations)
+    assert len(told) == 28
+    assert {pair: each.links for pair, each in told.items() if each.links} == gpumachines.DGX1_LINKS
+    assert told[0, 3] == Interlink(Ancestor.SYSTEM, 2, 50_000)
+    assert told[4, 5] == Interlink(Ancestor.SWITCH, 1, 25_000)
+
+
+def test_links_stay_said_until_a_new_agents_driver_has_answered(dgx1: Node) -> None:
+    first = dgx1.until(lambda it: len(it.devices) == 8)
+    dgx1.view.close()
+    dgx1.driver.tell(gpumachines.dgx1().but(init=9))
+    dgx1.view = dgx1.another()
+    body = deviceobject.encode("n", first.devices, {}, first.annotations)
+    dgx1.published, problems = published(body)
+    assert problems == ()
+    again = dgx1.now()
+    for key in (GPU_LINKS, GPU_PARTITIONS):
+        assert again.annotations[key] == first.annotations[key]
 
 
 def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
