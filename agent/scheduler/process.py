@@ -13,7 +13,9 @@ from typing import Final
 
 from agent.allocate.place.facts import PlaceRules
 from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.host import malloc
 from agent.host.ending import Ending
+from agent.host.faults import Faults
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
 from agent.kube.auth import Access
@@ -101,11 +103,14 @@ def agent_labels(text: str) -> dict[str, str]:
 
 
 def run(settings: Settings) -> None:
-    """Until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
+    """Until SIGTERM, or until a thread fails: without one of them the others would answer from a
+    state that stands still. Raises AccessError, CertificateError, FaultError, ServerError and
+    SettingsError."""
+    malloc.one_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     ended = threading.Event()
-    with ExitStack() as closing:
+    with Faults(ended.set), ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
         listening = doors(settings, parts.routes)
         with Ending(ended.set), ExitStack() as open_doors:
@@ -159,8 +164,8 @@ class _Parts:
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
-        self._expiry = Expiry(cluster, binding)
         groups = Groups(cluster, seconds=settings.group_seconds)
+        self._expiry = Expiry(cluster, groups, binding)
         binder = Binder(cluster, groups, Bindings(binding), recent)
         deciding = Deciding(
             cluster,
@@ -174,7 +179,12 @@ class _Parts:
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
-                self._duty.reason() is None, len(cluster.nodes()), binder.lost_races
+                self._duty.reason() is None,
+                len(cluster.nodes()),
+                binder.lost_races,
+                self._attendance.waiting,
+                self._attendance.retried,
+                self._attendance.evicted,
             )
         )
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)

@@ -84,7 +84,8 @@ class Deciding:
             return prioritized(nodes, [Fit(0) if each == node else UNKNOWN for each in nodes])
         if self._indifferent(asked.wish):
             return ()
-        return prioritized(nodes, self._answers(asked.wish, nodes))
+        answers = self._answers(asked.wish, nodes)
+        return prioritized(nodes, answers, decides=bool(asked.wish.needs))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         return self._preempt(args)

@@ -277,6 +277,20 @@ def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: Cluster) -
     assert cluster.eligible("n1", PLAIN) is None
 
 
+def test_what_is_wrong_with_a_nodes_words_is_told_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
+    for capacity in ("8", "16"):
+        told = objects.node("n1", labels=label)
+        told["status"]["allocatable"]["memory"] = capacity
+        cluster.nodes_changed([objects.of_node(told)])
+        state = cluster.node("n1")
+        assert state is not None
+        assert state.place.facts.faults
+    assert caplog.text.count("node n1: ") == 1
+
+
 @pytest.mark.parametrize("wish", [LSR, GPU])
 def test_who_needs_an_agent_waits_until_it_is_ready(cluster: Cluster, wish: Wish) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])

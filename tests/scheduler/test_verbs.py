@@ -25,7 +25,18 @@ from agent.scheduler.wire import (
     ExtenderPreemptionResult,
     HostPriority,
 )
-from benchmarks.fleet import CARDS, NOTHING, SINGLE, SMALL, Kind, Model, carder, owner, sharer
+from benchmarks.fleet import (
+    CARDS,
+    NOTHING,
+    SINGLE,
+    SMALL,
+    Kind,
+    Model,
+    carder,
+    owner,
+    plain,
+    sharer,
+)
 from tests.kube import hostile
 from tests.scheduler import clusters
 from tests.scheduler.clusters import DGX1
@@ -85,12 +96,6 @@ def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
 
 
 @pytest.fixture
-def server() -> Iterator[hostile.Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def scene(server: hostile.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
@@ -120,6 +125,14 @@ def test_a_pod_that_shares_is_offered_all(scene: Scene) -> None:
 
 def test_a_pod_that_needs_nothing_is_offered_all(scene: Scene) -> None:
     assert scene.fits(scene.pod(NOTHING, "p")) == NODES
+
+
+def test_a_pod_that_needs_nothing_is_drawn_to_no_node(scene: Scene) -> None:
+    """Also where some node is refused to it: of the others the plugins of kube-scheduler say."""
+    clusters.add(scene.cluster, "s", SINGLE)
+    wide = scene.pod(plain("60", "8Gi"), "p")
+    assert scene.fits(wide, ["c", "b", "s"]) == ["c", "b"]
+    assert set(scene.scores(wide, ["c", "b", "s"]).values()) == {10}
 
 
 def test_a_pod_that_needs_devices_is_offered_nodes_that_have_them(scene: Scene) -> None:
