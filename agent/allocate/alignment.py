@@ -71,7 +71,9 @@ def align(
         scores[mask] = trials.score(mask)
         return scores[mask]
 
-    def merge(others: Provider | None, widest: int | None = None) -> Merged:
+    def merge(
+        others: Provider | None, widest: int | None = None, *, narrowest: bool = False
+    ) -> Merged:
         hints = resource_hints(
             wanted,
             trials.available,
@@ -79,7 +81,7 @@ def align(
             policies.numa,
             score,
             fits,
-            narrowest=others is None and policies.numa_exclusive is not NumaExclusive.REQUIRED,
+            narrowest=narrowest,
             widest=widest,
         )
         return koordinator_merge.merge(
@@ -90,7 +92,13 @@ def align(
             account.numa_status(),
         )
 
-    merged = merge(None) if companion is None else _together(companion, trials, merge)
+    if companion is None:
+        merged = merge(None, narrowest=True)
+        if policies.numa_exclusive is NumaExclusive.REQUIRED and not merged.preferred:
+            # Others keep it out of all narrow sets.
+            merged = merge(None)
+    else:
+        merged = _together(companion, trials, merge)
     candidates = tuple(
         Candidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
     )

@@ -37,9 +37,12 @@ def in_force(facts: NodeFacts, ask: Ask) -> InForce | Rejection:
     if isinstance(numa, Rejection):
         return numa
     bind = precedence.bind(ask.spec, ask.qos, policies, profile, owner=ask.owner)
+    asks_cpu = bool(ask.requests.get("cpu"))
     if isinstance(bind, Rejection):
-        return bind
-    bound = bind[0] if ask.requests.get("cpu") else None
+        if asks_cpu:
+            return bind
+        bind = None, Source.DEFAULT
+    bound = bind[0] if asks_cpu else None
     if rejection := precedence.architecture(ask.spec, policies, bound):
         return rejection
     numa_exclusive = precedence.numa_exclusive(ask.numa)

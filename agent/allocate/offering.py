@@ -8,6 +8,8 @@ the amounts are split over those. Nothing is offered that could not be committed
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from agent.allocate import alignment, burst
@@ -25,10 +27,14 @@ from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 
 
 def offer(
-    facts: NodeFacts, account: Account, ask: Ask, companion: Companion | None = None
+    facts: NodeFacts,
+    account: Account,
+    ask: Ask,
+    companion: Companion | None = None,
+    trying: Callable[[NodeFacts, Account, Ask, InForce], Trials] = Trials,
 ) -> Offer | Declined:
     """The place for a pod that holds nothing on the node yet. `companion` is heard where a NUMA
-    policy is in force; without one it is free."""
+    policy is in force; without one it is free. `trying`: how NUMA nodes are tried."""
     if not ask.requests and not ask.burst_milli and companion is None:
         return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts, ask)
@@ -38,7 +44,7 @@ def offer(
     if rejection := _unfit(facts, account, ask, policies):
         return Declined(ask.uid, ask.title, (rejection,), why)
     held = _held_by_cpu(ask)
-    trials = Trials(facts, account, held, policies)
+    trials = trying(facts, account, held, policies)
     if policies.numa is NumaPolicy.NONE:
         found = _unaligned(held, policies, trials)
         if isinstance(found, Rejection):

@@ -25,7 +25,7 @@ from agent.allocate.claims import Claim
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, Profile
 from agent.allocate.reasons import Rejection
-from agent.allocate.worth import HIGHEST, spread, worth
+from agent.allocate.worth import HIGHEST, counted, spread, worth
 from agent.model.policies import NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import Measure, Rules, SchedulerArgs, ScoringType
 
@@ -101,60 +101,67 @@ def _strategy(type_: ScoringType) -> NumaStrategy:
 
 def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     if not claim.amounts:
-        used = _on_whole(scene, ask, claim)
-        return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
-    totals = scene.account.totals()
+        return _of_whole(args, scene, ask, claim)
+    totals, weights = scene.account.totals(), counted(args.node.weights, ask.requests)
     return min(
         worth(
             args.node.type,
-            args.node.weights,
+            weights,
             totals.get(node, {}),
             {
                 name: scene.account.used(node, name)
                 + _paid(scene.facts, claim, name, amounts.get(name, 0))
-                for name in args.node.weights
+                for name in weights
             },
         )
         for node, amounts in claim.amounts.items()
     )
 
 
+def _of_whole(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+    """Of the whole node, the CPUs that pods own amplified."""
+    facts = scene.facts
+    owned = 1000 * scene.account.holdings.full(1).bit_count()
+    used = dict(scene.whole.requested)
+    used["cpu"] = used.get("cpu", 0) - owned + facts.amplified(owned)
+    return _with_pod(args, facts, ask, claim, scene.whole.allocatable, used)
+
+
 def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     facts, account = scene.facts, scene.account
     policy = _numa_policy(facts, ask)
     if policy is NumaPolicy.NONE:
-        used = _on_whole(scene, ask, claim)
-        return worth(args.node.type, args.node.weights, scene.whole.allocatable, used)
+        return _of_whole(args, scene, ask, claim)
     totals = account.totals()
     capacity, used = scene.whole.allocatable, dict(scene.whole.requested)
-    single = policy is NumaPolicy.SINGLE_NUMA_NODE
-    if policy is NumaPolicy.RESTRICTED or (single and len(totals) > 1):
+    single = policy is NumaPolicy.SINGLE_NUMA_NODE and len(totals) > 1
+    if claim.amounts and (single or policy is NumaPolicy.RESTRICTED):
         capacity, used = {}, {}
         for node in claim.amounts:
             for name, total in totals.get(node, {}).items():
                 capacity[name] = capacity.get(name, 0) + total
-                used[name] = used.get(name, 0) + min(total, account.recorded_used(node, name))
+                used[name] = used.get(name, 0) + account.recorded_used(node, name)
     if claim.cpus:
         used["cpu"] = facts.amplified(1000 * account.holdings.full(1).bit_count())
+    return _with_pod(args, facts, ask, claim, capacity, used)
+
+
+def _with_pod(
+    args: SchedulerArgs,
+    facts: NodeFacts,
+    ask: Ask,
+    claim: Claim,
+    capacity: dict[str, int],
+    used: dict[str, int],
+) -> int:
     for name, asked in ask.requests.items():
         used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return worth(args.node.type, args.node.weights, capacity, used)
+    return worth(args.node.type, counted(args.node.weights, ask.requests), capacity, used)
 
 
 def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
     found = precedence.numa_policy(ask.numa, facts.policies, facts.profile)
     return NumaPolicy.NONE if isinstance(found, Rejection) else found[0]
-
-
-def _on_whole(scene: Scene, ask: Ask, claim: Claim) -> dict[str, int]:
-    """What is used once the pod is there, the CPUs that pods own amplified."""
-    facts = scene.facts
-    owned = 1000 * scene.account.holdings.full(1).bit_count()
-    used = dict(scene.whole.requested)
-    used["cpu"] = used.get("cpu", 0) - owned + facts.amplified(owned)
-    for name, asked in ask.requests.items():
-        used[name] = used.get(name, 0) + _paid(facts, claim, name, asked)
-    return used
 
 
 def _paid(facts: NodeFacts, claim: Claim, name: str, amount: int) -> int:

@@ -47,7 +47,7 @@ class Trials:
         self.available = account.available()
         self._recorded = account.recorded()
         if policies.bind:
-            self._trim()
+            self.trim()
 
     @cached_property
     def pools(self) -> dict[int, int]:
@@ -122,6 +122,11 @@ class Trials:
         amounts = [held.get(name, 0) for held in self.available.values()]
         return sum(amounts) if together else max(amounts, default=0)
 
+    def split(self, name: str, asked: int, room: dict[int, int]) -> dict[int, int]:
+        """An amount over NUMA nodes that have so much left."""
+        way = split.packed if self._facts.profile.packed else split.evenly
+        return way(asked, room, self.unit(name))
+
     def _have_enough(self, nodes: Collection[int]) -> bool:
         """By sums alone, where these tell."""
         if self._units is None:
@@ -149,16 +154,18 @@ class Trials:
         ):
             return None
         known = [name for name in self._ask.requests if name in self._known]
-        asked = [(name, self._ask.requests[name], self._unit(name)) for name in known]
+        asked = [(name, self._ask.requests[name], self.unit(name)) for name in known]
         if any(amount % unit for _, amount, unit in asked):
             return None
         return [(name, amount // unit, unit) for name, amount, unit in asked]
 
     @cached_property
     def _scores(self) -> MaskScores:
-        profile = self._facts.profile
+        profile, requests = self._facts.profile, self._ask.requests
+        if self._policies.bind:
+            requests = {**requests, "cpu": self._facts.amplified(requests["cpu"])}
         return MaskScores(
-            self._ask.requests,
+            requests,
             self._recorded,
             self.totals,
             profile.scoring or profile.strategy,
@@ -168,7 +175,6 @@ class Trials:
     def _amounts(self, nodes: Collection[int]) -> Amounts | Rejection:
         """What each node gives of the resources that NUMA nodes have."""
         limit = 0 if self._policies.bind else self._ask.burst_milli
-        way = split.packed if self._facts.profile.packed else split.evenly
         amounts: Amounts = {}
         for name, asked in self._ask.requests.items():
             if name not in self._known:
@@ -181,7 +187,7 @@ class Trials:
                     return Rejection(Reason.NO_POOL_FITS, name, limit, pool, tuple(sorted(nodes)))
                 shares = burst.amounts(asked, chosen, room)
             else:
-                shares = way(asked, room, self._unit(name))
+                shares = self.split(name, asked, room)
             if (given := sum(shares.values())) < asked:
                 return Rejection(Reason.NUMA_INSUFFICIENT, name, asked, given, tuple(sorted(nodes)))
             for node, share in shares.items():
@@ -237,14 +243,15 @@ class Trials:
         layout = self._facts.layout
         return {area.id: area.cpus for area in layout.nodes} if layout else {}
 
-    def _unit(self, name: str) -> int:
+    def unit(self, name: str) -> int:
+        """What an amount of a resource is a multiple of."""
         bind = self._policies.bind
         if name != "cpu" or bind is None:
             return 1
         whole_cores = bind.required and bind.policy is BindPolicy.FULL_PCPUS
         return 1000 * (self._facts.layout.threads if whole_cores and self._facts.layout else 1)
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """A node has no more CPU for an owner than it has free CPUs that suit a required policy,
         nor more than it can be paid for there."""
         layout, bind = self._facts.layout, self._policies.bind

@@ -5,7 +5,8 @@ Whether a set helps is asked of the caller; what helps goes on helping when more
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -41,15 +42,18 @@ def importance(candidate: Candidate) -> tuple[int, int, str]:
     return -candidate.priority, candidate.started_at, candidate.uid
 
 
-def violations(chosen: Sequence[Candidate], allowed: Mapping[str, int]) -> int:
+def violations(chosen: Iterable[Candidate], allowed: Mapping[str, int]) -> int:
     """How many of these pods are more than their budgets allow; `chosen` by importance."""
+    return sum(_beyond(chosen, allowed))
+
+
+def _beyond(chosen: Iterable[Candidate], allowed: Mapping[str, int]) -> Iterator[bool]:
+    """Of each whether a budget of its own is used up by then."""
     left = dict(allowed)
-    count = 0
     for each in chosen:
         for budget in each.budgets:
             left[budget] = left.get(budget, 0) - 1
-        count += any(left[budget] < 0 for budget in each.budgets)
-    return count
+        yield any(left[budget] < 0 for budget in each.budgets)
 
 
 def fewest(
@@ -92,29 +96,49 @@ class _Search:
         if not self._pods or not self._helps(everyone):
             return None
         self._record(self._spared(everyone))
+        self._few()
         self._descend(0, 0)
         assert self._best is not None
         (broken, _, _), best = self._best
         return Victims(tuple(each.uid for each in self._of(best)), broken)
 
     def _spared(self, everyone: int) -> int:
-        """What is left when pods are spared one by one, those first that no budget allows."""
-        over = [
-            place
-            for place in range(len(self._pods))
-            if violations(self._pods[: place + 1], self._allowed)
-            > violations(self._pods[:place], self._allowed)
-        ]
-        chosen = everyone
-        for place in [*over, *(each for each in range(len(self._pods)) if each not in over)]:
-            without = chosen & ~(1 << place)
-            if without and self._helps(without):
-                chosen = without
+        """What is left when pods are spared one by one, those first that no budget allows. How many
+        can be spared together is found by halving."""
+        beyond = list(_beyond(self._pods, self._allowed))
+        order = sorted(range(len(beyond)), key=lambda place: not beyond[place])
+        chosen, start = everyone, 0
+        while start < len(order):
+            low, high = 0, len(order) - start
+            while low < high:
+                middle = (low + high + 1) // 2
+                spared = sum(1 << place for place in order[start : start + middle])
+                if self._helps(chosen & ~spared):
+                    low = middle
+                else:
+                    high = middle - 1
+            chosen &= ~sum(1 << place for place in order[start : start + low])
+            start += low + 1
         return chosen
+
+    def _few(self) -> None:
+        """Single pods and pairs, the least important first: of many pods alike, where a large one
+        does for several small ones, a search by importance comes to it late."""
+        places = range(len(self._pods) - 1, -1, -1)
+        for size in (1, 2):
+            for chosen in itertools.combinations(places, size):
+                if self._left <= 0:
+                    return
+                bits = sum(1 << place for place in chosen)
+                if self._better(bits) and self._helps(bits):
+                    self._record(bits)
+
+    def _better(self, chosen: int) -> bool:
+        return self._best is None or self._key(chosen) < self._best[0]
 
     def _descend(self, place: int, chosen: int) -> None:
         """`chosen` of the pods before `place`; with all from there on it helps."""
-        if self._left <= 0 or (self._best is not None and self._key(chosen) >= self._best[0]):
+        if self._left <= 0 or not self._better(chosen):
             return
         if chosen and self._helps(chosen):
             self._record(chosen)

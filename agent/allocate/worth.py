@@ -9,28 +9,36 @@ from typing import Final
 from agent.model.schedulerargs import ScoringType
 
 HIGHEST: Final = 100
+_ALWAYS: Final = ("cpu", "memory", "ephemeral-storage")
 
 Amounts = Mapping[str, int]
 
 
 def worth(strategy: ScoringType, weights: Amounts, capacity: Amounts, used: Amounts) -> int:
-    """Of a place with `used` of its `capacity` taken. For LeastAllocated and MostAllocated, what is
-    no part of the capacity is worth nothing; LeastAllocated gives nothing for more than there is.
-    """
+    """Of a place with `used` of its `capacity` taken; a resource of which it has none does not
+    count. LeastAllocated gives nothing for more than there is."""
     if strategy is ScoringType.BALANCED_ALLOCATION:
         return _balance(weights, capacity, used)
     total = found = 0
     most = strategy is ScoringType.MOST_ALLOCATED
     for name, weight in weights.items():
-        total += weight
-        found += weight * points(most, capacity.get(name, 0), used.get(name, 0))
+        if (have := capacity.get(name, 0)) > 0:
+            total += weight
+            found += weight * points(most, have, used.get(name, 0))
     return found // total if total else 0
 
 
+def counted(weights: Amounts, requests: Amounts) -> dict[str, int]:
+    """The weights that count for a pod: of CPU, memory and storage, and of what it asks for."""
+    return {
+        name: weight
+        for name, weight in weights.items()
+        if name in _ALWAYS or requests.get(name, 0) > 0
+    }
+
+
 def points(most: bool, capacity: int, used: int) -> int:
-    """Of one resource, for MostAllocated or else for LeastAllocated."""
-    if capacity <= 0:
-        return 0
+    """Of one resource that there is, for MostAllocated or else for LeastAllocated."""
     if most:
         return min(used, capacity) * HIGHEST // capacity
     return (capacity - used) * HIGHEST // capacity if used <= capacity else 0

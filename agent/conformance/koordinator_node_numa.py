@@ -3,7 +3,8 @@ the policy that is written beside them, and the node's score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Any, Final
 
@@ -11,13 +12,16 @@ import msgspec
 
 from agent.allocate import offering, scoring
 from agent.allocate.account import Account
-from agent.allocate.inforce import in_force
+from agent.allocate.ask import Ask
+from agent.allocate.inforce import InForce, in_force
 from agent.allocate.ledger import Ledger
+from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined
 from agent.allocate.place.effective import spec_text
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
 from agent.allocate.scoring import Scene, Whole
-from agent.conformance.node_numa_account import TheirAccount
+from agent.allocate.trials import Trials
+from agent.conformance.node_numa_account import RecordedAccount, TheirTrials
 from agent.conformance.node_numa_case import Question, question, text, written
 from agent.conformance.node_numa_differences import DIFFERENCES, QUIRKS, Quirk
 from agent.conformance.verdict import Verdict
@@ -49,13 +53,16 @@ def judge(case: dict[str, Any]) -> Verdict:
 
 def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
     """Ours in the form of a case's `expect`, under rules of theirs."""
+    seen = case
     for quirk in quirks:
-        case = quirk.case(case)
-    asked = question(case)
+        seen = quirk.case(seen)
+    asked = question(seen)
     if not asked.ask.requests:
         return {"skip": True}
     account = _account(asked, quirks)
-    found = offering.offer(asked.facts, account, asked.ask)
+    if refusal := next((quirk.refused for quirk in quirks if quirk.refused), ""):
+        return {"error": "refused", "code": refusal}
+    found = offering.offer(asked.facts, account, asked.ask, trying=_trying(quirks))
     if isinstance(found, Declined):
         return {
             "error": "; ".join(str(each.reason) for each in found.rejections),
@@ -82,11 +89,21 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
 
 
 def _account(asked: Question, quirks: Sequence[Quirk]) -> Account:
-    recorded_only = any(quirk.recorded_only for quirk in quirks)
-    unpaid = any(quirk.unpaid for quirk in quirks)
-    if not (recorded_only or unpaid):
+    if not any(quirk.recorded_only for quirk in quirks):
         return Ledger(asked.facts, asked.claims).account
-    return TheirAccount(asked.facts, asked.claims, recorded_only=recorded_only, unpaid=unpaid)
+    account = RecordedAccount(asked.facts)
+    for claim in asked.claims:
+        account.add(claim)
+    return account
+
+
+def _trying(quirks: Sequence[Quirk]) -> Callable[[NodeFacts, Account, Ask, InForce], Trials]:
+    loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)
+    by_position = any(quirk.by_position for quirk in quirks)
+    unbound = any(quirk.unbound for quirk in quirks)
+    if not (loose or by_position or unbound):
+        return Trials
+    return partial(TheirTrials, loose=loose, by_position=by_position, unbound=unbound)
 
 
 def _code(rejections: Sequence[Rejection]) -> str:

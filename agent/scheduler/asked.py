@@ -11,7 +11,7 @@ import msgspec
 from agent.allocate.place.wish import Wish, wish_of
 from agent.model.apipods import ApiPod
 from agent.scheduler.bindings import PodName
-from agent.scheduler.groups import Group, group_of
+from agent.scheduler.groupname import Group, group_of
 
 MOST: Final = 4096
 """Pods remembered. Who is bound after that many others were asked about is looked up anew."""

@@ -16,7 +16,7 @@ from agent.scheduler.attending import Attending, Views, waiter
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budget, Budgets
 from agent.scheduler.evict import Evictor
-from agent.scheduler.groups import GroupError
+from agent.scheduler.groupname import GroupError
 from agent.scheduler.pending import pending
 from agent.scheduler.preempt import Preemption
 from agent.scheduler.readings import PodReading

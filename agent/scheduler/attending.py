@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from agent.allocate.place.wish import WishError
+from agent.allocate.place.wish import Needs, WishError
 from agent.scheduler.asked import Asked, Recent
 from agent.scheduler.changelog import Changes
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.evict import Evictor
 from agent.scheduler.extender import Verbs
-from agent.scheduler.groups import GroupError
+from agent.scheduler.groupname import GroupError
 from agent.scheduler.questions import OfGroup, OfPod
 from agent.scheduler.shapes import Answer, Question, Shapes
 from agent.scheduler.waiting import Waiter, Waiting
@@ -50,9 +50,7 @@ class Attending:
         self._clock = clock
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
-        kept: frozenset[str] = frozenset()
-        if self._evictor is not None and self._evictor.plans:
-            kept = self._evictor.kept_from(args.pod.uid, args.pod.priority or 0)
+        kept = self._kept(args)
         if not kept:
             result = self._verbs.filter(args)
         else:
@@ -76,6 +74,18 @@ class Attending:
 
     def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         return self._verbs.bind(args)
+
+    def _kept(self, args: ExtenderArgs) -> frozenset[str]:
+        """Nodes that others have room made on."""
+        if self._evictor is None or not self._evictor.plans:
+            return frozenset()
+        try:
+            wish = self._recent.of(args.pod).wish
+        except (WishError, GroupError):
+            return frozenset()
+        if wish.needs is Needs.NOTHING:
+            return frozenset()  # it takes nothing of what is made free
+        return self._evictor.kept_from(wish.uid, wish.priority)
 
     def _refused(self, args: ExtenderArgs, result: ExtenderFilterResult) -> None:
         try:

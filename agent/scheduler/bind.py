@@ -17,7 +17,8 @@ from agent.allocate.place.wish import WishError
 from agent.scheduler.asked import Asked, Recent, asked
 from agent.scheduler.bindings import Bindings, PodError, PodName
 from agent.scheduler.cluster import Cluster, ReserveError
-from agent.scheduler.groups import GroupError, Groups
+from agent.scheduler.groupname import GroupError
+from agent.scheduler.groups import Groups
 
 
 class BindError(Exception):

@@ -19,6 +19,7 @@ from agent.kube.objects import Change, ChangeKind
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.scheduler.changelog import ChangeLog, Changes
+from agent.scheduler.groupname import Group
 from agent.scheduler.nodestate import News, NodeState
 from agent.scheduler.readings import NodeReading, PodReading, Unreadable
 from agent.scheduler.reservations import Reservation, Reservations
@@ -53,6 +54,7 @@ class Cluster:
         self._clock = clock
         self._states: dict[str, NodeState] = {}
         self._pods: dict[str, PodReading] = {}
+        self._grouped: dict[Group, set[str]] = {}
         self._reservations = Reservations()
         self._log = ChangeLog()
         self._firm_log = ChangeLog()
@@ -98,6 +100,11 @@ class Cluster:
         """One that a watch has shown to be bound."""
         with self.lock:
             return self._pods.get(uid)
+
+    def companions(self, group: Group) -> dict[str, str]:
+        """The nodes of the pods of a group that a watch has shown to be bound, by uid."""
+        with self.lock:
+            return {uid: self._pods[uid].node for uid in self._grouped.get(group, ())}
 
     def reservation(self, uid: str) -> Reservation | None:
         with self.lock:
@@ -199,6 +206,8 @@ class Cluster:
         if before is not None and before.node != pod.node:
             self._ended(before, gone=True)
         self._pods[pod.uid] = pod
+        if pod.group is not None:
+            self._grouped.setdefault(pod.group, set()).add(pod.uid)
         reservation = self._reservations.pop(pod.uid)
         if reservation is not None and reservation.node != pod.node:
             self._give_back(reservation)
@@ -217,7 +226,9 @@ class Cluster:
         counts it."""
         if (reservation := self._reservations.pop(pod.uid)) is not None:
             self._give_back(reservation)
-        self._pods.pop(pod.uid, None)
+        known = self._pods.pop(pod.uid, None)
+        if known is not None and known.group is not None:
+            self._ungrouped(known.uid, known.group)
         state = self._states.get(pod.node)
         if state is None:
             if gone:
@@ -228,6 +239,11 @@ class Cluster:
         if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:
             self._touch(state)
         self._heard(state, news)
+
+    def _ungrouped(self, uid: str, group: Group) -> None:
+        self._grouped[group].discard(uid)
+        if not self._grouped[group]:
+            del self._grouped[group]
 
     def _give_back(self, reservation: Reservation) -> None:
         state = self._state(reservation.node)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from agent.allocate.place.answer import Granted
 from agent.kube.auth import AccessError
-from agent.kube.errors import KubeError
+from agent.kube.errors import KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
 from agent.scheduler.disruption import Budgets
 from agent.scheduler.evictions import Evictions, Fate
@@ -174,27 +174,40 @@ class Evictor:
             return  # they end without us
         try:
             self._nominate(waiter, chosen.node, dry_run=True)
-            if any(self._evictions.would(each) is not Fate.ENDS for each in victims):
-                return
-            self._plans[waiter.uid] = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
+        except (NotFoundError, RejectedError) as error:
+            log.info("pod %s waits no more: %s", waiter.title, error)
+            self._waiting.settled(waiter.uid)
+            return
+        except (KubeError, AccessError) as error:
+            log.warning("pod %s: no room is made for it: %s", waiter.title, error)
+            return
+        self._plans[waiter.uid] = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
+        if not self._evicted(waiter, chosen.node, victims):
+            self._end(waiter.uid)
+            return
+        try:
             for each in victims:
-                fate = self._evictions.evict(each)
-                log.info(
-                    "pod %s: eviction of pod %s from node %s: %s",
-                    waiter.title,
-                    each.title,
-                    chosen.node,
-                    fate.value,
-                )
-                if fate is Fate.STAYS:
-                    self._end(waiter.uid)
-                    return
-                if fate is Fate.ENDS:
-                    self._evictions.tell(each, waiter.title)
+                self._evictions.tell(each, waiter.title)
             self._nominate(waiter, chosen.node)
         except (KubeError, AccessError) as error:
-            log.warning("pod %s: no room is made on node %s: %s", waiter.title, chosen.node, error)
-            self._end(waiter.uid)
+            # The room is made all the same; kube-scheduler knows less of it.
+            log.warning("pod %s: not all is told: %s", waiter.title, error)
+
+    def _evicted(self, waiter: Waiter, node: str, victims: Sequence[Tenant]) -> bool:
+        """Whether all of them end."""
+        try:
+            if any(self._evictions.would(each) is not Fate.ENDS for each in victims):
+                return False
+            for each in victims:
+                fate = self._evictions.evict(each)
+                told = waiter.title, each.title, node, fate.value
+                log.info("pod %s: eviction of pod %s from node %s: %s", *told)
+                if fate is Fate.STAYS:
+                    return False
+        except (KubeError, AccessError) as error:
+            log.warning("pod %s: no room is made on node %s: %s", waiter.title, node, error)
+            return False
+        return True
 
     def _nominate(self, waiter: Waiter, node: str, *, dry_run: bool = False) -> None:
         patch_status(

@@ -3,11 +3,17 @@ its grace period."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 from typing import Any, Final
 
 from agent.kube import kinds
-from agent.kube.errors import ConflictError, NotFoundError, TooManyRequestsError
+from agent.kube.errors import (
+    ConflictError,
+    NotFoundError,
+    RejectedError,
+    TooManyRequestsError,
+)
 from agent.kube.transport import Transport, segment
 from agent.scheduler.podstatus import condition, patch_status
 from agent.scheduler.sacrifice import Tenant
@@ -41,12 +47,14 @@ class Evictions:
         return self._evict(victim, {})
 
     def tell(self, victim: Tenant, title: str) -> None:
-        """Writes into an ending pod's status that it ends for the pod of that title."""
+        """Writes into an ending pod's status that it ends for the pod of that title; nothing where
+        it has ended."""
         message = f"evicted to make room for pod {title}"
         told = condition(DISRUPTION_TARGET, PREEMPTION, message)
-        patch_status(
-            self._transport, victim.namespace, victim.name, victim.uid, {"conditions": [told]}
-        )
+        with contextlib.suppress(NotFoundError, RejectedError):
+            patch_status(
+                self._transport, victim.namespace, victim.name, victim.uid, {"conditions": [told]}
+            )
 
     def _evict(self, victim: Tenant, options: dict[str, Any]) -> Fate:
         pods = kinds.path("", "v1", f"namespaces/{segment(victim.namespace)}/pods", victim.name)

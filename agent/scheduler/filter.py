@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from agent.scheduler.shapes import Answer, Fit
+from agent.scheduler.shapes import Answer, Fit, Misfit
 from agent.scheduler.wire import ExtenderFilterResult
+
+MOST_REASONS: Final = 5
+"""That people read one by one."""
 
 
 def filtered(
@@ -21,14 +25,22 @@ def filtered(
     fits: list[str] = []
     failed: dict[str, str] = {}
     unresolvable: dict[str, str] = {}
+    reasons = _reasons({each for each in set(answers) if isinstance(each, Misfit)})
     for node, answer in zip(nodes, answers, strict=True):
         if isinstance(answer, Fit):
             fits.append(node)
         elif answer.unresolvable:
-            unresolvable[node] = answer.reason
+            unresolvable[node] = reasons[answer]
         else:
-            failed[node] = answer.reason
+            failed[node] = reasons[answer]
     return ExtenderFilterResult(fits, failed, unresolvable)
+
+
+def _reasons(misfits: set[Misfit]) -> dict[Misfit, str]:
+    """kube-scheduler counts the nodes of each reason and cuts off what gets long: of more reasons
+    than people read, those go without amounts."""
+    many = len({each.reason for each in misfits}) > MOST_REASONS
+    return {each: (many and each.words) or each.reason for each in misfits}
 
 
 def first_choice(nodes: Sequence[str], answers: Sequence[Answer]) -> str | None:

@@ -9,7 +9,7 @@ come are then held to the node where the others are.
 from __future__ import annotations
 
 import contextlib
-import re
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -20,48 +20,13 @@ from agent.allocate.place.answer import Granted, Missing, Refused, refused
 from agent.allocate.place.place import StaleOfferError
 from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
-from agent.model.apipods import ApiPod
 from agent.scheduler.cluster import Cluster, ReserveError
-
-GROUP: Final = "topolet.io/group"
-LARGEST: Final = 64
-"""Members of a group: all of them are on one node."""
+from agent.scheduler.groupname import Group
 
 HELD_SECONDS: Final = 60.0
 
-
-class GroupError(ValueError):
-    """An annotation that makes no sense; the message names the pod and the annotation."""
-
-
-class Group(msgspec.Struct, frozen=True):
-    """What all its members say."""
-
-    namespace: str
-    name: str
-    size: int
-
-    @property
-    def title(self) -> str:
-        return f"group {self.namespace}/{self.name}"
-
-    def part(self, number: int) -> str:
-        """What a part that nobody took is known by, in place of a pod's uid."""
-        return f"{self.namespace}/{self.name}/{number}"
-
-
-def group_of(pod: ApiPod) -> Group | None:
-    """None for a pod of no group. Raises GroupError."""
-    text = pod.annotations.get(GROUP)
-    if text is None:
-        return None
-    match = _TEXT.fullmatch(text)
-    if match is None:
-        raise GroupError(f"pod {pod.title}: annotation {GROUP}: {text[:80]!r} is no NAME/SIZE")
-    size = int(match[2])
-    if not 1 <= size <= LARGEST:
-        raise GroupError(f"pod {pod.title}: annotation {GROUP}: SIZE {size} is not 1 to {LARGEST}")
-    return Group(pod.namespace, match[1], size)
+# How often it is looked whether the members of a group, whose time is over, are known by a watch.
+_LOOK_SECONDS: Final = 1.0
 
 
 def parts(group: Group, wish: Wish, size: int) -> list[Wish]:
@@ -79,13 +44,15 @@ def parts(group: Group, wish: Wish, size: int) -> list[Wish]:
 
 class _Held(msgspec.Struct):
     """`shape`: of the pod that the parts were made for. `parts`: what nobody took yet, by what
-    stands for a uid; `members`: by uid, what each took the place of."""
+    stands for a uid; `members`: by uid, what each took the place of, None where that was before
+    this process began."""
 
+    group: Group
     node: str
     shape: bytes
     until: float
     parts: dict[str, Granted] = {}
-    members: dict[str, Granted] = {}
+    members: dict[str, Granted | None] = {}
 
 
 class Groups:
@@ -101,29 +68,36 @@ class Groups:
         self._cluster = cluster
         self._seconds = seconds
         self._clock = clock
-        self._held: dict[Group, _Held] = {}
+        self._held: dict[str, _Held] = {}
+        self._due = math.inf
 
     def expire(self) -> None:
-        """Frees what was held for too long."""
+        """Frees what was held for too long. Groups of which a watch has shown all are forgotten:
+        what is to be known of them the cluster knows."""
         now = self._clock()
-        for group, held in list(self._held.items()):
+        if now < self._due:
+            return
+        for title, held in list(self._held.items()):
             if now < held.until:
                 continue
             for part in held.parts:
                 self._cluster.release(part)
             held.parts.clear()
-            if not self._alive(held):
-                del self._held[group]
+            if self._alive(held).keys() <= self._cluster.companions(held.group).keys():
+                del self._held[title]
+            else:
+                held.until = now + _LOOK_SECONDS
+        self._due = min((each.until for each in self._held.values()), default=math.inf)
 
     def node(self, group: Group) -> str | None:
         """Where the group is; None where that is still open."""
-        held = self._held.get(group)
+        held = self._known(group)
         return held.node if held else None
 
     def hold(self, group: Group, wish: Wish, node: str) -> Refused | None:
         """A part of that wish for each member that has none, on a node that may have changed since
         it was asked about."""
-        held = self._held.get(group)
+        held = self._known(group)
         members = self._alive(held) if held else {}
         state = self._cluster.node(node)
         if state is None:
@@ -135,12 +109,18 @@ class Groups:
         for granted in found:
             self._cluster.reserve(node, granted)
         until = self._clock() + self._seconds
-        self._held[group] = _Held(node, wish.shape, until, held_parts, members)
+        self._held[group.title] = _Held(group, node, wish.shape, until, held_parts, members)
+        self._due = min(self._due, until)
         return None
 
     def lacks(self, group: Group, wish: Wish) -> str | None:
-        """Why the pod can't be a member of a group that has its node; None where it can."""
-        held = self._held[group]
+        """Why the pod can't be a member of a group that has its node; None where it can, or the
+        group has none yet."""
+        held = self._known(group)
+        if held is None:
+            return None
+        if held.group.size != group.size:
+            return f"{group.title} has the size {held.group.size} already, not {group.size}"
         members = self._alive(held)
         if wish.uid in members:
             return None
@@ -154,7 +134,7 @@ class Groups:
 
     def take(self, group: Group, wish: Wish, node: str) -> Granted | str:
         """Reserves a part for the pod itself; a text says why that can't be."""
-        held = self._held.get(group)
+        held = self._known(group)
         if held is None:
             if refused := self.hold(group, wish, node):
                 return f"{group.title}: {refused.text()}"
@@ -164,7 +144,7 @@ class Groups:
             return f"pod {wish.title} has its part of {group.title} already"
         elif reason := self.lacks(group, wish):
             return reason
-        held = self._held[group]
+        held = self._held[group.title]
         found = self._part(group, held, wish)
         if isinstance(found, str):
             return found
@@ -181,11 +161,11 @@ class Groups:
 
     def give_back(self, group: Group, uid: str) -> None:
         """The pod was not bound, and its reservation is released."""
-        held = self._held.get(group)
+        held = self._held.get(group.title)
         if held is None or uid not in held.members:
             return
         part = held.members.pop(uid)
-        if self._clock() < held.until:
+        if part is not None and self._clock() < held.until:
             self._return(held, part)
 
     def _return(self, held: _Held, part: Granted) -> None:
@@ -194,7 +174,17 @@ class Groups:
             self._cluster.reserve(held.node, part)
             held.parts[part.uid] = part
 
-    def _alive(self, held: _Held) -> dict[str, Granted]:
+    def _known(self, group: Group) -> _Held | None:
+        """Of a group whose members were bound before this process began, what is left to know."""
+        held = self._held.get(group.title)
+        if held is None and (bound := self._cluster.companions(group)):
+            node = max(sorted(bound.values()), key=list(bound.values()).count)
+            held = _Held(group, node, b"", self._clock(), {}, dict.fromkeys(bound))
+            self._held[group.title] = held
+            self._due = min(self._due, held.until)
+        return held
+
+    def _alive(self, held: _Held) -> dict[str, Granted | None]:
         """The members that are still there."""
         state = self._cluster.node(held.node)
         there = state.place.holdings if state is not None else {}
@@ -225,6 +215,3 @@ def _beyond(wish: Wish, part: Wish) -> str:
         for name, amount in sorted(wish.requests.items())
         if amount > part.requests.get(name, 0)
     )
-
-
-_TEXT: Final = re.compile(r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/([0-9]{1,4})", re.ASCII)

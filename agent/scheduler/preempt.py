@@ -14,7 +14,7 @@ from agent.scheduler.wire import (
 )
 
 # Over all candidates of a request, and what each has at least.
-_TRIALS, _LEAST = 2000, 40
+_TRIALS, _LEAST = 2000, 20
 
 
 class Preemption:

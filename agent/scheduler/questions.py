@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Final
 
 import msgspec
 
@@ -11,7 +12,8 @@ from agent.allocate.place.place import Place
 from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import Group, parts
+from agent.scheduler.groupname import Group
+from agent.scheduler.groups import parts
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
 
 
@@ -38,7 +40,7 @@ class OfPod(msgspec.Struct, frozen=True):
         ask = msgspec.structs.replace(self.wish.ask, uid="")
         found = place.offer(msgspec.structs.replace(self.wish, ask=ask))
         if isinstance(found, Refused):
-            return Misfit(found.text(), found.unresolvable)
+            return Misfit(found.text(), found.unresolvable, found.words())
         return Fit(found.score, found.order)
 
 
@@ -64,7 +66,9 @@ class OfGroup(msgspec.Struct, frozen=True):
             return place
         found = together(place, parts(self.group, self.wish, self.group.size))
         if isinstance(found, Refused):
-            return Misfit(f"no room for the whole group: {found.text()}", found.unresolvable)
+            return Misfit(
+                f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.words()}"
+            )
         return Fit(
             sum(each.score for each in found) // len(found), max(each.order for each in found)
         )
@@ -76,3 +80,6 @@ def _place(cluster: Cluster, node: str, wish: Wish) -> Place | Misfit:
     if state is None:
         return UNKNOWN
     return state.place if hindrance is None else Misfit(hindrance, unresolvable=True)
+
+
+_GROUP: Final = "no room for the whole group"

@@ -22,6 +22,7 @@ from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.model.objects import ObjectError, decoded
 from agent.model.quantities import Quantity, QuantityError, milli, whole
+from agent.scheduler.groupname import Group, GroupError, group_of
 from agent.scheduler.sharing import Shared, words
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     `fixed` (the API server can't end it: a static pod's mirror). For who counts what NUMA nodes
     have left: `zoned`, whatever its containers are called, and `begun` (its node says that it runs,
     so that a fingerprint of the node's pods has it); `ended`: the title of a pod that has ended for
-    good and is still there, as one has it too.
+    good and is still there, as one has it too. `group`: the one that it is a member of.
     """
 
     uid: str
@@ -68,6 +69,7 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     fixed: bool = False
     zoned: ZonedPod | None = None
     begun: bool = False
+    group: Group | None = None
     ended: str = ""
 
     @property
@@ -118,9 +120,18 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
             pod.mirror,
             _zoned_of(pod),
             pod.phase is not apipods.Phase.PENDING,
+            _group(pod),
         )
 
     return read
+
+
+def _group(pod: ApiPod) -> Group | None:
+    """None too for what makes no sense: the verbs say so to the pod."""
+    try:
+        return group_of(pod)
+    except GroupError:
+        return None
 
 
 def node(text: bytes) -> NodeReading:

@@ -38,10 +38,12 @@ class Fit(msgspec.Struct, frozen=True, eq=False):
 
 
 class Misfit(msgspec.Struct, frozen=True, eq=False):
-    """A node without room, and why, for people. `unresolvable`: nobody's eviction helps."""
+    """A node without room, and why, for people. `unresolvable`: nobody's eviction helps. `words`:
+    the reason without amounts, where it has some."""
 
     reason: str
     unresolvable: bool = False
+    words: str = ""
 
 
 Answer = Fit | Misfit

@@ -13,7 +13,8 @@ from agent.scheduler.bind import Binder, BindError
 from agent.scheduler.bindings import PodName
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.filter import alone, filtered, first_choice, refused
-from agent.scheduler.groups import Group, GroupError, Groups
+from agent.scheduler.groupname import Group, GroupError
+from agent.scheduler.groups import Groups
 from agent.scheduler.prioritize import prioritized
 from agent.scheduler.questions import OfGroup, OfPod
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Shapes

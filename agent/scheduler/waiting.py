@@ -19,6 +19,9 @@ AT_ONCE: Final = 128
 REST_SECONDS: Final = 4.0
 """Between two tries of one pod; kube-scheduler may have reasons of its own against a node."""
 
+STALE_SECONDS: Final = 900.0
+"""After its last refusal nobody asks for a pod any more."""
+
 
 class Waiter(msgspec.Struct, frozen=True, eq=False):
     """A pod that found no node. `since`: when it was refused first, `refused_at`: when last, by a
@@ -121,7 +124,7 @@ class Waiting:
     def round(self, answers: Answers, now: float) -> list[Hope]:
         """Whom to try again now, the most important first: a node that changed since the last round
         has room. Those beyond the first few are told in later rounds, if there is room still."""
-        waiters = self.waiters()
+        waiters = self._current(now)
         changed = self._changed(answers)
         room: dict[tuple[Hashable, str | None], str | None] = {}
         found: list[Hope] = []
@@ -148,6 +151,14 @@ class Waiting:
             }
             self._tried_at.update((uid, now) for uid in tried & here)
         return rested
+
+    def _current(self, now: float) -> list[Waiter]:
+        """Without those that kube-scheduler has forgotten: it tries a pod every five minutes."""
+        waiters = self.waiters()
+        for each in waiters:
+            if now - each.refused_at > STALE_SECONDS:
+                self.settled(each.uid)
+        return [each for each in waiters if now - each.refused_at <= STALE_SECONDS]
 
     def _changed(self, answers: Answers) -> tuple[str, ...]:
         changes = answers.changed_since(self._serial or 0)

@@ -282,6 +282,13 @@ def test_an_explanation_names_no_bind_policy_for_a_pod_that_asks_for_no_cpu() ->
     assert {each[0] for each in policies(node, sharer(0, 1))} == {"numa policy", "numa strategy"}
 
 
+def test_a_pod_that_asks_for_no_cpu_has_no_conflict_over_how_it_is_bound() -> None:
+    forced = facts(policies=NodePolicies(bind_label=FULL))
+    asked = owner(0, memory_gib=4, spec=ResourceSpec(required=SPREAD))
+    assert offered(forced, asked).claim.cpus == CpuSet()
+    assert declined(forced, owner(2, spec=asked.spec)).rejections
+
+
 @pytest.mark.parametrize(
     ("scoring", "weights", "node"),
     [

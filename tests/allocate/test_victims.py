@@ -129,6 +129,20 @@ CASES = {
 }
 
 
+def test_large_one_among_many() -> None:
+    """Of 60 pods alike any three do, and two certain ones, and the first one alone."""
+    pods = [pod(f"u{number:02}", 0, number) for number in range(60)]
+    asked = 0
+
+    def helps(chosen: frozenset[str]) -> bool:
+        nonlocal asked
+        asked += 1
+        return len(chosen) >= 3 or bool({"u00"} & chosen) or {"u10", "u11"} <= chosen
+
+    assert fewest(pods, {}, helps) == Victims(("u00",), 0)
+    assert asked <= 600
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_case(case: str) -> None:
     candidates, allowed, needed, uids, count = CASES[case]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.worth import spread, worth
+from agent.allocate.worth import counted, spread, worth
 from agent.model.schedulerargs import ScoringType
 
 MOST = ScoringType.MOST_ALLOCATED
@@ -21,8 +21,9 @@ EVEN = {"cpu": 1, "memory": 1}
         (LEAST, {"cpu": 3, "memory": 1}, {"cpu": 30, "memory": 100}, (210 + 50) // 4),
         (LEAST, EVEN, {"cpu": 101, "memory": 0}, 50),
         (MOST, EVEN, {"cpu": 101, "memory": 0}, 50),
-        (LEAST, {"cpu": 1, "disk": 1}, {"cpu": 0, "disk": 5}, 50),
-        (MOST, {"cpu": 1, "disk": 1}, {"cpu": 100, "disk": 5}, 50),
+        (LEAST, {"cpu": 1, "disk": 1}, {"cpu": 30, "disk": 5}, 70),
+        (MOST, {"cpu": 1, "disk": 1}, {"cpu": 30, "disk": 5}, 30),
+        (MOST, {"disk": 1}, {"disk": 5}, 0),
         (BALANCED, EVEN, {"cpu": 30, "memory": 60}, 100),
         (BALANCED, EVEN, {"cpu": 0, "memory": 200}, 50),
         (BALANCED, EVEN, {"cpu": 20, "memory": 80}, 90),
@@ -62,3 +63,8 @@ def test_more_use_is_never_worse_for_most_and_never_better_for_least(
 def test_nothing_is_not_spread() -> None:
     assert spread({}) == 0
     assert spread({0.5: 0}) == 0
+
+
+def test_other_resources_count_where_a_pod_asks_for_them() -> None:
+    weights = {"cpu": 1, "memory": 2, "a.b/card": 3, "a.b/port": 4}
+    assert counted(weights, {"cpu": 1, "a.b/port": 1}) == {"cpu": 1, "memory": 2, "a.b/port": 4}

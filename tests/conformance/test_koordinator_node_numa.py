@@ -22,6 +22,8 @@ RESTRICTED = {"nodeLabels": {POLICY: "Restricted"}}
 BEST_EFFORT = {"nodeLabels": {POLICY: "BestEffort"}}
 FULL_ONLY = {"nodeLabels": {"node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly"}}
 FAILS = {"stage": "Filter", "error": "Unsatisfied NUMA cpu", "code": "Unschedulable"}
+UNRESOLVABLE = {"code": "UnschedulableAndUnresolvable"}
+NUMA_LEVEL = {"preferredCPUExclusivePolicy": "NUMANodeLevel"}
 PREFERS_FULL = {"preferredCPUBindPolicy": "FullPCPUs"}
 
 
@@ -110,7 +112,7 @@ def placed(score: int, cpuset: str = "", parts: list[Json] | None = None, **spec
         pytest.param(case(sharer(5), [], FAILS) | SINGLE, id="fails"),
         pytest.param(
             case(lsr(1, resourceSpec={"requiredCPUBindPolicy": "FullPCPUs"}), [], FAILS)
-            | {"expect": FAILS | {"code": "UnschedulableAndUnresolvable"}},
+            | {"expect": FAILS | UNRESOLVABLE},
             id="no eviction helps",
         ),
     ],
@@ -139,7 +141,7 @@ def test_another_answer_is_a_disagreement(expect: Json) -> None:
 
 
 def test_another_kind_of_error_is_a_disagreement() -> None:
-    expect = FAILS | {"code": "UnschedulableAndUnresolvable"}
+    expect = FAILS | UNRESOLVABLE
     verdict = judge(case(sharer(5), [], expect) | SINGLE)
     assert (verdict.agrees, verdict.declared) == (False, None)
 
@@ -216,6 +218,53 @@ PATHS = [
         "amplified-without-cpu",
         id="owners are not amplified for a pod without CPU",
     ),
+    pytest.param(
+        case(sharer(2), [], FAILS | UNRESOLVABLE, amplification=2, noCPUTopology=True),
+        "amplified-without-topology",
+        id="amplified CPU is not counted without a topology",
+    ),
+    pytest.param(
+        case(
+            lsr(9, resourceSpec={"requiredCPUBindPolicy": "SpreadByPCPUs"}),
+            [],
+            FAILS,
+            amplification=2,
+        )
+        | FULL_ONLY,
+        "amplified-before-conflict",
+        id="amplified CPU is lacking before policies conflict",
+    ),
+    pytest.param(
+        case(
+            {**sharer(2), "resourceSpec": NUMA_LEVEL},
+            [{**held(2, "0-1"), "resourceSpec": NUMA_LEVEL}, held(2, "4-5")],
+            placed(56, "2-3", requiredCPUBindPolicy="FullPCPUs", **NUMA_LEVEL),
+        )
+        | FULL_ONLY,
+        "exclusive-unheard",
+        id="a pod that the node binds is not kept apart",
+    ),
+    pytest.param(
+        case(
+            sharer(0),
+            [held(2, "0,2", node=0), held(3, node=1)],
+            placed(50, parts=part(1, 0, 4)),
+            nodeLabels=SINGLE["nodeLabels"] | FULL_ONLY["nodeLabels"],
+        ),
+        "fitting-without-cpu",
+        id="NUMA nodes are compared by whole cores for a pod without CPU",
+    ),
+    pytest.param(
+        case(
+            sharer(7, 21),
+            [held(4, node=0), {**held(1), "resourceStatus": {"numaNodeResources": part(1, 1, 6)}}],
+            FAILS,
+            nodes=3,
+        )
+        | RESTRICTED,
+        "split-by-position",
+        id="memory is split by what NUMA nodes 0 and 1 have",
+    ),
 ]
 
 
@@ -229,9 +278,9 @@ def test_declared(asked: Json, name: str) -> None:
 def test_an_answer_that_the_rule_does_not_give_is_not_declared(asked: Json, name: str) -> None:
     expect = asked["expect"]
     other = FAILS if "score" in expect else placed(1, "0-1")
-    for wrong in (other, {**expect, "score": 99, "code": "UnschedulableAndUnresolvable"}):
+    for wrong in (other, {**expect, "score": 99, "code": "other"}):
         verdict = judge({**asked, "expect": wrong})
-        assert verdict.agrees or verdict.declared is None
+        assert verdict.declared != name
 
 
 @pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")

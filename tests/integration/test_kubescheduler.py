@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -21,7 +20,7 @@ PATIENCE_SECONDS = 60.0
 def stub(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stub]:
     """Asked by a real kube-scheduler about one node, `only`."""
     objects.namespace(apiserver, NAMESPACE)
-    it = Stub(apiserver, lambda pod, node: None if node == "only" else "not for this test")
+    it = Stub(apiserver, only)
     folder = tmp_path_factory.mktemp("kube-scheduler")
     access = str(credentials(apiserver))
     with (
@@ -32,26 +31,17 @@ def stub(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield it
 
 
+def only(pod: str, node: str) -> str | None:
+    """Other tests have nodes too."""
+    return None if node == "only" else "not of this test"
+
+
 def test_pod_is_bound_where_the_extender_says(apiserver: ApiServer, stub: Stub) -> None:
-    stub.refusal = lambda pod, node: None
+    stub.refusal = only
     objects.create(apiserver, objects.pending(NAMESPACE, "a", {"cpu": "1"}, scheduler=PROFILE))
     eventually(
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, "a") == "only", PATIENCE_SECONDS
     )
-
-
-def quiet(stub: Stub, seconds: float = 3.0) -> int:
-    """How often it was asked, once nothing of the first refusal is left that asks again."""
-    count, since = -1, time.monotonic()
-
-    def silent() -> bool:
-        nonlocal count, since
-        if len(stub.asked) != count:
-            count, since = len(stub.asked), time.monotonic()
-        return time.monotonic() - since > seconds
-
-    eventually("kube-scheduler leaves it alone", silent, PATIENCE_SECONDS)
-    return count
 
 
 def condition(api: ApiServer, name: str) -> None:
@@ -86,8 +76,8 @@ def test_refused_pod_is_asked_about_again_after(
     name = touch.replace(" ", "-")
     objects.create(apiserver, objects.pending(NAMESPACE, name, {"cpu": "1"}, scheduler=PROFILE))
     eventually("refused", lambda: name in stub.asked, PATIENCE_SECONDS)
-    before = quiet(stub)
-    stub.refusal = lambda pod, node: None
+    before = stub.quiet()
+    stub.refusal = only
     TOUCHES[touch](apiserver, name)
     eventually("asked again", lambda: len(stub.asked) > before, PATIENCE_SECONDS)
     eventually(

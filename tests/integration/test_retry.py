@@ -29,6 +29,7 @@ class Room:
     """One node; whether it has room is all that a pod can ask. Question and answers in one."""
 
     shape = "any"
+    stub: Stub
 
     def __init__(self) -> None:
         self.serial = 0
@@ -70,8 +71,9 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
     objects.ready_node(apiserver, NODE, {"cpu": "8", "memory": "8Gi"})
     retry = Retry(apiserver.admin, waiting, room, lambda: True)
     access = str(credentials(apiserver))
+    room.stub = Stub(apiserver, refusal)
     with (
-        listening(Stub(apiserver, refusal)) as url,
+        listening(room.stub) as url,
         scheduling(apiserver, configuration(PROFILE, url, access), tmp_path),
     ):
         retry.start()
@@ -79,6 +81,7 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
             yield room
         finally:
             retry.stop()
+            apiserver.admin.delete(f"/api/v1/nodes/{NODE}")
 
 
 def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
@@ -89,6 +92,7 @@ def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
         return any("full" in each.get("message", "") for each in conditions)
 
     eventually("refused", refused, PATIENCE_SECONDS)
+    room.stub.quiet()
     room.change()
     eventually(
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, "p") == NODE, PROMISED_SECONDS
@@ -108,8 +112,9 @@ def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
     leading, room, waiting = False, Room(), Waiting()
 
     def before() -> list[Waiter]:
+        now = time.monotonic()
         return [
-            Waiter(each.uid, each.namespace, each.name, room, 0.0, 0.0)
+            Waiter(each.uid, each.namespace, each.name, room, now, now)
             for each in pending(apiserver.admin, "before-us")
         ]
 
@@ -129,7 +134,8 @@ def test_pod_of_another_uid_is_not_touched(apiserver: ApiServer) -> None:
     objects.create(apiserver, objects.pending("replaced", "p", {"cpu": "1"}, scheduler="nobody"))
     waiting, room = Waiting(), Room()
     room.change()
-    waiting.refused(Waiter("another", "replaced", "p", room, 0.0, 0.0))
+    now = time.monotonic()
+    waiting.refused(Waiter("another", "replaced", "p", room, now, now))
     Retry(apiserver.admin, waiting, room, lambda: True).round()
     assert "conditions" not in objects.pods(apiserver, "replaced")["p"]["status"]
     assert waiting.waiters() == []

@@ -18,6 +18,7 @@ from agent.allocate.place.answer import Granted
 from agent.allocate.place.wish import wish_of
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
+from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import from_object
 from agent.model.cpuset import CpuSet
 from agent.scheduler import leader
@@ -259,6 +260,42 @@ def test_when_the_leader_is_killed_the_other_leads_after_the_leases_time(
     assert lease_of(apiserver, place)["holderIdentity"] == ""
     third = candidates("third")
     assert third.stdout.readline() == "leads\n"
+    transport.close()
+
+
+def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
+    apiserver: ApiServer, place: str, candidates: Any
+) -> None:
+    first = candidates("first")
+    assert first.stdout.readline() == "leads\n"
+    pods = [make_pod(apiserver, place, f"p{number}") for number in range(3)]
+    transport = Transport(apiserver.access(), limits=leader.limits(TIMES))
+    with watching(apiserver) as (cluster, it):
+        second = Leader(
+            transport,
+            place,
+            "topolet-scheduler",
+            "second",
+            times=TIMES,
+            acquired=lambda: duty.begin(),
+        )
+        duty = Duty(second, it)
+        second.start()
+        duty.start()
+        eventually("it follows", lambda: duty.reason() == "first leads", PATIENCE_SECONDS)
+        for number, each in enumerate(pods):
+            notes = {RESOURCE_STATUS: json.dumps({"cpuset": f"{2 * number}-{2 * number + 1}"})}
+            bind(apiserver, each, place, notes)
+        first.kill()
+        eventually("it answers", lambda: duty.reason() is None, PATIENCE_SECONDS)
+        assert {name: str(cpus) for name, cpus in holders(cluster, place).items()} == {
+            "p0": "0-1",
+            "p1": "2-3",
+            "p2": "4-5",
+        }
+        duty.stop()
+        second.stop()
+        assert duty.reason() is not None
     transport.close()
 
 

@@ -17,7 +17,8 @@ from agent.scheduler.asked import Recent
 from agent.scheduler.bind import Binder, BindError, LostRaceError
 from agent.scheduler.bindings import Bindings, PodName
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import GROUP, Group, Groups
+from agent.scheduler.groupname import GROUP, Group
+from agent.scheduler.groups import Groups
 from benchmarks.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status

@@ -36,6 +36,19 @@ def test_the_reasons_are_told_where_there_is_no_best() -> None:
     assert result.failed_and_unresolvable_nodes == {"x": "the node is not known to the scheduler"}
 
 
+def test_few_reasons_are_told_as_they_are_and_many_without_amounts() -> None:
+    few = [Misfit(f"CPUs (asked 9, available {free})", words="CPUs") for free in range(5)]
+    nodes = [f"n{place}" for place in range(7)]
+    result = filtered(nodes[:5], few, best_alone=False)
+    assert result.failed_nodes == {
+        f"n{free}": f"CPUs (asked 9, available {free})" for free in range(5)
+    }
+    more = [*few, Misfit("CPUs (asked 9, available 5)", words="CPUs"), BROKEN]
+    result = filtered(nodes, more, best_alone=False)
+    assert result.failed_nodes == dict.fromkeys(nodes[:6], "CPUs")
+    assert result.failed_and_unresolvable_nodes == {"n6": "no agent"}
+
+
 def test_score_goes_before_order_and_order_before_the_name() -> None:
     assert first_choice(NODES, [Fit(5, (0,)), Fit(6, (9,)), FULL, Fit(6, (2,))]) == "d"
     assert first_choice(NODES, [Fit(6, (2,)), Fit(5), Fit(6, (2,)), FULL]) == "b"

@@ -4,14 +4,16 @@ import pytest
 
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.wish import Wish
-from agent.model import apipods
+from agent.kube.objects import ChangeKind
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import GROUP, Group, GroupError, Groups, group_of
-from benchmarks.fleet import SMALL, owner, pod
+from agent.scheduler.groupname import GROUP, Group
+from agent.scheduler.groups import Groups
+from benchmarks.fleet import SMALL, owner
 from tests.scheduler import clusters
 
 PAIR = Group("default", "g", 2)
 TRIO = Group("default", "g", 3)
+EIGHT = owner(8, 8)
 
 
 class Clock:
@@ -52,35 +54,6 @@ def taken(groups: Groups, group: Group, name: str, node: str = "a", cpus: int = 
     found = groups.take(group, wish(name, cpus), node)
     assert isinstance(found, Granted), found
     return found
-
-
-def annotated(text: str) -> apipods.ApiPod:
-    return apipods.from_object(pod("p", annotations={GROUP: text}))
-
-
-def test_a_group_is_a_name_and_a_size() -> None:
-    assert group_of(annotated("train.0/8")) == Group("default", "train.0", 8)
-    assert group_of(apipods.from_object(pod("p"))) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", "'' is no NAME/SIZE"),
-        ("train", "'train' is no NAME/SIZE"),
-        ("/2", "'/2' is no NAME/SIZE"),
-        ("Train/2", "'Train/2' is no NAME/SIZE"),
-        ("train/two", "'train/two' is no NAME/SIZE"),
-        ("train/-1", "'train/-1' is no NAME/SIZE"),
-        ("train/٣", "'train/٣' is no NAME/SIZE"),
-        ("train/0", "SIZE 0 is not 1 to 64"),
-        ("train/65", "SIZE 65 is not 1 to 64"),
-    ],
-)
-def test_an_odd_annotation_is_named(text: str, reason: str) -> None:
-    with pytest.raises(GroupError) as raised:
-        group_of(annotated(text))
-    assert str(raised.value) == f"pod default/p: annotation topolet.io/group: {reason}"
 
 
 def test_the_whole_group_is_held_and_each_member_takes_its_part(
@@ -214,3 +187,58 @@ def test_a_group_that_has_no_room_any_more_is_told_so(cluster: Cluster, groups: 
     assert groups.node(TRIO) is None
     assert held_cpus(cluster, "a") == 0
     assert isinstance(groups.hold(PAIR, wish("p0"), "gone"), Refused)
+
+
+def test_all_members_say_the_same_size(groups: Groups) -> None:
+    groups.hold(TRIO, wish("p0"), "a")
+    text = "group default/g has the size 3 already, not 2"
+    assert groups.node(PAIR) == "a"
+    assert groups.lacks(PAIR, wish("p1")) == text
+    assert groups.take(PAIR, wish("p1"), "a") == text
+
+
+def test_a_group_that_the_watch_has_shown_is_known_by_it(
+    cluster: Cluster, groups: Groups, clock: Clock
+) -> None:
+    """Of groups that are long bound nothing is kept, and nothing is looked at at every call."""
+    groups.hold(PAIR, wish("p0"), "a")
+    for name in ("p0", "p1"):
+        granted = taken(groups, PAIR, name)
+        cluster.confirm(granted.uid)
+    clock.now += 60
+    groups.expire()
+    for name in ("p0", "p1"):
+        body = EIGHT.pod(name, node="a")
+        body["metadata"]["annotations"][GROUP] = "g/2"
+        clusters.tell(cluster, body)
+    clock.now += 1
+    groups.expire()
+    assert groups.node(PAIR) == "a"
+    for name in ("p0", "p1"):
+        clusters.tell(cluster, EIGHT.pod(name, node="a"), ChangeKind.DELETED)
+    clock.now += 1
+    groups.expire()
+    assert groups.node(PAIR) is None
+
+
+def test_members_that_were_bound_before_this_process_began_are_known(cluster: Cluster) -> None:
+    """By what the watches tell of them alone."""
+    body = owner(8, 8).pod("p0", node="b")
+    body["metadata"]["annotations"][GROUP] = "g/3"
+    clusters.tell(cluster, body)
+    groups = Groups(cluster)
+    assert groups.node(TRIO) == "b"
+    assert groups.lacks(TRIO, wish("p1")) is None
+    assert held_cpus(cluster, "b") == 16, "for the two that are to come"
+    assert groups.take(TRIO, wish("p1"), "a") == "group default/g is held to node b"
+    taken(groups, TRIO, "p1", "b")
+    clusters.tell(cluster, body, ChangeKind.DELETED)
+    assert groups.lacks(TRIO, wish("p2")) is None
+
+
+def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: Cluster) -> None:
+    for name in ("p0", "p1"):
+        body = owner(8, 8).pod(name, node="b")
+        body["metadata"]["annotations"][GROUP] = "g/2"
+        clusters.tell(cluster, body)
+    assert Groups(cluster).lacks(PAIR, wish("p2")) is not None

@@ -26,7 +26,8 @@ from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.expiry import Expiry
-from agent.scheduler.groups import GROUP, Groups
+from agent.scheduler.groupname import GROUP
+from agent.scheduler.groups import Groups
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.wire import ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionResult
 from benchmarks.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer

@@ -13,7 +13,8 @@ from agent.scheduler.asked import Recent
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import GROUP, Groups
+from agent.scheduler.groupname import GROUP
+from agent.scheduler.groups import Groups
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.wire import (
     ExtenderArgs,

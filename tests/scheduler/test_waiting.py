@@ -8,7 +8,7 @@ import pytest
 
 from agent.scheduler.changelog import Changes
 from agent.scheduler.shapes import Answer, Fit, Misfit
-from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, Waiter, Waiting
+from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, STALE_SECONDS, Waiter, Waiting
 
 
 class Kind:
@@ -120,6 +120,12 @@ def test_hope_ends_with_the_room(waiting: Waiting, nodes: Nodes) -> None:
     tried(waiting, nodes, 2.0)
     nodes.change("b")
     assert tried(waiting, nodes, 1.0 + 2 * REST_SECONDS) == []
+
+
+def test_pod_that_nobody_asks_for_any_more_is_forgotten(waiting: Waiting, nodes: Nodes) -> None:
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, STALE_SECONDS + 1) == []
+    assert waiting.waiters() == []
 
 
 def test_the_most_important_first_then_who_waits_longest(nodes: Nodes) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from agent.allocate.numa.resource_hints import Amounts
-from agent.allocate.worth import points
+from agent.allocate.worth import counted, points
 from agent.model.policies import NumaStrategy
 
 
 class MaskScores:
     """How empty or full the nodes of a mask are with the request on them: the weighted mean over
-    resources. Fuller is better for MostAllocated alone. What is not counted on the mask is worth
-    nothing."""
+    resources that they have. Fuller is better for MostAllocated alone."""
 
     def __init__(
         self,
@@ -23,7 +22,6 @@ class MaskScores:
         weights: Mapping[str, int],
     ) -> None:
         self._most = strategy is NumaStrategy.MOST_ALLOCATED
-        self._weights = sum(weights.values())
         self._parts = [
             (
                 weight,
@@ -34,11 +32,11 @@ class MaskScores:
                     if name in amounts
                 },
             )
-            for name, weight in weights.items()
+            for name, weight in counted(weights, request).items()
         ]
 
     def of(self, mask: int) -> int:
-        found = 0
+        found = total = 0
         for weight, used, by_node in self._parts:
             capacity = 0
             left = mask
@@ -48,5 +46,7 @@ class MaskScores:
                 if (part := by_node.get(low)) is not None:
                     capacity += part[0]
                     used += part[1]
-            found += weight * points(self._most, capacity, used)
-        return found // self._weights if self._weights else 0
+            if capacity > 0:
+                total += weight
+                found += weight * points(self._most, capacity, used)
+        return found // total if total else 0

@@ -106,6 +106,10 @@ class Refused(msgspec.Struct, frozen=True):
         """For people: what lacks, how much of it was asked and is there."""
         return "; ".join(map(_said, self.reasons))
 
+    def words(self) -> str:
+        """The same without amounts and NUMA nodes, in which nodes alike may differ."""
+        return "; ".join(map(_words, self.reasons))
+
 
 def refused(*reasons: Why) -> Refused:
     """With what these reasons say about evictions: one that stays for good is enough."""
@@ -162,7 +166,7 @@ def _said(why: Why) -> str:
         return why.text()
     if isinstance(why, Refusal):
         return f"{why.type}: {_WORDS[why.cause]}"
-    words = f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
+    words = _words(why)
     more = [why.detail] if why.detail else []
     if why.asked is not None:
         more.append(f"asked {_amount(why.resource, why.asked)}")
@@ -171,6 +175,14 @@ def _said(why: Why) -> str:
     if why.nodes:
         more.append(f"NUMA nodes {','.join(map(str, why.nodes))}")
     return f"{words} ({', '.join(more)})" if more else words
+
+
+def _words(why: Why) -> str:
+    if isinstance(why, Misfit):
+        return why.words()
+    if not isinstance(why, Rejection):
+        return _said(why)
+    return f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
 
 
 def _amount(resource: str, amount: int) -> str:

@@ -55,7 +55,8 @@ def test_pods_with_own_cpus_share_none() -> None:
 def test_without_room_for_all_none_gets_anything() -> None:
     found = together(place(SMALL), wishes(owner(16, 8), 3))
     assert isinstance(found, Refused)
-    assert "not enough free CPUs" in found.text()
+    assert found.text().startswith("cpu: not enough free CPUs (asked 16, available ")
+    assert found.words() == "cpu: not enough free CPUs"
 
 
 def test_the_cards_of_a_group_are_behind_one_switch() -> None:

@@ -6,10 +6,12 @@ import contextlib
 import http.server
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.integration.apiserver.server import ApiServer
+from tests.waiting import eventually
 
 
 class Stub:
@@ -20,6 +22,19 @@ class Stub:
         self.asked: list[str] = []
         self.refusal = refusal
         self._api = api
+
+    def quiet(self, seconds: float = 3.0) -> int:
+        """How often it was asked, once nothing of the first refusal is left that asks again."""
+        count, since = -1, time.monotonic()
+
+        def silent() -> bool:
+            nonlocal count, since
+            if len(self.asked) != count:
+                count, since = len(self.asked), time.monotonic()
+            return time.monotonic() - since > seconds
+
+        eventually("kube-scheduler leaves it alone", silent, 60.0)
+        return count
 
     def answer(self, verb: str, body: dict[str, Any]) -> Any:
         match verb:

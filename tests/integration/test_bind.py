@@ -1,0 +1,138 @@
+"""32 callers bind at once, and a real API server keeps what it was told."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from agent.kube.objects import ChangeKind
+from agent.kube.transport import Transport
+from agent.scheduler.asked import Recent
+from agent.scheduler.bind import Binder, BindError, LostRaceError
+from agent.scheduler.bindings import Bindings, PodName
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.groups import Groups
+from benchmarks.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
+from tests.integration.apiserver.server import ApiServer
+from tests.scheduler import clusters
+
+CALLERS = 32
+PODS = 40
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def namespace(apiserver: ApiServer) -> str:
+    name = f"bind-{next(_numbers)}"
+    apiserver.namespace(name)
+    apiserver.create(
+        f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}}
+    )
+    return name
+
+
+@pytest.fixture
+def transport(apiserver: ApiServer) -> Iterator[Transport]:
+    it = Transport(apiserver.access(), connections=CALLERS)
+    yield it
+    it.close()
+
+
+def made(apiserver: ApiServer, namespace: str, kind: Kind, name: str) -> PodName:
+    """A pod that waits for its node."""
+    body = kind.pod(name)
+    metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
+    container = {key: body["spec"]["containers"][0][key] for key in ("name", "image", "resources")}
+    spec = {"containers": [container], "automountServiceAccountToken": False}
+    wanted = {"metadata": metadata, "spec": {**spec, "schedulerName": "topolet-scheduler"}}
+    pod = apiserver.create(f"/api/v1/namespaces/{namespace}/pods", wanted)
+    return PodName(namespace, name, pod["metadata"]["uid"])
+
+
+def stored(apiserver: ApiServer, namespace: str) -> list[dict[str, Any]]:
+    body = apiserver.admin.get(f"/api/v1/namespaces/{namespace}/pods")
+    items: list[dict[str, Any]] = json.loads(body)["items"]
+    return items
+
+
+def holdings(cluster: Cluster, name: str) -> dict[str, Any]:
+    state = cluster.node(name)
+    assert state is not None
+    assert state.place.overlaps() == ()
+    return dict(state.place.holdings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "each"),
+    [
+        (owner(2, 1), {"a": SMALL}, 16),
+        (owner(4, 1), dict.fromkeys("abcd", SMALL), 8),
+        (part(50), {"a": CARDS}, 16),
+        (carder(1, 2), {"a": CARDS, "b": CARDS}, 8),
+    ],
+    ids=["CPUs of one node", "CPUs of many nodes", "halves of cards", "cards with CPUs"],
+)
+def test_no_two_get_the_same(
+    apiserver: ApiServer,
+    namespace: str,
+    transport: Transport,
+    kind: Kind,
+    nodes: dict[str, Model],
+    each: int,
+) -> None:
+    cluster = clusters.cluster(nodes)
+    binder = Binder(cluster, Groups(cluster), Bindings(transport), Recent())
+    pods = [made(apiserver, namespace, kind, f"p{number}") for number in range(PODS)]
+    order = list(itertools.islice(itertools.cycle(nodes), PODS))
+
+    def bind(place: int) -> bool:
+        try:
+            binder.bind(pods[place], order[place])
+        except LostRaceError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(CALLERS) as pool:
+        bound = sum(pool.map(bind, range(PODS)))
+    room = {name: min(each, order.count(name)) for name in nodes}
+    assert bound == sum(room.values())
+    assert binder.lost_races == PODS - bound
+    restarted = clusters.cluster(nodes)
+    for pod in stored(apiserver, namespace):
+        clusters.tell(restarted, pod, ChangeKind.ADDED)
+    for name in nodes:
+        assert holdings(cluster, name) == holdings(restarted, name)
+        assert len(holdings(restarted, name)) == 1 + room[name], "its agent, and as many as fit"
+
+
+def test_a_pod_that_somebody_else_bound_frees_what_was_reserved(
+    apiserver: ApiServer, namespace: str, transport: Transport
+) -> None:
+    cluster = clusters.cluster({"a": SMALL})
+    binder = Binder(cluster, Groups(cluster), Bindings(transport), Recent())
+    pod = made(apiserver, namespace, owner(8, 1), "p")
+    path = f"/api/v1/namespaces/{namespace}/pods/p/binding"
+    apiserver.create(path, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "other"}})
+    with pytest.raises(BindError, match="bound to node other by somebody else"):
+        binder.bind(pod, "a")
+    assert len(holdings(cluster, "a")) == 1
+
+
+def test_a_pod_made_anew_under_the_same_name_is_not_bound(
+    apiserver: ApiServer, namespace: str, transport: Transport
+) -> None:
+    cluster = clusters.cluster({"a": SMALL})
+    recent = Recent()
+    binder = Binder(cluster, Groups(cluster), Bindings(transport), recent)
+    made(apiserver, namespace, owner(8, 1), "p")
+    recent.of(clusters.read(owner(8, 1).pod("p", uid="one-before")))
+    with pytest.raises(BindError, match="gone"):
+        binder.bind(PodName(namespace, "p", "one-before"), "a")
+    (pod,) = stored(apiserver, namespace)
+    assert "nodeName" not in pod["spec"]
+    assert len(holdings(cluster, "a")) == 1
