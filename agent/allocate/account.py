@@ -17,7 +17,7 @@ class Account:
     def __init__(self, facts: NodeFacts) -> None:
         self._facts = facts
         self._areas = facts.layout.nodes if facts.layout else ()
-        self._ids = {area.id for area in self._areas} | set(facts.zones)
+        self.node_ids = frozenset(area.id for area in self._areas) | facts.zones.keys()
         self.holdings: Holdings = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
@@ -109,7 +109,7 @@ class Account:
             else NodeStatus.SINGLE
             if self._inside[node]
             else NodeStatus.IDLE
-            for node in sorted(self._ids)
+            for node in sorted(self.node_ids)
         }
 
     def paid(self, claim: Claim) -> int:

@@ -13,24 +13,18 @@ left is what was not given by amounts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, TypeVar
-
 import msgspec
 
-from agent.allocate import precedence
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
+from agent.allocate.inforce import in_force
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, Profile
 from agent.allocate.reasons import Rejection
-from agent.allocate.worth import HIGHEST, counted, spread, worth
+from agent.allocate.worth import counted, spread, worth
 from agent.model.policies import NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import Measure, Rules, SchedulerArgs, ScoringType
-
-EXTENDER_HIGHEST: Final = 10
-"""Of what an extender answers kube-scheduler."""
 
 
 class Whole(msgspec.Struct, frozen=True):
@@ -70,11 +64,12 @@ def score(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     points = []
     if Measure.RESOURCES in args.measures:
         points.append(_by_resources(args, scene, ask, claim))
-    used = _nodes(scene, claim)
+    known = scene.account.node_ids
+    used = _nodes(scene, claim) & known
     if used and Measure.NUMA_NODES in args.measures:
         strategy = _labelled(scene.facts, args.node.type)
-        busy = len(used | scene.account.busy_nodes())
-        points.append(by_count(strategy, busy, len(scene.account.totals()) or len(used)))
+        busy = len(used | (scene.account.busy_nodes() & known))
+        points.append(by_count(strategy, busy, len(known)))
     return sum(points) // len(points) if points else 0
 
 
@@ -83,15 +78,6 @@ def by_count(strategy: ScoringType, used: int, total: int) -> int:
     if strategy is ScoringType.BALANCED_ALLOCATION:
         return spread({1.0: used, 0.0: total - used})
     return worth(strategy, {"nodes": 1}, {"nodes": total}, {"nodes": used})
-
-
-_Name = TypeVar("_Name")
-
-
-def normalised(scores: Mapping[_Name, int], highest: int = HIGHEST) -> dict[_Name, int]:
-    """Scores of the same pod by node, stretched so that the best has the highest."""
-    best = max(scores.values(), default=0)
-    return {name: each * highest // best if best else 0 for name, each in scores.items()}
 
 
 def _strategy(type_: ScoringType) -> NumaStrategy:
@@ -160,8 +146,8 @@ def _with_pod(
 
 
 def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
-    found = precedence.numa_policy(ask.numa, facts.policies, facts.profile)
-    return NumaPolicy.NONE if isinstance(found, Rejection) else found[0]
+    found = in_force(facts, ask)
+    return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
 def _paid(facts: NodeFacts, claim: Claim, name: str, amount: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.node import NodeFacts
 from agent.allocate.precedence import PROFILES, NodePolicies
-from agent.allocate.scoring import Scene, Whole, by_count, normalised, profile
+from agent.allocate.scoring import Scene, Whole, by_count, profile
 from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import Rules, ScoringType, decode, defaults
 from tests.allocate.nodes import GIB, claim, facts, owner, sharer
@@ -134,6 +133,13 @@ def test_amounts_use_a_numa_node_too() -> None:
     assert counted(claim("a", "0-1"), sharing, strategy=MOST) == 100
 
 
+@pytest.mark.parametrize("strategy", ScoringType)
+def test_a_numa_node_that_is_not_there_is_not_in_use(strategy: ScoringType) -> None:
+    gone = claim("b", amounts={7: {"cpu": 1000}})
+    alone = counted(claim("a", "0-1"), strategy=strategy)
+    assert counted(claim("a", "0-1"), gone, strategy=strategy) == alone == 50
+
+
 def test_the_nodes_label_names_the_strategy_of_the_count() -> None:
     node = facts(policies=NodePolicies(strategy_label=NumaStrategy.LEAST_ALLOCATED))
     assert counted(claim("a", "0-1"), claim("b", "8-9"), on=node, strategy=MOST) == 0
@@ -197,21 +203,6 @@ def test_profiles() -> None:
         NumaStrategy.LEAST_ALLOCATED,
     )
     assert (made.scoring, made.weights) == (NumaStrategy.MOST_ALLOCATED, {"cpu": 1})
-
-
-def test_the_best_node_has_the_highest_score() -> None:
-    assert normalised({"a": 20, "b": 50, "c": 0}) == {"a": 40, "b": 100, "c": 0}
-    assert normalised({"a": 20, "b": 50}, 10) == {"a": 4, "b": 10}
-    assert normalised({"a": 0}) == {"a": 0}
-    assert normalised({}) == {}
-
-
-@given(st.dictionaries(st.integers(0, 50), st.integers(0, 100), min_size=1), st.integers(1, 100))
-def test_normalising_keeps_the_order(scores: dict[int, int], highest: int) -> None:
-    stretched = normalised(scores, highest)
-    assert max(stretched.values()) == (highest if any(scores.values()) else 0)
-    ranked = sorted(scores, key=scores.__getitem__)
-    assert all(stretched[low] <= stretched[high] for low, high in pairwise(ranked))
 
 
 @given(st.sampled_from(ScoringType), st.integers(1, 64), st.data())
