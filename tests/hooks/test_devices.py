@@ -71,6 +71,12 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
         pytest.param(Carried(("MIG-x",)), [MIG], env("MIG-c"), id="instance for instance"),
         pytest.param(Carried(("GPU-x",)), [], env("void"), id="asked for nothing"),
         pytest.param(Carried(), [], env("void"), id="asked for nothing, its image may say all"),
+        pytest.param(
+            Carried(("nvidia.com/gpu=0,other.example/x=y",)),
+            [],
+            env("other.example/x=y"),
+            id="asked for nothing, by a qualified name",
+        ),
         pytest.param(Carried(("none",)), [], UNCHANGED, id="libraries alone stay"),
         pytest.param(Carried(("MIG-x",)), [], env("void"), id="no instance either"),
     ],
@@ -203,6 +209,7 @@ def test_where_nothing_names_a_gpu_a_cdi_kind_may_be_used() -> None:
         environment=((ENV, "void"),), cdi_devices=("nvidia.com/gpu=GPU-a",)
     )
     assert gpus.rewritten(Carried(), [], "nvidia.com/gpu") == env("void")
+    assert gpus.rewritten(Carried(("GPU-x",)), [A], "nvidia.com/gpu") == env("GPU-a")
 
 
 @pytest.mark.parametrize(
