@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.hooks import decided, devices, gpus
@@ -64,6 +64,12 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
             [B],
             env("nvidia.com/gpu=1,other.example/x=y"),
             id="qualified, another kind stays",
+        ),
+        pytest.param(
+            Carried(("GPU-x,nvidia.com/gpu=0,1",)),
+            [B],
+            env("nvidia.com/gpu=1"),
+            id="qualified and not, none of them stays",
         ),
         pytest.param(
             Carried(("GPU-x",)), [MIG], env("MIG-c"), id="an instance is less than a card"
@@ -298,6 +304,7 @@ def after(carried: Carried, changed: Changes) -> Carried:
     )
 
 
+@settings(max_examples=500)
 @given(requests_, st.lists(st.sampled_from([A, B, MIG]), unique=True))
 def test_no_carrier_names_another_gpu_and_a_second_time_changes_nothing(
     carried: Carried, chosen: list[VisibleGpu]
