@@ -10,6 +10,7 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.apipods import ApiPod
 from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.scheduler import verbs
 from agent.scheduler.asked import Recent
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
@@ -251,6 +252,19 @@ def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
         assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
         assert scene.bind(pod, "dgx1") == ""
     assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
+
+
+def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(
+    server: hostile.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three nodes, asked one by one, the last alone has room for all."""
+    monkeypatch.setattr(verbs, "_GROUP_AT_ONCE", 1)
+    scene = Scene(server)
+    for node in ("a", "b"):
+        assert scene.bind(scene.pod(owner(12, 8), f"before-{node}"), node) == ""
+    pod = scene.pod(owner(12, 8), "p", **{GROUP: "g/3"})
+    assert scene.fits(pod, ["b", "c", "a"]) == ["c"]
+    scene.transport.close()
 
 
 def test_a_held_group_is_offered_no_other_node(scene: Scene) -> None:
