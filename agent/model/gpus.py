@@ -159,6 +159,7 @@ class GpuEvent(msgspec.Struct, frozen=True):
     gpu_instance: int | None = None
 
 
+NO_ANSWER: Final = "NoAnswer"
 NO_PROCESS: Final = "NoProcess"
 CHILD_ENDED: Final = "ChildEnded"
 LET_GO: Final = "LetGo"

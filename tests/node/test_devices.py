@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ class Node:
         self.published = Published()
         self.words = ApiNode()
         self.pods: tuple[Pod, ...] = ()
+        self.seen = SeenDevices()
 
     def another(self, *, withhold: bool = False) -> DeviceView:
         """Of an agent that starts anew."""
@@ -80,6 +82,7 @@ class Node:
     def now(self) -> DeviceReport:
         seen = self.view.now(TOPOLOGY, self.published, self.words, self.pods)
         assert seen is not None
+        self.seen = seen
         return seen.report
 
     def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
@@ -127,6 +130,34 @@ def test_cards_are_devices_with_their_places(mixed: Node) -> None:
     assert report.gpus.driver_version == "550.163.01"
 
 
+def test_a_card_that_pci_has_and_the_driver_does_not_is_told(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed.card("00000000:AF:00.0")
+    mixed.until(lambda it: it.devices)
+    assert mixed.seen.missing == ("0000:af:00.0",)
+    told = "devices: GPU at 0000:af:00.0: PCI has it, its driver has not"
+    assert told in caplog.text
+    cards = gpumachines.mixed().cards
+    third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")
+    mixed.driver.tell(Machine((*cards, third)))
+    mixed.until(lambda it: len(it.devices) == 3)
+    assert mixed.seen.missing == ()
+
+
+def test_a_driver_that_nobody_can_ask_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if why := fakenvml.missing():
+        pytest.skip(why)
+    node = Node(tmp_path, gpumachines.mixed().but(init=18))
+    node.card(gpumachines.mixed().cards[0].bus)
+    node.until(lambda _: node.seen.fault)
+    node.view.close()
+    assert (node.seen.fault, node.seen.report.devices) == ("DriverMismatch", ())
+    assert "devices: GPUs: DriverMismatch: nvmlInit: " in caplog.text
+
+
 def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     mixed.view.close()
@@ -164,6 +195,16 @@ def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
     assert health(mixed.now()) == [False, *[True] * (len(first.devices) - 1)]
     mixed.words = ApiNode()
     assert all(health(mixed.now()))
+
+
+def test_a_cordon_of_no_card_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
+    first = mixed.until(lambda it: it.devices)
+    mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
+    mixed.now()
+    for name in ("gpu-typo", "1"):
+        told = f"devices: Node: annotation topolet.io/cordoned-gpus: no GPU {name!r} here"
+        assert told in caplog.text
+    assert health(first) == health(mixed.now())
 
 
 def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(

@@ -73,6 +73,19 @@ def test_a_pod_that_is_gone_holds_nothing(cluster: Cluster) -> None:
     assert not held(cluster)
 
 
+def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: Cluster) -> None:
+    cluster.topologies_changed(
+        [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
+    )
+    told = objects.pod("a", "n1", cpus="0-1", phase="Running")
+    cluster.pods_changed([objects.of_pod(told)])
+    cluster.pods_changed([objects.of_pod(objects.pod("a"), DELETED)])
+    assert held(cluster) == set()
+    state = cluster.node("n1")
+    assert state is not None
+    assert isinstance(state.place.offer(PLAIN), Granted)
+
+
 def test_a_pod_of_the_same_name_is_another(cluster: Cluster) -> None:
     see(cluster, "a", "n1", uid="1")
     drop(cluster, "a", "n1", uid="1")

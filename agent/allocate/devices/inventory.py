@@ -86,13 +86,17 @@ def inventory(
 
 
 def linked(
-    minors: Iterable[int], matrix: Matrix, objective: GpuObjective = GpuObjective.BANDWIDTH
+    minors: Iterable[int],
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
 ) -> Links | None:
-    """None where there are too many GPUs for a table. Raises ValueError for a lopsided matrix."""
+    """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
+    GPUs for a table. Raises ValueError for a lopsided matrix."""
     places = tuple(minors)
     if len(places) > MOST:
         return None
-    return Links(places, table(matrix, objective), places == tuple(range(len(places))))
+    return Links(places, table(matrix, objective, near), places == tuple(range(len(places))))
 
 
 def _fleet(kind: str, found: dict[int, Device]) -> Fleet:

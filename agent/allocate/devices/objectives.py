@@ -28,9 +28,14 @@ MODELS: Final = 64
 
 
 @lru_cache(maxsize=MODELS)
-def table(matrix: Matrix, objective: GpuObjective = GpuObjective.BANDWIDTH) -> GpuTable:
-    """The table that all nodes with this matrix share. Raises ValueError for a matrix of too many
-    GPUs, or a lopsided one."""
+def table(
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
+) -> GpuTable:
+    """The table that all nodes with this matrix share; `near` as of BandwidthTable, none of
+    `besteffort`, whose points tell it. Raises ValueError for a matrix of too many GPUs, or a
+    lopsided one."""
     if objective is GpuObjective.BESTEFFORT:
         return BestEffortTable(matrix)
-    return BandwidthTable(matrix)
+    return BandwidthTable(matrix, near)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from agent.allocate.devices.bandwidth import MOST
+from agent.allocate.devices.bandwidth import MOST, Matrix
 from agent.allocate.devices.inventory import Links, linked
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.interconnect import Interconnect, Interlink
@@ -38,19 +39,26 @@ def links_of(told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDT
     minors = sorted({minor for pair in told for minor in pair})
     if not 0 < len(minors) <= MOST:
         return None
-    place = {minor: at for at, minor in enumerate(minors)}
-    rows = [[0] * len(minors) for _ in minors]
-    for (one, two), facts in told.items():
-        at, to = place[one], place[two]
-        rows[at][to] = rows[to][at] = worth(facts, objective)
-    return linked(minors, tuple(map(tuple, rows)), objective)
+    worths = {pair: worth(facts, objective) for pair, facts in told.items()}
+    near = {pair: _nearness(facts) for pair, facts in told.items()}
+    return linked(minors, _matrix(minors, worths), objective, _matrix(minors, near))
+
+
+def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
+    """Of pairs with the lower minor first; 0 where there is no value."""
+    return tuple(
+        tuple(values.get((min(one, two), max(one, two)), 0) for two in minors) for one in minors
+    )
+
+
+def _nearness(facts: GpuPair | Interlink) -> int:
+    return 0 if facts.ancestor is None else BESTEFFORT_POINTS[facts.ancestor]
 
 
 def worth(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
     """MB/s one way for `bandwidth`, points for `besteffort`."""
     if objective is GpuObjective.BESTEFFORT:
-        shared = 0 if pair.ancestor is None else BESTEFFORT_POINTS[pair.ancestor]
-        return shared + BESTEFFORT_LINK * pair.links
+        return _nearness(pair) + BESTEFFORT_LINK * pair.links
     if pair.mb_per_second:
         return pair.mb_per_second
     return 0 if pair.ancestor is None else PCIE_MB_PER_SECOND[pair.ancestor]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 from hypothesis import strategies as st
 
+from agent.allocate.bits import members
 from agent.allocate.devices.bandwidth import Matrix
 from agent.allocate.devices.pairs import worth
 from agent.model.gpus import Ancestor, GpuPair
@@ -84,3 +86,22 @@ MATRICES = st.integers(1, 7).flatmap(
     )
 )
 """Few values, so that there are ties."""
+
+
+def by_definition(
+    matrix: Matrix, free: int, count: int, near: Matrix | None = None
+) -> tuple[int, ...]:
+    """The best set by the objective `bandwidth`, of all that there are."""
+    places = tuple(members(free))
+
+    def key(chosen: tuple[int, ...]) -> tuple[object, ...]:
+        pairs = list(combinations(chosen, 2))
+        rest = list(combinations([place for place in places if place not in chosen], 2))
+        return (
+            min((matrix[i][j] for i, j in pairs), default=0),
+            *(sum(of[i][j] for i, j in pairs) for of in (matrix, near) if of),
+            *(sum(of[i][j] for i, j in rest) for of in (matrix, near) if of),
+            [-place for place in chosen],
+        )
+
+    return max(combinations(places, count), key=key)
