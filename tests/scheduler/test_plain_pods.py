@@ -211,14 +211,16 @@ def test_reports_of_pods_that_nobody_knows_wait_for_the_watch(scene: Scene) -> N
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
-def test_a_report_may_know_that_a_pod_runs_before_its_watch_does(scene: Scene) -> None:
+def test_a_report_may_know_who_runs_before_the_watch_does(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO))
-    early = pod("early", FOUR)
-    scene.see(early, "a", "Pending")
-    scene.tell(topology("a", TWO, used(0, 4000), ("early",)))
-    assert scene.fits(pod("q", FOUR)) == []
-    scene.see(early, "a")
-    assert scene.fits(pod("q", FOUR)) == ["a"]
+    slow, fast = pod("slow", ONE), pod("fast", ONE)
+    for each in (slow, fast):
+        scene.see(each, "a", "Pending")
+    scene.tell(topology("a", TWO, used(0, 1000), ("fast",)))
+    assert scene.fits(pod("q", {"cpu": "3", "memory": "1"})) == []
+    scene.see(fast, "a")
+    assert scene.fits(pod("q", {"cpu": "3", "memory": "1"})) == ["a"]
+    assert scene.fits(pod("r", FOUR)) == []
 
 
 def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(scene: Scene) -> None:
@@ -245,15 +247,49 @@ def test_a_pod_that_is_gone_holds_its_zone_until_the_next_report(scene: Scene) -
 
 
 def test_a_pod_that_has_ended_is_in_reports_until_it_is_gone(scene: Scene) -> None:
-    told = pod("old", FOUR)
-    scene.node("a", TWO, topology("a", TWO, {}, ("old",)))
-    scene.see(told, "a", "Succeeded")
-    assert scene.fits(pod("q", FOUR)) == ["a"]
+    old, older = pod("old", FOUR), pod("older", FOUR)
+    for each in (older, old):
+        scene.see(each, "a", "Succeeded")
     scene.see(pod("p", ONE), "a")
-    scene.tell(topology("a", TWO, used(0, 1000), ("p",)))
-    assert scene.fits(pod("q", FOUR)) == []
-    scene.forget(told, "a")
+    scene.node("a", TWO, topology("a", TWO, used(0, 1000), ("older", "old", "p")))
     assert scene.fits(pod("q", FOUR)) == ["a"]
+    scene.tell(topology("a", TWO, used(0, 1000), ("old", "p")))
+    assert scene.fits(pod("q", FOUR)) == []
+    scene.forget(older, "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_other_reporters_name_only_pods_that_have_not_ended(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("p",)))
+    scene.see(pod("old", ONE), "a", "Failed")
+    scene.see(pod("p", FOUR), "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_other_reporters_name_pods_that_the_kubelet_has_taken_in(scene: Scene) -> None:
+    """It pulls their images still."""
+    scene.node("a", TWO, topology("a", TWO))
+    for name in ("p", "late"):
+        scene.see(pod(name, FOUR if name == "p" else ONE), "a", "Pending")
+    scene.tell(topology("a", TWO, used(0, 4000), ("p",)))
+    assert scene.fits(pod("q", FOUR)) == []
+    assert scene.fits(pod("r", {"cpu": "3", "memory": "1"})) == ["a"]
+    scene.tell(topology("a", TWO, used(0, 4000), ("p", "late")))
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_a_pod_with_the_name_of_one_that_is_gone_is_not_counted_by_its_report(
+    scene: Scene,
+) -> None:
+    before = pod("web-0", FOUR)
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("web-0",)))
+    scene.see(before, "a")
+    scene.forget(before, "a")
+    again = pod("web-0", FOUR)
+    again["metadata"]["uid"] = "uid-again"
+    scene.see(again, "a", "Pending")
+    assert scene.fits(pod("q", FOUR)) == []
+    assert scene.fits(pod("r", ONE)) == []
 
 
 def test_reports_of_owners_alone(scene: Scene) -> None:
@@ -265,16 +301,18 @@ def test_reports_of_owners_alone(scene: Scene) -> None:
     assert scene.fits(pod("q", FOUR)) == ["a"]
 
 
+@pytest.mark.parametrize("phases", [("Running",), ("Pending", "Running")])
 def test_a_node_without_a_fingerprint_counts_all_that_began_before_its_report(
-    scene: Scene,
+    scene: Scene, phases: tuple[str, ...]
 ) -> None:
     scene.node("a", TWO, topology("a", TWO, pods=None))
     first, second = pod("p", FOUR), pod("q", FOUR)
     scene.bind(first, "a")
-    scene.tell(topology("a", TWO, used(0, 1000), pods=None))
-    assert scene.fits(second) == []
-    scene.see(first, "a")
-    assert scene.fits(second) == []
+    for cpu, phase in enumerate(phases):
+        scene.tell(topology("a", TWO, used(0, cpu), pods=None))
+        assert scene.fits(second) == []
+        scene.see(first, "a", phase)
+        assert scene.fits(second) == []
     scene.tell(topology("a", TWO, used(0, 4000), pods=None))
     assert scene.fits(second) == ["a"]
 
