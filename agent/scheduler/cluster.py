@@ -229,11 +229,13 @@ class Cluster:
         known = self._pods.pop(pod.uid, None)
         if known is not None and known.group is not None:
             self._ungrouped(known.uid, known.group)
-        state = self._states.get(pod.node)
+        # The last word on it may be older than its node.
+        node = pod.node if known is None else known.node
+        state = self._states.get(node)
         if state is None:
             if gone:
                 return
-            state = self._state(pod.node)
+            state = self._state(node)
         news = state.lose_pod(pod) if gone else state.see_pod(pod)
         released = state.place.release(pod.uid)
         if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping
 
 import msgspec
@@ -19,6 +20,8 @@ from agent.model.nodetopology import NodeTopology
 from agent.scheduler.census import Census
 from agent.scheduler.readings import NodeReading, PodReading, Unreadable
 from agent.scheduler.zones import left, speaks, word
+
+log = logging.getLogger(__name__)
 
 
 class News(enum.Enum):
@@ -71,6 +74,9 @@ class NodeState:
         """What the pods and the reservations hold, on the node as its objects are now."""
         if self._outdated:
             facts = msgspec.structs.replace(self._facts(), zones=self._word())
+            for fault in facts.faults:
+                if fault not in self._place.facts.faults:
+                    log.warning("node %s: %s", self.name, fault)
             self._place = self._place.with_facts(facts, self._promised())
         if self._outdated or self._recount:
             self._count()

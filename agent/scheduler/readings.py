@@ -15,7 +15,8 @@ import msgspec
 
 from agent.allocate.place.holding import Holding, holding_of
 from agent.allocate.zoned.pod import ZonedPod, zoned_pod
-from agent.model import apipods, deviceobject, node_annotations, nodetopology
+from agent.model import apipods, checkpoints, deviceobject, node_annotations, nodetopology
+from agent.model.annotations import AnnotationError
 from agent.model.apipods import ApiPod, PodObject
 from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
@@ -109,10 +110,13 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
         if pod.terminal:
             zoned, ended = _zoned_of(pod), pod.title
             return PodReading(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
+        holding = holding_of(pod)
+        for fault in holding.faults:
+            log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
         return PodReading(
             pod.uid,
             intern(pod.node),
-            _compact(holding_of(pod)),
+            _compact(holding),
             ready,
             _labels.of(words(pod.labels)),
             pod.started_at,
@@ -163,6 +167,11 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
         read = deviceobject.read(decoded(text, deviceobject.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
+    try:
+        checkpoints.decode(read.annotations)
+    except AnnotationError as error:
+        # Nobody knows which devices are held then.
+        return _unreadable(ObjectError(deviceobject.KIND, read.name, str(error)))
     found = tuple(
         msgspec.structs.replace(each, resources=_resources.of(each.resources))
         for each in read.devices

@@ -8,6 +8,7 @@ costs later is one new answer for each shape that asks about that node again.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, Protocol
@@ -22,6 +23,7 @@ and the next pod of its shape pays for its answers anew."""
 
 # A cold row takes the cluster's lock anew after so many answers: binds and watches go between.
 _AT_ONCE: Final = 32
+_PAUSE_SECONDS: Final = 0.00005
 
 
 class Fit(msgspec.Struct, frozen=True, eq=False):
@@ -132,6 +134,9 @@ class Shapes:
     ) -> None:
         missing = [place for place, answer in enumerate(found) if answer is None]
         for first in range(0, len(missing), _AT_ONCE):
+            if first:
+                # Who waits for a lock that is taken again at once hardly ever gets it.
+                time.sleep(_PAUSE_SECONDS)
             with self._log.lock:
                 self._follow()
                 row = self._row(question)

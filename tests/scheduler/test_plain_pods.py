@@ -102,12 +102,6 @@ class Scene:
 
 
 @pytest.fixture
-def server() -> Iterator[hostile.Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def scene(server: hostile.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
