@@ -236,7 +236,7 @@ class Cluster:
             if gone:
                 return
             state = self._state(node)
-        news = state.lose_pod(pod) if gone else state.see_pod(pod)
+        news = state.lose_pod(known or pod) if gone else state.see_pod(pod)
         released = state.place.release(pod.uid)
         if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:
             self._touch(state)
