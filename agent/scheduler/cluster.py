@@ -77,7 +77,7 @@ class Cluster:
             state = self._states.get(name)
             if state is None:
                 return "the node is not known"
-            return state.hindrance(wish, agents=self._agents)
+            return state.hindrance(wish.needs, agents=self._agents)
 
     def changed_since(self, serial: int) -> Changes:
         """The nodes whose answer to some pod may have changed after that serial (0: the first)."""

@@ -18,12 +18,14 @@ from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model import apipods
-from agent.scheduler.asked import Recent
+from agent.scheduler.asked import Recent, asked
+from agent.scheduler.attending import Views, waiter
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.groups import Groups
 from agent.scheduler.verbs import Deciding
+from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import (
     ExtenderArgs,
     ExtenderBindingArgs,
@@ -217,13 +219,26 @@ def test_a_report_may_know_who_runs_before_the_watch_does(scene: Scene) -> None:
     assert scene.fits(pod("r", FOUR)) == []
 
 
-def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(scene: Scene) -> None:
+@pytest.mark.parametrize("last_word", ["a", ""])
+def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(
+    scene: Scene, last_word: str
+) -> None:
     told = pod("old", FOUR)
     scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("old",)))
     scene.see(told, "a")
-    scene.forget(told, "a")
+    scene.forget(told, last_word)
     assert scene.fits(pod("q", FOUR)) == ["a"]
     assert scene.fits(pod("r", FOUR, FOUR)) == []
+
+
+def test_a_pod_that_waits_is_tried_again_after_the_report_that_lets_it_in(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}))
+    told = pod("p", FOUR)
+    waiting, views = Waiting(), Views(scene.cluster, scene.verbs.shapes)
+    waiting.refused(waiter(asked(apipods.from_object(told)), scene.cluster, 0.0))
+    assert waiting.round(views, 1.0) == []
+    scene.tell(topology("a", TWO, used(0, 1000)))
+    assert [(each.waiter.name, each.node) for each in waiting.round(views, 2.0)] == [("p", "a")]
 
 
 def test_a_pod_that_is_gone_holds_its_zone_until_the_next_report(scene: Scene) -> None:
