@@ -205,7 +205,7 @@ class NodeState:
 
     def _speaks(self) -> bool:
         topology = self.topology
-        return isinstance(topology, NodeTopology) and speaks(topology, self._rules.zones)
+        return isinstance(topology, NodeTopology) and speaks(topology, self._rules.zones.type)
 
     def _hindered(self, needs: Needs, agents: bool) -> str | None:
         if self.node is None:

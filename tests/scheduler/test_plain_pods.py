@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.place.facts import PlaceRules
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model import apipods
+from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
 from agent.scheduler.asked import Recent, asked
 from agent.scheduler.attending import Views, waiter
 from agent.scheduler.bind import Binder
@@ -49,7 +49,7 @@ class Scene:
 
     def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
         self.pods = Pods(server).pods
-        rules = PlaceRules(zones=ZoneStrategy(strategy))
+        rules = PlaceRules(zones=ZoneScoring(ZoneStrategy(strategy)))
         self.cluster = Cluster(agents=False, rules=rules)
         self.transport = Transport(FileAccess(server.url))
         groups, recent = Groups(self.cluster), Recent()
