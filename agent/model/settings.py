@@ -372,15 +372,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "that says how nodes are scored; empty: the former's defaults"
         ),
     ] = ""
-    zone_strategy: Annotated[
-        str,
-        msgspec.Meta(
-            pattern="^(LeastAllocated|MostAllocated|BalancedAllocation|LeastNUMANodes)$",
-            description="scheduler: how nodes are scored for pods that need nothing of ours, by "
-            "what their NUMA nodes have left: LeastAllocated, MostAllocated, BalancedAllocation or "
-            "LeastNUMANodes",
-        ),
-    ] = "LeastAllocated"
     agent_selector: Annotated[
         str,
         msgspec.Meta(

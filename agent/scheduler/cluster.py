@@ -79,7 +79,7 @@ class Cluster:
             state = self._states.get(name)
             if state is None:
                 return "the node is not known"
-            return state.hindrance(wish, agents=self._agents)
+            return state.hindrance(wish.needs, agents=self._agents)
 
     def changed_since(self, serial: int) -> Changes:
         """The nodes whose answer to some pod may have changed after that serial (0: the first)."""
@@ -238,7 +238,7 @@ class Cluster:
             if gone:
                 return
             state = self._state(node)
-        news = state.lose_pod(pod) if gone else state.see_pod(pod)
+        news = state.lose_pod(known or pod) if gone else state.see_pod(pod)
         released = state.place.release(pod.uid)
         if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:
             self._touch(state)
