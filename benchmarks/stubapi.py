@@ -20,6 +20,7 @@ NODE: Final = "/api/v1/nodes"
 POD: Final = "/api/v1/pods"
 TOPOLOGY: Final = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 DEVICE: Final = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
+BUDGET: Final = "/apis/policy/v1/poddisruptionbudgets"
 _VERSION: Final = 1000
 _GROUP: Final = 400
 """Events written at once."""
@@ -109,7 +110,7 @@ class Server:
             _reply(connection, b"{}", 200 if gone else 404)
             if gone:
                 self._tell("DELETED", gone)
-        elif path in (NODE, POD, TOPOLOGY, DEVICE):
+        elif path in (NODE, POD, TOPOLOGY, DEVICE, BUDGET):
             if "watch=true" in query:
                 self._watch(connection, path, "sendInitialEvents" in query)
             else:
@@ -123,13 +124,14 @@ class Server:
             _reply(connection, b'{"kind":"Status","code":404}', 404)
 
     def _list(self, connection: socket.socket, path: str, query: str) -> None:
-        """A whole list is asked for by nobody whose watch is served; a part tells the version."""
-        items = []
-        if "limit=1" not in query.split("&"):
-            items = [_versioned(each, _VERSION) for each in self._cluster.objects(path)]
+        """Nobody whose watches are served asks for a whole list: of one item or none the version
+        matters, and of the pods that wait for a node there is none."""
+        if "limit=1" not in query.split("&") and "fieldSelector=" not in query:
+            _reply(connection, b'{"kind":"Status","code":404}', 404)
+            return
         with self._lock:
             metadata = {"resourceVersion": str(self._version)}
-        _reply(connection, json.dumps({"metadata": metadata, "items": items}).encode())
+        _reply(connection, json.dumps({"metadata": metadata, "items": []}).encode())
 
     def _watch(self, connection: socket.socket, path: str, initial: bool) -> None:
         connection.sendall(

@@ -45,9 +45,11 @@ class Binder:
         self.lost_races = 0
 
     def bind(self, pod: PodName, node: str) -> None:
-        """Raises BindError."""
+        """A pod that is bound to that node already is left as it is. Raises BindError."""
         with self._alone(pod):
-            wanted = self._wanted(pod)
+            wanted = self._wanted(pod, node)
+            if wanted is None:
+                return
             with self._cluster.lock:
                 annotations = earlier = self._again(pod, node)
                 if annotations is None:
@@ -102,17 +104,20 @@ class Binder:
             else:
                 self._cluster.confirm(uid)
 
-    def _wanted(self, pod: PodName) -> Asked:
-        known = self._recent.get(pod.uid)
-        if known is not None:
-            return known
-        try:
-            found = self._bindings.pod(pod)
-            if found is None:
-                raise BindError(f"pod {pod.title} is gone")
-            return asked(found)
-        except (PodError, WishError, GroupError) as error:
-            raise BindError(str(error)) from None
+    def _wanted(self, pod: PodName, node: str) -> Asked | None:
+        """None for a pod that is bound to that node already."""
+        bound, known = self._cluster.bound(pod.uid), self._recent.get(pod.uid)
+        if bound is None and known is None:
+            try:
+                found = self._bindings.pod(pod)
+                if found is None:
+                    raise BindError(f"pod {pod.title} is gone")
+                bound, known = found.node, asked(found)
+            except (PodError, WishError, GroupError) as error:
+                raise BindError(str(error)) from None
+        if bound and bound != node:
+            raise BindError(f"pod {pod.title} is bound to node {bound}")
+        return None if bound else known
 
     def _reserved(self, wanted: Asked, node: str) -> Granted:
         """Under the lock."""

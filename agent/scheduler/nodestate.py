@@ -45,6 +45,7 @@ class NodeState:
         "_pods",
         "_recount",
         "_rules",
+        "_unread",
         "devices",
         "name",
         "node",
@@ -64,7 +65,7 @@ class NodeState:
         self._agents: dict[str, bool] = {}
         self._hindrances: dict[int, str | None] = {}
         self._outdated = False
-        self._recount = False
+        self._recount = self._unread = False
         self._census = Census(pods)
         self._place = Place(place_facts(name, {}, rules=self._rules))
 
@@ -79,7 +80,7 @@ class NodeState:
             self._place = self._place.with_facts(facts, self._promised())
         if self._outdated or self._recount:
             self._count()
-        self._outdated = self._recount = False
+        self._outdated = self._recount = self._unread = False
         return self._place
 
     # Each says what is new by it.
@@ -101,7 +102,7 @@ class NodeState:
         before, self.topology = self.topology, topology
         if before == topology:
             return News.NOTHING
-        self._recount = True
+        self._recount = self._unread = True
         self._census.reported()
         told = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
         if told and not self._outdated:
@@ -192,7 +193,9 @@ class NodeState:
 
     def _count(self) -> None:
         """Of the place's pods those that the node's word leaves out."""
-        found = self._place.facts.zones if self._outdated else self._word()
+        found = self._place.facts.zones
+        if self._unread and not self._outdated:
+            found = self._word()
         if found is None:
             self._place.hear(None, None)
             return

@@ -26,11 +26,12 @@ class Preemption:
         self._budgets = budgets
 
     def __call__(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-        """Candidates where no victims of lower priority help are left out.
+        """Candidates where no victims of lower priority help are left out; for a member of a group
+        all of them, as room for one member is none for the group.
 
         kube-scheduler's own victims are exchanged for others only where the sum of resources is why
         it named them, and the others give back as much: what else speaks against a node, it alone
-        knows. Nobody ends for a member of a group: victims for one make no room for all.
+        knows.
         """
         try:
             wish, group = wish_of(args.pod), group_of(args.pod)

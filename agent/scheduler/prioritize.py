@@ -1,7 +1,9 @@
 """Scores of kube-scheduler's scale for nodes that fit, as JSON.
 
-The best of all nodes, ties decided as for `filter`, alone has the most, so that equal weights leave
-no draw. The others lie below it as their scores lie between the least and the most of the call.
+Of a pod that needs something of us the best of all nodes, ties decided as for `filter`, alone has
+the most, so that equal weights leave no draw; the others lie below it as their scores lie between
+the least and the most of the call. Of other pods nodes with equal scores are alike: what is better
+among them the scores of others say.
 """
 
 from __future__ import annotations
@@ -18,30 +20,31 @@ MOST: Final = 10
 """Of an extender's score."""
 
 
-def prioritized(nodes: Sequence[str], answers: Sequence[Answer]) -> msgspec.Raw:
+def prioritized(
+    nodes: Sequence[str], answers: Sequence[Answer], *, decides: bool = True
+) -> msgspec.Raw:
     """The list of HostPriority, in no order; nodes that do not fit have no entry, which is 0.
-    `answers` in the order of `nodes`."""
-    best = first_choice(nodes, answers)
-    if best is None:
-        return msgspec.Raw(b"[]")
-    levels = _levels({each for each in set(answers) if isinstance(each, Fit)})
+    `answers` in the order of `nodes`; `decides`: one node is to have the most."""
+    fits = {each for each in set(answers) if isinstance(each, Fit)}
+    levels = _levels(fits, MOST - 1 if decides else MOST)
     hosts: list[list[str]] = [[] for _ in range(MOST + 1)]
     into = {answer: hosts[level].append for answer, level in levels.items()}
     for node, answer in zip(nodes, answers, strict=True):
         if answer in into:
             into[answer](node)
-    hosts[levels[answers[nodes.index(best)]]].remove(best)
-    hosts[MOST].append(best)
+    if decides and (best := first_choice(nodes, answers)) is not None:
+        hosts[levels[answers[nodes.index(best)]]].remove(best)
+        hosts[MOST].append(best)
     entries = (_entries(score, of) for score, of in enumerate(hosts) if of)
     return msgspec.Raw(f"[{','.join(entries)}]".encode())
 
 
-def _levels(fits: set[Fit]) -> dict[Answer, int]:
-    """0 to one below the most."""
-    least, most = min(each.score for each in fits), max(each.score for each in fits)
-    below = MOST - 1
+def _levels(fits: set[Fit], highest: int) -> dict[Answer, int]:
+    """The highest for all where they are alike."""
+    scores = [each.score for each in fits] or [0]
+    least, most = min(scores), max(scores)
     return {
-        each: below * (each.score - least) // (most - least) if most > least else below
+        each: highest * (each.score - least) // (most - least) if most > least else highest
         for each in fits
     }
 

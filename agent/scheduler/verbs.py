@@ -32,6 +32,7 @@ Preempt = Callable[[ExtenderPreemptionArgs], ExtenderPreemptionResult]
 
 # A node that was taken between the answer and the hold is asked about again so often.
 _TRIES: Final = 3
+_GROUP_AT_ONCE: Final = 128
 
 
 class Deciding:
@@ -84,7 +85,8 @@ class Deciding:
             return prioritized(nodes, [Fit(0) if each == node else UNKNOWN for each in nodes])
         if self._indifferent(asked.wish):
             return ()
-        return prioritized(nodes, self._answers(asked.wish, nodes))
+        answers = self._answers(asked.wish, nodes)
+        return prioritized(nodes, answers, decides=bool(asked.wish.needs))
 
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         return self._preempt(args)
@@ -119,14 +121,30 @@ class Deciding:
                 node = self._groups.node(group)
                 if node is not None:
                     return self._member(asked.wish, group, node, nodes)
-            answers = self.shapes.answers(OfGroup(self._cluster, asked.wish, group), nodes)
-            best = first_choice(nodes, answers)
+            answers = self._group_answers(asked.wish, group, nodes)
+            best = first_choice(list(answers), list(answers.values()))
             if best is None:
-                return filtered(nodes, answers, best_alone=True)
+                return filtered(list(answers), list(answers.values()), best_alone=True)
             with self._cluster.lock:
                 if self._groups.node(group) is None:
                     self._groups.hold(group, asked.wish, best)
         return refused(nodes, f"{group.title}: its nodes are taken faster than they can be held")
+
+    def _group_answers(self, wish: Wish, group: Group, nodes: Sequence[str]) -> dict[str, Answer]:
+        """Room for all takes long to find: nodes are asked for it that have room for one, those
+        that suit one best first, some at a time until there is such a node."""
+        of_one = dict(zip(nodes, self._answers(wish, nodes), strict=True))
+        fits = {node: answer for node, answer in of_one.items() if isinstance(answer, Fit)}
+        found = {node: answer for node, answer in of_one.items() if node not in fits}
+        ranked = sorted(fits, key=lambda node: (fits[node].key, node))
+        question = OfGroup(self._cluster, wish, group)
+        for first in range(0, len(ranked), _GROUP_AT_ONCE):
+            some = ranked[first : first + _GROUP_AT_ONCE]
+            answers = self.shapes.answers(question, some)
+            found.update(zip(some, answers, strict=True))
+            if any(isinstance(each, Fit) for each in set(answers)):
+                break
+        return found
 
     def _member(
         self, wish: Wish, group: Group, node: str, nodes: Sequence[str]

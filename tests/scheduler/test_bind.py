@@ -244,6 +244,20 @@ def test_the_lock_is_free_while_the_api_server_thinks(bench: Bench) -> None:
     transport.close()
 
 
+def test_a_pod_that_is_bound_there_already_is_left_as_it_is(bench: Bench) -> None:
+    """kube-scheduler lost patience, and asks again; first the watch has not told of it yet."""
+    bench.bind(EIGHT, "p")
+    pod, name = bench.pods.pods["default", "p"], PodName("default", "p", "uid-p")
+    for _ in range(2):
+        bench.binder.bind(name, "a")
+        with pytest.raises(BindError, match="pod default/p is bound to node a"):
+            bench.binder.bind(name, "b")
+        clusters.tell(bench.cluster, pod)
+    assert len(bench.pods.bindings) == 1
+    assert bench.held() == {"uid-p"}
+    assert bench.held("b") == set()
+
+
 def test_a_pod_that_is_gone_is_said_to_be(bench: Bench) -> None:
     with pytest.raises(BindError, match="pod default/q is gone"):
         bench.binder.bind(PodName("default", "q", "uid-q"), "a")

@@ -23,12 +23,6 @@ WISH = objects.wish({"cpu": "1"}, name="a")
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

@@ -102,12 +102,6 @@ class Scene:
 
 
 @pytest.fixture
-def server() -> Iterator[hostile.Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def scene(server: hostile.Server) -> Iterator[Scene]:
     it = Scene(server)
     yield it
@@ -306,21 +300,23 @@ def test_pods_of_koordinators_are_not_asked_of_zones(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "expected"),
-    [("LeastAllocated", "free"), ("MostAllocated", "busy"), ("LeastNUMANodes", "busy")],
+    ("strategy", "policy", "expected"),
+    [
+        ("LeastAllocated", "single-numa-node", "free"),
+        ("MostAllocated", "single-numa-node", "busy"),
+        ("LeastNUMANodes", "best-effort", "free"),
+    ],
 )
 def test_the_configured_strategy_chooses_the_node(
-    server: hostile.Server, strategy: str, expected: str
+    server: hostile.Server, strategy: str, policy: str, expected: str
 ) -> None:
     scene = Scene(server, strategy)
-    half = {zone: {"cpu": 2000, "memory": 4 * GIB} for zone in TWO}
-    scene.node("busy", TWO, topology("busy", TWO, half))
-    scene.node("free", TWO, topology("free", TWO))
-    scores = scene.scores(pod("p", {"cpu": "2", "memory": str(GIB)}))
-    if strategy == "LeastNUMANodes":
-        assert scores == {} or scores["busy"] == 10
-    else:
-        assert [name for name, each in scores.items() if each == 10] == [expected]
+    most = {zone: {"cpu": 1000, "memory": 4 * GIB} for zone in TWO}
+    scene.node("busy", TWO, topology("busy", TWO, most, policy=policy))
+    scene.node("free", TWO, topology("free", TWO, policy=policy))
+    cpus = "4" if policy == "best-effort" else "2"
+    scores = scene.scores(pod("p", {"cpu": cpus, "memory": str(GIB)}))
+    assert [name for name, each in scores.items() if each == 10] == [expected]
     scene.transport.close()
 
 

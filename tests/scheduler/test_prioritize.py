@@ -29,6 +29,18 @@ def test_nodes_alike_leave_no_draw() -> None:
     assert scores(prioritized(["b", "a"], [Fit(0), Fit(0)])) == {"a": 10, "b": 9}
 
 
+def test_where_others_decide_equal_scores_are_equal() -> None:
+    answers = [Fit(90), Fit(50, (1,)), FULL, Fit(90), Fit(50, (2,)), Fit(10)]
+    assert scores(prioritized(["a", "b", "c", "d", "e", "f"], answers, decides=False)) == {
+        "a": 10,
+        "b": 5,
+        "d": 10,
+        "e": 5,
+        "f": 0,
+    }
+    assert scores(prioritized(["b", "a"], [Fit(3), Fit(3)], decides=False)) == {"a": 10, "b": 10}
+
+
 def test_where_nothing_fits_there_is_no_entry() -> None:
     assert bytes(prioritized(["a"], [FULL])) == b"[]"
 

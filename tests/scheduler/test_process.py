@@ -12,10 +12,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.allocate.place.facts import PlaceRules
 from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.host.faults import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.model import schedulerargs
+from agent.model.policies import GpuObjective
 from agent.model.schedulerargs import Rules, ScoringType
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, process
@@ -91,6 +94,17 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
     for text in ("a", "=b"):
         with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is no KEY=VALUE"):
             process.agent_labels(text)
+
+
+def test_every_node_gives_by_what_is_configured() -> None:
+    kind = {"kind": "NodeNUMAResourceArgs", "gpuObjective": "besteffort"}
+    args = schedulerargs.decode(kind)
+    settings = msgspec.structs.replace(Settings(), zone_strategy="MostAllocated")
+    assert process.place_rules(settings, args) == PlaceRules(
+        scoring=args,
+        zones=ZoneStrategy.MOST_ALLOCATED,
+        gpu_objective=GpuObjective.BESTEFFORT,
+    )
 
 
 @pytest.mark.parametrize("strategy", ZoneStrategy)

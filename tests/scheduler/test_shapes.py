@@ -233,6 +233,30 @@ def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
     assert told(answers[:98]) == [7] * 98
 
 
+def test_others_get_the_lock_during_a_long_cold_question() -> None:
+    rooms = Rooms({f"n{place}": 8 for place in range(3200)})
+    shapes = Shapes(rooms)
+    begun = threading.Event()
+    told_by_then: list[int] = []
+
+    class Slow(Wants, frozen=True):
+        def answer(self, node: str) -> Answer:
+            begun.set()
+            sum(range(500))
+            return super().answer(node)
+
+    def other() -> None:
+        begun.wait(10)
+        with rooms.lock:
+            told_by_then.append(len(rooms.told))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    shapes.answers(Slow(rooms, 1), list(rooms.free))
+    thread.join()
+    assert told_by_then[0] < len(rooms.free)
+
+
 NODES = st.sampled_from("abcdef")
 
 

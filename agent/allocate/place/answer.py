@@ -108,9 +108,7 @@ class Refused(msgspec.Struct, frozen=True):
 
     def words(self) -> str:
         """The same without amounts and NUMA nodes, in which nodes alike may differ."""
-        return "; ".join(
-            _words(each) if isinstance(each, Rejection) else _said(each) for each in self.reasons
-        )
+        return "; ".join(map(_words, self.reasons))
 
 
 def refused(*reasons: Why) -> Refused:
@@ -179,7 +177,11 @@ def _said(why: Why) -> str:
     return f"{words} ({', '.join(more)})" if more else words
 
 
-def _words(why: Rejection) -> str:
+def _words(why: Why) -> str:
+    if isinstance(why, Misfit):
+        return why.words()
+    if not isinstance(why, Rejection):
+        return _said(why)
     return f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
 
 
