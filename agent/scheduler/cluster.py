@@ -106,6 +106,11 @@ class Cluster:
         with self.lock:
             return {uid: self._pods[uid].node for uid in self._grouped.get(group, ())}
 
+    def home(self, group: Group) -> str | None:
+        """The node of most of them; None where none is bound."""
+        nodes = list(self.companions(group).values())
+        return max(sorted(nodes), key=nodes.count, default=None)
+
     def reservation(self, uid: str) -> Reservation | None:
         with self.lock:
             return self._reservations.get(uid)

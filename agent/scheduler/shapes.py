@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -21,8 +21,14 @@ MOST: Final = 1_000_000
 """Answers kept, of some 60 bytes. Beyond them the row that was asked for least lately is forgotten,
 and the next pod of its shape pays for its answers anew."""
 
-# A cold row takes the cluster's lock anew after so many answers: binds and watches go between.
+MOST_SHAPES: Final = 1000
+"""Rows kept: each costs a step with every node that changes, however few its answers."""
+
+# A cold row takes the cluster's lock anew after so many answers, or so long: binds and watches go
+# between. A large group's answer takes as long as hundreds of pods'.
 _AT_ONCE: Final = 32
+_HELD_SECONDS: Final = 0.003
+# Who waits for a lock that is taken again at once hardly ever gets it.
 _PAUSE_SECONDS: Final = 0.00005
 
 
@@ -97,9 +103,10 @@ class Log(Protocol):
 class Shapes:
     """The table. Any thread may ask. `asked`: answers given; `offered`: those found anew."""
 
-    def __init__(self, log: Log, most: int = MOST) -> None:
+    def __init__(self, log: Log, most: int = MOST, most_shapes: int = MOST_SHAPES) -> None:
         self._log = log
         self._most = most
+        self._most_shapes = most_shapes
         self._serial = self._firm_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
@@ -132,17 +139,20 @@ class Shapes:
     def _complete(
         self, question: Question, nodes: Sequence[str], found: list[Answer | None]
     ) -> None:
-        missing = [place for place, answer in enumerate(found) if answer is None]
-        for first in range(0, len(missing), _AT_ONCE):
-            if first:
-                # Who waits for a lock that is taken again at once hardly ever gets it.
-                time.sleep(_PAUSE_SECONDS)
+        missing = deque(place for place, answer in enumerate(found) if answer is None)
+        while missing:
             with self._log.lock:
                 self._follow()
                 row = self._row(question)
-                for place in missing[first : first + _AT_ONCE]:
+                until = time.perf_counter() + _HELD_SECONDS
+                for _ in range(min(_AT_ONCE, len(missing))):
+                    place = missing.popleft()
                     found[place] = self._answer(question, row, nodes[place])
+                    if time.perf_counter() > until:
+                        break
                 self._forget()
+            if missing:
+                time.sleep(_PAUSE_SECONDS)
 
     def _answer(self, question: Question, row: _Row, node: str) -> Answer:
         known = row.answers.get(node)
@@ -161,6 +171,8 @@ class Shapes:
         row = self._rows.get(shape)
         if row is None:
             row = self._rows[shape] = _Row(question.by_word)
+            if len(self._rows) > self._most_shapes:
+                self._drop_oldest()
         else:
             self._rows.move_to_end(shape)
         return row
@@ -168,8 +180,11 @@ class Shapes:
     def _forget(self) -> None:
         """The oldest rows, while there are too many answers; never the one in use."""
         while self._kept > self._most and len(self._rows) > 1:
-            _, row = self._rows.popitem(last=False)
-            self._kept -= len(row.answers)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, row = self._rows.popitem(last=False)
+        self._kept -= len(row.answers)
 
     def _follow(self) -> None:
         """Forgets what the log says has changed."""

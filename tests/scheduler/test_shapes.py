@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable, Iterable
 
 import msgspec
@@ -147,6 +148,42 @@ def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
     assert rooms.told == ["a", "b"] * 4
     shapes.answers(Wants(rooms, 3), ["a", "b"])
     assert len(rooms.told) == 8
+
+
+def test_of_many_shapes_the_oldest_is_forgotten_though_it_has_few_answers(rooms: Rooms) -> None:
+    shapes = Shapes(rooms, most_shapes=2)
+    for cpus in (1, 2, 1, 3):
+        shapes.answers(Wants(rooms, cpus), ["a"])
+    assert rooms.told == ["a", "a", "a"]
+    shapes.answers(Wants(rooms, 1), ["a"])
+    assert len(rooms.told) == 3
+    shapes.answers(Wants(rooms, 2), ["a"])
+    assert len(rooms.told) == 4
+
+
+def test_others_have_the_lock_while_many_slow_answers_are_found() -> None:
+    """As those of a large group: the one who asks after them is served before the last of them."""
+    rooms = Rooms({f"n{place}": 8 for place in range(30)})
+    shapes, served = Shapes(rooms), threading.Event()
+    begun, asked = threading.Event(), []
+
+    class Slow(Wants, frozen=True):
+        def answer(self, node: str) -> Answer:
+            begun.set()
+            asked.append(served.is_set())
+            time.sleep(0.01)
+            return super().answer(node)
+
+    def other() -> None:
+        begun.wait()
+        with rooms.lock:
+            served.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    shapes.answers(Slow(rooms, 1), list(rooms.free))
+    thread.join()
+    assert asked[-1], "the other one waited for all"
 
 
 def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:
