@@ -26,6 +26,8 @@ from agent.scheduler.reservations import Reservation, Reservations
 
 T = TypeVar("T")
 EXPIRY_SECONDS: Final = 60.0
+"""A Binding that nobody answered has come true by then, or never will: the API server itself gives
+a request no more time (its --request-timeout)."""
 
 
 class ReserveError(Exception):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from agent.host.periodic import Periodic
 from agent.kube import kinds, wire
 from agent.kube.discovery import Discovery
 from agent.kube.errors import StoreError
@@ -148,9 +148,7 @@ class Watching:
                 pace,
             ),
         )
-        self._look_seconds = look_seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kinds", daemon=True)
+        self._looking = Periodic("kinds", look_seconds, self._look)
 
     @property
     def synced(self) -> bool:
@@ -165,12 +163,10 @@ class Watching:
     def start(self) -> None:
         self._pods.start()
         self._nodes.start()
-        self._thread.start()
+        self._looking.start()
 
     def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._looking.stop()
         for each in self._all():
             each.stop()
 
@@ -202,11 +198,9 @@ class Watching:
         told = self._pods.version
         return self._pods.synced and told is not None and wire.not_newer(version, told)
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            for each in self._kinds:
-                each.look()
-            self._stopped.wait(self._look_seconds)
+    def _look(self) -> None:
+        for each in self._kinds:
+            each.look()
 
 
 _STEP_SECONDS: Final = 0.02
