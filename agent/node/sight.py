@@ -83,6 +83,7 @@ def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[s
     for each in existing:
         if each.source is Source.ALLOCATION or each.form in _TAKES_NOTHING:
             continue
-        key = each.part if each.form in _PARTS else each.device
+        # Of an instance that is shared, `MIG-a::1`, the whole of it.
+        key = each.part.partition("::")[0] if each.form in _PARTS else each.device
         found.setdefault(key, {})[each.uid] = titles.get(each.uid, each.uid)
     return found

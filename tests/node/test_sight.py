@@ -78,6 +78,18 @@ def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
         assert not sight(pods, [], FILES, [harmless]).pods["p"].each.refused
 
 
+def test_nor_is_an_instance_of_which_a_plugin_gave_a_replica() -> None:
+    instances = tuple(VisibleGpu(f"MIG-{each}", f"0:{number}") for number, each in enumerate("ab"))
+    files = DeviceFiles((CardFiles(VisibleGpu("GPU-0", "0"), 0, True, instances),))
+    pods = [given(each, f'{{"gpu": [{{"minor": 0, "id": "MIG-{each}"}}]}}') for each in "ab"]
+    shared = holding("plugins", "GPU-0", Form.INSTANCE, "MIG-a::1")
+    it = sight([*pods, pod("plugins", "LS")], [], files, [shared])
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "a": "MIG-a belongs to pod ns/plugins",
+        "b": "",
+    }
+
+
 def test_gpus_are_hidden_where_there_are_some() -> None:
     assert sight([], [], FILES).node.unasked == "hide"
     assert sight([], [], DeviceFiles()).node.unasked == "leave"
