@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -31,8 +32,17 @@ class SightPolicy(msgspec.Struct, frozen=True):
 
 def policy(settings: Settings) -> SightPolicy:
     """What the settings say."""
-    isolation = Isolation(settings.hami_core_library)
+    locks = os.path.join(settings.state_dir, "vgpulock")
+    isolation = Isolation(settings.hami_core_library, locks)
     return SightPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
+
+
+def prepare(by: SightPolicy) -> None:
+    """Makes what containers are to mount: a runtime makes no folder for NRI, and for others one in
+    which a user other than root can make no lock. Raises OSError."""
+    if by.isolation.library:
+        os.makedirs(by.isolation.lock_folder, exist_ok=True)
+        os.chmod(by.isolation.lock_folder, 0o1777)
 
 
 class Sight(msgspec.Struct, frozen=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from agent.allocate.visibility.isolation import Isolation
@@ -17,7 +19,7 @@ from agent.model.pods import Pod
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.visible import VisibleGpu
-from agent.node.sight import UNDECIDED, SightPolicy, policy, sight
+from agent.node.sight import UNDECIDED, policy, prepare, sight
 from tests.builders import pod, running
 
 FILES = DeviceFiles(
@@ -104,12 +106,20 @@ def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not(
     assert decided.seen(CreateContainer(other, "main"), snapshot) is None
 
 
+def test_the_folder_of_locks_is_there_for_whoever_containers_run_as(tmp_path: Path) -> None:
+    folder = tmp_path / "vgpulock"
+    for library, mode in (("", None), ("/opt/vgpu.so", 0o1777), ("/opt/vgpu.so", 0o1777)):
+        prepare(policy(Settings(hami_core_library=library, state_dir=str(tmp_path))))
+        assert (folder.stat().st_mode & 0o7777 if folder.exists() else None) == mode
+
+
 def test_what_people_set() -> None:
-    assert policy(Settings()) == SightPolicy()
+    without = policy(Settings())
+    assert (without.unasked, without.cdi_kind, without.isolation.library) == ("hide", "", "")
     settings = Settings(
         unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
     )
     by = policy(settings)
-    assert by.isolation == Isolation("/opt/vgpu.so")
+    assert by.isolation == Isolation("/opt/vgpu.so", "/run/topolet/vgpulock")
     node = sight([], [], FILES, by=by).node
     assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")

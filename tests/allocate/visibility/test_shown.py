@@ -266,7 +266,7 @@ def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who
 
 
 HAMI = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
-LIBRARY = Isolation("/opt/libvgpu.so", "/tmp/lock")
+LIBRARY = Isolation("/opt/libvgpu.so", "/run/lock")
 
 
 def test_a_part_is_enforced_where_the_pod_asks() -> None:
@@ -279,7 +279,7 @@ def test_a_part_is_enforced_where_the_pod_asks() -> None:
     }
     assert it.mounts == (
         Mount("/opt/libvgpu.so", "/opt/libvgpu.so"),
-        Mount("/tmp/lock", "/tmp/lock", writable=True),
+        Mount("/run/lock", "/tmp/vgpulock", writable=True),
     )
     assert not one(pod("p", given), LIBRARY).each.environment
     whole = one(pod("p", {"gpu": [entry(0)]}, labels=HAMI), LIBRARY).each
