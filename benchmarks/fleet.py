@@ -9,10 +9,11 @@ from typing import Any, Final
 import msgspec
 
 from agent.conformance import machines
-from agent.model import deviceobject, nodetopology
+from agent.model import deviceobject, interconnect, nodetopology, partitions
 from agent.model.availability import Reserved
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devices import Device, DeviceTopology
+from agent.model.gpus import GpuPair
 from agent.model.nodestatus import GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA, GpuFacts
 from agent.model.report import DeviceReport, Facts, Report, built
 from agent.model.resources import NodeConfiguration
@@ -28,13 +29,17 @@ NAMESPACE: Final = "default"
 
 class Model(msgspec.Struct, frozen=True):
     """`shape`: sockets, NUMA nodes a socket, cores a NUMA node, threads a core. `policy`: the
-    kubelet's for its topology. A switch has four cards and one RDMA device."""
+    kubelet's for its topology. A switch has `switch_gpus` cards and one RDMA device. `pairs`: what
+    links the cards, `GPU-0` and so on."""
 
     name: str
     shape: tuple[int, int, int, int]
     memory_bytes: int = 256 << 30
     gpus: int = 0
     policy: str = "none"
+    switch_gpus: int = 4
+    product: str = "NVIDIA H100 80GB HBM3"
+    pairs: tuple[GpuPair, ...] = ()
 
     @property
     def nodes(self) -> int:
@@ -86,7 +91,7 @@ class Machine:
             msgspec.structs.replace(each, uuid=f"{name}-{each.uuid}")
             for each in self._report.devices.devices
         ]
-        return deviceobject.encode(name, devices)
+        return deviceobject.encode(name, devices, annotations=self._report.devices.annotations)
 
 
 def agent(node: str) -> Object:
@@ -236,7 +241,8 @@ def _report(model: Model) -> Report:
         for node in range(model.nodes)
     )
     topology = Topology(cpus, nodes, EMPTY, EMPTY, smt=model.shape[3] > 1)
-    devices = (*map(_card(model), range(model.gpus)), *map(_port(model), range(model.gpus // 4)))
+    cards = tuple(map(_card(model), range(model.gpus)))
+    ports = map(_port(model), range(model.gpus // model.switch_gpus))
     return built(
         Facts(
             "",
@@ -248,7 +254,14 @@ def _report(model: Model) -> Report:
             Reserved(),
             NodeConfiguration(topology_policy=model.policy),
             DeviceReport(
-                devices, GpuFacts("nvidia", "NVIDIA H100 80GB HBM3") if devices else GpuFacts()
+                (*cards, *ports),
+                GpuFacts("nvidia", model.product) if cards else GpuFacts(),
+                {
+                    **partitions.encode(
+                        partitions.from_links(partitions.links(cards, model.pairs))
+                    ),
+                    **interconnect.encode(cards, model.pairs),
+                },
             ),
         )
     )
@@ -259,7 +272,11 @@ def _card(model: Model) -> Any:
         resources = {GPU_CORE: 100, GPU_MEMORY: 80 << 30, GPU_MEMORY_RATIO: 100}
         bus = f"0000:{0x10 + minor:02x}:00.0"
         return Device(
-            "gpu", f"GPU-{minor}", minor, resources, topology=_seat(model, minor // 4, bus)
+            "gpu",
+            f"GPU-{minor}",
+            minor,
+            resources,
+            topology=_seat(model, minor // model.switch_gpus, bus),
         )
 
     return card
@@ -274,5 +291,5 @@ def _port(model: Model) -> Any:
 
 
 def _seat(model: Model, switch: int, bus: str) -> DeviceTopology:
-    node = switch % model.nodes
+    node = switch * model.nodes // (model.gpus // model.switch_gpus)
     return DeviceTopology(node // model.shape[1], node, f"switch-{switch}", bus)

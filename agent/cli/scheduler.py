@@ -4,11 +4,9 @@ CPUs and devices."""
 from __future__ import annotations
 
 import argparse
-import importlib.util
 
-from agent.cli import options
-from agent.model.settings import SettingsError
-from agent.telemetry import logs
+from agent.cli import options, serving
+from agent.model.settings import Settings
 
 OPTIONS = (
     "extender_address",
@@ -38,22 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        settings = options.load(arguments)
-        if importlib.util.find_spec("cheroot") is None:
-            raise SettingsError("the scheduler needs cheroot: pip install 'topolet[scheduler]'")
-    except SettingsError as error:
-        return options.fail(error, 2)
-    logs.start(settings.log_level)
-    from agent.kube.auth import AccessError
-    from agent.scheduler import process
-    from agent.scheduler.certificates import CertificateError
-    from agent.scheduler.server import ServerError
+    return serving.run(arguments, "scheduler", _run)
 
-    try:
-        process.run(settings)
-    except SettingsError as error:
-        return options.fail(error, 2)
-    except (AccessError, CertificateError, ServerError) as error:
-        return options.fail(error)
-    return 0
+
+def _run(settings: Settings) -> None:
+    from agent.scheduler import process
+
+    process.run(settings)

@@ -101,7 +101,8 @@ def main() -> None:
     try:
         try:
             _Child(connection, Nvml(*sys.argv[1:2])).run()
-        except DriverGoneError as error:
+        except NvmlError as error:
+            # Also of a question that is about no card: without its answer there is no look.
             connection.sendall(line(Over(error.fault, str(error))))
     except (BrokenPipeError, ConnectionResetError):
         return

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.gpusession import GpuSession, SessionError
-from agent.model.gpus import LET_GO, GpuEvent, GpuSight
+from agent.model.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, GpuEvent, GpuSight
 
 
 class GpuTiming(msgspec.Struct, frozen=True):
@@ -29,6 +29,10 @@ class GpuTiming(msgspec.Struct, frozen=True):
 
 
 TIMING: Final = GpuTiming()
+
+_MOST_ENDS: Final = 3
+"""Of children without an answer between. Somebody may kill one, and memory may lack; so often it is
+the driver's library that ends them."""
 
 
 class GpuNews(msgspec.Struct, frozen=True):
@@ -56,6 +60,7 @@ class GpuWatcher:
         self._stopping = False
         self._released = False
         self._session: GpuSession | None = None
+        self._ends = 0
         self._stuck: GpuSession | None = None
         self._lock = threading.Lock()
         self._events: list[GpuEvent] = []
@@ -123,17 +128,24 @@ class GpuWatcher:
             session = self._started()
             self._show(session.look(self._timing.first_answer))
             saw = True
+            self._ends = 0
             self._attend(session)
         except SessionError as error:
             if session is not None:
                 self._hear(session)
             if not self._stopping and not self._released:
-                self._show(GpuSight(error.fault, error.message))
+                self._show(self._without(error))
         if session is not None:
             with self._lock:
                 self._session = None
             self._stuck = None if session.close() else session
         return saw
+
+    def _without(self, error: SessionError) -> GpuSight:
+        self._ends = self._ends + 1 if error.fault == CHILD_ENDED else 0
+        if self._ends < _MOST_ENDS:
+            return GpuSight(error.fault, error.message)
+        return GpuSight(NO_ANSWER, "the process that asks NVML ends again and again")
 
     def _started(self) -> GpuSession:
         session = GpuSession(self._driver_root, self._environment)

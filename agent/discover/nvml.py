@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import pynvml
 
+from agent.model.gpus import NO_ANSWER
+
 _FOLDERS: Final = (
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -45,9 +47,9 @@ _GONE: Final = {
 _FAULTS: Final = {
     pynvml.NVML_ERROR_NO_PERMISSION: "NoPermission",
     pynvml.NVML_ERROR_IRQ_ISSUE: "InterruptIssue",
-    pynvml.NVML_ERROR_TIMEOUT: "NoAnswer",
-    pynvml.NVML_ERROR_NOT_READY: "NoAnswer",
-    pynvml.NVML_ERROR_UNKNOWN: "NoAnswer",
+    pynvml.NVML_ERROR_TIMEOUT: NO_ANSWER,
+    pynvml.NVML_ERROR_NOT_READY: NO_ANSWER,
+    pynvml.NVML_ERROR_UNKNOWN: NO_ANSWER,
 }
 _PASSING: Final = (
     pynvml.NVML_ERROR_TIMEOUT,

@@ -124,14 +124,15 @@ def _variable(
         return MOUNT_ROOT
     names_some = present is not None and present not in NOTHING_NAMED and present != MOUNT_ROOT
     names = carriers.split(present or "") if names_some else []
-    others = [name for name in names if "=" in name and not _is_gpu(name)]
+    qualified = [name for name in names if "=" in name]
+    others = [name for name in qualified if not _is_gpu(name)]
     if not gpus:
         nothing = present if present == "none" else VOID
         return ",".join(others) or nothing
     if by_cdi and not names_some:
         return present if present in NOTHING_NAMED and present else VOID
     if any(map(_is_gpu, names)):
-        return ",".join(_in_list(names, gpus))
+        return ",".join(_in_list(qualified, gpus))
     return ",".join([gpu.uuid for gpu in gpus] + others)
 
 

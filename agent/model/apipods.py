@@ -44,7 +44,7 @@ class ApiPod(msgspec.Struct, frozen=True):
     by. `deleted`: somebody asked for its end; `created_at` and `started_at` (the kubelet has seen
     it; 0: not yet) in nanoseconds since 1970. `requests` and `limits` are those of the pod as a
     whole, which go before its containers', `overhead` comes on top: amounts as theirs. `preempts`:
-    it may have others evicted.
+    it may have others evicted. `nominated`: the node that a scheduler has in mind for it.
     """
 
     uid: str
@@ -67,6 +67,7 @@ class ApiPod(msgspec.Struct, frozen=True):
     preempts: bool = True
     scheduler: str = ""
     started_at: int = 0
+    nominated: str = ""
 
     @property
     def title(self) -> str:
@@ -128,6 +129,7 @@ def value(raw: PodObject) -> ApiPod:
         raw.spec.preemption_policy != _NEVER,
         raw.spec.scheduler_name,
         _nanoseconds(title, "status.startTime", raw.status.start_time),
+        raw.status.nominated_node_name or "",
     )
 
 
@@ -168,6 +170,7 @@ class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
     phase: str = "Pending"
     qos_class: str = ""
     start_time: str | None = None
+    nominated_node_name: str | None = None
 
 
 class PodObject(msgspec.Struct, frozen=True):

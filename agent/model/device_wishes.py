@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
-from agent.model.jsontext import JsonError
+from agent.model.annotations import AnnotationError, decoded
 from agent.model.quantities import Quantity, QuantityError, whole
 from agent.model.selectors import LabelSelector
 
@@ -94,9 +92,9 @@ class DeviceWishes(msgspec.Struct, frozen=True):
 
 def wishes(annotations: Mapping[str, str]) -> DeviceWishes:
     """Raises AnnotationError."""
-    hints = _value(annotations, DEVICE_ALLOCATE_HINT, _hints) or {}
-    joint = _value(annotations, DEVICE_JOINT_ALLOCATE, _joint)
-    spec = _value(annotations, GPU_PARTITION_SPEC, _spec)
+    hints = decoded(annotations, DEVICE_ALLOCATE_HINT, _hints) or {}
+    joint = decoded(annotations, DEVICE_JOINT_ALLOCATE, _joint)
+    spec = decoded(annotations, GPU_PARTITION_SPEC, _spec)
     return DeviceWishes(
         {kind: hint for kind, hint in hints.items() if hint is not None},
         joint,
@@ -112,20 +110,6 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
 _hints: Final = msgspec.json.Decoder(dict[str, Hint | None] | None)
 _joint: Final = msgspec.json.Decoder(Joint | None)
 _spec: Final = msgspec.json.Decoder(_RawSpec | None)
-
-Value = TypeVar("Value")
-
-
-def _value(
-    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[Value]
-) -> Value | None:
-    text = annotations.get(key)
-    if not text:
-        return None
-    try:
-        return jsontext.decode(decoder, text)
-    except JsonError as error:
-        raise AnnotationError(key, str(error)) from None
 
 
 def _partition(raw: _RawSpec) -> PartitionSpec:

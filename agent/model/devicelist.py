@@ -10,11 +10,13 @@ from typing import Final
 
 import msgspec
 
-from agent.model import deviceobject, minors, nodestatus
+from agent.model import deviceobject, interconnect, minors, nodestatus
 from agent.model.annotations import AnnotationError
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga
 from agent.model.functiondevices import fpga_devices, rdma_devices
+from agent.model.gpus import GpuPair
+from agent.model.interconnect import Interconnect
 from agent.model.minors import Minors
 from agent.model.nodestatus import GpuFacts
 from agent.model.pci import Function, address_key
@@ -34,11 +36,13 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """What the Device object says so far; nothing on a node that is new."""
+    """What the Device object says so far; nothing on a node that is new. `pairs`: what links its
+    GPUs."""
 
     devices: tuple[Device, ...] = ()
     gone: Minors = {}
     gpus: GpuFacts = GpuFacts()
+    pairs: tuple[GpuPair, ...] = ()
 
 
 class DeviceList(msgspec.Struct, frozen=True):
@@ -50,8 +54,8 @@ class DeviceList(msgspec.Struct, frozen=True):
 
 
 def published(body: object) -> tuple[Published, tuple[str, ...]]:
-    """Of a Device object, and problems; numbers that can't be read are those of its devices alone.
-    Raises ObjectError."""
+    """Of a Device object, and problems; numbers that can't be read are those of its devices alone,
+    and links that can't be are none. Raises ObjectError."""
     devices = deviceobject.decode(body)
     metadata = body.get("metadata") if isinstance(body, dict) else None
     annotations, labels = (
@@ -59,10 +63,18 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
         for field in ("annotations", "labels")
     )
     gpus = nodestatus.labelled(labels)
+    gone: Minors = {}
+    told: Interconnect = {}
+    problems = []
     try:
-        return Published(devices, minors.decode(annotations), gpus), ()
+        gone = minors.decode(annotations)
     except AnnotationError as error:
-        return Published(devices, gpus=gpus), (str(error),)
+        problems.append(str(error))
+    try:
+        told = interconnect.decode(annotations)
+    except AnnotationError as error:
+        problems.append(str(error))
+    return Published(devices, gone, gpus, interconnect.pairs(told, devices)), tuple(problems)
 
 
 def device_list(

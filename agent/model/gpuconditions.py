@@ -42,14 +42,26 @@ def cordoned(
 ) -> dict[str, str]:
     """Cards that get no new pods, by UUID, and why. `let_go`: nothing of ours has the driver open
     any more, for the asking; then it is all of them."""
-    named = {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")}
+    named = _cordoned_names(annotations)
     found = {}
     for gpu in cards:
         if let_go:
             found[gpu.uuid] = f"annotation {GPU_DRIVER}: the driver is let go"
-        elif {gpu.uuid.lower(), gpu.bus} & (named - {""}):
+        elif {gpu.uuid.lower(), gpu.bus} & named:
             found[gpu.uuid] = f"annotation {CORDONED_GPUS}"
     return found
+
+
+def cordons_of_none(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tuple[str, ...]:
+    """What the annotation names that is no card here: whoever wrote it believes one is cordoned."""
+    names = _cordoned_names(annotations)
+    for gpu in cards:
+        names -= {gpu.uuid.lower(), gpu.bus}
+    return tuple(f"annotation {CORDONED_GPUS}: no GPU {name[:60]!r} here" for name in sorted(names))
+
+
+def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
+    return {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")} - {""}
 
 
 def release_asked(annotations: Mapping[str, str]) -> bool:

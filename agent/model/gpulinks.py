@@ -31,10 +31,14 @@ def pairs(gpus: Iterable[Gpu], sharing: Mapping[frozenset[str], Sharing]) -> tup
 
 def _pair(one: Gpu, two: Gpu, sharing: Mapping[frozenset[str], Sharing]) -> GpuPair:
     ancestor, peer = sharing.get(frozenset((one.uuid, two.uuid)), (None, None))
-    for ends in (_straight(one, two), _straight(two, one)), (_switched(one), _switched(two)):
+    straight = _straight(one, two), _straight(two, one)
+    switched = _switched(one), _switched(two)
+    for ends in straight, switched:
         if any(ends):
             links = min(map(len, ends))
-            return GpuPair(one.uuid, two.uuid, ancestor, peer, links, min(map(_speed, ends)))
+            through = bool(links) and ends is switched
+            speed = min(map(_speed, ends))
+            return GpuPair(one.uuid, two.uuid, ancestor, peer, links, speed, through)
     return GpuPair(one.uuid, two.uuid, ancestor, peer)
 
 

@@ -78,7 +78,7 @@ class Gpu(msgspec.Struct, frozen=True):
 class GpuPair(msgspec.Struct, frozen=True):
     """Two cards, the lower index first, by UUID; `peer`: whether each may read the other's memory.
     `links`: NVLinks between them or, both at switches, that each has there; `mb_per_second`:
-    of all of them, one way."""
+    of all of them, one way; `switched`: both reach each other through NVSwitches."""
 
     one: str
     two: str
@@ -86,6 +86,7 @@ class GpuPair(msgspec.Struct, frozen=True):
     peer: bool | None = None
     links: int = 0
     mb_per_second: int = 0
+    switched: bool = False
 
 
 class SilentGpu(msgspec.Struct, frozen=True):
@@ -158,6 +159,7 @@ class GpuEvent(msgspec.Struct, frozen=True):
     gpu_instance: int | None = None
 
 
+NO_ANSWER: Final = "NoAnswer"
 NO_PROCESS: Final = "NoProcess"
 CHILD_ENDED: Final = "ChildEnded"
 LET_GO: Final = "LetGo"

@@ -1,4 +1,4 @@
-"""The words of CPU and NUMA orchestration, as pods, nodes and settings write them."""
+"""The words of CPU, NUMA and GPU orchestration, as pods, nodes and settings write them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ class NumaStrategy(enum.StrEnum):
     MOST_ALLOCATED = "MostAllocated"
     LEAST_ALLOCATED = "LeastAllocated"
     DISTRIBUTE_EVENLY = "DistributeEvenly"
+
+
+class GpuObjective(enum.StrEnum):
+    """By what the best of several sets of GPUs is told: no slow link within the set, or (as
+    go-gpuallocator does) good sets left for others."""
+
+    BANDWIDTH = "bandwidth"
+    BESTEFFORT = "besteffort"
 
 
 class NumaPolicy(enum.StrEnum):

@@ -1,7 +1,8 @@
-"""How a cluster's scheduler is set for CPUs and NUMA nodes, as one value.
+"""How a cluster's scheduler is set for CPUs, NUMA nodes and GPUs, as one value.
 
 Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` of the fine-grained CPU
 orchestration proposal, and `NodeNUMAResourceArgs` of Koordinator's plugin (koordinator.md §1.8).
+`gpuObjective` is ours, and a key of both.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from agent.model.objects import ObjectError, converted
-from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
 
 Weights = dict[str, int]
 """By resource."""
@@ -49,7 +50,7 @@ class Strategy(msgspec.Struct, frozen=True):
 
 class SchedulerArgs(msgspec.Struct, frozen=True):
     """`node`: how nodes are scored; `numa`: how sets of NUMA nodes on one of them. `measures`: the
-    mean of all that are named."""
+    mean of all that are named. `gpu_objective`: how sets of GPUs on a node are chosen."""
 
     rules: Rules
     bind: BindPolicy
@@ -57,6 +58,7 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     node: Strategy
     numa: Strategy
     measures: frozenset[Measure]
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
 
 
 def decode(body: object) -> SchedulerArgs:
@@ -105,6 +107,7 @@ class _CpuOrchestration(_Fields, frozen=True):
     )
     scoring_strategy: _MeasuredStrategy | None = None
     numa_scoring_strategy: _Strategy | None = None
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
 
 
 class _NodeNumaResource(_Fields, frozen=True):
@@ -113,6 +116,7 @@ class _NodeNumaResource(_Fields, frozen=True):
     bind: _Bind = msgspec.field(default="FullPCPUs", name="defaultCPUBindPolicy")
     scoring_strategy: _Strategy | None = None
     numa_scoring_strategy: _Strategy | None = None
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
 
 
 def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
@@ -126,6 +130,7 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
         node,
         _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
         said.measures or frozenset(Measure),
+        raw.gpu_objective,
     )
 
 
@@ -138,6 +143,7 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
         _strategy(Rules.KOORDINATOR, "scoringStrategy", raw.scoring_strategy, default),
         _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, default),
         frozenset({Measure.RESOURCES}),
+        raw.gpu_objective,
     )
 
 

@@ -19,6 +19,7 @@ from agent.model import (
     gpuactions,
     gpuconditions,
     gpudevices,
+    interconnect,
     minors,
     partitions,
 )
@@ -31,7 +32,8 @@ from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
-from agent.model.gpus import GpuReading
+from agent.model.gpuhealth import GpuHealth
+from agent.model.gpus import Gpu, GpuReading
 from agent.model.holding import Form, Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
@@ -50,13 +52,16 @@ log = logging.getLogger(__name__)
 
 class SeenDevices(msgspec.Struct, frozen=True):
     """What is reported of devices, the files that reach them, what of them pods hold that no
-    scheduler gave it to, what GPUs read last, and what names of devices lead to."""
+    scheduler gave it to, what GPUs read last, and what names of devices lead to. `missing`: where
+    PCI has a GPU of which the driver never told; `fault`: why nobody could ask it."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
     existing: tuple[Holding, ...] = ()
     readings: tuple[GpuReading, ...] = ()
     keys: Keys = {}
+    missing: tuple[str, ...] = ()
+    fault: str = ""
 
 
 class DeviceView:
@@ -141,7 +146,7 @@ class DeviceView:
             gpuconditions.rfc3339(int(self._clock())),
             _ids(held, self.state.devices),
         )
-        self.state = Published(made.devices, made.gone, self._gpus.facts)
+        self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
         names = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = existing(
             (*grants, *self._checkpoint.grants()),
@@ -158,7 +163,18 @@ class DeviceView:
             self._files,
         )
         refused = _conflicts(given, made.devices, found.holdings, {pod.uid: pod for pod in pods})
-        self._say((*plugged.problems, *wrong, *troubles, *made.problems, *found.problems, *refused))
+        lacking = self._lacking(health, node, cards)
+        self._say(
+            (
+                *plugged.problems,
+                *wrong,
+                *lacking,
+                *troubles,
+                *made.problems,
+                *found.problems,
+                *refused,
+            )
+        )
         links = partitions.links(made.devices, self._gpus.pairs)
         if links != self._links:
             # Of sixteen cards this takes 50 ms.
@@ -169,13 +185,33 @@ class DeviceView:
             {
                 **minors.encode(made.gone),
                 **partitions.encode(self._table),
+                **interconnect.encode(made.devices, self._gpus.pairs),
                 **checkpoints.encode(found.holdings),
             },
             together([held, taken(found.holdings, made.devices)]),
             self._gfd_labels,
             withheld(made.devices, found.holdings) if self._withhold else None,
         )
-        return SeenDevices(report, self._files, found.holdings, self._gpus.readings, names)
+        return SeenDevices(
+            report,
+            self._files,
+            found.holdings,
+            self._gpus.readings,
+            names,
+            health.unclaimed,
+            self._gpus.fault,
+        )
+
+    def _lacking(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:
+        """What should be here of GPUs and is not."""
+        if self._gpus.fault:
+            yield f"GPUs: {self._gpus.fault}: {self._gpus.message}"
+        else:
+            for bus in health.unclaimed:
+                yield f"GPU at {bus}: PCI has it, its driver has not"
+        if cards:
+            for each in gpuconditions.cordons_of_none(node.annotations, cards):
+                yield f"Node: {each}"
 
     def _capabilities(self) -> dict[str, DeviceNode]:
         reader = Reader(Tree(self._root))

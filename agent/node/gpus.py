@@ -45,6 +45,9 @@ class GpuView:
         self.pairs: tuple[GpuPair, ...] = ()
         """Of the cards that the driver told of last."""
         self.facts = GpuFacts()
+        self.fault = ""
+        """Why nobody could ask the driver when it was tried last, as a Condition's reason."""
+        self.message = ""
         self.readings: tuple[GpuReading, ...] = ()
         """Of the last look that the driver answered."""
 
@@ -52,6 +55,7 @@ class GpuView:
         """As an agent before us left them: so they stay until the driver has answered."""
         self._health = gpuconditions.restored(published.devices, self._actions)
         self.facts = published.gpus
+        self.pairs = self.pairs or published.pairs
 
     def look_again(self) -> None:
         """Something was plugged in or out."""
@@ -84,7 +88,10 @@ class GpuView:
         for event in news.events:
             self._health = gpuhealth.struck(self._health, event, now, self._actions)
         if news.sight is not None:
-            self._let_go(release and news.sight.fault == LET_GO)
+            let_go = news.sight.fault == LET_GO
+            self._let_go(release and let_go)
+            self.fault = "" if let_go else news.sight.fault
+            self.message = news.sight.message
             self.readings = news.sight.readings
             booted = _booted(self._root)
             self._health = gpuhealth.looked(

@@ -242,7 +242,9 @@ class Node:
         if seen.readings is not self._readings:
             self._readings = seen.readings
             self._users = users(seen.readings, pods, self._group_of)
-        self._metrics.devices.told(seen.report.devices, seen.readings, self._users)
+        self._metrics.devices.told(
+            seen.report.devices, seen.readings, self._users, seen.missing, seen.fault
+        )
 
     def _group_of(self, pid: int) -> str | None:
         try:

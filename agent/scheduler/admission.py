@@ -18,6 +18,7 @@ from agent.model.objects import ObjectError
 from agent.model.settings import Settings
 from agent.scheduler import server, webhook
 from agent.scheduler.certificates import CertificateFiles
+from agent.scheduler.errors import StartError
 from agent.scheduler.routes import TEXT, BadRequestError, Reply, Route
 from agent.scheduler.server import Server
 from agent.scheduler.webhook import FailurePolicy, LookUp, LookUpError, ReviewError
@@ -30,7 +31,7 @@ PATH: Final = "/admit-binding"
 LOOK_UP_LIMITS: Final = Limits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
 
 
-class AccountsError(RuntimeError):
+class AccountsError(StartError):
     """The file of accounts can't be read; the message names it."""
 
 

@@ -67,6 +67,21 @@ class Attendance:
         """What the watch tells, after the cluster has heard it."""
         self._waiting.pods_changed(changes)
 
+    @property
+    def waiting(self) -> int:
+        """Pods that found no node."""
+        return len(self._waiting)
+
+    @property
+    def retried(self) -> int:
+        """How often one was tried again."""
+        return 0 if self._retry is None else self._retry.tried
+
+    @property
+    def evicted(self) -> int:
+        """Pods that we ended."""
+        return 0 if self._evictor is None else self._evictor.evicted
+
     def start(self) -> None:
         for each in (self._budgets, self._retry, self._evictor):
             if each is not None:
@@ -80,6 +95,6 @@ class Attendance:
     def _before(self) -> Iterator[Waiter]:
         for pod in pending(self._transport, self._scheduler):
             try:
-                yield waiter(asked(pod), self._cluster, time.monotonic())
+                yield waiter(asked(pod), self._cluster, time.monotonic(), nominated=pod.nominated)
             except (WishError, GroupError):
                 continue  # its own change makes it another pod; no node's does

@@ -3,8 +3,10 @@ who evict, and what is made free for one pod is kept from lesser ones."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
@@ -27,6 +29,9 @@ from agent.scheduler.wire import (
     ExtenderPreemptionResult,
     HostPriority,
 )
+
+CANDIDATES: Final = 128
+"""Nodes kept of a refusal for evictions; kube-scheduler names them in another order each time."""
 
 
 class Attending:
@@ -77,15 +82,16 @@ class Attending:
 
     def _kept(self, args: ExtenderArgs) -> frozenset[str]:
         """Nodes that others have room made on."""
-        if self._evictor is None or not self._evictor.plans:
-            return frozenset()
+        pod = args.pod
+        kept = self._waiting.kept_from(pod.uid, pod.priority or 0, self._clock())
+        if not kept:
+            return kept
         try:
-            wish = self._recent.of(args.pod).wish
+            needs = self._recent.of(pod).wish.needs
         except (WishError, GroupError):
             return frozenset()
-        if wish.needs is Needs.NOTHING:
-            return frozenset()  # it takes nothing of what is made free
-        return self._evictor.kept_from(wish.uid, wish.priority)
+        # Who needs nothing of us takes nothing of what is made free.
+        return frozenset() if needs is Needs.NOTHING else kept
 
     def _refused(self, args: ExtenderArgs, result: ExtenderFilterResult) -> None:
         try:
@@ -95,8 +101,9 @@ class Attending:
         failed = result.failed_nodes
         if isinstance(failed, msgspec.Raw):
             failed = msgspec.json.decode(failed, type=dict[str, str])
-        now = self._clock()
-        self._waiting.refused(waiter(asked, self._cluster, now, tuple(failed)))
+        candidates = tuple(itertools.islice(failed, CANDIDATES))
+        found = waiter(asked, self._cluster, self._clock(), candidates, args.pod.nominated)
+        self._waiting.refused(found, args.node_names)
 
 
 class Views:
@@ -116,7 +123,13 @@ class Views:
         return self._shapes.answers(question, nodes)
 
 
-def waiter(asked: Asked, cluster: Cluster, now: float, candidates: tuple[str, ...] = ()) -> Waiter:
+def waiter(
+    asked: Asked,
+    cluster: Cluster,
+    now: float,
+    candidates: tuple[str, ...] = (),
+    nominated: str = "",
+) -> Waiter:
     """A pod that found no node now. Nobody is evicted for a group: it is placed as one."""
     wish, group = asked.wish, asked.group
     return Waiter(
@@ -127,8 +140,10 @@ def waiter(asked: Asked, cluster: Cluster, now: float, candidates: tuple[str, ..
         now,
         now,
         wish.priority,
+        None,
         candidates,
         wish if group is None else None,
+        nominated,
     )
 
 

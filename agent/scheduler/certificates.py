@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.host.files import Stamp, stamp
+from agent.scheduler.errors import StartError
 
 log = logging.getLogger(__name__)
 
 
-class CertificateError(RuntimeError):
+class CertificateError(StartError):
     """No certificate to begin with; the message names the files."""
 
 

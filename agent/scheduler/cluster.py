@@ -167,7 +167,7 @@ class Cluster:
         for change in changes:
             with self.lock:
                 if change.kind is ChangeKind.DELETED:
-                    self._ended(change.value, agent_ready=None)
+                    self._ended(change.value, gone=True)
                 else:
                     self._seen(change.value)
 
@@ -200,11 +200,11 @@ class Cluster:
         if pod.holding is None:
             # A pod that was bound is never unbound: it has ended, or this is an old word on it.
             if pod.node:
-                self._ended(pod, pod.agent_ready)
+                self._ended(pod)
             return
         before = self._pods.get(pod.uid)
         if before is not None and before.node != pod.node:
-            self._ended(before, agent_ready=None)
+            self._ended(before, gone=True)
         self._pods[pod.uid] = pod
         if pod.group is not None:
             self._grouped.setdefault(pod.group, set()).add(pod.uid)
@@ -219,24 +219,28 @@ class Cluster:
         if news:
             self._touch(state)
         if before is None or _counted(before) != _counted(pod):
-            self._heard(state, state.pods_seen())
+            self._heard(state, state.see_pod(pod, new=reservation is not None))
 
-    def _ended(self, pod: PodReading, agent_ready: bool | None) -> None:
-        """It holds nothing any more; `agent_ready` as long as it is there."""
+    def _ended(self, pod: PodReading, *, gone: bool = False) -> None:
+        """It holds nothing any more; until it is gone it may be an agent, and its node's word
+        counts it."""
         if (reservation := self._reservations.pop(pod.uid)) is not None:
             self._give_back(reservation)
         known = self._pods.pop(pod.uid, None)
         if known is not None and known.group is not None:
             self._ungrouped(known.uid, known.group)
-        state = self._states.get(pod.node)
+        # The last word on it may be older than its node.
+        node = pod.node if known is None else known.node
+        state = self._states.get(node)
         if state is None:
-            return
+            if gone:
+                return
+            state = self._state(node)
+        news = state.lose_pod(pod) if gone else state.see_pod(pod)
         released = state.place.release(pod.uid)
-        if released is not None:
-            state.pods_seen()
-        if state.agent(pod.uid, agent_ready) or released is not None:
+        if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:
             self._touch(state)
-        self._tidy(state)
+        self._heard(state, news)
 
     def _ungrouped(self, uid: str, group: Group) -> None:
         self._grouped[group].discard(uid)

@@ -54,7 +54,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Evictor:
-    """One thread makes plans; any may ask for them. `leading`: only who decides evicts."""
+    """One thread makes plans. `leading`: only who decides evicts."""
 
     def __init__(
         self,
@@ -76,6 +76,7 @@ class Evictor:
         self._period = period_seconds
         self._clock = clock
         self._plans: dict[str, Plan] = {}
+        self.evicted = 0
         self._rests_until: dict[str, float] = {}
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="evict", daemon=True)
@@ -84,16 +85,6 @@ class Evictor:
     def plans(self) -> tuple[Plan, ...]:
         """Those in flight: one a pod, and one a node."""
         return tuple(self._plans.values())
-
-    def kept_from(self, uid: str, priority: int) -> frozenset[str]:
-        """Nodes that a pod may not have: a more important one is to have the room made there."""
-        return frozenset(
-            plan.node
-            for plan in self.plans
-            if plan.waiter.uid != uid
-            and plan.waiter.priority >= priority
-            and self._waiting.waits(plan.waiter.uid)
-        )
 
     def rest(self, uid: str) -> None:
         """Somebody else makes room for that pod now."""
@@ -139,13 +130,14 @@ class Evictor:
     def _end(self, uid: str) -> None:
         """The plan: others may have the node again."""
         if (plan := self._plans.pop(uid, None)) is not None:
-            self._waiting.look_again(plan.node)
+            self._waiting.give_up(uid, plan.node)
 
     def _due(self, waiter: Waiter, now: float) -> bool:
         return (
             waiter.wish is not None
             and waiter.wish.preempts
             and bool(waiter.candidates)
+            and not waiter.nominated
             and waiter.uid not in self._plans
             and waiter.uid not in self._rests_until
             and now - waiter.refused_at >= SETTLE_SECONDS
@@ -182,6 +174,7 @@ class Evictor:
             log.warning("pod %s: no room is made for it: %s", waiter.title, error)
             return
         self._plans[waiter.uid] = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
+        self._waiting.keep(waiter.uid, chosen.node)
         if not self._evicted(waiter, chosen.node, victims):
             self._end(waiter.uid)
             return
@@ -204,6 +197,7 @@ class Evictor:
                 log.info("pod %s: eviction of pod %s from node %s: %s", *told)
                 if fate is Fate.STAYS:
                     return False
+                self.evicted += fate is Fate.ENDS
         except (KubeError, AccessError) as error:
             log.warning("pod %s: no room is made on node %s: %s", waiter.title, node, error)
             return False

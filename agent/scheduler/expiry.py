@@ -14,6 +14,7 @@ from agent.kube.transport import Transport, segment
 from agent.model import jsontext
 from agent.model.jsontext import JsonError
 from agent.scheduler.cluster import Cluster
+from agent.scheduler.groups import Groups
 from agent.scheduler.reservations import Reservation
 
 log = logging.getLogger(__name__)
@@ -25,9 +26,15 @@ class Expiry:
     """On a thread of its own."""
 
     def __init__(
-        self, cluster: Cluster, transport: Transport, *, period_seconds: float = PERIOD_SECONDS
+        self,
+        cluster: Cluster,
+        groups: Groups,
+        transport: Transport,
+        *,
+        period_seconds: float = PERIOD_SECONDS,
     ) -> None:
         self._cluster = cluster
+        self._groups = groups
         self._transport = transport
         self._period = period_seconds
         self._stopped = threading.Event()
@@ -43,6 +50,8 @@ class Expiry:
 
     def step(self) -> None:
         """Looks at all promises whose time has passed. Never raises."""
+        with self._cluster.lock:
+            self._groups.expire()
         for each in self._cluster.overdue():
             try:
                 if each.sent and self._bound(each):

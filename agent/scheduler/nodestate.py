@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import enum
+import logging
 from collections.abc import Mapping
 
 import msgspec
 
 from agent.allocate import scoring
-from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.precedence import PROFILES
-from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.node import ZoneFacts
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
+from agent.scheduler.census import Census
 from agent.scheduler.readings import NodeReading, PodReading, Unreadable
-from agent.scheduler.zones import speaks, zones
+from agent.scheduler.zones import left, speaks, word
+
+log = logging.getLogger(__name__)
 
 
 class News(enum.Enum):
@@ -35,13 +38,14 @@ class NodeState:
 
     __slots__ = (
         "_agents",
-        "_foreign",
+        "_census",
         "_hindrances",
         "_outdated",
         "_place",
         "_pods",
         "_recount",
         "_rules",
+        "_unread",
         "devices",
         "name",
         "node",
@@ -61,20 +65,22 @@ class NodeState:
         self._agents: dict[str, bool] = {}
         self._hindrances: dict[int, str | None] = {}
         self._outdated = False
-        self._recount = False
-        self._foreign = False
+        self._recount = self._unread = False
+        self._census = Census(pods)
         self._place = Place(place_facts(name, {}, rules=self._rules))
 
     @property
     def place(self) -> Place:
         """What the pods and the reservations hold, on the node as its objects are now."""
         if self._outdated:
-            facts = self._facts()
-            facts = msgspec.structs.replace(facts, zoned=self._zoned(facts.cpus))
+            facts = msgspec.structs.replace(self._facts(), zones=self._word())
+            for fault in facts.faults:
+                if fault not in self._place.facts.faults:
+                    log.warning("node %s: %s", self.name, fault)
             self._place = self._place.with_facts(facts, self._promised())
-        elif self._recount:
-            self._place.hear(self._zoned(self._place.facts.cpus), self._promised())
-        self._outdated = self._recount = False
+        if self._outdated or self._recount:
+            self._count()
+        self._outdated = self._recount = self._unread = False
         return self._place
 
     # Each says what is new by it.
@@ -96,17 +102,27 @@ class NodeState:
         before, self.topology = self.topology, topology
         if before == topology:
             return News.NOTHING
-        self._recount = True
+        self._recount = self._unread = True
+        self._census.reported()
         told = isinstance(before, NodeTopology) and isinstance(topology, NodeTopology)
         if told and not self._outdated:
             standing = self._place.facts
-            if msgspec.structs.replace(self._facts(), zoned=standing.zoned) == standing:
+            if msgspec.structs.replace(self._facts(), zones=standing.zones) == standing:
                 return News.WORD if self._speaks() else News.NOTHING
         self._outdated = True
         return News.ALL
 
-    def pods_seen(self) -> News:
-        """Other pods are bound here than before, or others have begun."""
+    def see_pod(self, pod: PodReading, *, new: bool = False) -> News:
+        """A pod here that has begun, or ended, or not yet; `new`: it was but promised before."""
+        self._census.seen(pod, new=new)
+        return self._counted_anew()
+
+    def lose_pod(self, pod: PodReading) -> News:
+        """It is no more, or elsewhere; as it was."""
+        self._census.went(pod)
+        return self._counted_anew()
+
+    def _counted_anew(self) -> News:
         if not self._speaks():
             return News.NOTHING
         self._recount = True
@@ -120,7 +136,12 @@ class NodeState:
     def empty(self) -> bool:
         """Nothing is known of it any more."""
         known = (self.node, self.topology, self.devices)
-        return known == (None, None, None) and not self._agents and not self._place.holdings
+        return (
+            known == (None, None, None)
+            and not self._agents
+            and not self._place.holdings
+            and self._census.empty
+        )
 
     def changed(self) -> None:
         """Its objects, what it holds, or its agent."""
@@ -143,8 +164,6 @@ class NodeState:
         key = wish.needs.value
         if key not in self._hindrances:
             self._hindrances[key] = self._hindered(wish.needs, agents)
-        if wish.zoned is not None and not wish.zoned.indifferent and self.place and self._foreign:
-            return "what is left of its NUMA nodes is told beside other pods than those known here"
         return self._hindrances[key]
 
     def _facts(self) -> PlaceFacts:
@@ -166,16 +185,23 @@ class NodeState:
     def _promised(self) -> list[str]:
         return [uid for uid in self._place.holdings if uid not in self._pods]
 
-    def _zoned(self, cpus: NodeFacts | None) -> ZonedNode | None:
+    def _word(self) -> ZoneFacts | None:
         """None too where no pod would be refused or liked less for it."""
-        self._foreign = False
         if not isinstance(self.topology, NodeTopology) or not self._speaks():
             return None
+        return word(self.topology, self.node.allocatable if self.node else ())
+
+    def _count(self) -> None:
+        """Of the place's pods those that the node's word leaves out."""
+        found = self._place.facts.zones
+        if self._unread and not self._outdated:
+            found = self._word()
+        if found is None:
+            self._place.hear(None, None)
+            return
         pods = [self._pods[uid] for uid in self._place.holdings if uid in self._pods]
-        allocatable = self.node.allocatable if self.node else ()
-        found = zones(self.topology, allocatable, pods, cpus)
-        self._foreign = found.foreign
-        return found.node
+        beside = left(found, self._census, pods, self._place.facts.cpus)
+        self._place.hear(found, beside, self._promised())
 
     def _speaks(self) -> bool:
         topology = self.topology

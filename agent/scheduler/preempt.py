@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agent.allocate.place.wish import Needs, Wish, WishError, wish_of
 from agent.scheduler.disruption import Budgets
+from agent.scheduler.groupname import GroupError, group_of
 from agent.scheduler.sacrifice import Sacrifice, sacrifice
 from agent.scheduler.tenants import House, Tenants
 from agent.scheduler.wire import (
@@ -25,17 +26,18 @@ class Preemption:
         self._budgets = budgets
 
     def __call__(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-        """Candidates where no victims of lower priority help are left out.
+        """Candidates where no victims of lower priority help are left out; for a member of a group
+        all of them, as room for one member is none for the group.
 
         kube-scheduler's own victims are exchanged for others only where the sum of resources is why
         it named them, and the others give back as much: what else speaks against a node, it alone
         knows.
         """
         try:
-            wish = wish_of(args.pod)
-        except WishError:
+            wish, group = wish_of(args.pod), group_of(args.pod)
+        except (WishError, GroupError):
             return ExtenderPreemptionResult({})
-        if not wish.preempts:
+        if not wish.preempts or group is not None:
             return ExtenderPreemptionResult({})
         trials = max(_LEAST, _TRIALS // max(1, len(args.victims)))
         answers: dict[str, MetaVictims] = {}

@@ -15,6 +15,7 @@ from agent.allocate.place.facts import PlaceRules
 from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.host import malloc
 from agent.host.ending import Ending
+from agent.host.faults import Faults
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
 from agent.kube.auth import Access
@@ -76,6 +77,15 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
+def place_rules(settings: Settings, args: SchedulerArgs) -> PlaceRules:
+    """How every node gives what it has."""
+    return PlaceRules(
+        scoring=args,
+        zones=ZoneStrategy(settings.zone_strategy),
+        gpu_objective=args.gpu_objective,
+    )
+
+
 def client_names(text: str) -> frozenset[str]:
     """Between commas."""
     return frozenset(filter(None, map(str.strip, text.split(","))))
@@ -93,12 +103,14 @@ def agent_labels(text: str) -> dict[str, str]:
 
 
 def run(settings: Settings) -> None:
-    """Until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
+    """Until SIGTERM, or until a thread fails: without one of them the others would answer from a
+    state that stands still. Raises AccessError, CertificateError, FaultError, ServerError and
+    SettingsError."""
     malloc.one_arena()
     args = scheduler_args(settings.scheduler_args_file)
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
     ended = threading.Event()
-    with ExitStack() as closing:
+    with Faults(ended.set), ExitStack() as closing:
         parts = _Parts(settings, args, access, closing)
         listening = doors(settings, parts.routes)
         with Ending(ended.set), ExitStack() as open_doors:
@@ -136,7 +148,7 @@ class _Parts:
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
         labels = agent_labels(settings.agent_selector)
-        rules = PlaceRules(scoring=args, zones=ZoneStrategy(settings.zone_strategy))
+        rules = place_rules(settings, args)
         cluster = Cluster(rules=rules, agents=bool(labels))
         recent = Recent()
         self._attendance = Attendance(
@@ -152,8 +164,8 @@ class _Parts:
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
-        self._expiry = Expiry(cluster, binding)
         groups = Groups(cluster, seconds=settings.group_seconds)
+        self._expiry = Expiry(cluster, groups, binding)
         binder = Binder(cluster, groups, Bindings(binding), recent)
         deciding = Deciding(
             cluster,
@@ -167,7 +179,12 @@ class _Parts:
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
-                self._duty.reason() is None, len(cluster.nodes()), binder.lost_races
+                self._duty.reason() is None,
+                len(cluster.nodes()),
+                binder.lost_races,
+                self._attendance.waiting,
+                self._attendance.retried,
+                self._attendance.evicted,
             )
         )
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)

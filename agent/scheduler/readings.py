@@ -15,7 +15,8 @@ import msgspec
 
 from agent.allocate.place.holding import Holding, holding_of
 from agent.allocate.zoned.pod import ZonedPod, zoned_pod
-from agent.model import apipods, deviceobject, node_annotations, nodetopology
+from agent.model import apipods, checkpoints, deviceobject, node_annotations, nodetopology
+from agent.model.annotations import AnnotationError
 from agent.model.apipods import ApiPod, PodObject
 from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
@@ -55,7 +56,8 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     `labels`, `started_at` in nanoseconds since 1970, `leaving` (somebody has asked for its end) and
     `fixed` (the API server can't end it: a static pod's mirror). For who counts what NUMA nodes
     have left: `zoned`, whatever its containers are called, and `begun` (its node says that it runs,
-    so that a fingerprint of the node's pods has it). `group`: the one that it is a member of.
+    so that a fingerprint of the node's pods has it); `ended`: the title of a pod that has ended for
+    good and is still there, as one has it too. `group`: the one that it is a member of.
     """
 
     uid: str
@@ -69,6 +71,12 @@ class PodReading(msgspec.Struct, frozen=True, gc=False):
     zoned: ZonedPod | None = None
     begun: bool = False
     group: Group | None = None
+    ended: str = ""
+
+    @property
+    def title(self) -> str:
+        """Of one that is on a node."""
+        return self.holding.title if self.holding is not None else self.ended
 
 
 class NodeReading(msgspec.Struct, frozen=True):
@@ -97,12 +105,18 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
         ready = None
         if agents.include(pod.namespace, pod.labels):
             ready = pod.phase is apipods.Phase.RUNNING and not pod.deleted and _ready(text)
-        if not pod.node or pod.terminal:
-            return PodReading(pod.uid, intern(pod.node), None, ready)
+        if not pod.node:
+            return PodReading(pod.uid, "", None, ready)
+        if pod.terminal:
+            zoned, ended = _zoned_of(pod), pod.title
+            return PodReading(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
+        holding = holding_of(pod)
+        for fault in holding.faults:
+            log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
         return PodReading(
             pod.uid,
             intern(pod.node),
-            _compact(holding_of(pod)),
+            _compact(holding),
             ready,
             _labels.of(words(pod.labels)),
             pod.started_at,
@@ -153,6 +167,11 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
         read = deviceobject.read(decoded(text, deviceobject.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
+    try:
+        checkpoints.decode(read.annotations)
+    except AnnotationError as error:
+        # Nobody knows which devices are held then.
+        return _unreadable(ObjectError(deviceobject.KIND, read.name, str(error)))
     found = tuple(
         msgspec.structs.replace(each, resources=_resources.of(each.resources))
         for each in read.devices

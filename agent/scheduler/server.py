@@ -26,6 +26,7 @@ from cheroot.workers.threadpool import ThreadPool
 from agent.model.settings import host_port
 from agent.scheduler import routes, streams
 from agent.scheduler.certificates import CertificateFiles
+from agent.scheduler.errors import StartError
 from agent.scheduler.routes import BadRequestError, Reply, Request, Route
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 _NEXT_REQUEST_MS: Final = 200
 
 
-class ServerError(RuntimeError):
+class ServerError(StartError):
     """The address can't be listened on."""
 
 

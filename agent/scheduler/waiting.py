@@ -19,14 +19,17 @@ AT_ONCE: Final = 128
 REST_SECONDS: Final = 4.0
 """Between two tries of one pod; kube-scheduler may have reasons of its own against a node."""
 
+MOST_NAMES: Final = 100_000
 STALE_SECONDS: Final = 900.0
 """After its last refusal nobody asks for a pod any more."""
 
 
 class Waiter(msgspec.Struct, frozen=True, eq=False):
     """A pod that found no node. `since`: when it was refused first, `refused_at`: when last, by a
-    clock that never goes back; `candidates`: the nodes that only our rule stood against, where an
-    eviction may help, and `wish` what it asks of them; None where no eviction of ours shall."""
+    clock that never goes back; `offered`: the nodes that kube-scheduler had nothing against, as
+    bits (see `Waiting`), None where nobody knows; `candidates`: those of them where an eviction
+    may help, or some of these, and `wish` what it asks of them, None where no eviction of ours
+    shall. `nominated`: where a scheduler has room made for it, "" for nowhere."""
 
     uid: str
     namespace: str
@@ -35,8 +38,10 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     since: float
     refused_at: float
     priority: int = 0
+    offered: int | None = None
     candidates: tuple[str, ...] = ()
     wish: Wish | None = None
+    nominated: str = ""
 
     @property
     def title(self) -> str:
@@ -70,19 +75,25 @@ class Waiting:
         self._tried_at: dict[str, float] = {}
         self._serial: int | None = None  # None: every node is to be looked at
         self._again: set[str] = set()
+        self._numbers: dict[str, int] = {}
+        self._kept: dict[str, set[str]] = {}
 
-    def refused(self, waiter: Waiter) -> None:
-        """It found no node, for the first time or again."""
+    def refused(self, waiter: Waiter, offered: Iterable[str] | None = None) -> None:
+        """It found none of these nodes, for the first time or again."""
         with self._lock:
+            if offered is not None:
+                waiter = msgspec.structs.replace(waiter, offered=self._bits(offered))
             before = self._waiters.get(waiter.uid)
             if before is not None:
                 waiter = msgspec.structs.replace(waiter, since=before.since)
             self._waiters[waiter.uid] = waiter
+            self._nominated(before.nominated if before is not None else "", waiter)
 
     def adopt(self, waiter: Waiter) -> None:
         """It waits since before we were asked."""
         with self._lock:
-            self._waiters.setdefault(waiter.uid, waiter)
+            if self._waiters.setdefault(waiter.uid, waiter) is waiter:
+                self._nominated("", waiter)
 
     def clear(self) -> None:
         """Nobody is known to wait, and nothing of what nodes said before."""
@@ -90,6 +101,7 @@ class Waiting:
             self._waiters.clear()
             self._hopes.clear()
             self._tried_at.clear()
+            self._kept.clear()
             self._serial = None
 
     def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
@@ -98,10 +110,32 @@ class Waiting:
             if change.kind is ChangeKind.DELETED or change.value.node:
                 self.settled(change.value.uid)
 
-    def look_again(self, node: str) -> None:
-        """Something else than the cluster's state spoke against that node, and does no more."""
+    def keep(self, uid: str, node: str) -> None:
+        """Room is made there for that pod, until `give_up`, or as long as it waits."""
         with self._lock:
-            self._again.add(node)
+            self._kept.setdefault(node, set()).add(uid)
+
+    def give_up(self, uid: str, node: str) -> None:
+        """Others may have it again."""
+        with self._lock:
+            self._give_up(uid, node)
+
+    def kept_from(self, uid: str, priority: int, now: float) -> frozenset[str]:
+        """Nodes that the pod may not have: room is made there for one that is more important, or
+        as important and waits longer."""
+        if not self._kept:
+            return frozenset()
+        with self._lock:
+            waiter = self._waiters.get(uid)
+            mine = (-priority, now if waiter is None else waiter.since, uid)
+            return frozenset(
+                node
+                for node, uids in self._kept.items()
+                if any(_place(self._waiters[each]) < mine for each in uids & self._waiters.keys())
+            )
+
+    def __len__(self) -> int:
+        return len(self._waiters)
 
     def waits(self, uid: str) -> bool:
         with self._lock:
@@ -110,29 +144,33 @@ class Waiting:
     def settled(self, uid: str) -> None:
         """It was offered a node, or is gone."""
         with self._lock:
-            self._waiters.pop(uid, None)
+            waiter = self._waiters.pop(uid, None)
             self._hopes.pop(uid, None)
             self._tried_at.pop(uid, None)
+            if waiter is not None and self._kept:
+                for node in [node for node, uids in self._kept.items() if uid in uids]:
+                    self._give_up(uid, node)
 
     def waiters(self) -> list[Waiter]:
         """Who waits: the most important first, then who waits longest."""
         with self._lock:
-            return sorted(
-                self._waiters.values(), key=lambda each: (-each.priority, each.since, each.uid)
-            )
+            return sorted(self._waiters.values(), key=_place)
 
     def round(self, answers: Answers, now: float) -> list[Hope]:
         """Whom to try again now, the most important first: a node that changed since the last round
         has room. Those beyond the first few are told in later rounds, if there is room still."""
         waiters = self._current(now)
         changed = self._changed(answers)
-        room: dict[tuple[Hashable, str | None], str | None] = {}
+        told = self._told(changed)
+        room: dict[tuple[Hashable, str | None, int | None], str | None] = {}
         found: list[Hope] = []
         for waiter in waiters:
             before = self._hopes.get(waiter.uid)
-            key = waiter.question.shape, before
+            offered = None if waiter.offered is None else waiter.offered & told
+            key = waiter.question.shape, before, offered
             if key not in room:
-                nodes = changed if before is None else (before, *changed)
+                nodes = [] if before is None else [before]
+                nodes += changed if offered is None else self._named(changed, offered)
                 room[key] = _first(answers, waiter.question, nodes) if nodes else None
             if (node := room[key]) is not None:
                 found.append(Hope(waiter, node))
@@ -152,6 +190,46 @@ class Waiting:
             self._tried_at.update((uid, now) for uid in tried & here)
         return rested
 
+    def _nominated(self, before: str, waiter: Waiter) -> None:
+        if before and before != waiter.nominated:
+            self._give_up(waiter.uid, before)
+        if waiter.nominated:
+            self._kept.setdefault(waiter.nominated, set()).add(waiter.uid)
+
+    def _give_up(self, uid: str, node: str) -> None:
+        """Who was kept from it looks at it again: nothing else tells of the change."""
+        uids = self._kept.get(node)
+        if uids is not None and uid in uids:
+            uids.discard(uid)
+            self._again.add(node)
+            if not uids:
+                del self._kept[node]
+
+    def _told(self, nodes: Iterable[str]) -> int:
+        """Those of them that were ever offered."""
+        with self._lock:
+            found = (self._numbers.get(node) for node in nodes)
+            return _bits([each for each in found if each is not None])
+
+    def _named(self, nodes: Iterable[str], bits: int) -> list[str]:
+        with self._lock:
+            numbers = self._numbers
+            return [node for node in nodes if node in numbers and bits >> numbers[node] & 1]
+
+    def _bits(self, nodes: Iterable[str]) -> int:
+        """A set of nodes, small enough to be kept for every pod that waits."""
+        if len(self._numbers) > MOST_NAMES:
+            self._forget_names()
+        numbers = self._numbers
+        return _bits([numbers.setdefault(node, len(numbers)) for node in nodes])
+
+    def _forget_names(self) -> None:
+        """Of nodes that came and went. Who waits is tried once more than it need be."""
+        self._numbers.clear()
+        self._waiters = {
+            uid: msgspec.structs.replace(each, offered=None) for uid, each in self._waiters.items()
+        }
+
     def _current(self, now: float) -> list[Waiter]:
         """Without those that kube-scheduler has forgotten: it tries a pod every five minutes."""
         waiters = self.waiters()
@@ -169,6 +247,18 @@ class Waiting:
         if names is not None:
             names |= again
         return tuple(sorted(answers.known() if names is None else names))
+
+
+def _place(waiter: Waiter) -> tuple[int, float, str]:
+    """In the order of who waits."""
+    return -waiter.priority, waiter.since, waiter.uid
+
+
+def _bits(places: Sequence[int]) -> int:
+    marks = bytearray(max(places, default=0) // 8 + 1)
+    for place in places:
+        marks[place >> 3] |= 1 << (place & 7)
+    return int.from_bytes(marks, "little")
 
 
 def _first(answers: Answers, question: Question, nodes: Sequence[str]) -> str | None:

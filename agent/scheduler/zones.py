@@ -3,79 +3,61 @@ without the pods that this does not count yet."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
 
 from agent.allocate.node import NodeFacts
-from agent.allocate.place.holding import Holding
 from agent.allocate.place.zones import of_claim
 from agent.allocate.zoned.assumed import Assumed, without
-from agent.allocate.zoned.freshness import Freshness, KnownPod, State, freshness
-from agent.allocate.zoned.node import ZonedNode, zoned_node
-from agent.allocate.zoned.pod import ZonedPod, exclusive
+from agent.allocate.zoned.node import DECLINING, ZonedNode, ZoneFacts, zone_facts
 from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model.nodetopology import NodeTopology
-from agent.model.policies import NumaPolicy, kubelet_numa_policy
+from agent.model.policies import kubelet_numa_policy
+from agent.scheduler.census import Census
 from agent.scheduler.readings import PodReading
-
-_SPEAKING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
-
-
-class Zones(msgspec.Struct, frozen=True):
-    """`foreign`: pods are refused for what is left of them, and they are of other pods than those
-    that are known."""
-
-    node: ZonedNode
-    foreign: bool = False
+from agent.scheduler.sharing import Shared
 
 
 def speaks(topology: NodeTopology, strategy: ZoneStrategy) -> bool:
     """Whether it matters to anybody what the NUMA nodes have left."""
     policy = kubelet_numa_policy(topology.policy)
-    return policy in _SPEAKING or strategy is ZoneStrategy.LEAST_NUMA_NODES
+    return policy in DECLINING or strategy is ZoneStrategy.LEAST_NUMA_NODES
 
 
-def zones(
-    topology: NodeTopology,
-    allocatable: Iterable[str],
-    pods: Sequence[PodReading],
-    cpus: NodeFacts | None = None,
-) -> Zones:
-    """`pods`: those that are bound to the node; `cpus`: which NUMA nodes they are of."""
-    node = zoned_node(topology, allocatable)
-    begun = sorted((each for each in pods if each.begun), key=_began)
-    found = _freshness(topology, begun, node.available)
-    missing = {f"{each.namespace}/{each.name}" for each in found.missing}
+def word(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneFacts:
+    """Nodes of one model share what they have without pods."""
+    found = zone_facts(topology, allocatable)
+    return msgspec.structs.replace(found, empty=_empty.of(found.empty))
+
+
+def left(
+    zones: ZoneFacts, census: Census, pods: Iterable[PodReading], cpus: NodeFacts | None = None
+) -> ZonedNode | None:
+    """Beside all `pods`, those that are bound to the node. Of pods that are gone the word may count
+    some still: nobody gets what was theirs before the next one. None where it counts pods that
+    nobody knows. `cpus`: which NUMA nodes they are of."""
+    counted = census.counted(zones)
+    if counted is None:
+        return None
     taken = [
-        _assumed(each.holding, each.zoned, cpus)
+        assumed
         for each in pods
-        if each.holding is not None
-        and each.zoned is not None
-        and (not each.begun or each.holding.title in missing)
+        if each.uid not in counted and (assumed := _assumed(each, cpus)) is not None
     ]
-    foreign = found.state is State.OTHER and node.policy in _SPEAKING
-    return Zones(without(node, taken), foreign)
+    return without(zones.told, taken) if taken else zones.told
 
 
-def _freshness(
-    topology: NodeTopology, begun: Sequence[PodReading], told: Container[str]
-) -> Freshness:
-    known = []
-    for pod in begun:
-        if pod.holding is not None and pod.zoned is not None:
-            namespace, _, name = pod.holding.title.partition("/")
-            known.append(KnownPod(namespace, name, exclusive(pod.zoned, told)))
-    return freshness(topology, known)
+_empty: Final = Shared[ZonedNode]()
 
 
-def _assumed(holding: Holding, pod: ZonedPod, cpus: NodeFacts | None) -> Assumed:
+def _assumed(pod: PodReading, cpus: NodeFacts | None) -> Assumed | None:
     """What was given of certain NUMA nodes is known; what the kubelet chooses is not."""
+    holding = pod.holding
+    if holding is None:
+        return None
     if holding.claim.cpus or holding.claim.amounts:
-        return of_claim(holding.claim, cpus)
-    return Assumed(anywhere=pod.whole.taken)
-
-
-def _began(pod: PodReading) -> tuple[int, str]:
-    return pod.started_at, pod.holding.title if pod.holding is not None else ""
+        return of_claim(holding.claim, holding.requests, cpus)
+    taken = pod.zoned.whole.taken if pod.zoned is not None else {}
+    return Assumed(anywhere=taken) if taken else None

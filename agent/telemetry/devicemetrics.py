@@ -20,15 +20,21 @@ class DeviceMetrics(Collector):
         self._devices: tuple[Device, ...] = ()
         self._readings: tuple[GpuReading, ...] = ()
         self._users: tuple[GpuUse, ...] = ()
+        self._missing: tuple[str, ...] = ()
+        self._fault = ""
 
     def told(
         self,
         devices: tuple[Device, ...],
         readings: tuple[GpuReading, ...],
         users: tuple[GpuUse, ...],
+        missing: tuple[str, ...] = (),
+        fault: str = "",
     ) -> None:
-        """Takes the place of all that was told before."""
+        """Takes the place of all that was told before. `missing`: PCI addresses of GPUs that their
+        driver does not tell of; `fault`: why nobody can ask it."""
         self._devices, self._readings, self._users = devices, readings, users
+        self._missing, self._fault = missing, fault
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         healthy = GaugeMetricFamily(
@@ -37,10 +43,29 @@ class DeviceMetrics(Collector):
         for device in self._devices:
             labels = [device.type, device.uuid, str(device.minor)]
             healthy.add_metric(labels, int(device.healthy))
-        families = [healthy]
+        families = [healthy, *self._lacking()]
         if any(each.type == DeviceType.GPU for each in self._devices):
             families += [*self._cards(), *self._used()]
         return families
+
+    def _lacking(self) -> Iterable[GaugeMetricFamily]:
+        if self._missing:
+            missing = GaugeMetricFamily(
+                "topolet_gpu_missing",
+                "1 for each GPU that PCI has and the driver never told of.",
+                labels=["bus"],
+            )
+            for bus in self._missing:
+                missing.add_metric([bus], 1)
+            yield missing
+        if self._fault:
+            fault = GaugeMetricFamily(
+                "topolet_gpu_driver_fault",
+                "1 while nobody can ask the GPUs' driver, by the reason.",
+                labels=["reason"],
+            )
+            fault.add_metric([self._fault], 1)
+            yield fault
 
     def _cards(self) -> Iterable[GaugeMetricFamily]:
         total = GaugeMetricFamily(

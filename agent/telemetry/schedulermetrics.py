@@ -23,11 +23,16 @@ _SECONDS: Final = (
 
 
 class SchedulerFacts(msgspec.Struct, frozen=True):
-    """Read when somebody asks. `lost_races`: binds whose node was taken since the filter."""
+    """Read when somebody asks. `lost_races`: binds whose node was taken since the filter;
+    `waiting`: pods that found no node; `retried`, `evicted`: how often one was tried again as a
+    node had room, or ended to make some."""
 
     deciding: bool
     nodes: int
     lost_races: int
+    waiting: int = 0
+    retried: int = 0
+    evicted: int = 0
 
 
 class SchedulerMetrics:
@@ -86,5 +91,20 @@ class _Read(Collector):
                 "topolet_scheduler_lost_races",
                 "Binds whose node was taken by others since it was offered.",
                 facts.lost_races,
+            ),
+            GaugeMetricFamily(
+                "topolet_scheduler_waiting_pods",
+                "Pods that found no node when they were asked about last.",
+                facts.waiting,
+            ),
+            CounterMetricFamily(
+                "topolet_scheduler_retries",
+                "Pods that were tried again as a node had room for them.",
+                facts.retried,
+            ),
+            CounterMetricFamily(
+                "topolet_scheduler_evictions",
+                "Pods that were evicted to make room where only our rule blocked.",
+                facts.evicted,
             ),
         ]

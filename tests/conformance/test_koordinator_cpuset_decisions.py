@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import gzip
-from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.conformance.koordinator_cpuset_decisions import DIFFERENCES, judge
 from agent.conformance.verdict import Verdict
-from tests.conftest import SHARED
-
-VECTORS = SHARED / "vectors" / "koordinator-cpuset-decisions.jsonl.gz"
+from tests.conformance.vectors import outcomes
 
 POOLS: dict[str, Any] = {
     "op": "pools",
@@ -295,14 +290,7 @@ def test_another_decision_is_not_known() -> None:
         judge({"op": "other", "expect": {}})
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_koordinators_answers() -> None:
-    outcomes: Counter[str | None] = Counter()
-    with gzip.open(VECTORS) as lines:
-        for line in lines:
-            case = msgspec.json.decode(line)
-            verdict = judge(case)
-            assert verdict.agrees or verdict.declared, (case, verdict.ours)
-            outcomes[verdict.declared] += 1
-    unlisted = sum(outcomes[each.name] for each in DIFFERENCES if not each.listed)
-    assert 0 < unlisted <= 0.02 * outcomes.total()
+    counted = outcomes("koordinator-cpuset-decisions", judge)
+    unlisted = sum(counted[each.name] for each in DIFFERENCES if not each.listed)
+    assert 0 < unlisted <= 0.02 * counted.total()

@@ -1,16 +1,11 @@
 from __future__ import annotations
 
-import gzip
-from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.conformance.koordinator_device_allocate import DIFFERENCES, judge
-from tests.conftest import SHARED
-
-VECTORS = SHARED / "vectors" / "koordinator-device-allocate.jsonl.gz"
+from tests.conformance.vectors import outcomes
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -224,16 +219,9 @@ def test_functions_in_the_order_of_texts() -> None:
     assert judge(case({RDMA: "1"}, [one], None, "", ours, pod={"hint": hint})).agrees
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_koordinators_answers() -> None:
-    outcomes: Counter[str | None] = Counter()
-    with gzip.open(VECTORS) as lines:
-        for line in lines:
-            asked = msgspec.json.decode(line)
-            verdict = judge(asked)
-            assert verdict.agrees or verdict.declared, (asked, verdict.ours)
-            outcomes[verdict.declared] += 1
+    counted = outcomes("koordinator-device-allocate", judge)
     listed = {each.name for each in DIFFERENCES if each.listed}
-    assert outcomes.keys() <= {None, *listed}
-    chosen_otherwise = outcomes.total() - outcomes[None] - outcomes["score-of-what-is-held"]
-    assert 0 < chosen_otherwise < 0.06 * outcomes.total()
+    assert counted.keys() <= {None, *listed}
+    chosen_otherwise = counted.total() - counted[None] - counted["score-of-what-is-held"]
+    assert 0 < chosen_otherwise < 0.06 * counted.total()

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import gzip
-from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.conformance.devices import CORE_OF_SEVERAL, HEALTHY_ALONE, UNEVEN_SHARES
 from agent.conformance.koordinator_device_requests import DIFFERENCES, judge
-from tests.conftest import SHARED
-
-VECTORS = SHARED / "vectors" / "koordinator-device-requests.jsonl.gz"
+from tests.conformance.vectors import outcomes
 
 CORE = "koordinator.sh/gpu-core"
 RATIO = "koordinator.sh/gpu-memory-ratio"
@@ -92,14 +87,7 @@ def test_declared() -> None:
     assert (well.agrees, well.declared) == (False, None)
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_koordinators_answers() -> None:
-    outcomes: Counter[str | None] = Counter()
-    with gzip.open(VECTORS) as lines:
-        for line in lines:
-            asked = msgspec.json.decode(line)
-            verdict = judge(asked)
-            assert verdict.agrees or verdict.declared, (asked, verdict.ours)
-            outcomes[verdict.declared] += 1
-    assert outcomes.keys() == {None, *(each.name for each in DIFFERENCES)}
-    assert outcomes[None] > 0.95 * outcomes.total()
+    counted = outcomes("koordinator-device-requests", judge)
+    assert counted.keys() == {None, *(each.name for each in DIFFERENCES)}
+    assert counted[None] > 0.95 * counted.total()

@@ -1,15 +1,11 @@
 from __future__ import annotations
 
-import gzip
-import json
 from typing import Any
 
 import pytest
 
 from agent.conformance.koordinator_merge_hints import judge
-from tests.conftest import SHARED
-
-VECTORS = SHARED / "vectors" / "koordinator-merge-hints.jsonl.gz"
+from tests.conformance.vectors import vectors
 
 CASE: dict[str, Any] = {
     "policy": "Restricted",
@@ -62,10 +58,8 @@ def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
         judge(CASE | broken)
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_no_vector_disagrees() -> None:
-    with gzip.open(VECTORS, "rt") as lines:
-        cases = [json.loads(line) for line in lines]
+    cases = list(vectors("koordinator-merge-hints"))
     assert len(cases) == 3963
     assert [case for case in cases if not judge(case).agrees] == []
 

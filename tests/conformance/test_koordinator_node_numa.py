@@ -3,17 +3,12 @@ Scores are LeastAllocated over CPU and memory, worked out by hand."""
 
 from __future__ import annotations
 
-import gzip
-from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.conformance.koordinator_node_numa import DIFFERENCES, judge
-from tests.conftest import SHARED
-
-VECTORS = SHARED / "vectors" / "koordinator-node-numa.jsonl.gz"
+from tests.conformance.vectors import outcomes
 
 Json = dict[str, Any]
 POLICY = "node.koordinator.sh/numa-topology-policy"
@@ -283,16 +278,9 @@ def test_an_answer_that_the_rule_does_not_give_is_not_declared(asked: Json, name
         assert verdict.declared != name
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_koordinators_answers() -> None:
-    outcomes: Counter[str | None] = Counter()
-    with gzip.open(VECTORS) as lines:
-        for line in lines:
-            asked = msgspec.json.decode(line)
-            verdict = judge(asked)
-            assert verdict.agrees or verdict.declared, (asked, verdict.ours)
-            outcomes[verdict.declared] += 1
+    counted = outcomes("koordinator-node-numa", judge)
     listed = {each.name for each in DIFFERENCES if each.listed}
-    unlisted = sum(count for name, count in outcomes.items() if name and name not in listed)
-    assert unlisted <= 0.02 * outcomes.total()
-    assert outcomes[None] > 0.8 * outcomes.total()
+    unlisted = sum(count for name, count in counted.items() if name and name not in listed)
+    assert unlisted <= 0.02 * counted.total()
+    assert counted[None] > 0.8 * counted.total()

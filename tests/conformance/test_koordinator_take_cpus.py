@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import gzip
-from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from agent.conformance.koordinator_take_cpus import MORE_THAN_ASKED, judge
 from agent.conformance.verdict import Verdict
-from tests.conftest import SHARED
-
-VECTORS = SHARED / "vectors" / "koordinator-take-cpus.jsonl.gz"
+from tests.conformance.vectors import outcomes
 
 CASE = {
     "shape": [1, 1, 4, 2],
@@ -72,17 +67,10 @@ def test_a_case_that_lacks_a_key(key: str) -> None:
         judge({name: value for name, value in CASE.items() if name != key})
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_koordinators_answers() -> None:
-    outcomes: Counter[str | None] = Counter()
-    with gzip.open(VECTORS) as lines:
-        for line in lines:
-            case = msgspec.json.decode(line)
-            verdict = judge(case)
-            assert verdict.agrees or verdict.declared, (case, verdict.ours)
-            outcomes[verdict.declared] += 1
-    declared = outcomes[MORE_THAN_ASKED.name]
-    assert 0 < declared <= 0.02 * outcomes.total()
+    counted = outcomes("koordinator-take-cpus", judge)
+    declared = counted[MORE_THAN_ASKED.name]
+    assert 0 < declared <= 0.02 * counted.total()
 
 
 def test_a_cpu_that_is_held_beyond_counting_is_just_taken() -> None:

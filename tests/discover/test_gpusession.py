@@ -256,6 +256,9 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
         ({"alive": 18}, "DriverMismatch"),
         ({"alive": 9}, "DriverNotLoaded"),
         ({"alive": 1}, "SessionLost"),
+        ({"return.nvmlDeviceGetCount_v2": 999}, "NoAnswer"),
+        ({"return.nvmlDeviceGetCount_v2": 15}, "GpuLost"),
+        ({"return.nvmlSystemGetDriverVersion": 999}, "NoAnswer"),
     ],
 )
 def test_without_a_driver_to_talk_to_the_session_is_over(

@@ -158,6 +158,21 @@ def test_a_child_that_was_killed_is_started_again(watch: Callable[..., Watch]) -
     here.until(good)
 
 
+def test_a_child_that_ends_again_and_again_before_it_answers_is_the_drivers_fault(
+    watch: Callable[..., Watch],
+) -> None:
+    machine = gpumachines.mixed()
+    here = watch(machine)
+    health = looked(GpuHealth(), here.until(good), 0, GpuActions({}))
+    # The fake aborts its process where it finds nothing to answer from.
+    here.driver.facts.unlink()
+    sight = here.until(fault("NoAnswer"))
+    assert sight.message == "the process that asks NVML ends again and again"
+    assert [card.healthy for card in looked(health, sight, 1, GpuActions({})).cards] == [False] * 2
+    here.driver.tell(machine)
+    here.until(good)
+
+
 def test_it_lets_the_driver_go_and_takes_it_up_again(watch: Callable[..., Watch]) -> None:
     machine = gpumachines.mixed()
     here = watch(machine, ASKED)

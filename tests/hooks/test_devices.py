@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.hooks import decided, devices, gpus
@@ -66,11 +66,23 @@ def node_of(path: str, permissions: str = "rw") -> CarriedNode:
             id="qualified, another kind stays",
         ),
         pytest.param(
+            Carried(("GPU-x,nvidia.com/gpu=0,1",)),
+            [B],
+            env("nvidia.com/gpu=1"),
+            id="qualified and not, none of them stays",
+        ),
+        pytest.param(
             Carried(("GPU-x",)), [MIG], env("MIG-c"), id="an instance is less than a card"
         ),
         pytest.param(Carried(("MIG-x",)), [MIG], env("MIG-c"), id="instance for instance"),
         pytest.param(Carried(("GPU-x",)), [], env("void"), id="asked for nothing"),
         pytest.param(Carried(), [], env("void"), id="asked for nothing, its image may say all"),
+        pytest.param(
+            Carried(("nvidia.com/gpu=0,other.example/x=y",)),
+            [],
+            env("other.example/x=y"),
+            id="asked for nothing, by a qualified name",
+        ),
         pytest.param(Carried(("none",)), [], UNCHANGED, id="libraries alone stay"),
         pytest.param(Carried(("MIG-x",)), [], env("void"), id="no instance either"),
     ],
@@ -203,6 +215,7 @@ def test_where_nothing_names_a_gpu_a_cdi_kind_may_be_used() -> None:
         environment=((ENV, "void"),), cdi_devices=("nvidia.com/gpu=GPU-a",)
     )
     assert gpus.rewritten(Carried(), [], "nvidia.com/gpu") == env("void")
+    assert gpus.rewritten(Carried(("GPU-x",)), [A], "nvidia.com/gpu") == env("GPU-a")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +304,7 @@ def after(carried: Carried, changed: Changes) -> Carried:
     )
 
 
+@settings(max_examples=500)
 @given(requests_, st.lists(st.sampled_from([A, B, MIG]), unique=True))
 def test_no_carrier_names_another_gpu_and_a_second_time_changes_nothing(
     carried: Carried, chosen: list[VisibleGpu]

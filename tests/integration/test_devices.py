@@ -347,6 +347,29 @@ def test_who_asked_for_nothing_sees_nothing(door: DeviceTest) -> None:
     assert set(door.run(spec, by_variable(ONE), "asks").allowed) == {241}
 
 
+PRIVILEGED_SANDBOX = b"\x30\x01"
+"""Field 6 of the sandbox's security context."""
+
+
+def test_a_privileged_container_starts_beside_other_pods_cards(door: DeviceTest) -> None:
+    """Its nodes are all of the host's, and it asked for none: kube-proxy, a network's agent."""
+    door.pod("owner", {"gpu": [entry(242)]})
+    spec = door.pod("proxy", None)
+    config = spec.config()
+    config.linux.security_context.MergeFromString(PRIVILEGED_SANDBOX)
+    sandbox = door.cri.call(
+        "RunPodSandbox", pb.RunPodSandboxRequest(config=config), pb.RunPodSandboxResponse
+    ).pod_sandbox_id
+    request = create_request(spec, sandbox)
+    request.sandbox_config.CopyFrom(config)
+    request.config.linux.security_context.privileged = True
+    container = create_container(door.cri, request)
+    start_container(door.cri, container)
+    process = pathlib.Path(f"/proc/{door.node.direct.container_placement(container).pid}")
+    eventually("its program runs", lambda: b"sleep" in process.joinpath("cmdline").read_bytes())
+    assert (process / "root/dev/nvidia242").exists()
+
+
 @pytest.fixture
 def specification(containerd2: Containerd) -> None:
     """As NVIDIA's tools write it: every card by its UUID, and `void` for the older way."""

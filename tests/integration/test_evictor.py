@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
+import msgspec
 import pytest
 
 from agent.allocate.place.wish import wish_of
@@ -62,7 +63,7 @@ class World:
         pod = from_object(body)
         wish = wish_of(pod)
         self.waiter = Waiter(
-            pod.uid, name, "high", OfPod(self.cluster, wish), 0, self.now, 10, (name,), wish
+            pod.uid, name, "high", OfPod(self.cluster, wish), 0, self.now, 10, None, (name,), wish
         )
         self.waiting.refused(self.waiter)
         self.now += 1.0
@@ -108,16 +109,16 @@ def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
     world.evictor.round()
     (plan,) = world.evictor.plans
     assert world.ending() == {each.name for each in plan.victims}
-    assert len(plan.victims) == 1
+    assert len(plan.victims) == world.evictor.evicted == 1
     world.now += 10 * REST_SECONDS
     world.evictor.round()
     assert world.evictor.plans == (plan,)
     assert len(world.ending()) == 1
-    assert world.evictor.kept_from("another", 10) == {world.name}
-    assert world.evictor.kept_from("another", 11) == set()
-    assert world.evictor.kept_from(world.waiter.uid, 10) == set()
+    assert world.waiting.kept_from("another", 10, world.now) == {world.name}
+    assert world.waiting.kept_from("another", 11, world.now) == set()
+    assert world.waiting.kept_from(world.waiter.uid, 10, world.now) == set()
     world.waiting.settled(world.waiter.uid)
-    assert world.evictor.kept_from("another", 10) == set()
+    assert world.waiting.kept_from("another", 10, world.now) == set()
     world.evictor.round()
     assert world.evictor.plans == ()
 
@@ -165,6 +166,9 @@ def test_budget_that_is_tighter_than_we_know(world: World) -> None:
         lambda world: world.waiting.settled(world.waiter.uid),
         lambda world: world.evictor.rest(world.waiter.uid),
         lambda world: setattr(world, "now", world.now - 0.5),
+        lambda world: world.waiting.refused(
+            msgspec.structs.replace(world.waiter, nominated="another")
+        ),
         lambda world: (
             world.cluster.pods_changed(
                 [told.of_pod(told.pod("a", world.name, phase="Succeeded", namespace=world.name))]
@@ -172,7 +176,14 @@ def test_budget_that_is_tighter_than_we_know(world: World) -> None:
             or world.hear("a", ChangeKind.DELETED)
         ),
     ],
-    ids=["the pod is gone", "it is offered a node", "kube-scheduler does it", "too early", "room"],
+    ids=[
+        "the pod is gone",
+        "it is offered a node",
+        "kube-scheduler does it",
+        "too early",
+        "nominated",
+        "room",
+    ],
 )
 def test_nobody_ends_in_vain(world: World, spoil: Callable[[World], object]) -> None:
     spoil(world)

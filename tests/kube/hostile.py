@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import msgspec
+import pytest
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -255,3 +256,10 @@ def serving(clock: Callable[[], float] = lambda: 0.0) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """For a folder's conftest."""
+    with serving() as it:
+        yield it

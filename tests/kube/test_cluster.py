@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from agent.kube.auth import FileAccess
 from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, ServerError, StoreError
 from agent.kube.transport import Transport
-from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 
 GROUP = "/apis/topology.node.k8s.io"
@@ -56,12 +54,6 @@ class Api:
 
 class Clock:
     now = 0.0
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
 
 
 @pytest.fixture

@@ -26,12 +26,6 @@ LIMITS = Limits(
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def transport(server: Server) -> Iterator[Transport]:
     it = Transport(FileAccess(server.url), limits=LIMITS)
     yield it

@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.model import minors
+from agent.model import interconnect, minors
 from agent.model.devicelist import DeviceList, Found, Published, device_list, published
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
 from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
+from agent.model.gpus import Ancestor, GpuPair
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
 from tests.model.found import by_address, function, gpu_function, nic
 
@@ -39,6 +40,21 @@ def test_numbers_of_gone_devices_that_cannot_be_read_are_told() -> None:
     earlier, (problem,) = published(body)
     assert earlier == Published(devices)
     assert problem.startswith(f"annotation {minors.GONE_MINORS}: ")
+
+
+def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() -> None:
+    devices = (gpu(0), gpu(3))
+    pairs = (GpuPair("GPU-0", "GPU-3", Ancestor.NODE, None, 2, 50_000),)
+    told = interconnect.encode(devices, pairs)
+    assert published(encode("node", devices, annotations=told)) == (
+        Published(devices, pairs=pairs),
+        (),
+    )
+    gone = minors.encode({"rdma": {"0000:1a:00.0": 4}})
+    torn = encode("node", devices, annotations={**gone, interconnect.GPU_LINKS: "["})
+    earlier, (problem,) = published(torn)
+    assert earlier == Published(devices, {"rdma": {"0000:1a:00.0": 4}})
+    assert problem.startswith(f"annotation {interconnect.GPU_LINKS}: ")
 
 
 def test_gpus_stay_as_they_were_made() -> None:

@@ -58,6 +58,16 @@ def test_links_of_a_pair(one: tuple, two: tuple, links: int, speed: int) -> None
     assert (pair.links, pair.mb_per_second) == (links, speed)
 
 
+def test_links_through_switches_are_told_from_straight_ones() -> None:
+    ends = {"straight": (to(1), to(0)), "through": (switch(0),) * 2, "half": (switch(0), to(0))}
+    found = {name: pairs([gpu(0, one), gpu(1, two)], {}) for name, (one, two) in ends.items()}
+    assert {name: pair.switched for name, (pair,) in found.items()} == {
+        "straight": False,
+        "through": True,
+        "half": False,
+    }
+
+
 def test_what_a_pair_shares_is_found_in_either_order() -> None:
     sharing = {frozenset(("GPU-1", "GPU-0")): (Ancestor.SWITCH, True)}
     (pair,) = pairs([gpu(1), gpu(0)], sharing)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agent.model.objects import ObjectError
-from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
 from agent.model.schedulerargs import (
     Measure,
     Rules,
@@ -45,6 +45,14 @@ def test_koordinators_defaults() -> None:
         LEAST,
         frozenset({Measure.RESOURCES}),
     )
+
+
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
+def test_the_objective_for_gpus(kind: dict[str, str]) -> None:
+    assert decode(kind).gpu_objective is GpuObjective.BANDWIDTH
+    assert decode({**kind, "gpuObjective": "besteffort"}).gpu_objective is GpuObjective.BESTEFFORT
+    with pytest.raises(ObjectError, match="gpuObjective: Invalid enum value 'fastest'"):
+        decode({**kind, "gpuObjective": "fastest"})
 
 
 def test_a_whole_file() -> None:

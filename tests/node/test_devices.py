@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
-from agent.model import deviceobject, nodestatus
+from agent.model import deviceobject, interconnect, nodestatus
 from agent.model.apinode import ApiNode
 from agent.model.availability import Reserved
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
@@ -19,8 +20,9 @@ from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.gpuactions import GpuActions
-from agent.model.gpus import pci_address
+from agent.model.gpus import Ancestor, pci_address
 from agent.model.holding import Grant, Source
+from agent.model.interconnect import GPU_LINKS, Interlink
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
 from agent.model.resources import NodeConfiguration
@@ -61,6 +63,7 @@ class Node:
         self.published = Published()
         self.words = ApiNode()
         self.pods: tuple[Pod, ...] = ()
+        self.seen = SeenDevices()
 
     def another(self, *, withhold: bool = False) -> DeviceView:
         """Of an agent that starts anew."""
@@ -79,6 +82,7 @@ class Node:
     def now(self) -> DeviceReport:
         seen = self.view.now(TOPOLOGY, self.published, self.words, self.pods)
         assert seen is not None
+        self.seen = seen
         return seen.report
 
     def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
@@ -126,6 +130,34 @@ def test_cards_are_devices_with_their_places(mixed: Node) -> None:
     assert report.gpus.driver_version == "550.163.01"
 
 
+def test_a_card_that_pci_has_and_the_driver_does_not_is_told(
+    mixed: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed.card("00000000:AF:00.0")
+    mixed.until(lambda it: it.devices)
+    assert mixed.seen.missing == ("0000:af:00.0",)
+    told = "devices: GPU at 0000:af:00.0: PCI has it, its driver has not"
+    assert told in caplog.text
+    cards = gpumachines.mixed().cards
+    third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")
+    mixed.driver.tell(Machine((*cards, third)))
+    mixed.until(lambda it: len(it.devices) == 3)
+    assert mixed.seen.missing == ()
+
+
+def test_a_driver_that_nobody_can_ask_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if why := fakenvml.missing():
+        pytest.skip(why)
+    node = Node(tmp_path, gpumachines.mixed().but(init=18))
+    node.card(gpumachines.mixed().cards[0].bus)
+    node.until(lambda _: node.seen.fault)
+    node.view.close()
+    assert (node.seen.fault, node.seen.report.devices) == ("DriverMismatch", ())
+    assert "devices: GPUs: DriverMismatch: nvmlInit: " in caplog.text
+
+
 def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     mixed.view.close()
@@ -165,6 +197,16 @@ def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
     assert all(health(mixed.now()))
 
 
+def test_a_cordon_of_no_card_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
+    first = mixed.until(lambda it: it.devices)
+    mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
+    mixed.now()
+    for name in ("gpu-typo", "1"):
+        told = f"devices: Node: annotation topolet.io/cordoned-gpus: no GPU {name!r} here"
+        assert told in caplog.text
+    assert health(first) == health(mixed.now())
+
+
 def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
     mixed: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -195,19 +237,44 @@ def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
     assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
 
 
-def test_linked_cards_are_told_as_partitions(tmp_path: Path) -> None:
+@pytest.fixture
+def dgx1(tmp_path: Path) -> Iterator[Node]:
     if why := fakenvml.missing():
         pytest.skip(why)
     driver = gpumachines.dgx1()
     node = Node(tmp_path, driver)
     for card in driver.cards:
         node.card(card.bus)
-    try:
-        report = node.until(lambda it: len(it.devices) == 8)
-        sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
-        assert {size: len(found) for size, found in sets.items()}["8"] == 1
-    finally:
-        node.view.close()
+    yield node
+    node.view.close()
+
+
+def test_linked_cards_are_told_as_partitions(dgx1: Node) -> None:
+    report = dgx1.until(lambda it: len(it.devices) == 8)
+    sets = msgspec.json.decode(report.annotations[GPU_PARTITIONS])
+    assert {size: len(found) for size, found in sets.items()}["8"] == 1
+
+
+def test_links_are_told_as_the_driver_tells_them(dgx1: Node) -> None:
+    report = dgx1.until(lambda it: len(it.devices) == 8)
+    told = interconnect.decode(report.annotations)
+    assert len(told) == 28
+    assert {pair: each.links for pair, each in told.items() if each.links} == gpumachines.DGX1_LINKS
+    assert told[0, 3] == Interlink(Ancestor.SYSTEM, 2, 50_000)
+    assert told[4, 5] == Interlink(Ancestor.SWITCH, 1, 25_000)
+
+
+def test_links_stay_said_until_a_new_agents_driver_has_answered(dgx1: Node) -> None:
+    first = dgx1.until(lambda it: len(it.devices) == 8)
+    dgx1.view.close()
+    dgx1.driver.tell(gpumachines.dgx1().but(init=9))
+    dgx1.view = dgx1.another()
+    body = deviceobject.encode("n", first.devices, {}, first.annotations)
+    dgx1.published, problems = published(body)
+    assert problems == ()
+    again = dgx1.now()
+    for key in (GPU_LINKS, GPU_PARTITIONS):
+        assert again.annotations[key] == first.annotations[key]
 
 
 def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(

@@ -16,8 +16,20 @@ from agent.scheduler.cluster import Cluster
 from agent.scheduler.readings import Agents, PodReading
 from benchmarks import fleet
 from benchmarks.fleet import Kind, Model
+from tests.allocate.devices.links import VOLTA_PAIRS
 
 Object = dict[str, Any]
+
+DGX1 = Model(
+    "dgx1",
+    (2, 1, 20, 2),
+    512 << 30,
+    gpus=8,
+    switch_gpus=2,
+    product="Tesla V100-SXM2-16GB",
+    pairs=tuple(VOLTA_PAIRS),
+)
+"""Two quads of V100 with twice the links in some pairs, two cards behind a switch."""
 
 _read_pod = readings.pods(Agents())
 

@@ -24,12 +24,6 @@ POD = {
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def look_up(server: Server) -> Iterator[LookUp]:
     limits = Limits(connect_seconds=1, read_seconds=0.2, whole_seconds=0.5)
     transport = Transport(FileAccess(server.url), limits=limits)

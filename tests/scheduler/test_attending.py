@@ -27,6 +27,7 @@ from agent.scheduler.wire import (
 from tests.scheduler import objects
 
 NODES = ("a", "b")
+LSR = {"koordinator.sh/qosClass": "LSR"}
 
 
 class Answering:
@@ -91,6 +92,20 @@ def test_pod_that_is_offered_a_node_waits_no_more(
     ask(REFUSED)
     ask(ExtenderFilterResult(names))
     assert waiting.waiters() == []
+
+
+def test_node_that_is_nominated_for_another_is_not_asked_about(waiting: Waiting) -> None:
+    high = objects.pod("high", labels=LSR)
+    high["spec"]["priority"] = 5
+    high["status"]["nominatedNodeName"] = "a"
+    asking(waiting, high)(REFUSED)
+    fits = ExtenderFilterResult(NODES)
+    answer = asking(waiting, objects.pod("p", labels=LSR))(fits)
+    assert answer.failed_and_unresolvable_nodes == {
+        "a": "room is being made here for a more important pod"
+    }
+    assert asking(waiting, objects.pod("plain"))(fits) is fits
+    assert asking(waiting, high)(fits) is fits
 
 
 def test_error_is_no_refusal(waiting: Waiting) -> None:

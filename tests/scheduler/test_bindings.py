@@ -9,18 +9,11 @@ from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.bindings import Bindings, Outcome, PodError, PodName
-from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.podserver import Pods
 
 POD = PodName("default", "p", "u")
 NOTES = {"topolet.test/given": "cpu 1-2"}
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
 
 
 @pytest.fixture

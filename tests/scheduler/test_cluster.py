@@ -84,6 +84,19 @@ def test_a_pod_that_is_gone_holds_nothing(cluster: Cluster) -> None:
     assert not held(cluster)
 
 
+def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: Cluster) -> None:
+    cluster.topologies_changed(
+        [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
+    )
+    told = objects.pod("a", "n1", cpus="0-1", phase="Running")
+    cluster.pods_changed([objects.of_pod(told)])
+    cluster.pods_changed([objects.of_pod(objects.pod("a"), DELETED)])
+    assert held(cluster) == set()
+    state = cluster.node("n1")
+    assert state is not None
+    assert isinstance(state.place.offer(PLAIN), Granted)
+
+
 def test_a_pod_of_the_same_name_is_another(cluster: Cluster) -> None:
     see(cluster, "a", "n1", uid="1")
     drop(cluster, "a", "n1", uid="1")
@@ -275,6 +288,20 @@ def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: Cluster) -
     assert reason is not None
     assert "NodeResourceTopology n1: zones[0].resources['cpu'].capacity" in reason
     assert cluster.eligible("n1", PLAIN) is None
+
+
+def test_what_is_wrong_with_a_nodes_words_is_told_once(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
+    for capacity in ("8", "16"):
+        told = objects.node("n1", labels=label)
+        told["status"]["allocatable"]["memory"] = capacity
+        cluster.nodes_changed([objects.of_node(told)])
+        state = cluster.node("n1")
+        assert state is not None
+        assert state.place.facts.faults
+    assert caplog.text.count("node n1: ") == 1
 
 
 @pytest.mark.parametrize("wish", [LSR, GPU])

@@ -11,6 +11,8 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.expiry import Expiry
+from agent.scheduler.groupname import Group
+from agent.scheduler.groups import Groups
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.scheduler import objects
@@ -18,12 +20,6 @@ from tests.scheduler.test_cluster import Clock, held
 from tests.waiting import eventually
 
 WISH = objects.wish({"cpu": "1"}, name="a")
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
 
 
 @pytest.fixture
@@ -41,9 +37,14 @@ def cluster(clock: Clock) -> Cluster:
 
 
 @pytest.fixture
-def expiry(server: Server, cluster: Cluster) -> Iterator[Expiry]:
+def groups(cluster: Cluster, clock: Clock) -> Groups:
+    return Groups(cluster, seconds=60, clock=clock)
+
+
+@pytest.fixture
+def expiry(server: Server, cluster: Cluster, groups: Groups) -> Iterator[Expiry]:
     transport = Transport(FileAccess(server.url))
-    yield Expiry(cluster, transport, period_seconds=0.01)
+    yield Expiry(cluster, groups, transport, period_seconds=0.01)
     transport.close()
 
 
@@ -108,3 +109,15 @@ def test_a_promise_for_a_time_ends_by_itself(
     eventually("over", lambda: not held(cluster))
     expiry.stop()
     assert not server.requests
+
+
+def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
+    cluster: Cluster, groups: Groups, expiry: Expiry, clock: Clock
+) -> None:
+    """Who was refused for it is tried again only when the node has changed."""
+    assert groups.hold(Group("ns", "g", 2), WISH, "n1") is None
+    held = cluster.changed_since(0).serial
+    clock.now += 61
+    expiry.step()
+    assert cluster.changed_since(held).names == {"n1"}
+    assert cluster.reservation("ns/g/0") is None

@@ -192,17 +192,16 @@ class World:
         name = self.luck.choice(NODES)
         told = self.server.objects["topologies"].get(Key("", name))
         if told is not None:
-            attributes = {each["name"]: each["value"] for each in told["attributes"]}
-            self._node_tells(name, attributes["topologyManagerPolicy"])
+            self._node_tells(name, _policy(told), untold=self.luck.random() < 0.1)
 
-    def _node_tells(self, name: str, policy: str) -> None:
-        """What is left, beside the pods that run there; or nobody knows beside which."""
+    def _node_tells(self, name: str, policy: str, *, untold: bool = False) -> None:
+        """What is left, beside the pods that have begun there; `untold`: it does not say which."""
         pods = [
             (key.namespace, key.name)
             for key, each in self.server.objects["pods"].items()
-            if each["spec"]["nodeName"] == name and each["status"]["phase"] == "Running"
+            if each["spec"]["nodeName"] == name and each["status"]["phase"] != "Pending"
         ]
-        beside = pods if self.luck.random() < 0.9 else None
+        beside = None if untold else pods
         left = self.luck.choice((1000, 2000, 3000, 4000))
         self.server.put("topologies", objects.topology(name, 2, left, policy, beside))
 
@@ -271,6 +270,9 @@ class World:
         """All binds end, the watches tell all, and time passes: what no watch can tell is asked."""
         while self.binding:
             self.bind_ends()
+        # What plain pods find hangs on who came first and who is gone, until a word counts all.
+        for key, told in list(self.server.objects["topologies"].items()):
+            self._node_tells(key.name, _policy(told))
         for kind in KINDS:
             while self.server.queues[kind]:
                 self.scheduler.hear(kind)
@@ -370,6 +372,11 @@ def test_a_node_whose_answer_changed_is_in_the_log(seed: int, steps: int) -> Non
             assert changes.names is not None
             assert {name for name in NODES if now[name] != before[name]} <= changes.names
             before = now
+
+
+def _policy(topology: Object) -> str:
+    attributes = {each["name"]: each["value"] for each in topology["attributes"]}
+    return str(attributes["topologyManagerPolicy"])
 
 
 def _key(told: Object) -> Key:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +12,6 @@ from agent.kube.transport import Transport
 from agent.scheduler import leader
 from agent.scheduler.leader import Clocks, Leader
 from agent.scheduler.lease import Times
-from tests.kube import hostile
 from tests.kube.hostile import Server
 from tests.scheduler.leases import Leases
 
@@ -56,12 +54,6 @@ class Machine:
 
     def _wall(self) -> datetime.datetime:
         return NOON + datetime.timedelta(seconds=self.world + self._wall_offset)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
 
 
 @pytest.fixture

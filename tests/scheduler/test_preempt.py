@@ -11,6 +11,7 @@ from agent.model.apipods import from_object
 from agent.model.selectors import LabelSelector
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budget, Budgets
+from agent.scheduler.groupname import GROUP
 from agent.scheduler.preempt import Preemption
 from agent.scheduler.tenants import Tenants
 from agent.scheduler.wire import ExtenderPreemptionArgs, MetaPod, MetaVictims
@@ -118,6 +119,14 @@ def test_no_candidates(asked: dict[str, Any], named: list[str], node: str) -> No
 def test_pod_that_makes_no_sense_has_no_candidates() -> None:
     asked = asking(4)
     asked["metadata"]["annotations"] = {next(iter(ONE_NODE)): "{"}
+    assert preempted(cluster(*FULL), asked, "p0") is None
+
+
+@pytest.mark.parametrize("group", ["g/2", "no group"])
+def test_nobody_ends_for_a_member_of_a_group(group: str) -> None:
+    """The victims of one member would end, and the group would have no room still."""
+    asked = asking(2)
+    asked["metadata"]["annotations"] = {**ONE_NODE, GROUP: group}
     assert preempted(cluster(*FULL), asked, "p0") is None
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,15 +12,20 @@ from typing import Any
 import msgspec
 import pytest
 
+from agent.allocate.place.facts import PlaceRules
 from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.host.faults import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.model import schedulerargs
+from agent.model.policies import GpuObjective
 from agent.model.schedulerargs import Rules, ScoringType
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, process
 from agent.scheduler.asked import Recent
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
+from agent.scheduler.expiry import Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.readings import AGENT_LABELS
 from agent.scheduler.server import Server
@@ -88,6 +94,17 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
     for text in ("a", "=b"):
         with pytest.raises(SettingsError, match=f"agent-selector: '{text}' is no KEY=VALUE"):
             process.agent_labels(text)
+
+
+def test_every_node_gives_by_what_is_configured() -> None:
+    kind = {"kind": "NodeNUMAResourceArgs", "gpuObjective": "besteffort"}
+    args = schedulerargs.decode(kind)
+    settings = msgspec.structs.replace(Settings(), zone_strategy="MostAllocated")
+    assert process.place_rules(settings, args) == PlaceRules(
+        scoring=args,
+        zones=ZoneStrategy.MOST_ALLOCATED,
+        gpu_objective=GpuObjective.BESTEFFORT,
+    )
 
 
 @pytest.mark.parametrize("strategy", ZoneStrategy)
@@ -172,3 +189,40 @@ def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
         assert [each.result() for each in binds] == [{"Error": ""}] * len(bodies)
         door.close()
         transport.close()
+
+
+def test_when_one_of_its_threads_fails_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger that nobody keeps up would give away what others have."""
+
+    def fails(_: Expiry) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Expiry, "step", fails)
+    config = tmp_path / "kubeconfig"
+    signals = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    rescue = threading.Timer(DEADLINE_SECONDS, signal.raise_signal, (signal.SIGTERM,))
+    rescue.start()
+    with hostile.serving() as api:
+        config.write_text(json.dumps(kubeconfig(api.url)))
+        settings = Settings(
+            kubeconfig=str(config),
+            extender_address="127.0.0.1:0",
+            scheduler_http="",
+            tls_certificate_file="",
+        )
+        with pytest.raises(FaultError, match="thread expiry has failed: ZeroDivisionError"):
+            process.run(settings)
+    rescue.cancel()
+    for number, handler in signals.items():
+        signal.signal(number, handler)
+
+
+def kubeconfig(url: str) -> Any:
+    return {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {}}],
+    }

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from agent.model.annotations import RESOURCE_STATUS
+from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.cpuset import CpuSet
 from agent.model.objects import ObjectError
 from agent.scheduler import readings
@@ -130,3 +131,22 @@ def test_a_device_object_that_makes_no_sense_says_what(caplog: pytest.LogCapture
     assert isinstance(read, Unreadable)
     assert read.text.startswith(text)
     assert text in caplog.text
+
+
+def test_where_nobody_can_read_who_holds_devices_none_are_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = objects.devices("n1")
+    told["metadata"]["annotations"] = {DEVICES_CHECKPOINTS: '[{"deviceIDs": 1}]'}
+    read = objects.of_devices(told).value
+    text = f"Device n1: annotation {DEVICES_CHECKPOINTS}: "
+    assert isinstance(read, Unreadable)
+    assert read.text.startswith(text)
+    assert text in caplog.text
+
+
+def test_annotations_of_a_bound_pod_that_make_no_sense_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    objects.of_pod(objects.pod("p", "n1", cpus="0-"))
+    assert f"pod ns/p on node n1: annotation {RESOURCE_STATUS}: " in caplog.text

@@ -9,6 +9,7 @@ import pytest
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model.apipods import ApiPod
+from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.scheduler import verbs
 from agent.scheduler.asked import Recent
 from agent.scheduler.bind import Binder
@@ -39,6 +40,7 @@ from benchmarks.fleet import (
 )
 from tests.kube import hostile
 from tests.scheduler import clusters
+from tests.scheduler.clusters import DGX1
 from tests.scheduler.podserver import Pods
 
 NODES = ["a", "b", "c"]
@@ -80,6 +82,11 @@ class Scene:
         assert not any(isinstance(each, HostPriority) for each in entries)
         return {each["Host"]: each["Score"] for each in entries}
 
+    def cards(self, name: str) -> list[int]:
+        """What the pod's annotation says that it has."""
+        notes = self.pods.pods["default", name]["metadata"]["annotations"]
+        return [each["minor"] for each in json.loads(notes[DEVICE_ALLOCATED])["gpu"]]
+
     def bind(self, pod: ApiPod, node: str) -> str:
         args = ExtenderBindingArgs(pod.name, pod.namespace, pod.uid, node)
         return self.verbs.bind(args).error
@@ -87,12 +94,6 @@ class Scene:
 
 def _no_preemption(args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
     return ExtenderPreemptionResult(args.victims)
-
-
-@pytest.fixture
-def server() -> Iterator[hostile.Server]:
-    with hostile.serving() as it:
-        yield it
 
 
 @pytest.fixture
@@ -226,6 +227,31 @@ def test_a_group_that_fits_nowhere_says_so(scene: Scene) -> None:
     assert not result.node_names
     (reason,) = dict(result.failed_nodes).values()  # type: ignore[arg-type]
     assert reason.startswith("no room for the whole group: cpu: not enough free CPUs")
+
+
+def test_pods_get_the_cards_with_the_best_links_that_are_left(scene: Scene) -> None:
+    """On DGX-1 the partition table has no sets of three; the first two leave the last pod a pair
+    with two links, which is no set of the table either."""
+    clusters.add(scene.cluster, "dgx1", DGX1)
+    given = []
+    for name, count in (("p", 3), ("q", 3), ("r", 2)):
+        pod = scene.pod(carder(count), name)
+        assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
+        assert scene.bind(pod, "dgx1") == ""
+        given.append(scene.cards(name))
+    assert given == [[0, 2, 3], [4, 6, 7], [1, 5]]
+
+
+def test_a_group_gets_the_best_links_for_all_of_it(scene: Scene) -> None:
+    """Where a card is held, the other quad, and a pair with two links for each member."""
+    clusters.add(scene.cluster, "dgx1", DGX1)
+    assert scene.bind(scene.pod(carder(1), "before"), "dgx1") == ""
+    assert scene.cards("before") == [0]
+    for name in ("p", "q"):
+        pod = scene.pod(carder(2), name, **{GROUP: "g/2"})
+        assert scene.fits(pod, ["dgx1"]) == ["dgx1"]
+        assert scene.bind(pod, "dgx1") == ""
+    assert [scene.cards("p"), scene.cards("q")] == [[4, 7], [5, 6]]
 
 
 def test_a_group_is_looked_for_on_nodes_beyond_those_that_suit_one_best(

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import pytest
 
 from agent.scheduler.changelog import Changes
 from agent.scheduler.shapes import Answer, Fit, Misfit
-from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, STALE_SECONDS, Waiter, Waiting
+from agent.scheduler.waiting import (
+    AT_ONCE,
+    MOST_NAMES,
+    REST_SECONDS,
+    STALE_SECONDS,
+    Waiter,
+    Waiting,
+)
 
 
 class Kind:
@@ -78,6 +86,29 @@ def test_change_without_room_is_none(waiting: Waiting, nodes: Nodes) -> None:
     assert tried(waiting, nodes, 1.0) == []
 
 
+@pytest.mark.parametrize(("offered", "again"), [(["b"], True), (["a"], False), ([], False)])
+def test_node_that_kube_scheduler_did_not_offer_is_no_reason(
+    nodes: Nodes, offered: list[str], again: bool
+) -> None:
+    """It has something against that node itself, and knows when that is over."""
+    waiting = Waiting()
+    waiting.refused(waiter("p"), ["unrelated", *offered])
+    waiting.round(nodes, 0.0)
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == ([("p", "b")] if again else [])
+
+
+def test_names_of_nodes_that_are_gone_are_forgotten(nodes: Nodes) -> None:
+    waiting = Waiting()
+    waiting.refused(waiter("p"), ["b"])
+    waiting.round(nodes, 0.0)
+    waiting.refused(waiter("q"), (f"gone{number}" for number in range(MOST_NAMES + 1)))
+    waiting.refused(waiter("q"), ["anew"])
+    assert [each.offered for each in waiting.waiters()] == [None, 1]
+    nodes.change("b", "small")
+    assert tried(waiting, nodes, 1.0) == [("p", "b")]
+
+
 def test_pod_that_settled_is_left_alone(waiting: Waiting, nodes: Nodes) -> None:
     waiting.settled("p")
     nodes.change("b", "small")
@@ -106,11 +137,45 @@ def test_pod_rests_between_two_tries_and_is_not_forgotten(waiting: Waiting, node
     assert tried(waiting, nodes, 1.0 + REST_SECONDS) == [("p", "b")]
 
 
-def test_node_that_is_to_be_looked_at_again(waiting: Waiting, nodes: Nodes) -> None:
-    nodes.room["b"] = {"small"}
-    assert tried(waiting, nodes, 1.0) == []
-    waiting.look_again("b")
-    assert tried(waiting, nodes, 2.0) == [("p", "b")]
+def nominated(uid: str, node: str, priority: int = 0, at: float = 0.0) -> Waiter:
+    return msgspec.structs.replace(waiter(uid, priority=priority, at=at), nominated=node)
+
+
+def test_node_is_kept_for_whom_it_is_nominated() -> None:
+    waiting = Waiting()
+    waiting.refused(nominated("p", "a", 5, 1.0))
+    assert waiting.kept_from("lesser", 4, 2.0) == {"a"}
+    assert waiting.kept_from("equal", 5, 2.0) == {"a"}
+    assert waiting.kept_from("greater", 6, 2.0) == set()
+    assert waiting.kept_from("p", 5, 2.0) == set()
+    waiting.refused(nominated("p", "", 5))
+    assert waiting.kept_from("lesser", 4, 2.0) == set()
+
+
+def test_of_two_that_are_as_important_one_may_have_the_node() -> None:
+    waiting = Waiting()
+    waiting.refused(nominated("old", "a", at=1.0))
+    waiting.refused(nominated("young", "a", at=2.0))
+    assert waiting.kept_from("old", 0, 3.0) == set()
+    assert waiting.kept_from("young", 0, 3.0) == {"a"}
+
+
+@pytest.mark.parametrize("end", ["settled", "given up"])
+def test_who_was_kept_from_a_node_looks_at_it_again(
+    waiting: Waiting, nodes: Nodes, end: str
+) -> None:
+    """Its room is no news by then."""
+    waiting.refused(waiter("high", shape="large", priority=1))
+    waiting.keep("high", "b")
+    nodes.change("b", "small")
+    tried(waiting, nodes, 1.0)
+    assert tried(waiting, nodes, 1.0 + REST_SECONDS) == []
+    if end == "settled":
+        waiting.settled("high")
+    else:
+        waiting.give_up("high", "b")
+    assert tried(waiting, nodes, 2.0 + REST_SECONDS) == [("p", "b")]
+    assert waiting.kept_from("p", 0, 9.0) == set()
 
 
 def test_hope_ends_with_the_room(waiting: Waiting, nodes: Nodes) -> None:

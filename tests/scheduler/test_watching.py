@@ -69,12 +69,6 @@ class Told:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    with hostile.serving() as it:
-        yield it
-
-
-@pytest.fixture
 def api(server: Server) -> Api:
     return Api(server)
 

@@ -36,6 +36,14 @@ def test_units_and_names() -> None:
     assert healthy == {"gpu": 0, "rdma": 1}
 
 
+def test_cards_without_a_driver_have_series_too() -> None:
+    metrics = AgentMetrics()
+    metrics.devices.told((), (), (), ("0000:07:00.0",), "DriverMismatch")
+    shown = {name: dict(labels) for (name, labels), _ in samples(metrics).items()}
+    assert shown["topolet_gpu_missing"] == {"bus": "0000:07:00.0"}
+    assert shown["topolet_gpu_driver_fault"] == {"reason": "DriverMismatch"}
+
+
 def test_what_is_gone_has_no_series() -> None:
     metrics = AgentMetrics()
     metrics.devices.told((GPU,), (GpuReading("GPU-1", gpu_percent=1),), ())

@@ -30,9 +30,12 @@ def test_facts_are_read_for_every_page() -> None:
     facts = SchedulerFacts(deciding=False, nodes=0, lost_races=0)
     metrics.follow(lambda: facts)
     assert "topolet_scheduler_deciding 0.0" in lines(metrics)
-    facts = SchedulerFacts(deciding=True, nodes=7, lost_races=3)
+    facts = SchedulerFacts(deciding=True, nodes=7, lost_races=3, waiting=2, retried=4, evicted=5)
     assert lines(metrics) >= {
         "topolet_scheduler_deciding 1.0",
         "topolet_scheduler_nodes 7.0",
         "topolet_scheduler_lost_races_total 3.0",
+        "topolet_scheduler_waiting_pods 2.0",
+        "topolet_scheduler_retries_total 4.0",
+        "topolet_scheduler_evictions_total 5.0",
     }

@@ -2,7 +2,9 @@
 
 The objective `bandwidth`, in this order: the slowest pair of the set is as fast as can be (ring
 collectives run at its speed), then the sum over its pairs is greatest, then the sum over the pairs
-of what stays free, then the numbers are lowest (the first differing one decides).
+of what stays free, then the numbers are lowest (the first differing one decides). Sums that are
+equal, as all are where switches link every card to every other, are told apart by how near the
+cards are to each other.
 
 All sets of one size are ordered by the first two once a matrix; a query walks that order to the
 first set that is free, or tries all free sets where these are few. Sets that tie are told apart by
@@ -36,11 +38,12 @@ class BandwidthTable:
     """Of one matrix; share it between the nodes that have the same. Not changed by queries but for
     what it remembers. Raises ValueError for a matrix that is too large, or lopsided."""
 
-    def __init__(self, matrix: Matrix) -> None:
+    def __init__(self, matrix: Matrix, near: Matrix | None = None) -> None:
+        """`near`: how near the cards of each pair are, more is nearer; None: all alike."""
         checked(matrix)
         self._count = len(matrix)
-        self._matrix = matrix
-        self._sums = pair_sums(matrix)
+        self._matrix = matrix if near is None else _refined(matrix, near)
+        self._sums = pair_sums(self._matrix)
         self._slowest = _slowest(matrix)
         self._sized: dict[int, _Sized] = {}
         self._answers: dict[tuple[int, int], int] = {}
@@ -149,6 +152,16 @@ def checked(matrix: Matrix) -> None:
         for j, value in enumerate(row):
             if i != j and not (0 <= value <= FASTEST and value == matrix[j][i]):
                 raise ValueError(f"links of GPUs {i} and {j}: {value} and {matrix[j][i]}")
+
+
+def _refined(matrix: Matrix, near: Matrix) -> Matrix:
+    """Sums of these compare as those of the first and, where they are equal, of the second."""
+    checked(near)
+    step = 1 + sum(map(sum, near))
+    return tuple(
+        tuple(value * step + nearness for value, nearness in zip(*rows, strict=True))
+        for rows in zip(matrix, near, strict=True)
+    )
 
 
 def pair_sums(matrix: Matrix) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Final
 
@@ -17,20 +17,27 @@ from agent.model.device_wishes import PartitionSpec, Scope
 
 
 def choose(
-    inventory: Inventory, seen: View, ask: Ask, scope: Scope, spec: PartitionSpec | None
+    inventory: Inventory,
+    seen: View,
+    ask: Ask,
+    scope: Scope,
+    spec: PartitionSpec | None,
+    together: tuple[int, ...] = (),
 ) -> list[int] | Cause:
-    """Minors, in the order of choice.
+    """Minors, in the order of choice. `together`: groups with enough of all that the pod wants to
+    have close together.
 
     Whole cards: a set of the partition table, where it has one that is free; else the best set by
-    the objective of the node's links; else the lowest minors of the narrowest scope that has
-    enough, of equals the one where most is in use already. Shares: cards as the strategy likes
-    them, several within the narrowest scope if the pod demands one."""
+    the objective of the node's links, within one of the groups if one has enough; else the lowest
+    minors of the narrowest scope that has enough, of equals the one where most is in use already.
+    Shares: cards as the strategy likes them, several within the narrowest scope if the pod demands
+    one."""
     if not ask.shared:
         chosen = _partition(inventory.partitions, seen, ask.count, spec)
         if isinstance(chosen, list) or inventory.partitions.honor or spec is not None:
             return chosen
         if inventory.links is not None:
-            best = _best_linked(inventory.links, seen, ask.count, scope)
+            best = _best_linked(inventory.links, seen, ask.count, scope, together)
             if best is not None:
                 return best
     groups = seen.fleet.groups
@@ -128,13 +135,22 @@ def _partition(
     return list(packed(known.table, sets, ~seen.used, count).minors)
 
 
-def _best_linked(links: Links, seen: View, count: int, scope: Scope) -> list[int] | None:
+def _best_linked(
+    links: Links, seen: View, count: int, scope: Scope, together: tuple[int, ...]
+) -> list[int] | None:
     """None where the links do not tell, or no scope has enough."""
-    groups: Iterable[int] = (seen.fleet.everyone,)
+    groups: Sequence[int] = (seen.fleet.everyone,)
     if LEVELS[scope] > LEVELS[Scope.NODE]:
         if seen.fleet.groups is None:
             return None
         groups = [each.mask for each in seen.fleet.groups if each.level == LEVELS[scope]]
+    close = [group & each for group in groups for each in together]
+    best = _best_within(links, seen, count, close) if close else None
+    return _best_within(links, seen, count, groups) if best is None else best
+
+
+def _best_within(links: Links, seen: View, count: int, groups: Iterable[int]) -> list[int] | None:
+    """The best of the best sets of these groups; None where none has enough."""
     best = None
     worth: tuple[int, ...] = ()
     everywhere = _places(links, seen.fitting)

@@ -30,7 +30,8 @@ def device_hints(
     NUMA nodes (all of the machine's) that an allocation fits on, the smallest of them preferred. A
     Refusal where the devices of all together do not do. `narrowest`: no sets but the preferred."""
     nodes = set(numa_nodes)
-    widest = allocate(node, request, numa=of_nodes(nodes), strategy=strategy)
+    everywhere = of_nodes(nodes)
+    widest = allocate(node, request, numa=everywhere, strategy=strategy)
     if isinstance(widest, Refusal):
         return widest
     cards = _cards(widest)
@@ -38,7 +39,9 @@ def device_hints(
     for mask in subsets(nodes):
         if narrowest and found and mask.bit_count() > found[0][0].bit_count():
             break
-        allocation = allocate(node, request, numa=mask, strategy=strategy)
+        allocation: Allocation | Refusal = widest
+        if mask != everywhere:
+            allocation = allocate(node, request, numa=mask, strategy=strategy)
         if isinstance(allocation, Allocation):
             found.append((mask, _cards(allocation) == cards))
     fewest = min(mask.bit_count() for mask, _ in found)

@@ -11,11 +11,12 @@ from typing import Final
 import msgspec
 
 from agent.allocate.devices.bandwidth import MOST, Matrix
-from agent.allocate.devices.objectives import GpuTable, Objective, table
+from agent.allocate.devices.objectives import GpuTable, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.devices.scores import summed
 from agent.model.device_wishes import Scope
 from agent.model.devices import Device, DeviceType
+from agent.model.policies import GpuObjective
 
 LEVELS: Final = {
     Scope.ANYWHERE: 0,
@@ -85,13 +86,17 @@ def inventory(
 
 
 def linked(
-    minors: Iterable[int], matrix: Matrix, objective: Objective = Objective.BANDWIDTH
+    minors: Iterable[int],
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
 ) -> Links | None:
-    """None where there are too many GPUs for a table. Raises ValueError for a lopsided matrix."""
+    """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
+    GPUs for a table. Raises ValueError for a lopsided matrix."""
     places = tuple(minors)
     if len(places) > MOST:
         return None
-    return Links(places, table(matrix, objective), places == tuple(range(len(places))))
+    return Links(places, table(matrix, objective, near), places == tuple(range(len(places))))
 
 
 def _fleet(kind: str, found: dict[int, Device]) -> Fleet:

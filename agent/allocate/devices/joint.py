@@ -33,7 +33,7 @@ def partners(joint: Joint, hints: Mapping[str, Hint], needs: Mapping[str, Need])
 
 def together(needs: Sequence[Need], scope: JointScope) -> Found | Refusal:
     """`needs`: the leading one first."""
-    chosen = needs[0].choose()
+    chosen = needs[0].choose(together=_with_all(needs, scope))
     if isinstance(chosen, Cause):
         return Refusal(needs[0].kind, chosen)
     if scope is JointScope.PREFERRED:
@@ -81,6 +81,18 @@ def _same_places(needs: Sequence[Need], scope: JointScope, chosen: list[Chosen])
             return Refusal(need.kind, Cause.JOINT)
         found[need.kind] = beside
     return found
+
+
+def _with_all(needs: Sequence[Need], scope: JointScope) -> tuple[int, ...]:
+    """The leading devices of each place that has enough of every type; none if none is demanded."""
+    if scope is JointScope.PREFERRED:
+        return ()
+    masks = [(need, _masks(need, scope)) for need in needs]
+    return tuple(
+        mask
+        for place, mask in masks[0][1].items()
+        if all((of.get(place, 0) & it.seen.fitting).bit_count() >= it.ask.count for it, of in masks)
+    )
 
 
 def _common(needs: Sequence[Need], scope: JointScope) -> Iterator[set[Place]]:

@@ -51,14 +51,17 @@ class Need(msgspec.Struct, frozen=True):
         more = Ask(ask.total, count, ask.per)
         return Need(self.node, self.kind, more, self.hint, self.partition, self.seen)
 
-    def choose(self, near: tuple[int, ...] = (), every: bool = False) -> list[Chosen] | Cause:
+    def choose(
+        self, near: tuple[int, ...] = (), every: bool = False, together: tuple[int, ...] = ()
+    ) -> list[Chosen] | Cause:
         """`near`: groups of devices. From each of them one is taken in turn before others are; of
-        GPUs only where `every` group has to give one."""
+        GPUs only where `every` group has to give one. `together`: groups of GPUs; linked ones are
+        taken from one of them if it has enough."""
         if not self.of_gpus:
             return self._instances(near)
         scope = self.hint.scope if self.hint else Scope.ANYWHERE
         wanted = self.node.inventory, self.seen, self.ask, scope, self.partition
-        minors = gpus.choose(*wanted)
+        minors = gpus.choose(*wanted, together)
         if every and not isinstance(minors, Cause) and not gpus.touching(minors, near):
             minors = gpus.choose_from_each(*wanted, near)
         return minors if isinstance(minors, Cause) else [self._chosen(each) for each in minors]

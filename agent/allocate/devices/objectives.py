@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 from functools import lru_cache
 from typing import Final, Protocol
 
 from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
 from agent.allocate.devices.besteffort import BestEffortTable
-
-
-class Objective(enum.StrEnum):
-    BANDWIDTH = "bandwidth"
-    BESTEFFORT = "besteffort"
+from agent.model.policies import GpuObjective
 
 
 class GpuTable(Protocol):
@@ -33,9 +28,14 @@ MODELS: Final = 64
 
 
 @lru_cache(maxsize=MODELS)
-def table(matrix: Matrix, objective: Objective = Objective.BANDWIDTH) -> GpuTable:
-    """The table that all nodes with this matrix share. Raises ValueError for a matrix of too many
-    GPUs, or a lopsided one."""
-    if objective is Objective.BESTEFFORT:
+def table(
+    matrix: Matrix,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    near: Matrix | None = None,
+) -> GpuTable:
+    """The table that all nodes with this matrix share; `near` as of BandwidthTable, none of
+    `besteffort`, whose points tell it. Raises ValueError for a matrix of too many GPUs, or a
+    lopsided one."""
+    if objective is GpuObjective.BESTEFFORT:
         return BestEffortTable(matrix)
-    return BandwidthTable(matrix)
+    return BandwidthTable(matrix, near)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Final
 
+from agent.allocate.devices.bandwidth import MOST, Matrix
 from agent.allocate.devices.inventory import Links, linked
-from agent.allocate.devices.objectives import Objective
-from agent.model.devices import Device, DeviceType
 from agent.model.gpus import Ancestor, GpuPair
+from agent.model.interconnect import Interconnect, Interlink
+from agent.model.policies import GpuObjective
 
 PCIE_MB_PER_SECOND: Final = {
     Ancestor.BOARD: 6_000,
@@ -32,30 +33,32 @@ BESTEFFORT_LINK: Final = 100
 """go-gpuallocator's points of a pair (devices.md §4.1)."""
 
 
-def links_of(
-    devices: Iterable[Device],
-    pairs: Iterable[GpuPair],
-    objective: Objective = Objective.BANDWIDTH,
-) -> Links | None:
-    """Of the GPUs among the devices, for their inventory; None where there are too many for a
-    table. A pair that nobody tells of is worth nothing."""
-    cards = sorted(
-        (each for each in devices if each.type == DeviceType.GPU), key=lambda each: each.minor
+def links_of(told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH) -> Links | None:
+    """For an inventory of these GPUs; None where nobody told of any, and where there are too many
+    for a table. A pair that is not told of is worth nothing."""
+    minors = sorted({minor for pair in told for minor in pair})
+    if not 0 < len(minors) <= MOST:
+        return None
+    worths = {pair: worth(facts, objective) for pair, facts in told.items()}
+    near = {pair: _nearness(facts) for pair, facts in told.items()}
+    return linked(minors, _matrix(minors, worths), objective, _matrix(minors, near))
+
+
+def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
+    """Of pairs with the lower minor first; 0 where there is no value."""
+    return tuple(
+        tuple(values.get((min(one, two), max(one, two)), 0) for two in minors) for one in minors
     )
-    place = {card.uuid: at for at, card in enumerate(cards)}
-    rows = [[0] * len(cards) for _ in cards]
-    for pair in pairs:
-        one, two = place.get(pair.one), place.get(pair.two)
-        if one is not None and two is not None:
-            rows[one][two] = rows[two][one] = worth(pair, objective)
-    return linked([card.minor for card in cards], tuple(map(tuple, rows)), objective)
 
 
-def worth(pair: GpuPair, objective: Objective) -> int:
+def _nearness(facts: GpuPair | Interlink) -> int:
+    return 0 if facts.ancestor is None else BESTEFFORT_POINTS[facts.ancestor]
+
+
+def worth(pair: GpuPair | Interlink, objective: GpuObjective) -> int:
     """MB/s one way for `bandwidth`, points for `besteffort`."""
-    if objective is Objective.BESTEFFORT:
-        shared = 0 if pair.ancestor is None else BESTEFFORT_POINTS[pair.ancestor]
-        return shared + BESTEFFORT_LINK * pair.links
+    if objective is GpuObjective.BESTEFFORT:
+        return _nearness(pair) + BESTEFFORT_LINK * pair.links
     if pair.mb_per_second:
         return pair.mb_per_second
     return 0 if pair.ancestor is None else PCIE_MB_PER_SECOND[pair.ancestor]

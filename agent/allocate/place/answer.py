@@ -15,7 +15,6 @@ from agent.allocate.place.holding import Holding
 from agent.allocate.place.wish import Wish
 from agent.allocate.precedence import Source
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
-from agent.allocate.zoned.filter import Fit
 from agent.allocate.zoned.misfit import Misfit
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
@@ -25,13 +24,11 @@ from agent.model.quantities import cpu
 
 class Granted(msgspec.Struct, frozen=True):
     """`offer` None: nothing of CPUs and NUMA nodes is kept for the pod; `allocation` None: no
-    device; `fit`: where Kubernetes' own rules would put a pod that needs nothing of us. `score`:
-    0-100, more is better; `order`: smaller is better among equal scores."""
+    device. `score`: 0-100, more is better; `order`: smaller is better among equal scores."""
 
     wish: Wish
     offer: Offer | None = None
     allocation: Allocation | None = None
-    fit: Fit | None = None
     score: int = 0
     order: tuple[int, ...] = ()
 
@@ -111,9 +108,7 @@ class Refused(msgspec.Struct, frozen=True):
 
     def words(self) -> str:
         """The same without amounts and NUMA nodes, in which nodes alike may differ."""
-        return "; ".join(
-            _words(each) if isinstance(each, Rejection) else _said(each) for each in self.reasons
-        )
+        return "; ".join(map(_words, self.reasons))
 
 
 def refused(*reasons: Why) -> Refused:
@@ -182,7 +177,11 @@ def _said(why: Why) -> str:
     return f"{words} ({', '.join(more)})" if more else words
 
 
-def _words(why: Rejection) -> str:
+def _words(why: Why) -> str:
+    if isinstance(why, Misfit):
+        return why.words()
+    if not isinstance(why, Rejection):
+        return _said(why)
     return f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
 
 

@@ -8,20 +8,22 @@ from functools import lru_cache
 import msgspec
 
 from agent.allocate.devices import partitions
-from agent.allocate.devices.inventory import Inventory, inventory
+from agent.allocate.devices.inventory import Inventory, Links, inventory
+from agent.allocate.devices.pairs import links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.foreign.existing import existing, functions_taken, taken
 from agent.allocate.foreign.names import keys
 from agent.allocate.node import NodeFacts
-from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.node import ZoneFacts
 from agent.allocate.zoned.strategies import ZoneStrategy
-from agent.model import checkpoints
+from agent.model import checkpoints, interconnect
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.holding import Holding as Held
+from agent.model.interconnect import GPU_LINKS
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
-from agent.model.policies import NumaPolicy, NumaStrategy
+from agent.model.policies import GpuObjective, NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import SchedulerArgs
 
 
@@ -29,13 +31,15 @@ class PlaceRules(msgspec.Struct, frozen=True):
     """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
     GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
     the strategy of the node's facts. `zones` and `zone_weights` (by resource): how nodes are
-    scored for pods that need nothing of us."""
+    scored for pods that need nothing of us. `gpu_objective`: which GPUs of a node suit a pod best,
+    by what links them."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
     scoring: SchedulerArgs | None = None
     zones: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
     zone_weights: dict[str, int] = {}
+    gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
 
 
 class Imported(msgspec.Struct, frozen=True):
@@ -48,8 +52,8 @@ class Imported(msgspec.Struct, frozen=True):
 class PlaceFacts(msgspec.Struct, frozen=True):
     """`cpus` None: no usable NodeResourceTopology; `inventory` None: no Device object. `imported`
     by the uid of a pod; `isolation`: the library that enforces parts of GPUs here, "" for none;
-    `shares_gpus`: parts of GPUs are given. `zoned`: what NUMA nodes have left by the node's own
-    word; None: it is not heard. `faults`: what is wrong with the node's objects. `allocatable`: of
+    `shares_gpus`: parts of GPUs are given. `zones`: the node's own word on its NUMA nodes; None:
+    it is not heard. `faults`: what is wrong with the node's objects. `allocatable`: of
     the whole node, by resource."""
 
     name: str
@@ -59,7 +63,7 @@ class PlaceFacts(msgspec.Struct, frozen=True):
     isolation: str = ""
     shares_gpus: bool = True
     rules: PlaceRules = PlaceRules()
-    zoned: ZonedNode | None = None
+    zones: ZoneFacts | None = None
     faults: tuple[str, ...] = ()
     allocatable: dict[str, int] = {}
 
@@ -86,28 +90,31 @@ def place_facts(
     rules: PlaceRules | None = None,
     faults: tuple[str, ...] = (),
     allocatable: Mapping[str, int] | None = None,
-    zoned: ZonedNode | None = None,
+    zones: ZoneFacts | None = None,
 ) -> PlaceFacts:
     """`labels` and `allocatable`: the Node's; `faults`: those that were found so far. Of a Device
-    object the partition table or the list of imported holdings that can't be read is left out."""
+    object what can't be read of the partition table, the links of GPUs and the imported holdings is
+    left out."""
     rules = rules or PlaceRules()
     found = list(faults)
     shares = labels.get(GPU_MODEL, "") not in rules.unshared.get(labels.get(GPU_VENDOR, ""), ())
     return PlaceFacts(
         name,
         cpus,
-        None if device is None else _inventory(device, labels, found),
+        None if device is None else _inventory(device, labels, rules, found),
         {} if device is None else _imported(device, found),
         labels.get(GPU_ISOLATION_PROVIDER, ""),
         shares,
         rules,
-        zoned,
+        zones,
         tuple(found),
         dict(allocatable or {}),
     )
 
 
-def _inventory(device: DeviceObject, labels: Mapping[str, str], faults: list[str]) -> Inventory:
+def _inventory(
+    device: DeviceObject, labels: Mapping[str, str], rules: PlaceRules, faults: list[str]
+) -> Inventory:
     try:
         table = _partitions(
             device.annotations.get(GPU_PARTITIONS, ""),
@@ -119,7 +126,12 @@ def _inventory(device: DeviceObject, labels: Mapping[str, str], faults: list[str
     except AnnotationError as error:
         faults.append(f"Device {device.name}: {error}")
         table = Partitions()
-    return inventory(device.devices, table)
+    links = None
+    try:
+        links = _links(device.annotations.get(GPU_LINKS, ""), rules.gpu_objective)
+    except AnnotationError as error:
+        faults.append(f"Device {device.name}: {error}")
+    return inventory(device.devices, table, links)
 
 
 @lru_cache(maxsize=256)
@@ -130,6 +142,12 @@ def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str
         {GPU_PARTITIONS: text},
         {PARTITION_POLICY: of_node, GPU_MODEL: model, GPU_VENDOR: vendor},
     )
+
+
+@lru_cache(maxsize=256)
+def _links(text: str, objective: GpuObjective) -> Links | None:
+    """Nodes of one model share them. Raises AnnotationError."""
+    return links_of(interconnect.decode({GPU_LINKS: text}), objective)
 
 
 def _imported(device: DeviceObject, faults: list[str]) -> dict[str, Imported]:

@@ -30,7 +30,7 @@ from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.place.zones import Zones
 from agent.allocate.reasons import Reason
 from agent.allocate.scoring import Scene, Whole
-from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.node import ZonedNode, ZoneFacts
 from agent.model.devices import DeviceType
 
 __all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
@@ -45,7 +45,7 @@ class Place:
         self._requested: Counter[str] = Counter()
         self._ledger = Ledger(facts.cpus) if facts.cpus else None
         self._devices: NodeDevices | None = None
-        self._zones = Zones(facts.zoned)
+        self._zones = Zones(facts.zones)
         self._version = 0
         for holding in holdings:
             self.record(holding)
@@ -73,14 +73,18 @@ class Place:
             other._facts, other._devices = facts, None
         else:
             other = Place(facts, self._holdings.values())
-        other._zones = self._zones.told(facts.zoned, untold)
+        other._zones = self._zones.with_word(facts.zones, untold)
         other._version = self._version + 1
         return other
 
-    def hear(self, zoned: ZonedNode | None, untold: Container[str] | None = None) -> None:
-        """The same, for a node of which nothing changed but its word about its NUMA nodes."""
-        self._facts = msgspec.structs.replace(self._facts, zoned=zoned)
-        self._zones = self._zones.told(zoned, untold)
+    def hear(
+        self, word: ZoneFacts | None, left: ZonedNode | None, untold: Container[str] = ()
+    ) -> None:
+        """Of a node of which nothing else changed: its word about its NUMA nodes, or what is known
+        of the pods that it counts. `left`: what they have beside all pods but those of `untold`;
+        None: nobody knows."""
+        self._facts = msgspec.structs.replace(self._facts, zones=word)
+        self._zones.hear(word, left, untold)
         self._version += 1
 
     def without(self, uids: Collection[str]) -> Place:
@@ -129,6 +133,8 @@ class Place:
     def commit(self, granted: Granted) -> Holding:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
         wish = granted.wish
+        if wish.zoned is not None and isinstance(found := self.offer(wish), Refused):
+            raise StaleOfferError(f"pod {wish.title}: {found.text()}")
         if granted.allocation is not None and wish.devices is not None:
             if self._facts.inventory is None:
                 raise StaleOfferError(f"pod {wish.title}: the node has no Device object any more")
@@ -239,7 +245,7 @@ def _granted(
         return refused(found)
     scores.append(companion.score(found))
     mean = sum(scores) // len(scores)
-    return Granted(wish, offer, found, None, mean, (*order, companion.opened(found)))
+    return Granted(wish, offer, found, mean, (*order, companion.opened(found)))
 
 
 def _declined(declined: Declined, companion: DeviceCompanion | None) -> Refused:

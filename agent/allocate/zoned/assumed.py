@@ -7,9 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.allocate.zoned.filter import Fit, parts_of
 from agent.allocate.zoned.node import ZonedNode
-from agent.allocate.zoned.pod import Kind, ZonedPod
 
 Key = TypeVar("Key", int, str)
 
@@ -20,20 +18,6 @@ class Assumed(msgspec.Struct, frozen=True):
 
     zones: Mapping[int, Mapping[str, int]] = {}
     anywhere: Mapping[str, int] = {}
-
-
-def assumed(node: ZonedNode, pod: ZonedPod, fit: Fit | None = None) -> Assumed:
-    """`fit`: where it was put, None if nobody knows. What plain init containers have they give
-    back."""
-    if fit is None or not fit.zones:
-        return Assumed(anywhere=pod.whole.taken)
-    zones: dict[int, dict[str, int]] = {}
-    for part, zone in zip(parts_of(node, pod), fit.zones, strict=True):
-        if zone is not None and part.kind is not Kind.INIT:
-            there = zones.setdefault(zone, {})
-            for resource, amount in part.taken.items():
-                there[resource] = there.get(resource, 0) + amount
-    return Assumed(zones)
 
 
 def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:

@@ -6,14 +6,12 @@ The agent of a node tells by a fingerprint of which pods its zones are (peers.md
 from __future__ import annotations
 
 import enum
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from agent.allocate.zoned.pod import exclusive, zoned_pod
 from agent.model import fingerprint
-from agent.model.apipods import ApiPod, Phase
 from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology
 
 MOST_MISSING: Final = 16
@@ -32,32 +30,18 @@ class State(enum.StrEnum):
     CURRENT = "current"
     """The zones are of the pods that are known."""
     BEHIND = "behind"
-    """The zones do not know the last of them yet."""
+    """The zones do not know the last of them yet, or still those that are gone."""
     OTHER = "other"
-    """The zones are of other pods: some that are not known, or that are gone."""
+    """The zones are of other pods, some of which are not known."""
     UNTOLD = "untold"
     """The node tells no fingerprint."""
 
 
-class KnownPod(msgspec.Struct, frozen=True):
-    namespace: str
-    name: str
-    exclusive: bool
-
-
 class Freshness(msgspec.Struct, frozen=True):
-    """`missing`: the pods that the zones do not know yet."""
+    """`missing`: how many of the pods that began last the zones do not know yet."""
 
     state: State
-    missing: tuple[KnownPod, ...] = ()
-
-
-def known_pod(pod: ApiPod, told: Container[str]) -> KnownPod | None:
-    """`told`: resources that the zones tell of. None: a pod that has not begun, which no
-    fingerprint counts."""
-    if pod.phase is Phase.PENDING:
-        return None
-    return KnownPod(pod.namespace, pod.name, exclusive(zoned_pod(pod), told))
+    missing: int = 0
 
 
 def method_of(topology: NodeTopology) -> Method:
@@ -66,19 +50,17 @@ def method_of(topology: NodeTopology) -> Method:
     return Method.EXCLUSIVE if told == Method.EXCLUSIVE else Method.ALL
 
 
-def freshness(
-    topology: NodeTopology, known: Sequence[KnownPod], method: Method | None = None
-) -> Freshness:
-    """`known`: the pods on the node in the order in which they began; `method`: instead of the one
-    that the node tells."""
-    if topology.fingerprint is None:
+def freshness(told: str | None, known: Sequence[int], gone: Sequence[int] = ()) -> Freshness:
+    """`told`: the node's fingerprint; `known`: the hashes of the pods on it (those that the
+    fingerprint is of), in the order in which they began; `gone`: of those that were there before,
+    who went last comes last."""
+    if told is None:
         return Freshness(State.UNTOLD)
-    if (method or method_of(topology)) is Method.EXCLUSIVE:
-        known = [pod for pod in known if pod.exclusive]
-    hashes = [fingerprint.pod_hash(pod.namespace, pod.name) for pod in known]
-    for missing in range(min(len(hashes), MOST_MISSING) + 1):
-        there = len(hashes) - missing
-        if fingerprint.together(hashes[:there]) == topology.fingerprint:
-            state = State.BEHIND if missing else State.CURRENT
-            return Freshness(state, tuple(known[there:]))
+    most = min(len(known), MOST_MISSING)
+    for past in range(len(gone) + 1):
+        before = gone[len(gone) - past :]
+        for missing in range(most + 1):
+            there = (*known[: len(known) - missing], *before)
+            if fingerprint.together(there) == told:
+                return Freshness(State.BEHIND if missing or past else State.CURRENT, missing)
     return Freshness(State.OTHER)

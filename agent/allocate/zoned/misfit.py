@@ -45,10 +45,18 @@ class Misfit(msgspec.Struct, frozen=True):
         """Whether it stays so without any other pod."""
         return self.cause in (Cause.NOT_ON_NODE, Cause.NOT_IN_ZONES)
 
+    def words(self) -> str:
+        """For people, without what nodes alike may differ in."""
+        match self.cause:
+            case Cause.NO_ZONE_HOLDS:
+                return f"{self._asked()}no NUMA node has so much left"
+            case Cause.ZONES_TOGETHER:
+                return f"{self._asked()}all NUMA nodes together have not so much left"
+        return self.text()
+
     def text(self) -> str:
         """For people."""
-        who = f"{self.kind} {self.name}".rstrip()
-        asked = f"{who} asks for {_amount(self.resource, self.asked)} {self.resource}: "
+        asked = self._asked()
         match self.cause:
             case Cause.NOT_ON_NODE:
                 return f"{asked}the node has none"
@@ -64,6 +72,10 @@ class Misfit(msgspec.Struct, frozen=True):
             return f"{there} none"
         left = _amount(self.resource, self.available)
         return f"{there} at most {left} left each" if several else f"{there} {left} left"
+
+    def _asked(self) -> str:
+        who = f"{self.kind} {self.name}".rstrip()
+        return f"{who} asks for {_amount(self.resource, self.asked)} {self.resource}: "
 
 
 def _amount(resource: str, amount: int) -> str:

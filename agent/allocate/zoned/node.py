@@ -8,6 +8,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.numa.scope import Scope
+from agent.allocate.zoned.freshness import Method, method_of
 from agent.model.nodetopology import NodeTopology
 from agent.model.policies import NumaPolicy, kubelet_numa_policy
 
@@ -15,6 +16,9 @@ MAX_NUMA_NODES: Final = 8
 """For how many the kubelet's topology manager works where nothing else is told."""
 FAR: Final = 255
 """The distance of NUMA nodes for which none is told."""
+
+DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
+"""The policies that keep any pod away."""
 
 _ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
 
@@ -25,7 +29,6 @@ class ZonedNode(msgspec.Struct, frozen=True):
     units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`:
     those of the whole node, by name."""
 
-    name: str
     policy: NumaPolicy
     scope: Scope
     max_numa_nodes: int
@@ -34,6 +37,33 @@ class ZonedNode(msgspec.Struct, frozen=True):
     together: dict[str, int]
     distances: tuple[tuple[int, ...], ...]
     resources: frozenset[str]
+
+
+class ZoneFacts(msgspec.Struct, frozen=True):
+    """A node's own word on its NUMA nodes. `told`: as it is; `empty`: as if no pod were there;
+    `fingerprint`: of the pods that it counts, None where it does not say, and of which pods that is
+    (`method`)."""
+
+    told: ZonedNode
+    empty: ZonedNode
+    fingerprint: str | None = None
+    method: Method = Method.ALL
+
+    @property
+    def declines(self) -> bool:
+        """Whether any pod is kept away for it."""
+        return self.told.policy in DECLINING
+
+
+def zone_facts(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneFacts:
+    """`allocatable`: the Node's, of which only the names count."""
+    names = tuple(allocatable)
+    return ZoneFacts(
+        zoned_node(topology, names),
+        zoned_node(topology, names, empty=True),
+        topology.fingerprint,
+        method_of(topology),
+    )
 
 
 def zoned_node(
@@ -49,7 +79,6 @@ def zoned_node(
             left = amounts.allocatable if empty else amounts.available
             available.setdefault(resource, {})[zone.node] = left
     return ZonedNode(
-        topology.name,
         kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
         Scope(topology.scope),
         topology.max_numa_nodes or MAX_NUMA_NODES,

@@ -78,7 +78,7 @@ def asked(resources: pb.LinuxResources) -> Asked:
 def carried(container: pb.Container) -> Carried:
     """What a container that is to be made names of devices. What CDI does for its request has been
     done; the image's environment can't be told from the request's, and `all` is taken for the
-    image's."""
+    image's. Runtimes list every node of the host for a privileged one, which asked for none."""
     variables = [each.partition(b"=")[::2] for each in container.env]
     visible, preload = carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
     named = [value.decode(errors="replace") for name, value in variables if name == visible]
@@ -90,6 +90,7 @@ def carried(container: pb.Container) -> Carried:
         if key.startswith(_CDI_OF_RUNTIME)
         for name in carriers.split(value)
     ]
+    privileged = any(map(_allows_all, container.linux.resources.devices))
     return Carried(
         environment=tuple(value for value in named if value != "all"),
         preload=preloaded[-1] if preloaded else "",
@@ -109,9 +110,18 @@ def carried(container: pb.Container) -> Carried:
         nodes=tuple(
             CarriedNode(each.path, each.path, "rwm", each.major, each.minor)
             for each in container.linux.devices
-            if each.type == _CHARACTER
+            if each.type == _CHARACTER and not privileged
         ),
+        privileged=privileged,
     )
+
+
+def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
+    """Absent and -1 are any number, no type is any."""
+    anywhere = all(
+        not rule.HasField(name) or getattr(rule, name).value == -1 for name in ("major", "minor")
+    )
+    return rule.allow and rule.type in ("", "a") and anywhere and "w" in rule.access
 
 
 def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjustment | None:

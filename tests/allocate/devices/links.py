@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 
 from hypothesis import strategies as st
 
+from agent.allocate.bits import members
 from agent.allocate.devices.bandwidth import Matrix
-from agent.allocate.devices.objectives import Objective
 from agent.allocate.devices.pairs import worth
 from agent.model.gpus import Ancestor, GpuPair
+from agent.model.policies import GpuObjective
 
 
 def symmetric(count: int, value: Callable[[int, int], int]) -> Matrix:
@@ -37,7 +39,7 @@ def told(
     ]
 
 
-def matrix(count: int, pairs: list[GpuPair], objective: Objective) -> Matrix:
+def matrix(count: int, pairs: list[GpuPair], objective: GpuObjective) -> Matrix:
     values = {(pair.one, pair.two): worth(pair, objective) for pair in pairs}
     return symmetric(count, lambda i, j: values[f"GPU-{i}", f"GPU-{j}"])
 
@@ -62,7 +64,7 @@ VOLTA_PAIRS = told(
     },
 )  # fmt: skip
 """DGX-1 with V100."""
-VOLTA = matrix(8, VOLTA_PAIRS, Objective.BESTEFFORT)
+VOLTA = matrix(8, VOLTA_PAIRS, GpuObjective.BESTEFFORT)
 
 BRIDGED = matrix(
     4,
@@ -71,7 +73,7 @@ BRIDGED = matrix(
         lambda i, j: Ancestor.NODE if i // 2 == j // 2 else Ancestor.SYSTEM,
         {(0, 3): 2, (1, 2): 2},
     ),
-    Objective.BESTEFFORT,
+    GpuObjective.BESTEFFORT,
 )
 """Four cards in two bridged pairs, not neighbours."""
 
@@ -84,3 +86,22 @@ MATRICES = st.integers(1, 7).flatmap(
     )
 )
 """Few values, so that there are ties."""
+
+
+def by_definition(
+    matrix: Matrix, free: int, count: int, near: Matrix | None = None
+) -> tuple[int, ...]:
+    """The best set by the objective `bandwidth`, of all that there are."""
+    places = tuple(members(free))
+
+    def key(chosen: tuple[int, ...]) -> tuple[object, ...]:
+        pairs = list(combinations(chosen, 2))
+        rest = list(combinations([place for place in places if place not in chosen], 2))
+        return (
+            min((matrix[i][j] for i, j in pairs), default=0),
+            *(sum(of[i][j] for i, j in pairs) for of in (matrix, near) if of),
+            *(sum(of[i][j] for i, j in rest) for of in (matrix, near) if of),
+            [-place for place in chosen],
+        )
+
+    return max(combinations(places, count), key=key)

@@ -1,25 +1,12 @@
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
 from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
-from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, symmetric
-
-
-def by_definition(matrix: Matrix, free: int, count: int) -> tuple[int, ...]:
-    places = tuple(members(free))
-
-    def key(chosen: tuple[int, ...]) -> tuple[int, int, int, list[int]]:
-        inside = [matrix[i][j] for i, j in combinations(chosen, 2)]
-        rest = [matrix[i][j] for i, j in combinations(sorted(set(places) - set(chosen)), 2)]
-        return min(inside, default=0), sum(inside), sum(rest), [-place for place in chosen]
-
-    return max(combinations(places, count), key=key)
+from tests.allocate.devices.links import BRIDGED, CROSSED, MATRICES, VOLTA, by_definition, symmetric
 
 
 def best(matrix: Matrix, free: set[int], count: int) -> tuple[int, ...] | None:
@@ -35,6 +22,19 @@ def test_it_is_the_best_by_the_definition(matrix: Matrix, data: st.DataObject) -
         chosen = table.best(free, count)
         assert chosen is not None
         assert tuple(members(chosen)) == by_definition(matrix, free, count)
+
+
+@given(MATRICES, st.integers(0, 2**60), st.data())
+def test_equal_sums_are_told_apart_by_nearness(
+    matrix: Matrix, seed: int, data: st.DataObject
+) -> None:
+    near = symmetric(len(matrix), lambda i, j: 1 << (seed >> (i + 8 * j) & 3))
+    free = data.draw(st.integers(1, (1 << len(matrix)) - 1))
+    table = BandwidthTable(matrix, near)
+    for count in range(1, free.bit_count() + 1):
+        chosen = table.best(free, count)
+        assert chosen is not None
+        assert tuple(members(chosen)) == by_definition(matrix, free, count, near)
 
 
 @given(st.integers(0, 2**60), st.integers(1, (1 << 11) - 1), st.integers(1, 11))

@@ -5,10 +5,21 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import linked
-from agent.allocate.devices.objectives import Objective
 from agent.allocate.devices.refusal import Cause, Refusal
-from tests.allocate.devices.builders import CARDS, GPU, HINT, asked, gpu, minors, node
-from tests.allocate.devices.links import CROSSED, VOLTA, symmetric
+from agent.model.policies import GpuObjective
+from tests.allocate.devices.builders import (
+    CARDS,
+    GPU,
+    HINT,
+    JOINT,
+    RDMA,
+    asked,
+    gpu,
+    minors,
+    nic,
+    node,
+)
+from tests.allocate.devices.links import CROSSED, VOLTA, VOLTA_PAIRS, matrix, symmetric
 
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 
@@ -36,9 +47,9 @@ def test_by_the_objective_that_is_set() -> None:
     pair = symmetric(3, lambda i, j: 9 if (i, j) == (0, 1) else 1)
     cards = EIGHT[:3]
     assert minors(asked(node(cards, links=linked(range(3), pair)), {CARDS: 1})) == [2]
-    other = linked(range(3), pair, Objective.BESTEFFORT)
+    other = linked(range(3), pair, GpuObjective.BESTEFFORT)
     assert minors(asked(node(cards, links=other), {CARDS: 1})) == [0]
-    volta = linked(range(8), VOLTA, Objective.BESTEFFORT)
+    volta = linked(range(8), VOLTA, GpuObjective.BESTEFFORT)
     used = {1: 1, 3: 1, 6: 1, 7: 1}
     assert minors(asked(node(EIGHT, used, links=volta), {CARDS: 2})) == [4, 5]
 
@@ -50,6 +61,47 @@ def test_within_a_scope_that_is_demanded(scope: str, expected: list[int]) -> Non
     assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == expected
     found = asked(there, {CARDS: 5}, {HINT: hint})
     assert found == Refusal("gpu", Cause.SCOPE)
+
+
+NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("scope", "asks", "used", "expected"),
+    [
+        pytest.param("SamePCIe", {CARDS: 2, RDMA: 100}, {}, [2, 3], id="one switch has all"),
+        pytest.param("SamePCIe", {CARDS: 2, RDMA: 100}, {3: 1}, [6, 7], id="another switch"),
+        pytest.param(
+            "SamePCIe", {CARDS: 2, RDMA: 100}, {3: 1, 7: 1, 4: 1}, [0, 1], id="the last that has"
+        ),
+        pytest.param("SamePCIe", {CARDS: 2, RDMA: 200}, {}, [0, 3], id="a NIC of two switches"),
+        pytest.param("SamePCIe", {CARDS: 3, RDMA: 100}, {}, [0, 2, 3], id="no switch has three"),
+        pytest.param(
+            "SameNUMANode", {CARDS: 2, RDMA: 100}, {1: 1, 3: 1, 6: 1, 7: 1}, [0, 2], id="a node"
+        ),
+        pytest.param("", {CARDS: 2, RDMA: 100}, {1: 1, 3: 1, 6: 1, 7: 1}, [0, 4], id="preferred"),
+    ],
+)
+def test_cards_that_must_be_near_nics_are_the_best_of_one_place_that_has_both(
+    scope: str, asks: dict[str, int], used: dict[int, int], expected: list[int]
+) -> None:
+    """On DGX-1; 0 and 4 have two links across NUMA nodes, 0 and 1 one behind their switch."""
+    links = linked(range(8), matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH))
+    joint = {JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": scope}}
+    found = asked(node([*EIGHT, *NICS], used, links=links), asks, joint)
+    assert minors(found) == expected
+    if scope == "SamePCIe":
+        assert set(minors(found, "rdma")) == {minor // 2 for minor in expected}
+
+
+def test_a_narrower_scope_of_the_cards_themselves_holds_too() -> None:
+    links = linked(range(8), matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH))
+    words = {
+        JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SameNUMANode"},
+        HINT: {"gpu": {"requiredTopologyScope": "PCIe"}},
+    }
+    there = node([*EIGHT, *NICS], {2: 1, 6: 1}, links=links)
+    assert minors(asked(there, {CARDS: 2, RDMA: 100}, words)) in ([0, 1], [4, 5])
 
 
 def test_places_in_the_matrix_need_not_be_minors() -> None:

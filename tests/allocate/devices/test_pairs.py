@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.devices.objectives import Objective, table
+from agent.allocate.devices.objectives import table
 from agent.allocate.devices.pairs import links_of, worth
+from agent.model import interconnect
 from agent.model.gpus import Ancestor, GpuPair
+from agent.model.interconnect import Interconnect, Interlink
+from agent.model.policies import GpuObjective
 from tests.allocate.devices.builders import CARDS, asked, gpu, minors, nic, node
 from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
 
@@ -26,43 +29,51 @@ from tests.allocate.devices.links import VOLTA, VOLTA_PAIRS, matrix, symmetric
     ],
 )
 def test_worth_of_a_pair(pair: GpuPair, bandwidth: int, points: int) -> None:
-    assert worth(pair, Objective.BANDWIDTH) == bandwidth
-    assert worth(pair, Objective.BESTEFFORT) == points
+    assert worth(pair, GpuObjective.BANDWIDTH) == bandwidth
+    assert worth(pair, GpuObjective.BESTEFFORT) == points
 
 
 def test_any_link_is_worth_more_than_none() -> None:
-    nearest = worth(GpuPair("a", "b", Ancestor.BOARD), Objective.BANDWIDTH)
+    nearest = worth(GpuPair("a", "b", Ancestor.BOARD), GpuObjective.BANDWIDTH)
     slowest = GpuPair("a", "b", Ancestor.SYSTEM, links=1, mb_per_second=20_000)
-    assert nearest < worth(slowest, Objective.BANDWIDTH)
+    assert nearest < worth(slowest, GpuObjective.BANDWIDTH)
 
 
 def test_a_node_whose_driver_told_of_its_links() -> None:
     cards = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
+    told = interconnect.decode(interconnect.encode(cards, VOLTA_PAIRS))
     devices = [nic(0), *reversed(cards)]
     used = {1: 1, 3: 1, 6: 1, 7: 1}
-    by_points = links_of(devices, VOLTA_PAIRS, Objective.BESTEFFORT)
+    by_points = links_of(told, GpuObjective.BESTEFFORT)
     assert minors(asked(node(devices, used, links=by_points), {CARDS: 2})) == [4, 5]
-    by_speed = links_of(devices, VOLTA_PAIRS)
+    by_speed = links_of(told)
     assert minors(asked(node(devices, used, links=by_speed), {CARDS: 2})) == [0, 4]
 
 
-def test_pairs_of_cards_that_are_gone_and_cards_without_pairs() -> None:
-    links = links_of([gpu(2), gpu(5)], VOLTA_PAIRS[:1])
+def test_a_pair_that_nobody_tells_of_is_the_worst() -> None:
+    near = Interlink(Ancestor.SWITCH)
+    links = links_of({(2, 5): near, (5, 7): near})
     assert links is not None
-    assert links.minors == (2, 5)
-    assert links.table.best(0b11, 1) == 0b01
+    assert links.minors == (2, 5, 7)
+    assert links.table.worth(0b101, 0b111) == (0, 0, 0)
+    assert links.table.best(0b111, 2) == 0b011
+
+
+@pytest.mark.parametrize("told", [{}, {(0, card): Interlink(links=1) for card in range(1, 17)}])
+def test_without_links_and_with_too_many_cards_there_is_no_table(told: Interconnect) -> None:
+    assert links_of(told) is None
 
 
 def test_nodes_of_one_model_share_a_table() -> None:
-    speeds = matrix(8, VOLTA_PAIRS, Objective.BANDWIDTH)
-    again = matrix(8, VOLTA_PAIRS, Objective.BANDWIDTH)
+    speeds = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
+    again = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
     assert table(speeds) is table(again)
-    assert table(speeds) is not table(speeds, Objective.BESTEFFORT)
+    assert table(speeds) is not table(speeds, GpuObjective.BESTEFFORT)
     assert speeds != VOLTA
 
 
-@pytest.mark.parametrize("objective", Objective)
-def test_worth_tells_the_better_of_two_sets(objective: Objective) -> None:
+@pytest.mark.parametrize("objective", GpuObjective)
+def test_worth_tells_the_better_of_two_sets(objective: GpuObjective) -> None:
     close = symmetric(4, lambda i, j: 9 if (i, j) in ((0, 1), (2, 3)) else 1)
     linked = table(close, objective)
     assert linked.best(0b1111, 2) == 0b0011

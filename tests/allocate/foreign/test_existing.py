@@ -85,6 +85,22 @@ def test_a_container_shows_less_of_a_replica_than_the_kubelet_knows() -> None:
     assert conflicts(found.holdings, {}) == ()
 
 
+def test_one_container_may_hold_several_parts_of_a_device() -> None:
+    """By one source each counts; a lesser one adds none."""
+    shown = Carriers(nodes=("/dev/infiniband/uverbs1", "/dev/nvidia0"))
+    found = look(
+        *grants("a", "main", shown),
+        given_by_kubelet("a", "0000:18:00.1", "0000:18:00.2", resource="intel.com/sriov"),
+        given_by_kubelet("a", "GPU-a1::0", "GPU-a1::1", "GPU-a1::0"),
+    )
+    assert whats(found) == [
+        ("a", "GPU-a1", Form.REPLICA, "0"),
+        ("a", "GPU-a1", Form.REPLICA, "1"),
+        ("a", "0000:18:00.0", Form.FUNCTION, "0000:18:00.1"),
+        ("a", "0000:18:00.0", Form.FUNCTION, "0000:18:00.2"),
+    ]
+
+
 def test_the_device_node_of_an_instance_is_its_cards() -> None:
     shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "MIG-x"),), nodes=("/dev/nvidia2",))
     assert whats(look(*grants("a", "main", shown))) == [("a", "GPU-b2", Form.INSTANCE, "MIG-x")]
@@ -130,10 +146,11 @@ def test_what_an_annotation_gave_in_the_same_terms() -> None:
             ("rdma", 0): {"koordinator.sh/rdma": 1},
             ("gpu", 77): dict(GPU),
         },
-        {("rdma", 0): frozenset({"0000:18:00.2"})},
+        {("rdma", 0): frozenset({"0000:18:00.2"}), ("fpga", 0): frozenset({"0000:3b:00.1"})},
         DEVICES,
     )
     assert [(each.device, each.form, each.part) for each in found] == [
+        ("0000:3b:00.0", Form.FUNCTION, "0000:3b:00.1"),
         ("GPU-a1", Form.WHOLE, ""),
         ("GPU-b1", Form.SHARE, ""),
         ("0000:18:00.0", Form.SHARE, ""),

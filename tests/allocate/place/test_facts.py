@@ -3,19 +3,25 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.allocate.devices.inventory import Links
 from agent.allocate.place.facts import Imported, PlaceFacts, PlaceRules, place_facts
 from agent.allocate.precedence import NodePolicies
-from agent.model import checkpoints
+from agent.model import checkpoints, interconnect
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
+from agent.model.gpus import Ancestor, GpuPair
 from agent.model.holding import Form, Holding
-from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.interconnect import GPU_LINKS
+from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, gpu, nic
 from tests.allocate.nodes import facts as node_facts
 
 CARD = {CORE: 100, RATIO: 100, MEMORY: 1000}
 DEVICES = (gpu(0), gpu(1), nic(0, functions=["0000:40:00.1", "0000:40:00.2"]))
 PAIRS = {GPU_PARTITIONS: '{"2":[{"minors":[0,1]}]}'}
+LINKED = interconnect.encode(
+    DEVICES, [GpuPair(DEVICES[0].uuid, DEVICES[1].uuid, Ancestor.SWITCH, True, 2, 50_000)]
+)
 HONOR = {"node.koordinator.sh/gpu-partition-policy": "Honor"}
 HOPPER = {"node.koordinator.sh/gpu-model": "H100-80GB", "node.koordinator.sh/gpu-vendor": "nvidia"}
 
@@ -59,12 +65,35 @@ def test_nodes_of_one_model_share_their_table() -> None:
     assert one.partitions is two.partitions
 
 
+def linked(name: str, rules: PlaceRules | None = None) -> Links:
+    told = DeviceObject(name, DEVICES, {}, LINKED)
+    found = place_facts(name, {}, device=told, rules=rules).inventory
+    assert found is not None
+    assert found.links is not None
+    return found.links
+
+
+def test_nodes_of_one_model_share_the_table_of_their_links() -> None:
+    assert linked("n") is linked("m")
+    assert linked("n").minors == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "worth"),
+    [(GpuObjective.BANDWIDTH, 50_000), (GpuObjective.BESTEFFORT, 250)],
+)
+def test_links_are_worth_what_the_objective_says(objective: GpuObjective, worth: int) -> None:
+    table = linked("n", PlaceRules(gpu_objective=objective)).table
+    assert table.worth(0b11, 0b11)[0] == worth
+
+
 def test_what_can_not_be_read_is_told_and_the_rest_counts() -> None:
-    notes = {GPU_PARTITIONS: "{", DEVICES_CHECKPOINTS: "3"}
+    notes = {GPU_PARTITIONS: "{", GPU_LINKS: '[{"pairs":[[0,0]]}]', DEVICES_CHECKPOINTS: "3"}
     device = DeviceObject("n", DEVICES, {}, notes)
     found = place_facts("n", {}, device=device, faults=("said before",))
     assert found.inventory is not None
     assert found.inventory.fleets.keys() == {"gpu", "rdma"}
+    assert found.inventory.links is None
     first, *others = found.faults
     assert first == "said before"
     assert [each.split(": ")[:2] for each in others] == [

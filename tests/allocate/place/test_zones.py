@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import PlaceFacts, PlaceRules
-from agent.allocate.place.place import Place
+from agent.allocate.place.place import Place, StaleOfferError
 from agent.allocate.place.wish import wish_of
-from agent.allocate.zoned.node import ZonedNode
+from agent.allocate.zoned.node import ZonedNode, ZoneFacts
 from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model.apipods import ApiPod
 from agent.model.policies import NumaPolicy
@@ -17,10 +18,14 @@ GIB = 1 << 30
 TWO = {0: {"cpu": 8000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
 
 
-def place(zoned: ZonedNode | None = None, rules: PlaceRules | None = None) -> Place:
+def word(told: ZonedNode) -> ZoneFacts:
+    return ZoneFacts(told, node(TWO))
+
+
+def place(told: ZonedNode | None = None, rules: PlaceRules | None = None) -> Place:
     """With a kubelet that aligns containers."""
-    zoned = zoned or node(TWO)
-    return Place(msgspec.structs.replace(facts(), zoned=zoned, rules=rules or PlaceRules()))
+    zones = word(told or node(TWO))
+    return Place(msgspec.structs.replace(facts(), zones=zones, rules=rules or PlaceRules()))
 
 
 def plain(cpu: int, uid: str = "a") -> ApiPod:
@@ -45,7 +50,7 @@ def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
     found = there.offer(wish_of(plain(9)))
     assert isinstance(found, Refused)
     assert found.text() == ("container c asks for 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
-    assert not found.unresolvable
+    assert found.unresolvable
     lacking = there.offer(wish_of(pod("a", {"cpu": 1, "example.com/x": 1})))
     assert isinstance(lacking, Refused)
     assert lacking.unresolvable
@@ -65,7 +70,9 @@ def test_a_pod_of_koordinators_is_placed_by_its_rules() -> None:
 
 def test_koordinators_words_on_the_node_come_before_its_own() -> None:
     labelled = facts(policy=NumaPolicy.SINGLE_NUMA_NODE)
-    there = Place(msgspec.structs.replace(labelled, zoned=node({0: {"cpu": 0}, 1: {"cpu": 0}})))
+    there = Place(
+        msgspec.structs.replace(labelled, zones=word(node({0: {"cpu": 0}, 1: {"cpu": 0}})))
+    )
     assert fits(there, plain(8))
 
 
@@ -74,11 +81,42 @@ def test_what_came_since_the_node_spoke_counts() -> None:
     put(there, plain(6, "a"))
     assert not fits(there, plain(6, "b"))
     assert fits(there, plain(6, "a"))
-    put(there, plain(4, "b"))
-    assert fits(there, plain(2, "c"))
-    assert not fits(there, plain(3, "c"))
+    put(there, plain(1, "b"))
+    assert fits(there, plain(1, "c"))
+    assert not fits(there, plain(2, "c")), "the kubelet may put both on either NUMA node"
     there.release("a")
-    assert fits(there, plain(8, "c"))
+    assert fits(there, plain(7, "c"))
+
+
+def test_an_offer_that_was_overtaken_is_stale() -> None:
+    there = place()
+    late = there.offer(wish_of(plain(4, "late")))
+    assert isinstance(late, Granted)
+    put(there, plain(6, "early"))
+    with pytest.raises(StaleOfferError, match="at most 2 left each"):
+        there.commit(late)
+    assert set(there.holdings) == {"early"}
+
+
+def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() -> None:
+    there = place()
+    there.hear(there.facts.zones, None)
+    refused = there.offer(wish_of(plain(1)))
+    assert isinstance(refused, Refused)
+    assert refused.unresolvable
+    assert "other pods than those known here" in refused.text()
+    assert fits(there, pod("b", {"cpu": 1, "memory": 1}))
+    lasting = there.offer(wish_of(plain(9)))
+    assert isinstance(lasting, Refused)
+    assert "container c asks for 9 cpu" in lasting.text()
+
+
+def test_what_an_eviction_could_free_is_not_lacking_for_good() -> None:
+    there = place(node({0: {"cpu": 1000, "memory": 8 * GIB}, 1: {"cpu": 0, "memory": 8 * GIB}}))
+    for cpus, lasting in ((8, False), (9, True)):
+        found = there.offer(wish_of(plain(cpus)))
+        assert isinstance(found, Refused)
+        assert found.unresolvable is lasting
 
 
 def test_cpus_that_a_pod_owns_are_gone_from_their_numa_node() -> None:
@@ -104,16 +142,14 @@ def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
     same = there.with_facts(there.facts)
-    assert fits(same, plain(4, "c"))
-    put(same, plain(4, "c"))
-    assert not fits(same, plain(2, "d"))
+    assert fits(same, plain(1, "c"))
+    assert not fits(same, plain(2, "c"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    new = msgspec.structs.replace(there.facts, zoned=left)
+    new = msgspec.structs.replace(there.facts, zones=word(left))
     assert fits(there.with_facts(new), plain(3, "c"))
     beside = there.with_facts(new, untold={"b"})
-    put(beside, plain(4, "c"))
-    assert not fits(beside, plain(2, "d"))
-    assert fits(beside, plain(1, "d"))
+    assert fits(beside, plain(2, "c"))
+    assert not fits(beside, plain(3, "c"))
 
 
 def test_a_new_word_alone_is_heard_in_place() -> None:
@@ -122,18 +158,16 @@ def test_a_new_word_alone_is_heard_in_place() -> None:
     put(there, plain(2, "b"))
     version = there.version
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
-    there.hear(left, untold={"b"})
+    there.hear(word(left), left, untold={"b"})
     assert there.version > version
-    assert there.facts.zoned == left
+    assert there.facts.zones == word(left)
     assert set(there.holdings) == {"a", "b"}
-    put(there, plain(4, "c"))
-    assert not fits(there, plain(2, "d"))
-    there.hear(left)
-    assert not fits(there, plain(2, "d")), "it is the old word"
-    there.hear(left, untold=())
-    assert fits(there, plain(3, "d")), "it is the old word, but counts them"
-    there.hear(None)
-    assert fits(there, plain(99, "d"))
+    assert fits(there, plain(2, "c"))
+    assert not fits(there, plain(3, "c"))
+    there.hear(word(left), left)
+    assert fits(there, plain(4, "c"))
+    there.hear(None, None)
+    assert fits(there, plain(99, "c"))
 
 
 def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
@@ -165,8 +199,8 @@ def test_shapes_tell_containers_apart_where_numa_nodes_do() -> None:
 def test_the_nodes_own_word_is_heard_beside_koordinators_words_on_other_things() -> None:
     """Amplification says nothing of NUMA nodes."""
     amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
-    there = Place(msgspec.structs.replace(amplified, zoned=node(TWO)))
+    there = Place(msgspec.structs.replace(amplified, zones=word(node(TWO))))
     assert not fits(there, plain(9))
-    put(there, plain(8))
-    assert fits(there, plain(4, "b"))
-    assert not fits(there, plain(5, "b"))
+    put(there, plain(6))
+    assert fits(there, plain(2, "b"))
+    assert not fits(there, plain(3, "b"))

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.zoned.assumed import Assumed, assumed, without
+from agent.allocate.zoned.assumed import Assumed, without
 from agent.allocate.zoned.filter import Fit, filter
 from agent.allocate.zoned.misfit import Misfit
 from agent.allocate.zoned.pod import ZonedPod
-from tests.allocate.zoned.values import CPU, GPU, container, node, pod, sidecar
+from tests.allocate.zoned.values import CPU, GPU, container, node, pod
 
 TWO = {0: {"cpu": 4 * CPU, "memory": 8}, 1: {"cpu": 4 * CPU, "memory": 8, GPU: 1}}
 
@@ -17,19 +16,15 @@ def asking(cpus: int, **more: int) -> ZonedPod:
     return pod(container(cpu=cpus * CPU, memory=1, **more))
 
 
-def test_a_pod_is_gone_from_the_numa_node_that_was_chosen() -> None:
-    there = node(TWO)
-    first = filter(there, asking(3))
-    assert isinstance(first, Fit)
-    after = without(there, [assumed(there, asking(3), first)])
+def test_a_pod_is_gone_from_its_numa_node() -> None:
+    after = without(node(TWO), [Assumed({0: {"cpu": 3 * CPU, "memory": 1}})])
     assert after.available["cpu"] == {0: CPU, 1: 4 * CPU}
     assert after.together == {"cpu": 5 * CPU, "memory": 15, GPU: 1}
     assert filter(after, asking(3)) == Fit((1,))
 
 
 def test_where_nobody_knows_it_is_gone_from_each() -> None:
-    there = node(TWO)
-    after = without(there, [assumed(there, asking(3, gpu=1))])
+    after = without(node(TWO), [Assumed(anywhere=asking(3, gpu=1).whole.taken)])
     assert after.available == {
         "cpu": {0: CPU, 1: CPU},
         "memory": {0: 7, 1: 7},
@@ -38,38 +33,11 @@ def test_where_nobody_knows_it_is_gone_from_each() -> None:
     assert isinstance(filter(after, asking(2)), Misfit)
 
 
-@pytest.mark.parametrize("policy", ["restricted", "best-effort", "none"])
-def test_under_other_policies_the_kubelet_chooses(policy: str) -> None:
-    there = node(TWO, policy)
-    fit = filter(there, asking(3))
-    assert isinstance(fit, Fit)
-    assert assumed(there, asking(3), fit) == Assumed(anywhere={"cpu": 3 * CPU, "memory": 1})
-
-
 def test_from_all_together_a_pod_is_gone_once() -> None:
-    there = node(TWO, "restricted")
-    after = without(there, [assumed(there, asking(3))])
+    after = without(node(TWO, "restricted"), [Assumed(anywhere=asking(3).whole.taken)])
     assert after.together["cpu"] == 5 * CPU
     assert isinstance(filter(after, asking(5)), Fit)
     assert isinstance(filter(after, asking(6)), Misfit)
-
-
-def test_only_what_a_numa_node_has_to_have_is_gone() -> None:
-    there = node(TWO)
-    loose = pod(container(cpu=CPU, memory=1, gpu=1, limited=False))
-    fit = filter(there, loose)
-    assert isinstance(fit, Fit)
-    assert assumed(there, loose, fit) == Assumed({1: {GPU: 1}})
-    assert assumed(there, loose) == Assumed(anywhere={GPU: 1})
-
-
-def test_init_containers_give_back_and_sidecars_do_not() -> None:
-    there = node(TWO)
-    init = (container("i", cpu=4 * CPU, memory=8), sidecar(cpu=CPU, memory=1))
-    asked = pod(container(cpu=2 * CPU, memory=2), init=init)
-    fit = filter(there, asked)
-    assert isinstance(fit, Fit)
-    assert assumed(there, asked, fit) == Assumed({0: {"cpu": 3 * CPU, "memory": 3}})
 
 
 def test_it_is_never_less_than_nothing_nor_of_what_is_not_told() -> None:

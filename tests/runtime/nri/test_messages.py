@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from agent.hooks.carriers import MOUNT_ROOT, Carried
 from agent.hooks.changes import CarriedNode, Changes, beyond
 from agent.model.visible import Mount
@@ -29,6 +33,35 @@ def test_every_carrier_of_a_container_is_read() -> None:
         cdi_devices=("nvidia.com/gpu=GPU-3", "nvidia.com/gpu=GPU-4"),
         nodes=(CarriedNode("/dev/nvidia1", "/dev/nvidia1", "rwm", 195, 1),),
     )
+
+
+@pytest.mark.parametrize(
+    ("rules", "privileged"),
+    [
+        ([], False),
+        ([{"allow": False, "access": "rwm"}], False),
+        ([{"allow": True, "access": "rwm"}], True),
+        ([{"allow": False, "access": "rwm"}, {"allow": True, "type": "a", "access": "rwm"}], True),
+        ([{"allow": True, "type": "a", "access": "rwm", "major": -1, "minor": -1}], True),
+        ([{"allow": True, "type": "c", "access": "rwm"}], False),
+        ([{"allow": True, "access": "rwm", "major": 195}], False),
+        ([{"allow": True, "access": "m"}], False),
+    ],
+)
+def test_a_privileged_container_has_all_nodes_of_the_host_and_asked_for_none(
+    rules: list[dict[str, Any]], privileged: bool
+) -> None:
+    """As containerd and CRI-O make it: otherwise kube-proxy would ask for every pod's card."""
+    container = pb.Container()
+    container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    for rule in rules:
+        added = container.linux.resources.devices.add(
+            **{key: rule[key] for key in rule if key not in ("major", "minor")}
+        )
+        for key in rule.keys() & {"major", "minor"}:
+            getattr(added, key).value = rule[key]
+    found = messages.carried(container)
+    assert (found.privileged, bool(found.nodes)) == (privileged, not privileged)
 
 
 def test_all_is_what_an_image_says() -> None:

@@ -1,0 +1,37 @@
+"""Commands that stand on the HTTP server of the `scheduler` extra."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from agent.cli import options
+from agent.model.settings import Settings, SettingsError
+from agent.telemetry import logs
+
+if TYPE_CHECKING:
+    import argparse
+
+
+def run(arguments: argparse.Namespace, name: str, process: Callable[[Settings], None]) -> int:
+    """The exit code. `process` imports what it needs when it is called, ends with SIGTERM, and
+    raises AccessError, FaultError, SettingsError and StartError."""
+    try:
+        settings = options.load(arguments)
+        if importlib.util.find_spec("cheroot") is None:
+            raise SettingsError(f"the {name} needs cheroot: pip install 'topolet[scheduler]'")
+    except SettingsError as error:
+        return options.fail(error, 2)
+    logs.start(settings.log_level)
+    from agent.host.faults import FaultError
+    from agent.kube.auth import AccessError
+    from agent.scheduler.errors import StartError
+
+    try:
+        process(settings)
+    except SettingsError as error:
+        return options.fail(error, 2)
+    except (AccessError, FaultError, StartError) as error:
+        return options.fail(error)
+    return 0

@@ -1,0 +1,461 @@
+"""Plain pods through the verbs: the zones of nodes decide, with all pods that are on their way."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import deque
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.place.facts import PlaceRules
+from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.kube.auth import FileAccess
+from agent.kube.objects import ChangeKind
+from agent.kube.transport import Transport
+from agent.model import apipods
+from agent.scheduler.asked import Recent
+from agent.scheduler.bind import Binder
+from agent.scheduler.bindings import Bindings
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.groups import Groups
+from agent.scheduler.verbs import Deciding
+from agent.scheduler.wire import (
+    ExtenderArgs,
+    ExtenderBindingArgs,
+    ExtenderFilterResult,
+    ExtenderPreemptionResult,
+)
+from tests.kube import hostile
+from tests.scheduler import objects, zonednodes
+from tests.scheduler.podserver import Pods
+from tests.scheduler.zonednodes import GIB, NIC, Kubelet, Object, pod, topology
+
+TWO = {0: {"cpu": 4000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
+NICS = {0: {**TWO[0], NIC: 0}, 1: {**TWO[1], NIC: 2}}
+FOUR = {"cpu": "4", "memory": "1"}
+ONE = {"cpu": "1", "memory": "1"}
+LSR = {"koordinator.sh/qosClass": "LSR"}
+
+
+class Scene:
+    """The verbs over a cluster, and the API server that they bind at."""
+
+    def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
+        self.pods = Pods(server).pods
+        rules = PlaceRules(zones=ZoneStrategy(strategy))
+        self.cluster = Cluster(agents=False, rules=rules)
+        self.transport = Transport(FileAccess(server.url))
+        groups, recent = Groups(self.cluster), Recent()
+        binder = Binder(self.cluster, groups, Bindings(self.transport), recent)
+        self.verbs = Deciding(
+            self.cluster,
+            groups,
+            binder,
+            recent,
+            lambda args: ExtenderPreemptionResult(args.victims),
+        )
+        self.names: list[str] = []
+
+    def node(self, name: str, zones: zonednodes.Zones, told: Object | None = None) -> None:
+        self.names.append(name)
+        self.cluster.nodes_changed([objects.of_node(zonednodes.node(name, zones))])
+        if told is not None:
+            self.tell(told)
+
+    def tell(self, told: Object) -> None:
+        self.cluster.topologies_changed([objects.of_topology(told)])
+
+    def see(self, told: Object, node: str, phase: str = "Running") -> None:
+        """A watch shows the pod there."""
+        spec = {**told["spec"], "nodeName": node}
+        shown = {**told, "spec": spec, "status": {"phase": phase}}
+        self.cluster.pods_changed([objects.of_pod(shown)])
+
+    def forget(self, told: Object, node: str) -> None:
+        """It is deleted."""
+        spec = {**told["spec"], "nodeName": node}
+        self.cluster.pods_changed([objects.of_pod({**told, "spec": spec}, ChangeKind.DELETED)])
+
+    def filter(self, told: Object) -> ExtenderFilterResult:
+        return self.verbs.filter(ExtenderArgs(apipods.from_object(told), self.names))
+
+    def fits(self, told: Object) -> list[str]:
+        names = self.filter(told).node_names
+        assert not isinstance(names, msgspec.Raw)
+        return list(names)
+
+    def scores(self, told: Object) -> dict[str, int]:
+        raw = self.verbs.prioritize(ExtenderArgs(apipods.from_object(told), self.names))
+        entries = json.loads(bytes(raw)) if isinstance(raw, msgspec.Raw) else raw
+        return {each["Host"]: each["Score"] for each in entries}
+
+    def bind(self, told: Object, node: str) -> str:
+        metadata = told["metadata"]
+        self.pods["default", metadata["name"]] = told
+        args = ExtenderBindingArgs(metadata["name"], "default", metadata["uid"], node)
+        return self.verbs.bind(args).error
+
+
+@pytest.fixture
+def scene(server: hostile.Server) -> Iterator[Scene]:
+    it = Scene(server)
+    yield it
+    it.transport.close()
+
+
+def used(zone: int, cpu: int, **more: int) -> dict[int, dict[str, int]]:
+    return {zone: {"cpu": cpu, **more}}
+
+
+def test_what_no_zone_holds_is_a_reason_to_read(scene: Scene) -> None:
+    scene.node("full", TWO, topology("full", TWO, {0: {"cpu": 2000}, 1: {"cpu": 1000}}))
+    scene.node("free", TWO, topology("free", TWO))
+    scene.node("untold", TWO)
+    result = scene.filter(pod("p", FOUR))
+    assert list(result.node_names) == ["free", "untold"]
+    assert result.failed_nodes == {
+        "full": "container c0 asks for 4 cpu: NUMA nodes 0, 1 have at most 3 left each"
+    }
+
+
+def test_what_no_end_of_a_pod_brings_is_said_to_be_so(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO, used(0, 1000)))
+    result = scene.filter(pod("p", {"cpu": "5", "memory": "1"}))
+    assert list(result.failed_and_unresolvable_nodes) == ["a"]
+    result = scene.filter(pod("q", {"cpu": "1", "memory": "1", "hugepages-2Mi": "1"}))
+    assert result.failed_and_unresolvable_nodes == {
+        "a": "container c0 asks for 1 hugepages-2Mi: the node has none"
+    }
+
+
+def test_containers_may_lie_apart_in_container_scope_alone(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO))
+    scene.node("b", TWO, topology("b", TWO, scope="pod"))
+    assert scene.fits(pod("p", FOUR, ONE)) == ["a"]
+
+
+@pytest.mark.parametrize("policy", ["none", "best-effort"])
+def test_kubelets_that_decline_nobody_get_all(scene: Scene, policy: str) -> None:
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), policy=policy))
+    assert scene.fits(pod("p", {"cpu": "7", "memory": "1"})) == ["a"]
+
+
+def test_zones_do_not_care_about_pods_without_anything_of_their_own(scene: Scene) -> None:
+    """Not even those of a node whose report is of pods that nobody knows."""
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("stranger",)))
+    for told in (pod("p"), pod("q", {"cpu": "8", "memory": "1"}, limited=False)):
+        assert scene.fits(told) == ["a"]
+
+
+def test_two_pods_never_get_the_room_of_one(scene: Scene) -> None:
+    """The kubelet may put the first one on either NUMA node, before the agent tells."""
+    scene.node("a", {0: TWO[0], 1: {**TWO[1], "cpu": 5000}}, None)
+    scene.tell(topology("a", {0: TWO[0], 1: {**TWO[1], "cpu": 5000}}))
+    first, second = pod("p", FOUR), pod("q", FOUR)
+    assert scene.fits(second) == ["a"]
+    assert scene.bind(first, "a") == ""
+    assert scene.filter(second).failed_nodes == {
+        "a": "container c0 asks for 4 cpu: NUMA nodes 0, 1 have at most 1 left each"
+    }
+    assert "container c0 asks for 4 cpu" in scene.bind(second, "a")
+    assert scene.fits(pod("r", ONE)) == ["a"]
+
+
+def test_a_binding_that_fails_gives_back(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO))
+    told = pod("p", FOUR)
+    scene.fits(told)
+    args = ExtenderBindingArgs("p", "default", "uid-p", "a")
+    assert "404" in scene.verbs.bind(args).error
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_a_report_that_counts_the_pod_ends_the_guess(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO))
+    first, second = pod("p", FOUR), pod("q", FOUR)
+    scene.bind(first, "a")
+    scene.see(first, "a", "Pending")
+    assert scene.fits(second) == []
+    scene.see(first, "a")
+    assert scene.fits(second) == []
+    scene.tell(topology("a", TWO, used(0, 4000), ("p",)))
+    assert scene.fits(second) == ["a"]
+
+
+def test_a_pod_of_another_scheduler_counts_as_soon_as_a_watch_shows_it(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO))
+    scene.see(pod("foreign", FOUR), "a", "Pending")
+    assert scene.fits(pod("q", FOUR)) == []
+    assert scene.fits(pod("r", ONE)) == []
+
+
+def test_reports_of_pods_that_nobody_knows_wait_for_the_watch(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO))
+    scene.tell(topology("a", TWO, used(0, 4000), ("early",)))
+    refused = scene.filter(pod("q", FOUR))
+    assert refused.failed_and_unresolvable_nodes == {
+        "a": "what is left of its NUMA nodes is told beside other pods than those known here"
+    }
+    scene.see(pod("early", FOUR), "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_a_report_may_know_that_a_pod_runs_before_its_watch_does(scene: Scene) -> None:
+    scene.node("a", TWO, topology("a", TWO))
+    early = pod("early", FOUR)
+    scene.see(early, "a", "Pending")
+    scene.tell(topology("a", TWO, used(0, 4000), ("early",)))
+    assert scene.fits(pod("q", FOUR)) == []
+    scene.see(early, "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(scene: Scene) -> None:
+    told = pod("old", FOUR)
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("old",)))
+    scene.see(told, "a")
+    scene.forget(told, "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+    assert scene.fits(pod("r", FOUR, FOUR)) == []
+
+
+def test_a_pod_that_is_gone_holds_its_zone_until_the_next_report(scene: Scene) -> None:
+    told = pod("old", FOUR)
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("old",)))
+    scene.see(told, "a")
+    other = pod("p", FOUR)
+    scene.bind(other, "a")
+    assert scene.fits(pod("q", FOUR)) == []
+    scene.forget(told, "a")
+    assert scene.fits(pod("q", FOUR)) == []
+    scene.see(other, "a")
+    scene.tell(topology("a", TWO, used(1, 4000), ("p",)))
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_a_pod_that_has_ended_is_in_reports_until_it_is_gone(scene: Scene) -> None:
+    told = pod("old", FOUR)
+    scene.node("a", TWO, topology("a", TWO, {}, ("old",)))
+    scene.see(told, "a", "Succeeded")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+    scene.see(pod("p", ONE), "a")
+    scene.tell(topology("a", TWO, used(0, 1000), ("p",)))
+    assert scene.fits(pod("q", FOUR)) == []
+    scene.forget(told, "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_reports_of_owners_alone(scene: Scene) -> None:
+    few = "with-exclusive-resources"
+    scene.node("a", TWO, topology("a", TWO, used(0, 4000), ("owner",), method=few))
+    scene.see(pod("sharer", {"cpu": "1", "memory": "1"}, limited=False), "a")
+    assert scene.fits(pod("q", FOUR)) == []
+    scene.see(pod("owner", FOUR), "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+
+
+def test_a_node_without_a_fingerprint_counts_all_that_began_before_its_report(
+    scene: Scene,
+) -> None:
+    scene.node("a", TWO, topology("a", TWO, pods=None))
+    first, second = pod("p", FOUR), pod("q", FOUR)
+    scene.bind(first, "a")
+    scene.tell(topology("a", TWO, used(0, 1000), pods=None))
+    assert scene.fits(second) == []
+    scene.see(first, "a")
+    assert scene.fits(second) == []
+    scene.tell(topology("a", TWO, used(0, 4000), pods=None))
+    assert scene.fits(second) == ["a"]
+
+
+def test_our_own_pods_take_from_the_numa_nodes_that_we_chose(scene: Scene) -> None:
+    """LSR pods get CPUs from us, whatever the kubelet will tell of them."""
+    machine = objects.topology("a")
+    told = topology("a", TWO)
+    told["metadata"] |= {"annotations": machine["metadata"]["annotations"]}
+    scene.node("a", TWO, told)
+    owner = pod("owner", {"cpu": "2", "memory": "1"}, labels=LSR, priority=9500)
+    assert scene.fits(owner) == ["a"]
+    assert scene.bind(owner, "a") == ""
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+    (binding,) = [each for each in scene.pods.values() if each["spec"]["nodeName"]]
+    scene.see(binding, "a")
+    assert scene.fits(pod("q", FOUR)) == ["a"]
+    assert scene.bind(pod("q", FOUR), "a") == ""
+    assert scene.fits(pod("r", {"cpu": "3", "memory": "1"})) == []
+
+
+def test_pods_of_koordinators_are_not_asked_of_zones(scene: Scene) -> None:
+    """Its policy is for LS pods too, and knows what they share: zones tell only what is owned."""
+    told = topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}, ("stranger",))
+    told["metadata"] |= {"annotations": objects.topology("a")["metadata"]["annotations"]}
+    scene.node("a", TWO, told)
+    assert scene.fits(pod("p", ONE, labels={"koordinator.sh/qosClass": "LS"})) == ["a"]
+    assert scene.fits(pod("q", ONE)) == []
+
+
+@pytest.mark.parametrize(
+    ("strategy", "policy", "expected"),
+    [
+        ("LeastAllocated", "single-numa-node", "free"),
+        ("MostAllocated", "single-numa-node", "busy"),
+        ("LeastNUMANodes", "best-effort", "free"),
+    ],
+)
+def test_the_configured_strategy_chooses_the_node(
+    server: hostile.Server, strategy: str, policy: str, expected: str
+) -> None:
+    scene = Scene(server, strategy)
+    most = {zone: {"cpu": 1000, "memory": 4 * GIB} for zone in TWO}
+    scene.node("busy", TWO, topology("busy", TWO, most, policy=policy))
+    scene.node("free", TWO, topology("free", TWO, policy=policy))
+    cpus = "4" if policy == "best-effort" else "2"
+    scores = scene.scores(pod("p", {"cpu": cpus, "memory": str(GIB)}))
+    assert [name for name, each in scores.items() if each == 10] == [expected]
+    scene.transport.close()
+
+
+class World:
+    """One scheduler, two nodes with kubelets, and watches that tell when they like."""
+
+    NODES = ("n1", "n2")
+
+    def __init__(self, server: hostile.Server, luck: random.Random) -> None:
+        self.luck = luck
+        self.scene = Scene(server)
+        self.kubelets: dict[str, Kubelet] = {}
+        self.api: dict[str, Object] = {}
+        self.events: dict[str, deque[tuple[Object, ChangeKind]]] = {
+            kind: deque() for kind in ("pods", "zones")
+        }
+        self.told: dict[str, Object] = {}
+        self.made = 0
+        for name in self.NODES:
+            zones = {
+                zone: {"cpu": 1000 * luck.randrange(2, 7), "memory": 16, NIC: luck.randrange(3)}
+                for zone in luck.choice(((0,), (0, 1), (0, 2, 5)))
+            }
+            self.kubelets[name] = Kubelet(name, zones, luck.choice(("pod", "container")))
+            self.scene.node(name, zones)
+            self.agent_reports(name)
+            self.watch_tells("zones")
+
+    def pod_is_bound(self) -> None:
+        """A plain pod comes, and gets a node that we offer, if there is one."""
+        self.made += 1
+        name = f"p{self.made}"
+        asked = {"cpu": str(self.luck.randrange(1, 5)), "memory": str(self.luck.randrange(1, 9))}
+        parts = [asked]
+        if self.luck.random() < 0.3:
+            asked[NIC] = "1"
+        elif self.luck.random() < 0.3:
+            parts.append({"cpu": "1", "memory": "1"})
+        told = pod(name, *parts, limited=self.luck.random() < 0.8)
+        offered = self.scene.fits(told)
+        if not offered:
+            return
+        node = self.luck.choice(offered)
+        assert self.scene.bind(told, node) == ""
+        bound = {**told, "spec": {**told["spec"], "nodeName": node}}
+        self.api[name] = bound
+        if told["spec"]["containers"][0]["resources"]["limits"]:
+            assert self.kubelets[node].admits(told), (name, parts, node)
+        self._event("pods", bound)
+
+    def pod_runs(self) -> None:
+        self._phase("Pending", "Running")
+
+    def pod_ends(self) -> None:
+        if (told := self._phase("Running", "Succeeded")) is not None:
+            self._kubelet(told).ends(told["metadata"]["name"])
+
+    def pod_is_dropped(self) -> None:
+        if self.api:
+            name = self.luck.choice(sorted(self.api))
+            told = self.api.pop(name)
+            self._kubelet(told).ends(name)
+            self._event("pods", told, ChangeKind.DELETED)
+
+    def agent_reports(self, node: str = "") -> None:
+        """It writes only what is new."""
+        name = node or self.luck.choice(self.NODES)
+        begun = tuple(
+            each["metadata"]["name"]
+            for each in self.api.values()
+            if each["spec"]["nodeName"] == name and each["status"]["phase"] != "Pending"
+        )
+        told = self.kubelets[name].report(begun)
+        if self.told.get(name) != told:
+            self.told[name] = told
+            self._event("zones", told)
+
+    def watch_tells(self, kind: str = "") -> None:
+        queue = self.events[kind or self.luck.choice(sorted(self.events))]
+        if not queue:
+            return
+        told, change = queue.popleft()
+        if queue is self.events["zones"]:
+            self.scene.cluster.topologies_changed([objects.of_topology(told, change)])
+        else:
+            self.scene.cluster.pods_changed([objects.of_pod(told, change)])
+
+    ACTS = (
+        (pod_is_bound, 6),
+        (pod_runs, 4),
+        (pod_ends, 1),
+        (pod_is_dropped, 2),
+        (agent_reports, 4),
+        (watch_tells, 9),
+    )
+
+    def act(self) -> None:
+        acts, weights = zip(*self.ACTS, strict=True)
+        self.luck.choices(acts, weights)[0](self)
+
+    def settle(self) -> None:
+        for name in self.NODES:
+            self.agent_reports(name)
+        for kind in self.luck.sample(sorted(self.events), 2):
+            while self.events[kind]:
+                self.watch_tells(kind)
+
+    def _phase(self, before: str, after: str) -> Object | None:
+        names = [name for name, each in self.api.items() if each["status"]["phase"] == before]
+        if not names:
+            return None
+        name = self.luck.choice(names)
+        told = self.api[name] = {**self.api[name], "status": {"phase": after}}
+        self._event("pods", told)
+        return told
+
+    def _kubelet(self, told: Object) -> Kubelet:
+        return self.kubelets[told["spec"]["nodeName"]]
+
+    def _event(self, kind: str, told: Object, change: ChangeKind = ChangeKind.MODIFIED) -> None:
+        self.events[kind].append((told, change))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(0, 80))
+def test_no_zone_is_given_twice_and_none_is_lost(seed: int, steps: int) -> None:
+    """Whenever the agents report, and the watches tell: no kubelet has to refuse a pod, and once
+    all has been told the scheduler offers what the kubelets have."""
+    with hostile.serving() as server:
+        world = World(server, random.Random(seed))
+        for _ in range(steps):
+            world.act()
+        while any(each["status"]["phase"] == "Pending" for each in world.api.values()):
+            world.pod_runs()
+        world.settle()
+        for name, kubelet in world.kubelets.items():
+            for cpus in range(1, 7):
+                asked = pod(f"last-{name}-{cpus}", {"cpu": str(cpus), "memory": "1"})
+                fits = kubelet.admits(asked)
+                kubelet.ends(asked["metadata"]["name"])
+                assert (name in world.scene.fits(asked)) is fits, (name, cpus)
+        world.scene.transport.close()
