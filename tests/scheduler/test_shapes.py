@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.scheduler import shapes as shapes_module
 from agent.scheduler.changelog import ChangeLog, Changes
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit, Shapes
 
@@ -147,6 +148,29 @@ def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
     assert rooms.told == ["a", "b"] * 4
     shapes.answers(Wants(rooms, 3), ["a", "b"])
     assert len(rooms.told) == 8
+
+
+def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is looked at for every change of a node."""
+    monkeypatch.setattr(shapes_module, "ROWS", 2)
+    shapes = Shapes(rooms)
+    for cpus in (1, 2, 3, 1):
+        shapes.answers(Wants(rooms, cpus), ["a"])
+    assert rooms.told == ["a"] * 4
+    shapes.answers(Wants(rooms, 3), ["a"])
+    assert len(rooms.told) == 4
+
+
+def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) -> None:
+    """They change all day, and the row is never asked for again."""
+    shapes = Shapes(rooms, most=3)
+    shapes.answers(Wants(rooms, 1), ["a"])
+    for node in ("b", "c", "b"):
+        rooms.set(node, 5)
+    shapes.answers(Wants(rooms, 2), ["b", "c"])
+    rooms.told.clear()
+    shapes.answers(Wants(rooms, 1), ["a"])
+    assert not rooms.told
 
 
 def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:
