@@ -21,8 +21,8 @@ MOST: Final = 1_000_000
 """Answers kept, of some 60 bytes. Beyond them the row that was asked for least lately is forgotten,
 and the next pod of its shape pays for its answers anew."""
 
-MOST_SHAPES: Final = 1000
-"""Rows kept: each costs a step with every node that changes, however few its answers."""
+ROWS: Final = 512
+"""The same: every row is looked at for every node that changes."""
 
 # A cold row takes the cluster's lock anew after so many answers, or so long: binds and watches go
 # between. A large group's answer takes as long as hundreds of pods'.
@@ -103,14 +103,12 @@ class Log(Protocol):
 class Shapes:
     """The table. Any thread may ask. `asked`: answers given; `offered`: those found anew."""
 
-    def __init__(self, log: Log, most: int = MOST, most_shapes: int = MOST_SHAPES) -> None:
+    def __init__(self, log: Log, most: int = MOST) -> None:
         self._log = log
         self._most = most
-        self._most_shapes = most_shapes
         self._serial = self._firm_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
-        self._kept = 0
         self.asked = 0
         self.offered = 0
 
@@ -161,30 +159,23 @@ class Shapes:
         self.offered += 1
         answer = question.answer(node)
         # Names that mean nothing now would be kept for ever.
-        if answer is not UNKNOWN:
-            answer = row.put(node, answer)
-            self._kept += 1
-        return answer
+        return answer if answer is UNKNOWN else row.put(node, answer)
 
     def _row(self, question: Question) -> _Row:
         shape = question.shape
         row = self._rows.get(shape)
         if row is None:
             row = self._rows[shape] = _Row(question.by_word)
-            if len(self._rows) > self._most_shapes:
-                self._drop_oldest()
         else:
             self._rows.move_to_end(shape)
         return row
 
     def _forget(self) -> None:
         """The oldest rows, while there are too many answers; never the one in use."""
-        while self._kept > self._most and len(self._rows) > 1:
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        _, row = self._rows.popitem(last=False)
-        self._kept -= len(row.answers)
+        kept = sum(row.size for row in self._rows.values())
+        while len(self._rows) > 1 and (kept > self._most or len(self._rows) > ROWS):
+            _, row = self._rows.popitem(last=False)
+            kept -= row.size
 
     def _follow(self) -> None:
         """Forgets what the log says has changed."""
@@ -193,11 +184,11 @@ class Shapes:
         self._serial, self._firm_serial = changes.serial, firm.serial
         if changes.names is None or firm.names is None:
             self._rows.clear()
-            self._kept = 0
             self._nodes = {each.name for each in self._log.nodes()}
             return
         for node in changes.names:
             there = self._log.node(node) is not None
+            new = there and node not in self._nodes
             if there:
                 self._nodes.add(node)
             else:
@@ -205,12 +196,12 @@ class Shapes:
             firmly = node in firm.names
             for row in self._rows.values():
                 if firmly or row.by_word:
-                    self._kept -= row.drop(node, there)
+                    row.drop(node, there, new)
 
 
 class _Row:
     """One shape's answers by node; equal ones are one object. `changed`: nodes whose answer was
-    forgotten."""
+    forgotten, and those that came since."""
 
     def __init__(self, by_word: bool) -> None:
         self.by_word = by_word
@@ -218,6 +209,10 @@ class _Row:
         self.changed: set[str] = set()
         self._alike: dict[Hashable, Answer] = {}
         self._times: dict[Answer, int] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self.answers) + len(self.changed)
 
     @property
     def same(self) -> Answer | None:
@@ -231,20 +226,19 @@ class _Row:
         self.changed.discard(node)
         return answer
 
-    def drop(self, node: str, there: bool) -> bool:
-        """Whether there was an answer. `there`: the node has but changed."""
+    def drop(self, node: str, there: bool, new: bool) -> None:
+        """`there`: the node has but changed; `new`: it has come."""
         answer = self.answers.pop(node, None)
-        if there:
-            self.changed.add(node)
-        else:
+        if not there:
             self.changed.discard(node)
+        elif new or answer is not None:
+            self.changed.add(node)
         if answer is None:
-            return False
+            return
         self._times[answer] -= 1
         if not self._times[answer]:
             del self._times[answer]
             del self._alike[_content(answer)]
-        return True
 
 
 def _content(answer: Answer) -> Hashable:
