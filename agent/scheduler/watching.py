@@ -15,7 +15,7 @@ from agent.kube.listwatch import ListWatch, Pace
 from agent.kube.mirror import Read
 from agent.kube.objects import Change, Changed, ChangeKind
 from agent.kube.transport import Transport
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.readings import Agents, PodReading
 
@@ -117,7 +117,7 @@ class Watching:
         pace = pace or Pace()
         discovery = Discovery(transport)
         pods, nodes = (kinds.path("", "v1", each.plural) for each in (kinds.POD, kinds.NODE))
-        read_pod = readings.pods(agents or Agents())
+        read_pod = decoders.pods(agents or Agents())
         self._transport = transport
         self._pods_path = pods
 
@@ -128,14 +128,14 @@ class Watching:
 
         self._pods = ListWatch(transport, pods, {}, read_pod, told, pace=pace)
         self._nodes = ListWatch(
-            transport, nodes, {}, readings.node, cluster.nodes_changed, pace=pace
+            transport, nodes, {}, decoders.node, cluster.nodes_changed, pace=pace
         )
         self._kinds: tuple[KindWatch[Any], ...] = (
             KindWatch(
                 transport,
                 discovery,
                 kinds.TOPOLOGY,
-                readings.topology,
+                decoders.topology,
                 cluster.topologies_changed,
                 pace,
             ),
@@ -143,7 +143,7 @@ class Watching:
                 transport,
                 discovery,
                 kinds.DEVICE,
-                readings.devices,
+                decoders.devices,
                 cluster.devices_changed,
                 pace,
             ),

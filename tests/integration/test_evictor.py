@@ -11,7 +11,7 @@ import pytest
 from agent.allocate.place.wish import wish_of
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.model.apipods import from_object
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budgets
 from agent.scheduler.evict import AFTER_SECONDS, PLAN_SECONDS, REST_SECONDS, Evictor
@@ -28,7 +28,7 @@ CPUS = {"a": "0-3", "b": "4-7"}
 """All of a node: those of either NUMA node are one pod's."""
 
 _numbers = itertools.count()
-_read = readings.pods(Agents())
+_read = decoders.pods(Agents())
 
 
 class World:
