@@ -8,9 +8,11 @@ import msgspec
 
 from agent.allocate.bits import members
 from agent.allocate.devices.inventory import Fleet
+from agent.allocate.devices.request import FULL
 from agent.allocate.devices.scores import score
 from agent.allocate.devices.state import Stock
 from agent.model.device_wishes import Exclusion, Hint
+from agent.model.nodestatus import GPU_MEMORY_RATIO
 from agent.model.policies import NumaStrategy
 
 
@@ -73,7 +75,9 @@ def view(
         if not healthy >> minor & 1 or not _gives(free, items):
             continue
         total = fleet.totals[minor]
-        if gives is None or free is total or _has(free, gives(per, total)):
+        # Of a whole card nothing that follows from `per` is more than there is.
+        whole = free is total and total.get(GPU_MEMORY_RATIO) == FULL
+        if gives is None or whole or _has(free, gives(per, total)):
             fitting |= 1 << minor
     return View(fleet, stock, per, allowed, fitting, used, strategy)
 

@@ -294,3 +294,11 @@ def test_a_card_of_which_few_bytes_are_held_is_not_given_whole() -> None:
     assert minors(asked(there, {CARDS: 1})) == [1]
     assert asked(there, {CARDS: 2}) == Refusal("gpu", Cause.INSUFFICIENT)
     assert minors(asked(there, {RATIO: 99})) == [0]
+
+
+def test_a_card_that_lists_half_of_itself_gives_no_more() -> None:
+    """What follows from the bytes that are asked for has to be there too."""
+    half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
+    found = asked(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
+    assert found == Refusal("gpu", Cause.INSUFFICIENT)
+    assert minors(asked(node([half, gpu(1)]), {SHARED: 1, MEMORY: BYTES // 2})) == [1]
