@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
 from common import Row, alone, arguments, compared, report, skipped, timed
-from peers.go_peer import KUBELET, GoPeer, PeerError, program
+from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
 from agent.allocate.cpu_request import CpuRequest, Taken
@@ -136,10 +136,8 @@ class Rivals:
 
     def _ask(self, question: Question, calls: int) -> dict[str, Any]:
         assert isinstance(self._peer, GoPeer)
-        try:
-            return self._peer.ask(question.asked, calls, ANSWER_SECONDS)
-        except PeerError as error:
-            raise SystemExit(f"{question.case}: {BASE}: {error}") from None
+        about = f"{question.case}: {BASE}"
+        return self._peer.ask(question.asked, calls, ANSWER_SECONDS, about)
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -278,12 +276,8 @@ def rows(peer: GoPeer | str, turns: Turns) -> list[Row]:
 def main() -> None:
     options = arguments(__doc__)
     turns = QUICK if options.quick else FULL
-    peer: GoPeer | str
     with ExitStack() as stack:
-        try:
-            peer = stack.enter_context(GoPeer(program(KUBELET, build=not options.quick)))
-        except PeerError as error:
-            peer = str(error)
+        peer = beside(stack, KUBELET, build=not options.quick)
         table = rows(peer, turns)
     report(table, options.output)
 

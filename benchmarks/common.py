@@ -47,6 +47,10 @@ def timed(call: Callable[[], Any], calls: int) -> list[int]:
     return took
 
 
+def median_ms(nanoseconds: Sequence[int]) -> float:
+    return statistics.median(nanoseconds) / 1e6
+
+
 def compared(case: str, ours: float, base: float, base_name: str, unit: str, **more: float) -> Row:
     """A row with a base beside it; `ratio` is ours / base."""
     return {

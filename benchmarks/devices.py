@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
 from common import Row, alone, arguments, compared, percentile, report, skipped, timed
-from peers.go_peer import KOORDINATOR, GoPeer, PeerError, program
+from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.bits import members
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
@@ -262,7 +262,9 @@ def allocations(size: int, peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
         for _ in range(amount.rounds):
             ours += timed(call, amount.calls)
             if isinstance(peer, GoPeer):
-                answer = asked_of(peer, there, name, amount.calls)
+                answer = peer.ask(
+                    told(there, name), amount.calls, ANSWER_SECONDS, f"{name}: {BASE}"
+                )
                 if {kind: len(each) for kind, each in answer["allocation"].items()} != chosen:
                     raise SystemExit(f"allocate_{size}: {name}: ours differs: {answer}")
                 base += answer["ns"]
@@ -293,13 +295,6 @@ def allocating(free: NodeDevices, name: str) -> Callable[[], dict[str, int]]:
     return call
 
 
-def asked_of(peer: GoPeer, there: list[Device], name: str, calls: int) -> dict[str, Any]:
-    try:
-        return peer.ask(told(there, name), calls, ANSWER_SECONDS)
-    except PeerError as error:
-        raise SystemExit(f"{name}: {BASE}: {error}") from None
-
-
 def hints(amount: Amount) -> Row:
     request = device_request(*PODS["cards and NICs"])
     assert request is not None
@@ -327,12 +322,8 @@ def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
 
 def main() -> None:
     options = arguments(__doc__)
-    peer: GoPeer | str
     with ExitStack() as stack:
-        try:
-            peer = stack.enter_context(GoPeer(program(KOORDINATOR, build=not options.quick)))
-        except PeerError as error:
-            peer = str(error)
+        peer = beside(stack, KOORDINATOR, build=not options.quick)
         table = rows(peer, QUICK if options.quick else FULL)
     report(table, options.output)
 

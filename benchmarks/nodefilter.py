@@ -12,7 +12,6 @@ A time is the median of single calls. Both sides take turns in batches.
 
 from __future__ import annotations
 
-import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,8 +21,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, report, skipped, timed
-from peers.go_peer import KOORDINATOR, GoPeer, PeerError, program
+from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
+from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import place_facts
@@ -172,37 +171,24 @@ def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
         for _ in range(amount.rounds):
             ours += timed(about.ours, amount.calls)
             if isinstance(peer, GoPeer):
-                answer = _ask(peer, case, about, amount.base_calls)
+                answer = peer.ask(
+                    about.asked, amount.base_calls, ANSWER_SECONDS, f"{case.name}: {BASE}"
+                )
                 if answer["numaNodes"] != chosen:
                     reason = f"ours differs: {chosen}, {answer['numaNodes']}"
                     raise SystemExit(f"{case.name}: {reason}")
                 base += answer["ns"]
         if base:
-            yield compared(case.name, _ms(ours), _ms(base), BASE, UNIT)
+            yield compared(case.name, median_ms(ours), median_ms(base), BASE, UNIT)
         else:
-            yield skipped(case.name, _ms(ours), UNIT, str(peer))
+            yield skipped(case.name, median_ms(ours), UNIT, str(peer))
         read = timed(lambda: wish_of(about.pod), amount.calls)  # noqa: B023
-        yield alone(f"{case.name}_pod", _ms(read), UNIT)
-
-
-def _ms(nanoseconds: list[int]) -> float:
-    return statistics.median(nanoseconds) / 1e6
-
-
-def _ask(peer: GoPeer, case: Case, about: Question, calls: int) -> dict[str, Any]:
-    try:
-        return peer.ask(about.asked, calls, ANSWER_SECONDS)
-    except PeerError as error:
-        raise SystemExit(f"{case.name}: {BASE}: {error}") from None
+        yield alone(f"{case.name}_pod", median_ms(read), UNIT)
 
 
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:
     """With the other side beside ours, where it is built or, unless `quick`, can be."""
-    peer: GoPeer | str
-    try:
-        peer = stack.enter_context(GoPeer(program(KOORDINATOR, build=not quick)))
-    except PeerError as error:
-        peer = str(error)
+    peer = beside(stack, KOORDINATOR, build=not quick)
     return list(rows(peer, QUICK if quick else FULL))
 
 

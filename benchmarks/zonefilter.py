@@ -22,8 +22,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import msgspec
-from common import Row, alone, arguments, compared, report, skipped, timed
-from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, PeerError, program
+from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
+from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, beside
 
 from agent.allocate.zoned.filter import filter as by_zones
 from agent.allocate.zoned.misfit import Misfit
@@ -154,15 +154,15 @@ def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
         for _ in range(amount.rounds):
             ours += timed(question.ours, amount.calls)
             if isinstance(peer, GoPeer):
-                answer = _ask(peer, question, amount.calls)
+                answer = peer.ask(question.asked, amount.calls, ANSWER_SECONDS, f"{CASE}: {BASE}")
                 if answer["reason"] != reason:
                     raise SystemExit(f"{CASE}: ours differs: {reason!r}, {answer['reason']!r}")
                 base += answer["ns"]
-        mine.append(_ms(ours))
+        mine.append(median_ms(ours))
         if base:
-            theirs.append(_ms(base))
-        known.append(_ms(timed(_known(question), amount.calls)))
-        made.append(_ms(timed(_made(question), amount.calls)))
+            theirs.append(median_ms(base))
+        known.append(median_ms(timed(_known(question), amount.calls)))
+        made.append(median_ms(timed(_made(question), amount.calls)))
     ours_ms = statistics.mean(mine)
     if isinstance(peer, GoPeer):
         row = compared(CASE, ours_ms, statistics.mean(theirs), BASE, UNIT)
@@ -184,24 +184,9 @@ def _made(question: Question) -> Callable[[], object]:
     return lambda: zoned_node(question.topology, ALLOCATABLE)
 
 
-def _ms(nanoseconds: list[int]) -> float:
-    return statistics.median(nanoseconds) / 1e6
-
-
-def _ask(peer: GoPeer, question: Question, calls: int) -> dict[str, Any]:
-    try:
-        return peer.ask(question.asked, calls, ANSWER_SECONDS)
-    except PeerError as error:
-        raise SystemExit(f"{CASE}: {BASE}: {error}") from None
-
-
 def table(stack: ExitStack, *, quick: bool) -> list[Row]:
     """With the other side beside ours, where it is built or, unless `quick`, can be."""
-    peer: GoPeer | str
-    try:
-        peer = stack.enter_context(GoPeer(program(SCHEDULER_PLUGINS, build=not quick)))
-    except PeerError as error:
-        peer = str(error)
+    peer = beside(stack, SCHEDULER_PLUGINS, build=not quick)
     return rows(peer, QUICK if quick else FULL)
 
 

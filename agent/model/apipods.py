@@ -16,7 +16,6 @@ from agent.model.quantities import Quantity, QuantityError, milli, whole
 KIND: Final = "Pod"
 CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
-CONFIG_SOURCE: Final = "kubernetes.io/config.source"
 
 
 class Phase(enum.StrEnum):

@@ -4,7 +4,6 @@ the pod in the same step."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 import msgspec
 
@@ -14,10 +13,6 @@ from agent.kube.transport import Transport, segment
 from agent.model import apipods
 from agent.model.apipods import ApiPod
 from agent.model.objects import ObjectError
-
-SETTLED_SECONDS: Final = 60.0
-"""After so long a Binding that nobody answered has come true or never will: the API server itself
-gives a request no more time (its --request-timeout)."""
 
 
 class PodName(msgspec.Struct, frozen=True):
@@ -33,7 +28,7 @@ class PodName(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`bound`: None where nobody knows, for SETTLED_SECONDS. `error`: why it is not True."""
+    """`bound`: None where nobody knows yet. `error`: why it is not True."""
 
     bound: bool | None
     error: str = ""

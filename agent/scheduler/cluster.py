@@ -26,6 +26,8 @@ from agent.scheduler.reservations import Reservation, Reservations
 
 T = TypeVar("T")
 EXPIRY_SECONDS: Final = 60.0
+"""A Binding that nobody answered has come true by then, or never will: the API server itself gives
+a request no more time (its --request-timeout)."""
 
 
 class ReserveError(Exception):
@@ -105,6 +107,11 @@ class Cluster:
         """The nodes of the pods of a group that a watch has shown to be bound, by uid."""
         with self.lock:
             return {uid: self._pods[uid].node for uid in self._grouped.get(group, ())}
+
+    def home(self, group: Group) -> str | None:
+        """The node of most of them; None where none is bound."""
+        nodes = list(self.companions(group).values())
+        return max(sorted(nodes), key=nodes.count, default=None)
 
     def reservation(self, uid: str) -> Reservation | None:
         with self.lock:

@@ -4,7 +4,6 @@ says that the pod is not there: a watch that lags must not free what a pod has."
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Final
 
 import msgspec
@@ -23,30 +22,12 @@ PERIOD_SECONDS: Final = 1.0
 
 
 class Expiry:
-    """On a thread of its own."""
+    """One thread takes the steps."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        groups: Groups,
-        transport: Transport,
-        *,
-        period_seconds: float = PERIOD_SECONDS,
-    ) -> None:
+    def __init__(self, cluster: Cluster, groups: Groups, transport: Transport) -> None:
         self._cluster = cluster
         self._groups = groups
         self._transport = transport
-        self._period = period_seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="expiry", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
 
     def step(self) -> None:
         """Looks at all promises whose time has passed. Never raises."""
@@ -72,10 +53,6 @@ class Expiry:
         except JsonError as error:
             raise MalformedError(f"GET {path}: {error}") from error
         return pod.metadata.uid == reservation.uid and bool(pod.spec.node_name)
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._period):
-            self.step()
 
 
 class _Metadata(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ from agent.allocate.place.facts import PlaceRules
 from agent.host import malloc
 from agent.host.ending import Ending
 from agent.host.faults import Faults
+from agent.host.periodic import Periodic
 from agent.kube import auth, documents
 from agent.kube.answers import Limits
 from agent.kube.auth import Access
@@ -32,7 +33,7 @@ from agent.scheduler.bindings import Bindings
 from agent.scheduler.certificates import CertificateFiles
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.duty import Alone, Duty
-from agent.scheduler.expiry import Expiry
+from agent.scheduler.expiry import PERIOD_SECONDS, Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.leader import Leader
 from agent.scheduler.lease import Times
@@ -160,7 +161,8 @@ class _Parts:
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
         groups = Groups(cluster, seconds=settings.group_seconds)
-        self._expiry = Expiry(cluster, groups, binding)
+        expiry = Expiry(cluster, groups, binding)
+        self._expiry = Periodic("expiry", PERIOD_SECONDS, expiry.step)
         binder = Binder(cluster, groups, Bindings(binding), recent)
         deciding = Deciding(
             cluster,

@@ -16,16 +16,12 @@ from agent.scheduler.groupname import Group
 from agent.scheduler.groups import parts
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
 
+_GROUP: Final = "no room for the whole group"
 
-class OfPod(msgspec.Struct, frozen=True):
-    """Room for such a pod."""
 
+class _Question(msgspec.Struct, frozen=True):
     cluster: Cluster
     wish: Wish
-
-    @property
-    def shape(self) -> Hashable:
-        return self.wish.shape
 
     @property
     def by_word(self) -> bool:
@@ -33,9 +29,26 @@ class OfPod(msgspec.Struct, frozen=True):
 
     def answer(self, node: str) -> Answer:
         """Under the lock."""
-        place = _place(self.cluster, node, self.wish)
-        if isinstance(place, Misfit):
-            return place
+        hindrance = self.cluster.eligible(node, self.wish)
+        state = self.cluster.node(node)
+        if state is None:
+            return UNKNOWN
+        if hindrance is not None:
+            return Misfit(hindrance, unresolvable=True)
+        return self._room(state.place)
+
+    def _room(self, place: Place) -> Answer:
+        raise NotImplementedError
+
+
+class OfPod(_Question, frozen=True):
+    """Room for such a pod."""
+
+    @property
+    def shape(self) -> Hashable:
+        return self.wish.shape
+
+    def _room(self, place: Place) -> Answer:
         # What this very pod may hold of the node is no room for others of its shape.
         ask = msgspec.structs.replace(self.wish.ask, uid="")
         found = place.offer(msgspec.structs.replace(self.wish, ask=ask))
@@ -44,26 +57,16 @@ class OfPod(msgspec.Struct, frozen=True):
         return Fit(found.score, found.order)
 
 
-class OfGroup(msgspec.Struct, frozen=True):
+class OfGroup(_Question, frozen=True):
     """Room for a whole group of such pods."""
 
-    cluster: Cluster
-    wish: Wish
     group: Group
 
     @property
     def shape(self) -> Hashable:
         return self.wish.shape, self.group.size
 
-    @property
-    def by_word(self) -> bool:
-        return self.wish.zoned is not None
-
-    def answer(self, node: str) -> Answer:
-        """Under the lock."""
-        place = _place(self.cluster, node, self.wish)
-        if isinstance(place, Misfit):
-            return place
+    def _room(self, place: Place) -> Answer:
         found = together(place, parts(self.group, self.wish, self.group.size))
         if isinstance(found, Refused):
             return Misfit(
@@ -72,14 +75,3 @@ class OfGroup(msgspec.Struct, frozen=True):
         return Fit(
             sum(each.score for each in found) // len(found), max(each.order for each in found)
         )
-
-
-def _place(cluster: Cluster, node: str, wish: Wish) -> Place | Misfit:
-    hindrance = cluster.eligible(node, wish)
-    state = cluster.node(node)
-    if state is None:
-        return UNKNOWN
-    return state.place if hindrance is None else Misfit(hindrance, unresolvable=True)
-
-
-_GROUP: Final = "no room for the whole group"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from agent.host.periodic import Periodic
 from agent.kube import kinds, wire
 from agent.kube.discovery import Discovery
 from agent.kube.errors import StoreError
@@ -15,7 +15,7 @@ from agent.kube.listwatch import ListWatch, Pace
 from agent.kube.mirror import Read
 from agent.kube.objects import Change, Changed, ChangeKind
 from agent.kube.transport import Transport
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.readings import Agents, PodReading
 
@@ -117,7 +117,7 @@ class Watching:
         pace = pace or Pace()
         discovery = Discovery(transport)
         pods, nodes = (kinds.path("", "v1", each.plural) for each in (kinds.POD, kinds.NODE))
-        read_pod = readings.pods(agents or Agents())
+        read_pod = decoders.pods(agents or Agents())
         self._transport = transport
         self._pods_path = pods
 
@@ -128,14 +128,14 @@ class Watching:
 
         self._pods = ListWatch(transport, pods, {}, read_pod, told, pace=pace)
         self._nodes = ListWatch(
-            transport, nodes, {}, readings.node, cluster.nodes_changed, pace=pace
+            transport, nodes, {}, decoders.node, cluster.nodes_changed, pace=pace
         )
         self._kinds: tuple[KindWatch[Any], ...] = (
             KindWatch(
                 transport,
                 discovery,
                 kinds.TOPOLOGY,
-                readings.topology,
+                decoders.topology,
                 cluster.topologies_changed,
                 pace,
             ),
@@ -143,14 +143,12 @@ class Watching:
                 transport,
                 discovery,
                 kinds.DEVICE,
-                readings.devices,
+                decoders.devices,
                 cluster.devices_changed,
                 pace,
             ),
         )
-        self._look_seconds = look_seconds
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kinds", daemon=True)
+        self._looking = Periodic("kinds", look_seconds, self._look)
 
     @property
     def synced(self) -> bool:
@@ -165,12 +163,10 @@ class Watching:
     def start(self) -> None:
         self._pods.start()
         self._nodes.start()
-        self._thread.start()
+        self._looking.start()
 
     def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._looking.stop()
         for each in self._all():
             each.stop()
 
@@ -202,11 +198,9 @@ class Watching:
         told = self._pods.version
         return self._pods.synced and told is not None and wire.not_newer(version, told)
 
-    def _run(self) -> None:
-        while not self._stopped.is_set():
-            for each in self._kinds:
-                each.look()
-            self._stopped.wait(self._look_seconds)
+    def _look(self) -> None:
+        for each in self._kinds:
+            each.look()
 
 
 _STEP_SECONDS: Final = 0.02

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -85,9 +86,20 @@ class GoPeer:
         self._process.kill()
         self._process.communicate()
 
-    def ask(self, question: dict[str, Any], calls: int, within_seconds: float) -> dict[str, Any]:
-        """The answer to the last of so many calls, with `ns` of each. Raises PeerError, after which
-        no more can be asked."""
+    def ask(
+        self, question: dict[str, Any], calls: int, within_seconds: float, about: str
+    ) -> dict[str, Any]:
+        """The answer to the last of so many calls, with `ns` of each. Where there is none the
+        program ends, saying what it was about."""
+        try:
+            return self._answer(question, calls, within_seconds)
+        except PeerError as error:
+            raise SystemExit(f"{about}: {error}") from None
+
+    def _answer(
+        self, question: dict[str, Any], calls: int, within_seconds: float
+    ) -> dict[str, Any]:
+        """Raises PeerError, after which no more can be asked."""
         asked, answers = self._process.stdin, self._process.stdout
         assert asked is not None
         assert answers is not None
@@ -102,6 +114,14 @@ class GoPeer:
         if "error" in answer:
             raise PeerError(answer["error"])
         return answer
+
+
+def beside(stack: ExitStack, source: Source, *, build: bool) -> GoPeer | str:
+    """Runs until the stack ends; a text says why it can't be had. `build`: see `program`."""
+    try:
+        return stack.enter_context(GoPeer(program(source, build)))
+    except PeerError as error:
+        return str(error)
 
 
 def program(source: Source, build: bool) -> Path:

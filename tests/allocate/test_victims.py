@@ -129,6 +129,11 @@ CASES = {
 }
 
 
+def test_short_search_spares_those_first_whom_a_budget_keeps() -> None:
+    candidates = [pod("free", 5), pod("kept", 0, 0, "b")]
+    assert fewest(candidates, {"b": 0}, bool, trials=0) == Victims(("free",), 0)
+
+
 def test_large_one_among_many() -> None:
     """Of 60 pods alike any three do, and two certain ones, and the first one alone."""
     pods = [pod(f"u{number:02}", 0, number) for number in range(60)]

@@ -4,62 +4,36 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from demo.stage import free_port
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.integration.command import Command
+from tests.waiting import eventually
 
 Object = dict[str, Any]
 
 
-class Scheduler:
-    """The process; its log is a file below `folder`."""
+class Scheduler(Command):
+    """Its log is a file below `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path, name: str = "scheduler") -> None:
+        super().__init__("scheduler", folder / f"{name}.log", "extender listens")
         self.port, self.pages_port = free_port(), free_port()
-        self._log = folder / f"{name}.log"
         self._kubeconfig = kubeconfig
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *flags: str) -> None:
         """Returns when it listens, in plain HTTP where the flags say nothing else."""
-        before = self.log().count("extender listens")
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "agent", "scheduler"),
-                    f"--extender-address=127.0.0.1:{self.port}",
-                    f"--scheduler-http=127.0.0.1:{self.pages_port}",
-                    "--tls-certificate-file=",
-                    "--lease-seconds=3",
-                    f"--kubeconfig={self._kubeconfig}",
-                    *flags,
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        eventually("listens", lambda: self._alive() and self._listens() > before)
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        code = self._process.wait(DEADLINE_SECONDS)
-        self._process = None
-        return code
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
-    def log(self) -> str:
-        return self._log.read_text() if self._log.exists() else ""
+        self.run(
+            f"--extender-address=127.0.0.1:{self.port}",
+            f"--scheduler-http=127.0.0.1:{self.pages_port}",
+            "--tls-certificate-file=",
+            "--lease-seconds=3",
+            f"--kubeconfig={self._kubeconfig}",
+            *flags,
+        )
 
     def ready(self) -> tuple[int, str]:
         return self._page("readyz")
@@ -72,7 +46,7 @@ class Scheduler:
         return asked(connection, name)
 
     def until_ready(self) -> None:
-        eventually("ready", lambda: self._alive() and self.ready()[0] == 200, 30)
+        eventually("ready", lambda: self.alive() and self.ready()[0] == 200, 30)
 
     def ask(self, verb: str, body: object) -> Any:
         """The answer to a request in plain HTTP, which must be 200."""
@@ -89,21 +63,6 @@ class Scheduler:
             "localhost", self.port, context=context, timeout=30
         )
         return asked(connection, verb, json.dumps(body).encode())
-
-    def _alive(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log()
-        return True
-
-    def _listens(self) -> int:
-        return self.log().count("extender listens")
-
-    def __enter__(self) -> Scheduler:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self.end(signal.SIGKILL)
 
 
 def asked(

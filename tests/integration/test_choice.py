@@ -9,7 +9,8 @@ import pytest
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import process, yard
 from tests.integration.kubescheduler.company import Topolet, furnish, shipped
-from tests.integration.kubescheduler.recorder import Recorder, recording
+from tests.integration.kubescheduler.posts import answering
+from tests.integration.kubescheduler.recorder import Recorder
 from tests.integration.kubescheduler.yard import ONE_NODE, Yard
 
 BURST_SECONDS = 300.0
@@ -27,7 +28,7 @@ def test_thousand_choices(
     furnish(apiserver)
     topolet = Topolet(apiserver, tmp_path, *PLAIN_HTTP, "--best-node-only=false")
     recorder = Recorder(topolet.port)
-    with yard.yard(apiserver, request.node.name) as here, recording(recorder) as url:
+    with yard.yard(apiserver, request.node.name) as here, answering(recorder.connected) as url:
         for number in range(30):
             here.hosts.add((2, 1, (16, 24, 32)[number % 3], 2))
         settings = shipped(apiserver, topolet.port)

@@ -103,6 +103,20 @@ def test_evicts_the_lowest_where_only_our_rule_blocks(here: Yard) -> None:
     assert here.bound().keys() == {"b", "high"}
 
 
+def test_evicts_who_shares_a_card(here: Yard) -> None:
+    """40 percent of either card are free, 80 in sum."""
+    here.hosts.add(SHAPE, (gpu(0), gpu(1)))
+    here.ask("low", {CORE: "60", RATIO: "60"}, **LOW)
+    here.ask("middle", {CORE: "60", RATIO: "60"}, **MIDDLE)
+    here.wait_bound("low", "middle")
+    here.ask("high", {CORE: "80", RATIO: "80"}, **HIGH)
+    here.wait("a victim is ending", here.ending)
+    assert here.ending() == {"low"}
+    here.end_terminating()
+    here.wait_bound("high")
+    assert here.bound().keys() == {"middle", "high"}
+
+
 def test_what_is_made_free_is_kept_from_lesser_pods(here: Yard) -> None:
     halves(here)
     here.ask("high", {"cpu": "6"}, "LS", ONE_NODE, **HIGH)

@@ -11,7 +11,7 @@ import pytest
 from agent.allocate.place.wish import wish_of
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.model.apipods import from_object
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budgets
 from agent.scheduler.evict import AFTER_SECONDS, PLAN_SECONDS, REST_SECONDS, Evictor
@@ -28,7 +28,7 @@ CPUS = {"a": "0-3", "b": "4-7"}
 """All of a node: those of either NUMA node are one pod's."""
 
 _numbers = itertools.count()
-_read = readings.pods(Agents())
+_read = decoders.pods(Agents())
 
 
 class World:
@@ -50,10 +50,12 @@ class World:
             lambda: self.leading,
             clock=lambda: self.now,
         )
+        self.nodes = [name, f"{name}-2"]
         objects.namespace(api, name)
-        objects.ready_node(api, name, {"cpu": "8", "memory": "8Gi"})
-        self.cluster.nodes_changed([told.of_node(told.node(name))])
-        self.cluster.topologies_changed([told.of_topology(told.topology(name))])
+        for node in self.nodes:
+            objects.ready_node(api, node, {"cpu": "8", "memory": "8Gi"})
+            self.cluster.nodes_changed([told.of_node(told.node(node))])
+            self.cluster.topologies_changed([told.of_topology(told.topology(node))])
         for pod, cpus in CPUS.items():
             self.tenant(pod, cpus)
         body = objects.create(
@@ -68,12 +70,12 @@ class World:
         self.waiting.refused(self.waiter)
         self.now += 1.0
 
-    def tenant(self, pod: str, cpus: str, *, heard: bool = True) -> None:
+    def tenant(self, pod: str, cpus: str, node: str = "", *, heard: bool = True) -> None:
         note = {"scheduling.koordinator.sh/resource-status": f'{{"cpuset":"{cpus}"}}'}
         wanted = objects.pending(
             self.name, pod, {"cpu": "4"}, scheduler="", labels={**QOS, "app": pod}, annotations=note
         )
-        wanted["spec"]["nodeName"] = self.name
+        wanted["spec"]["nodeName"] = node or self.name
         objects.create(self.api, wanted)
         path = f"/api/v1/namespaces/{self.name}/pods/{pod}/status"
         ready = {"type": "Ready", "status": "True"}
@@ -102,10 +104,16 @@ def world(apiserver: ApiServer) -> Iterator[World]:
     yield it
     for pod in objects.pods(apiserver, it.name):
         objects.end(apiserver, it.name, pod)
-    apiserver.admin.delete(f"/api/v1/nodes/{it.name}")
+    for node in it.nodes:
+        apiserver.admin.delete(f"/api/v1/nodes/{node}")
 
 
 def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
+    """Though another node could do it too."""
+    for pod, cpus in CPUS.items():
+        world.tenant(f"other-{pod}", cpus, world.nodes[1])
+    both = msgspec.structs.replace(world.waiter, candidates=tuple(world.nodes))
+    world.waiting.refused(msgspec.structs.replace(both, refused_at=0.0))
     world.evictor.round()
     (plan,) = world.evictor.plans
     assert world.ending() == {each.name for each in plan.victims}
@@ -114,7 +122,7 @@ def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
     world.evictor.round()
     assert world.evictor.plans == (plan,)
     assert len(world.ending()) == 1
-    assert world.waiting.kept_from("another", 10, world.now) == {world.name}
+    assert world.waiting.kept_from("another", 10, world.now) == {plan.node}
     assert world.waiting.kept_from("another", 11, world.now) == set()
     assert world.waiting.kept_from(world.waiter.uid, 10, world.now) == set()
     world.waiting.settled(world.waiter.uid)

@@ -103,6 +103,17 @@ def test_retried_when_the_topology_comes(here: Yard) -> None:
     here.wait_bound("a", seconds=PROMISED_SECONDS)
 
 
+def test_retried_after_a_restart(here: Yard, topolet: Topolet) -> None:
+    """Who was refused by another process is not forgotten."""
+    node = here.hosts.add(SHAPE, told=False)
+    here.ask("a", {"cpu": "2"}, "LSR")
+    here.wait_refused("a")
+    topolet.kill()
+    topolet.start()
+    here.hosts.tell(node, SHAPE)
+    here.wait_bound("a", seconds=PROMISED_SECONDS)
+
+
 def test_retried_when_a_device_comes(here: Yard) -> None:
     node = here.hosts.add(SHAPE, CARDS[:1])
     here.ask("first", {CORE: "100", RATIO: "100"})

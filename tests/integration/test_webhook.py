@@ -7,9 +7,7 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +22,8 @@ from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
 from tests.integration import deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
-from tests.waiting import DEADLINE_SECONDS, eventually
+from tests.integration.command import Command
+from tests.waiting import eventually
 
 Object = dict[str, Any]
 
@@ -35,10 +34,11 @@ PLAIN: Object = {"cpu": "1"}
 GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
 
 
-class Webhook:
-    """The process; its certificate and accounts lie in `folder`."""
+class Webhook(Command):
+    """Its certificate and accounts lie in `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path) -> None:
+        super().__init__("webhook", folder / "webhook.log", "webhook listens")
         self.folder = folder
         self.authority = Authority(folder)
         self.authority.server("tls")
@@ -46,49 +46,17 @@ class Webhook:
         self.binders.write_text(of_kind("ConfigMap")["topolet-policy"]["data"]["binders"])
         self.port = free_port()
         self._kubeconfig = kubeconfig
-        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *flags: str) -> None:
         """Returns when it listens."""
-        with (self.folder / "webhook.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "agent", "webhook"),
-                    f"--webhook-https=127.0.0.1:{self.port}",
-                    f"--tls-certificate-file={self.folder / 'tls.crt'}",
-                    f"--tls-key-file={self.folder / 'tls.key'}",
-                    f"--binders-file={self.binders}",
-                    f"--kubeconfig={self._kubeconfig}",
-                    *flags,
-                ],
-                stdout=log,
-                stderr=log,
-            )
-        before = self.log().count("webhook listens")
-        eventually("listens", lambda: self._alive() and self.log().count("listens") > before)
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Its exit code."""
-        assert self._process is not None
-        self._process.send_signal(number)
-        code = self._process.wait(DEADLINE_SECONDS)
-        self._process = None
-        return code
-
-    def log(self) -> str:
-        return (self.folder / "webhook.log").read_text()
-
-    def _alive(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log()
-        return True
-
-    def __enter__(self) -> Webhook:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None:
-            self.end(signal.SIGKILL)
+        self.run(
+            f"--webhook-https=127.0.0.1:{self.port}",
+            f"--tls-certificate-file={self.folder / 'tls.crt'}",
+            f"--tls-key-file={self.folder / 'tls.key'}",
+            f"--binders-file={self.binders}",
+            f"--kubeconfig={self._kubeconfig}",
+            *flags,
+        )
 
 
 class Cluster:

@@ -11,7 +11,7 @@ from agent.allocate.place.wish import Wish, wish_of
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.model import apipods
 from agent.model.apipods import ApiPod
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.readings import Agents, PodReading
 from benchmarks import fleet
@@ -31,7 +31,7 @@ DGX1 = Model(
 )
 """Two quads of V100 with twice the links in some pairs, two cards behind a switch."""
 
-_read_pod = readings.pods(Agents())
+_read_pod = decoders.pods(Agents())
 
 
 def cluster(nodes: Mapping[str, Model]) -> Cluster:
@@ -56,16 +56,16 @@ def add(known: Cluster, name: str, model: Model, *, agent: bool = True) -> None:
 @functools.cache
 def _changes(name: str, model: Model) -> tuple[Change[Any], Change[Any], Change[Any]]:
     machine, key, added = fleet.Machine(model), Key("", name), ChangeKind.ADDED
-    node = readings.node(json.dumps(machine.node(name)).encode())
-    topology = readings.topology(json.dumps(machine.topology(name)).encode())
-    devices = readings.devices(json.dumps(machine.devices(name)).encode())
+    node = decoders.node(json.dumps(machine.node(name)).encode())
+    topology = decoders.topology(json.dumps(machine.topology(name)).encode())
+    devices = decoders.devices(json.dumps(machine.devices(name)).encode())
     return Change(added, key, node), Change(added, key, topology), Change(added, key, devices)
 
 
 def remove(known: Cluster, name: str) -> None:
     """A node goes; its pods stay for a while."""
     key = Key("", name)
-    read = readings.node(json.dumps({"metadata": {"name": name}}).encode())
+    read = decoders.node(json.dumps({"metadata": {"name": name}}).encode())
     known.nodes_changed([Change(ChangeKind.DELETED, key, read)])
 
 

@@ -18,12 +18,12 @@ from agent.model.devices import Device, DeviceTopology
 from agent.model.nodetopology import NodeTopology
 from agent.model.resources import NodeConfiguration, koordinator_annotations
 from agent.model.topology import Topology
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.readings import AGENT_LABELS, Agents, NodeReading, PodReading, Unreadable
 
 Object = dict[str, Any]
 
-read_pod = readings.pods(Agents())
+read_pod = decoders.pods(Agents())
 
 
 def pod(
@@ -132,19 +132,19 @@ def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRe
 
 
 def of_node(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeReading]:
-    return Change(kind, _key(told), readings.node(json.dumps(told).encode()))
+    return Change(kind, _key(told), decoders.node(json.dumps(told).encode()))
 
 
 def of_topology(
     told: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[NodeTopology | Unreadable]:
-    return Change(kind, _key(told), readings.topology(json.dumps(told).encode()))
+    return Change(kind, _key(told), decoders.topology(json.dumps(told).encode()))
 
 
 def of_devices(
     told: Object, kind: ChangeKind = ChangeKind.MODIFIED
 ) -> Change[DeviceObject | Unreadable]:
-    return Change(kind, _key(told), readings.devices(json.dumps(told).encode()))
+    return Change(kind, _key(told), decoders.devices(json.dumps(told).encode()))
 
 
 def _key(told: Object) -> Key:

@@ -12,23 +12,12 @@ from agent.kube.objects import ChangeKind
 from agent.model import schedulerargs
 from agent.scheduler.cluster import Cluster, ReserveError
 from tests.scheduler import objects
+from tests.scheduler.clock import Clock
 
 DELETED = ChangeKind.DELETED
 PLAIN = objects.wish({"cpu": "1"})
 GPU = objects.wish({"nvidia.com/gpu": "1"})
 LSR = objects.wish({"cpu": "2"}, qos="LSR")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

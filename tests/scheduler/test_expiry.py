@@ -16,15 +16,10 @@ from agent.scheduler.groups import Groups
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.scheduler import objects
-from tests.scheduler.test_cluster import Clock, held
-from tests.waiting import eventually
+from tests.scheduler.clock import Clock
+from tests.scheduler.test_cluster import held
 
 WISH = objects.wish({"cpu": "1"}, name="a")
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -44,7 +39,7 @@ def groups(cluster: Cluster, clock: Clock) -> Groups:
 @pytest.fixture
 def expiry(server: Server, cluster: Cluster, groups: Groups) -> Iterator[Expiry]:
     transport = Transport(FileAccess(server.url))
-    yield Expiry(cluster, groups, transport, period_seconds=0.01)
+    yield Expiry(cluster, groups, transport)
     transport.close()
 
 
@@ -104,10 +99,9 @@ def test_a_promise_for_a_time_ends_by_itself(
 ) -> None:
     cluster.release("uid-a")
     cluster.reserve("n1", Granted(WISH), seconds=5)
-    expiry.start()
     clock.now = 6
-    eventually("over", lambda: not held(cluster))
-    expiry.stop()
+    expiry.step()
+    assert not held(cluster)
     assert not server.requests
 
 

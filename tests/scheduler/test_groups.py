@@ -10,23 +10,11 @@ from agent.scheduler.groupname import GROUP, Group
 from agent.scheduler.groups import Groups
 from benchmarks.fleet import SMALL, owner
 from tests.scheduler import clusters
+from tests.scheduler.clock import Clock
 
 PAIR = Group("default", "g", 2)
 TRIO = Group("default", "g", 3)
 EIGHT = owner(8, 8)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

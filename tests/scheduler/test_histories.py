@@ -18,7 +18,7 @@ from agent.allocate.place.wish import wish_of
 from agent.kube.mirror import Metadata, Mirror
 from agent.kube.objects import Change, Key
 from agent.model.apipods import from_object
-from agent.scheduler import readings
+from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster, ReserveError
 from tests.scheduler import objects
 from tests.scheduler.objects import Object
@@ -39,9 +39,9 @@ ASKS: tuple[tuple[str, str, dict[str, str]], ...] = (
 )
 READ: dict[str, Callable[[bytes], Any]] = {
     "pods": objects.read_pod,
-    "nodes": readings.node,
-    "topologies": readings.topology,
-    "devices": readings.devices,
+    "nodes": decoders.node,
+    "topologies": decoders.topology,
+    "devices": decoders.devices,
 }
 
 

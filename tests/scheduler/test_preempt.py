@@ -93,6 +93,16 @@ def test_named_ones_stay_where_resources_are_not_why() -> None:
     assert answer == (["p0", "p1"], 0)
 
 
+def test_victims_give_back_what_the_pod_needs_in_sum() -> None:
+    """CPUs 6 and 7 are nobody's, but others may use them: of the pods one alone is large enough."""
+    small, smaller = tenant("q4"), tenant("s5")
+    for body, cpu in ((small, "1500m"), (smaller, "500m")):
+        body["metadata"]["labels"] = {"koordinator.sh/qosClass": "LS"}
+        body["spec"]["containers"][0]["resources"] = {"requests": {"cpu": cpu}}
+    full = cluster(*FULL[:3], small, smaller)
+    assert preempted(full, asking(2), "q4", "s5") == (["p2"], 0)
+
+
 def test_lower_priority_goes_before_the_last_started() -> None:
     pods = [tenant(name, 5 if name in ("p2", "p3") else 1) for name in CPUS]
     assert preempted(cluster(*pods), asking(4), "p0", "p3") == (["p0", "p1"], 0)

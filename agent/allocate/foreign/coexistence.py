@@ -62,20 +62,13 @@ class Conflict(msgspec.Struct, frozen=True):
     rule: Rule
 
 
-def may_share(one: Holding, other: Holding, capacity: Mapping[str, int] | None = None) -> bool:
-    """Whether both can be had. `capacity` of the device by resource, for shares; one that it does
-    not list has no limit."""
-    if (one.type, one.device) != (other.type, other.device) or _together(one, other):
-        return True
-    return _allowed(_rule(one, other), one, other, capacity or {})
-
-
 def conflicts(
     holdings: Iterable[Holding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> tuple[Conflict, ...]:
     """Of every two that can't be had both, the one to be refused: the one that is told of by the
     lesser source, else the later in the order given. Shares that do not fit together are refused
-    from the last. `capacities` by type and id of the device."""
+    from the last. `capacities` by type and id of the device; a resource that one does not list has
+    no limit."""
     by_device: dict[tuple[str, str], list[Holding]] = {}
     for each in holdings:
         if each.device or each.form is Form.CPUS:
@@ -89,7 +82,7 @@ def conflicts(
             if (
                 rule is not Rule.FITTING
                 and not _together(one, other)
-                and not _allowed(rule, one, other, capacity)
+                and not _allowed(rule, one, other)
             ):
                 found.append(Conflict(one, other, rule))
         found += _overfull(held, capacity)
@@ -104,13 +97,11 @@ def _rule(one: Holding, other: Holding) -> Rule:
     return TABLE[frozenset({one.form, other.form})]
 
 
-def _allowed(rule: Rule, one: Holding, other: Holding, capacity: Mapping[str, int]) -> bool:
+def _allowed(rule: Rule, one: Holding, other: Holding) -> bool:
     if rule is Rule.OTHER_PART:
         return _apart(one.part, other.part)
     if rule is Rule.OTHER_REPLICA:
         return one.resource == other.resource and one.part != other.part
-    if rule is Rule.FITTING:
-        return _fits((one, other), capacity)
     if rule is Rule.OTHER_CPUS:
         return not CpuSet.parse(one.part) & CpuSet.parse(other.part)
     return rule is Rule.KEPT

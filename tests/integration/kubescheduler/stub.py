@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler.posts import answering
 from tests.waiting import eventually
 
 
@@ -64,33 +63,10 @@ class Stub:
                 return {"Error": ""}
 
 
-@contextlib.contextmanager
-def listening(stub: Stub) -> Iterator[str]:
+def listening(stub: Stub) -> AbstractContextManager[str]:
     """Its URL."""
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
+    def answer(path: str, body: bytes) -> tuple[int, bytes]:
+        return 200, json.dumps(stub.answer(path.strip("/"), json.loads(body))).encode()
 
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            answer = json.dumps(stub.answer(self.path.strip("/"), json.loads(body))).encode()
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    return answering(lambda: nullcontext(answer))
