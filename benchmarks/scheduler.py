@@ -52,7 +52,7 @@ class Amount(msgspec.Struct, frozen=True):
     grown: tuple[int, ...] = (500, 15_000)
 
 
-QUICK: Final = Amount(pods=5000, kinds=6, rounds=30, burst=100, grown=())
+QUICK: Final = Amount(pods=5000, kinds=5, rounds=24, burst=80, grown=())
 
 
 class Connection:

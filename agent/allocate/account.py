@@ -27,6 +27,7 @@ class Account:
         self._inside: Counter[int] = Counter()
         self._spanning: Counter[int] = Counter()
         self._totals = facts.totals()
+        self._remembered: tuple[Amounts, Amounts] | None = None
 
     def copy(self) -> Account:
         """One that goes its own way from here."""
@@ -67,22 +68,30 @@ class Account:
 
     def recorded(self) -> Amounts:
         """What is left by the amounts that pods were given of NUMA nodes, never below 0: what
-        Koordinator scores NUMA nodes by."""
-        return {
-            node: {
-                name: max(0, total - self.recorded_used(node, name))
-                for name, total in amounts.items()
-            }
-            for node, amounts in self._totals.items()
-        }
+        Koordinator scores NUMA nodes by. The caller's own."""
+        return _copied(self._left()[0])
 
     def available(self) -> Amounts:
-        """What is really left: CPUs that a pod owns are gone, whatever amounts it was given."""
-        left = self.recorded()
-        for node, cpu_milli in self._owned.items():
-            if cpu_milli and "cpu" in left.get(node, ()):
-                left[node]["cpu"] = max(0, self._totals[node]["cpu"] - self.used(node, "cpu"))
-        return left
+        """What is really left: CPUs that a pod owns are gone, whatever amounts it was given. The
+        caller's own."""
+        return _copied(self._left()[1])
+
+    def _left(self) -> tuple[Amounts, Amounts]:
+        """By records and really; many pods are offered places between two that get one."""
+        if self._remembered is None:
+            recorded = {
+                node: {
+                    name: max(0, total - self.recorded_used(node, name))
+                    for name, total in amounts.items()
+                }
+                for node, amounts in self._totals.items()
+            }
+            left = _copied(recorded)
+            for node, cpu_milli in self._owned.items():
+                if cpu_milli and "cpu" in left.get(node, ()):
+                    left[node]["cpu"] = max(0, self._totals[node]["cpu"] - self.used(node, "cpu"))
+            self._remembered = recorded, left
+        return self._remembered
 
     def used(self, node: int, name: str) -> int:
         """What pods have of a NUMA node: a CPU that one owns counts, whatever it was given."""
@@ -118,6 +127,7 @@ class Account:
         return max(claim.cpu_milli, bound) - bound + self._facts.amplified(bound)
 
     def _count(self, claim: Claim, sign: int) -> None:
+        self._remembered = None
         self.cpu_milli += sign * self.paid(claim)
         own = {
             area.id: count
@@ -157,3 +167,7 @@ class Account:
             self._inside,
             self._spanning,
         )
+
+
+def _copied(amounts: Amounts) -> Amounts:
+    return {node: dict(of_node) for node, of_node in amounts.items()}

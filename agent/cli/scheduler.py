@@ -17,7 +17,6 @@ OPTIONS = (
     "scheduler_http",
     "scheduler_name",
     "scheduler_args_file",
-    "zone_strategy",
     "agent_selector",
     "best_node_only",
     "group_seconds",

@@ -13,9 +13,9 @@ from agent.allocate.zoned.misfit import Cause, Misfit
 from agent.allocate.zoned.node import ZonedNode, zoned_node
 from agent.allocate.zoned.pod import ZonedPod, zoned_pod
 from agent.allocate.zoned.score import score
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.conformance.verdict import Difference, Verdict
 from agent.model import apipods, nodetopology
+from agent.model.schedulerargs import ZoneStrategy
 
 SIDECARS: Final = Difference(
     "sidecars-stay",

@@ -30,13 +30,16 @@ class GpuTiming(msgspec.Struct, frozen=True):
 
 TIMING: Final = GpuTiming()
 
+_KEPT: Final = 4
+"""News that wait to be taken."""
+
 _MOST_ENDS: Final = 3
 """Of children without an answer between. Somebody may kill one, and memory may lack; so often it is
 the driver's library that ends them."""
 
 
 class GpuNews(msgspec.Struct, frozen=True):
-    """Events came before the look, if there was one; None: nobody looked since."""
+    """Events, and the look after them; None: nobody looked since."""
 
     events: tuple[GpuEvent, ...]
     sight: GpuSight | None
@@ -63,8 +66,7 @@ class GpuWatcher:
         self._ends = 0
         self._stuck: GpuSession | None = None
         self._lock = threading.Lock()
-        self._events: list[GpuEvent] = []
-        self._sight: GpuSight | None = None
+        self._pending: list[GpuNews] = []
         self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
 
     def start(self) -> None:
@@ -97,11 +99,11 @@ class GpuWatcher:
         """For who learned elsewhere that something changed; also ends the wait for a driver."""
         os.eventfd_write(self._wake, 1)
 
-    def take(self) -> GpuNews:
-        """What came since it was taken last."""
+    def take(self) -> tuple[GpuNews, ...]:
+        """What came since it was taken last, in its order: a look proves nothing of an event that
+        came after it."""
         with self._lock:
-            news = GpuNews(tuple(self._events), self._sight)
-            self._events, self._sight = [], None
+            news, self._pending = tuple(self._pending), []
         return news
 
     def _run(self) -> None:
@@ -181,17 +183,25 @@ class GpuWatcher:
 
     def _hear(self, session: GpuSession) -> bool:
         heard, session.events = session.events, []
-        with self._lock:
-            # A card in trouble can say the same thousands of times.
-            self._events = list(dict.fromkeys([*self._events, *heard]))
         if heard:
+            with self._lock:
+                before = self._open().events
+                # A card in trouble can say the same thousands of times.
+                self._pending.append(GpuNews(tuple(dict.fromkeys([*before, *heard])), None))
             self._news()
         return bool(heard)
 
     def _show(self, sight: GpuSight) -> None:
         with self._lock:
-            self._sight = sight
+            self._pending.append(GpuNews(self._open().events, sight))
         self._news()
+
+    def _open(self) -> GpuNews:
+        """Taken off the end: what has no look yet, or more than an agent that does not listen can
+        be kept."""
+        if self._pending and (self._pending[-1].sight is None or len(self._pending) >= _KEPT):
+            return self._pending.pop()
+        return GpuNews((), None)
 
     def _sleep(self, seconds: float | None) -> None:
         poll = select.poll()

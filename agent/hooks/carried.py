@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from posixpath import normpath
 from typing import Final
 
 from agent.hooks import carriers, wire
@@ -26,7 +25,12 @@ from agent.hooks.requests import (
 
 _SIGNS: Final = {
     ENVIRONMENT: (carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
-    MOUNTS: (b"null",),
+    MOUNTS: (
+        b"nvidia-container-devices",
+        b"device-plugins",
+        b"pod-resources",
+        b"node-feature-discovery",
+    ),
     NODES: (b"",),
     ANNOTATIONS: (carriers.CDI_ANNOTATIONS.encode(),),
     CDI_DEVICES: (b"",),
@@ -52,23 +56,22 @@ def carried(message: bytes) -> Carried:
         for each in found[ANNOTATIONS]
         if carriers.is_cdi_annotation(key := wire.text(each, 1))
     ]
-    mounts = [(normpath(wire.text(each, HOST_PATH)), each) for each in found[MOUNTS]]
+    places = [wire.text(each, CONTAINER_PATH) for each in found[MOUNTS]]
     return Carried(
         environment=tuple(value for name, value in variables if name == carriers.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
-        mounts=tuple(
-            wire.text(each, CONTAINER_PATH) for host, each in mounts if host == carriers.DEV_NULL
-        ),
+        mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
         annotations=tuple(notes),
         cdi_devices=tuple(wire.text(each, 1) for each in found[CDI_DEVICES]),
         nodes=tuple(_node(each) for each in found[NODES]),
         privileged=bool(wire.number(wire.merged(message, *SECURITY_CONTEXT), PRIVILEGED)),
+        serving=any(carriers.serves(wire.text(each, HOST_PATH)) for each in found[MOUNTS]),
     )
 
 
 def _node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        normpath(wire.text(message, NODE_HOST_PATH)),
+        carriers.cleaned(wire.text(message, NODE_HOST_PATH)),
         wire.text(message, NODE_PATH),
         wire.text(message, NODE_PERMISSIONS),
     )

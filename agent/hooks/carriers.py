@@ -30,14 +30,19 @@ _FAMILIES: Final = {
     "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
 }
+_SERVING: Final = re.compile(
+    r"(?:/.*/kubelet/(?:device-plugins|pod-resources)|(?:/var)?/run/topolet/pod-resources"
+    r"|/etc/kubernetes/node-feature-discovery)(?:/.*)?"
+)
 _NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
 
 
 class Carried(msgspec.Struct, frozen=True):
     """All of a request that may name devices, in its order.
 
-    `environment`: the values of NVIDIA_VISIBLE_DEVICES that are not its image's. `mounts`: where in
-    the container /dev/null is mounted. `annotations`: those that CDI reads.
+    `environment`: the values of NVIDIA_VISIBLE_DEVICES that are not its image's. `mounts`: places
+    in the container that name GPUs, whatever is mounted there. `annotations`: those that CDI reads.
+    `serving`: it mounts where the kubelet or others are told of the node's devices, or asked.
     """
 
     environment: tuple[str, ...] = ()
@@ -47,6 +52,7 @@ class Carried(msgspec.Struct, frozen=True):
     cdi_devices: tuple[str, ...] = ()
     nodes: tuple[CarriedNode, ...] = ()
     privileged: bool = False
+    serving: bool = False
 
     def names(self) -> Iterator[str]:
         """Of GPUs, without a kind, from every carrier but device nodes."""
@@ -77,7 +83,7 @@ def is_cdi_annotation(key: str) -> bool:
 
 def mounted_name(container_path: str) -> str | None:
     """The GPU that a mount names, qualified if it is so; None for a mount of another sense."""
-    path = normpath(container_path)
+    path = cleaned(container_path)
     below = path.removeprefix(f"{MOUNT_ROOT}/")
     if below == path:
         return None
@@ -87,6 +93,17 @@ def mounted_name(container_path: str) -> str | None:
     if len(parts) == 4 and parts[0] == "cdi" and is_gpu_kind(f"{parts[1]}/{parts[2]}"):
         return f"{parts[1]}/{parts[2]}={parts[3]}"
     return None
+
+
+def serves(host_path: str) -> bool:
+    """Whether who mounts that tells of the node's devices, or asks for them: device plugins,
+    exporters, discovery of features."""
+    return _SERVING.fullmatch(cleaned(host_path)) is not None
+
+
+def cleaned(path: str) -> str:
+    """As runtimes read it: POSIX lets two slashes at the beginning stand."""
+    return normpath(f"/{path.lstrip('/')}") if path.startswith("/") else normpath(path)
 
 
 def mount_path(name: str) -> str:

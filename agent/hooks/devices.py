@@ -57,19 +57,22 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
     """For a container that keeps what its request names. `given`: its pod was given devices that it
     can't have. Raises TakenError where another pod has what is named; `all` may be named by a pod
     that was given nothing: it watches them. One that names nothing must not get what its image
-    says."""
+    says, unless it serves the node's devices, or reaches them whatever is written."""
     names = list(carried.names())
     for device in _others(node, uid):
         whole_and_parts = _related(device, node.held)
         for name in names:
-            if (name == _ALL and given) or any(
+            if (name.lower() == _ALL and given) or any(
                 carriers.refers(name, each.uuid, each.index) for each in whole_and_parts
             ):
                 raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
     _keeps_off(uid, carried.nodes, node)
-    if node.unasked == "leave" and not given:
+    if not given and (
+        node.unasked == "leave"
+        or (node.unasked == "hide" and (carried.serving or carried.privileged))
+    ):
         return UNCHANGED
-    denied = node.unasked == "deny" and set(names) == {_ALL}
+    denied = node.unasked == "deny" and _ALL in map(str.lower, names)
     asks = bool(names or carried.environment) or any(
         carriers.is_card_node(each.host_path) for each in carried.nodes
     )

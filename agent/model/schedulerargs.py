@@ -2,7 +2,8 @@
 
 Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` of the fine-grained CPU
 orchestration proposal, and `NodeNUMAResourceArgs` of Koordinator's plugin (koordinator.md §1.8).
-`gpuObjective` is ours, and a key of both.
+`gpuObjective` is ours, and a key of both; so is `zoneScoringStrategy`, for plain pods, as
+NodeResourceTopologyMatch has one (peers.md §2).
 """
 
 from __future__ import annotations
@@ -27,6 +28,16 @@ class ScoringType(enum.StrEnum):
     BALANCED_ALLOCATION = "BalancedAllocation"
 
 
+class ZoneStrategy(enum.StrEnum):
+    """Which nodes suit plain pods. LEAST_NUMA_NODES counts NUMA nodes, the others look at each one
+    by itself."""
+
+    LEAST_ALLOCATED = "LeastAllocated"
+    MOST_ALLOCATED = "MostAllocated"
+    BALANCED_ALLOCATION = "BalancedAllocation"
+    LEAST_NUMA_NODES = "LeastNUMANodes"
+
+
 class Measure(enum.StrEnum):
     """What a node is scored by: amounts of resources, or how many of its NUMA nodes are used."""
 
@@ -48,9 +59,17 @@ class Strategy(msgspec.Struct, frozen=True):
     weights: Weights
 
 
+class ZoneScoring(msgspec.Struct, frozen=True):
+    """Of plain pods; a resource without a weight has 1."""
+
+    type: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
+    weights: Weights = {}
+
+
 class SchedulerArgs(msgspec.Struct, frozen=True):
     """`node`: how nodes are scored; `numa`: how sets of NUMA nodes on one of them. `measures`: the
-    mean of all that are named. `gpu_objective`: how sets of GPUs on a node are chosen."""
+    mean of all that are named. `gpu_objective`: how sets of GPUs on a node are chosen. `zones`: how
+    nodes are scored for plain pods."""
 
     rules: Rules
     bind: BindPolicy
@@ -59,6 +78,7 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     numa: Strategy
     measures: frozenset[Measure]
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zones: ZoneScoring = ZoneScoring()
 
 
 def decode(body: object) -> SchedulerArgs:
@@ -98,6 +118,11 @@ class _MeasuredStrategy(_Strategy, frozen=True):
     measures: frozenset[Measure] | None = None
 
 
+class _ZoneStrategy(_Fields, frozen=True):
+    type: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
+    resources: tuple[_Resource, ...] = ()
+
+
 class _CpuOrchestration(_Fields, frozen=True):
     kind: Literal["CPUOrchestrationPluginArgs"]
     api_version: str = ""
@@ -108,6 +133,7 @@ class _CpuOrchestration(_Fields, frozen=True):
     scoring_strategy: _MeasuredStrategy | None = None
     numa_scoring_strategy: _Strategy | None = None
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zone_scoring_strategy: _ZoneStrategy = _ZoneStrategy()
 
 
 class _NodeNumaResource(_Fields, frozen=True):
@@ -117,6 +143,7 @@ class _NodeNumaResource(_Fields, frozen=True):
     scoring_strategy: _Strategy | None = None
     numa_scoring_strategy: _Strategy | None = None
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+    zone_scoring_strategy: _ZoneStrategy = _ZoneStrategy()
 
 
 def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
@@ -131,6 +158,7 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
         _strategy(Rules.PROPOSAL, "numaScoringStrategy", raw.numa_scoring_strategy, node),
         said.measures or frozenset(Measure),
         raw.gpu_objective,
+        _zones(Rules.PROPOSAL, raw.zone_scoring_strategy),
     )
 
 
@@ -144,15 +172,23 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
         _strategy(Rules.KOORDINATOR, "numaScoringStrategy", raw.numa_scoring_strategy, default),
         frozenset({Measure.RESOURCES}),
         raw.gpu_objective,
+        _zones(Rules.KOORDINATOR, raw.zone_scoring_strategy),
     )
 
 
 def _strategy(kind: str, field: str, said: _Strategy | None, default: Strategy) -> Strategy:
     if said is None:
         return default
-    weights = default.weights
-    if said.resources:
-        weights = {each.name: each.weight for each in said.resources}
-        if len(weights) < len(said.resources):
-            raise ObjectError(kind, "", f"{field}.resources: a resource is named twice")
+    weights = _weights(kind, field, said.resources) if said.resources else default.weights
     return Strategy(said.type or default.type, weights)
+
+
+def _zones(kind: str, said: _ZoneStrategy) -> ZoneScoring:
+    return ZoneScoring(said.type, _weights(kind, "zoneScoringStrategy", said.resources))
+
+
+def _weights(kind: str, field: str, resources: tuple[_Resource, ...]) -> Weights:
+    weights = {each.name: each.weight for each in resources}
+    if len(weights) < len(resources):
+        raise ObjectError(kind, "", f"{field}.resources: a resource is named twice")
+    return weights

@@ -179,7 +179,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
         Unasked,
         msgspec.Meta(
             description="containers that no GPU was given to: leave them as they come; hide every "
-            "GPU where the request names none, whatever the image says; deny also a request for "
+            "GPU where the request names none, whatever the image says, but not from device "
+            "plugins, exporters and privileged containers; deny also these, and a request for "
             "`all`, which monitors make. By NRI, which shows image and request as one, hide takes "
             "`all` for the image's"
         ),
@@ -372,15 +373,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "that says how nodes are scored; empty: the former's defaults"
         ),
     ] = ""
-    zone_strategy: Annotated[
-        str,
-        msgspec.Meta(
-            pattern="^(LeastAllocated|MostAllocated|BalancedAllocation|LeastNUMANodes)$",
-            description="scheduler: how nodes are scored for pods that need nothing of ours, by "
-            "what their NUMA nodes have left: LeastAllocated, MostAllocated, BalancedAllocation or "
-            "LeastNUMANodes",
-        ),
-    ] = "LeastAllocated"
     agent_selector: Annotated[
         str,
         msgspec.Meta(

@@ -8,7 +8,8 @@ import msgspec
 
 Unasked: TypeAlias = Literal["leave", "hide", "deny"]
 """What becomes of a container that no device was given to: as it came; sees no GPU unless its
-request names some; the same, and `all` is no name."""
+request names some, or it serves the node's devices; without such exceptions, and `all` is no
+name."""
 
 
 class Mount(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -98,6 +98,8 @@ def run(
     _keep_files_open()
     os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
     state = Path(settings.state_dir)
+    sight_policy = sight.policy(settings)
+    sight.prepare(sight_policy)
     lock = Lock(str(state / "agent.lock"))
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
     controllers = Controllers(settings.cgroup_root, hierarchy.handles)
@@ -137,7 +139,7 @@ def run(
         local=local_cpus,
         notices=Notices(settings.state_dir),
         devices=devices,
-        sight_policy=sight.policy(settings),
+        sight_policy=sight_policy,
         corrected=corrected,
         migrate_memory=settings.migrate_memory,
     )

@@ -12,7 +12,7 @@ from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth
-from agent.model.gpus import LET_GO, GpuPair, GpuReading
+from agent.model.gpus import LET_GO, GpuPair, GpuReading, GpuSight
 from agent.model.nodestatus import GpuFacts
 
 if TYPE_CHECKING:
@@ -83,24 +83,25 @@ class GpuView:
         elif release is not self._released:
             (self._watcher.let_go if release else self._watcher.resume)()
         self._released = release
-        news = self._watcher.take()
         now = int(self._clock())
-        for event in news.events:
-            self._health = gpuhealth.struck(self._health, event, now, self._actions)
-        if news.sight is not None:
-            let_go = news.sight.fault == LET_GO
-            self._let_go(release and let_go)
-            self.fault = "" if let_go else news.sight.fault
-            self.message = news.sight.message
-            self.readings = news.sight.readings
-            booted = _booted(self._root)
-            self._health = gpuhealth.looked(
-                self._health, news.sight, now, self._actions, cards, booted
-            )
-            if news.sight.inventory is not None:
-                self.pairs = news.sight.inventory.pairs
-                self.facts = gpudevices.facts(self._health)
+        for news in self._watcher.take():
+            for event in news.events:
+                self._health = gpuhealth.struck(self._health, event, now, self._actions)
+            if news.sight is not None:
+                self._looked(news.sight, now, cards, release=release)
         return self._health
+
+    def _looked(self, sight: GpuSight, now: int, cards: tuple[str, ...], *, release: bool) -> None:
+        let_go = sight.fault == LET_GO
+        self._let_go(release and let_go)
+        self.fault = "" if let_go else sight.fault
+        self.message = sight.message
+        self.readings = sight.readings
+        booted = _booted(self._root)
+        self._health = gpuhealth.looked(self._health, sight, now, self._actions, cards, booted)
+        if sight.inventory is not None:
+            self.pairs = sight.inventory.pairs
+            self.facts = gpudevices.facts(self._health)
 
     def _let_go(self, now: bool) -> None:
         if now is not self.let_go:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -31,8 +32,17 @@ class SightPolicy(msgspec.Struct, frozen=True):
 
 def policy(settings: Settings) -> SightPolicy:
     """What the settings say."""
-    isolation = Isolation(settings.hami_core_library)
+    locks = os.path.join(settings.state_dir, "vgpulock")
+    isolation = Isolation(settings.hami_core_library, locks)
     return SightPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
+
+
+def prepare(by: SightPolicy) -> None:
+    """Makes what containers are to mount: a runtime makes no folder for NRI, and for others one in
+    which a user other than root can make no lock. Raises OSError."""
+    if by.isolation.library:
+        os.makedirs(by.isolation.lock_folder, exist_ok=True)
+        os.chmod(by.isolation.lock_folder, 0o1777)
 
 
 class Sight(msgspec.Struct, frozen=True):
@@ -83,6 +93,7 @@ def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[s
     for each in existing:
         if each.source is Source.ALLOCATION or each.form in _TAKES_NOTHING:
             continue
-        key = each.part if each.form in _PARTS else each.device
+        # Of an instance that is shared, `MIG-a::1`, the whole of it.
+        key = each.part.partition("::")[0] if each.form in _PARTS else each.device
         found.setdefault(key, {})[each.uid] = titles.get(each.uid, each.uid)
     return found

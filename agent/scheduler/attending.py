@@ -103,7 +103,8 @@ class Attending:
             failed = msgspec.json.decode(failed, type=dict[str, str])
         candidates = tuple(itertools.islice(failed, CANDIDATES))
         found = waiter(asked, self._cluster, self._clock(), candidates, args.pod.nominated)
-        self._waiting.refused(found, args.node_names)
+        home = self._cluster.home(asked.group) if asked.group is not None else None
+        self._waiting.refused(found, args.node_names if home is None else (home,))
 
 
 class Views:
@@ -130,13 +131,15 @@ def waiter(
     candidates: tuple[str, ...] = (),
     nominated: str = "",
 ) -> Waiter:
-    """A pod that found no node now. Nobody is evicted for a group: it is placed as one."""
+    """A pod that found no node now. Nobody is evicted for a group: it is placed as one, and only
+    a member whose companions are bound already waits for a place of its own."""
     wish, group = asked.wish, asked.group
+    alone = group is None or cluster.home(group) is not None
     return Waiter(
         asked.pod.uid,
         asked.pod.namespace,
         asked.pod.name,
-        OfPod(cluster, wish) if group is None else OfGroup(cluster, wish, group),
+        OfPod(cluster, wish) if group is None or alone else OfGroup(cluster, wish, group),
         now,
         now,
         wish.priority,

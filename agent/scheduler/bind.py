@@ -15,7 +15,7 @@ from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.wish import WishError
 from agent.scheduler.asked import Asked, Recent, asked
-from agent.scheduler.bindings import Bindings, PodError, PodName
+from agent.scheduler.bindings import Bindings, Outcome, PodError, PodName
 from agent.scheduler.cluster import Cluster, ReserveError
 from agent.scheduler.groupname import GroupError
 from agent.scheduler.groups import Groups
@@ -54,17 +54,12 @@ class Binder:
                 annotations = earlier = self._again(pod, node)
                 if annotations is None:
                     annotations = self._reserved(wanted, node).annotations()
-            outcome = self._bindings.bind(pod, node, annotations)
-            with self._cluster.lock:
-                if outcome.bound:
-                    self._doubts.pop(pod.uid, None)
-                elif outcome.bound is None:
-                    self._doubts[pod.uid] = annotations
-                # What became of this Binding says nothing of an earlier one.
-                if outcome.bound is False and earlier is None:
-                    self._give_back(wanted)
-                else:
-                    self._cluster.confirm(pod.uid)
+            # A fault of ours tells nothing of the Binding.
+            outcome = Outcome(None, "nobody knows what became of the Binding")
+            try:
+                outcome = self._bindings.bind(pod, node, annotations)
+            finally:
+                self._settle(wanted, outcome, annotations, again=earlier is not None)
         if not outcome.bound:
             raise BindError(outcome.error)
         self._recent.forget(pod.uid)
@@ -93,6 +88,21 @@ class Binder:
         if kept.node != node or pod.uid not in self._doubts:
             raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may come true")
         return self._doubts[pod.uid]
+
+    def _settle(
+        self, wanted: Asked, outcome: Outcome, annotations: Mapping[str, str], *, again: bool
+    ) -> None:
+        uid = wanted.wish.uid
+        with self._cluster.lock:
+            if outcome.bound:
+                self._doubts.pop(uid, None)
+            elif outcome.bound is None:
+                self._doubts[uid] = annotations
+            # What became of this Binding says nothing of an earlier one.
+            if outcome.bound is False and not again:
+                self._give_back(wanted)
+            else:
+                self._cluster.confirm(uid)
 
     def _wanted(self, pod: PodName, node: str) -> Asked | None:
         """None for a pod that is bound to that node already."""

@@ -79,7 +79,7 @@ class Cluster:
             state = self._states.get(name)
             if state is None:
                 return "the node is not known"
-            return state.hindrance(wish, agents=self._agents)
+            return state.hindrance(wish.needs, agents=self._agents)
 
     def changed_since(self, serial: int) -> Changes:
         """The nodes whose answer to some pod may have changed after that serial (0: the first)."""
@@ -107,6 +107,11 @@ class Cluster:
         """The nodes of the pods of a group that a watch has shown to be bound, by uid."""
         with self.lock:
             return {uid: self._pods[uid].node for uid in self._grouped.get(group, ())}
+
+    def home(self, group: Group) -> str | None:
+        """The node of most of them; None where none is bound."""
+        nodes = list(self.companions(group).values())
+        return max(sorted(nodes), key=nodes.count, default=None)
 
     def reservation(self, uid: str) -> Reservation | None:
         with self.lock:
@@ -238,7 +243,7 @@ class Cluster:
             if gone:
                 return
             state = self._state(node)
-        news = state.lose_pod(pod) if gone else state.see_pod(pod)
+        news = state.lose_pod(known or pod) if gone else state.see_pod(pod)
         released = state.place.release(pod.uid)
         if state.agent(pod.uid, None if gone else pod.agent_ready) or released is not None:
             self._touch(state)

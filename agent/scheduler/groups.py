@@ -177,9 +177,9 @@ class Groups:
     def _known(self, group: Group) -> _Held | None:
         """Of a group whose members were bound before this process began, what is left to know."""
         held = self._held.get(group.title)
-        if held is None and (bound := self._cluster.companions(group)):
-            node = max(sorted(bound.values()), key=list(bound.values()).count)
-            held = _Held(group, node, b"", self._clock(), {}, dict.fromkeys(bound))
+        if held is None and (node := self._cluster.home(group)) is not None:
+            members = dict.fromkeys(self._cluster.companions(group))
+            held = _Held(group, node, b"", self._clock(), {}, members)
             self._held[group.title] = held
             self._due = min(self._due, held.until)
         return held

@@ -12,7 +12,7 @@ from agent.allocate import scoring
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.place.facts import PlaceFacts, PlaceRules, place_facts
 from agent.allocate.place.place import Place
-from agent.allocate.place.wish import Needs, Wish
+from agent.allocate.place.wish import Needs
 from agent.allocate.precedence import PROFILES
 from agent.allocate.zoned.node import ZoneFacts
 from agent.model.deviceobject import DeviceObject
@@ -158,12 +158,12 @@ class NodeState:
             self._agents[uid] = ready
         return True
 
-    def hindrance(self, wish: Wish, *, agents: bool) -> str | None:
+    def hindrance(self, needs: Needs, *, agents: bool) -> str | None:
         """Why no such pod can come here, whatever is free. `agents`: a node must have one to give
         CPUs or devices."""
-        key = wish.needs.value
+        key = needs.value
         if key not in self._hindrances:
-            self._hindrances[key] = self._hindered(wish.needs, agents)
+            self._hindrances[key] = self._hindered(needs, agents)
         return self._hindrances[key]
 
     def _facts(self) -> PlaceFacts:
@@ -205,7 +205,7 @@ class NodeState:
 
     def _speaks(self) -> bool:
         topology = self.topology
-        return isinstance(topology, NodeTopology) and speaks(topology, self._rules.zones)
+        return isinstance(topology, NodeTopology) and speaks(topology, self._rules.zones.type)
 
     def _hindered(self, needs: Needs, agents: bool) -> str | None:
         if self.node is None:

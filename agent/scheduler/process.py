@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Final
 
 from agent.allocate.place.facts import PlaceRules
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.host import malloc
 from agent.host.ending import Ending
 from agent.host.faults import Faults
@@ -78,13 +77,9 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
-def place_rules(settings: Settings, args: SchedulerArgs) -> PlaceRules:
+def place_rules(args: SchedulerArgs) -> PlaceRules:
     """How every node gives what it has."""
-    return PlaceRules(
-        scoring=args,
-        zones=ZoneStrategy(settings.zone_strategy),
-        gpu_objective=args.gpu_objective,
-    )
+    return PlaceRules(scoring=args, zones=args.zones, gpu_objective=args.gpu_objective)
 
 
 def client_names(text: str) -> frozenset[str]:
@@ -149,7 +144,7 @@ class _Parts:
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
         labels = agent_labels(settings.agent_selector)
-        rules = place_rules(settings, args)
+        rules = place_rules(args)
         cluster = Cluster(rules=rules, agents=bool(labels))
         recent = Recent()
         self._attendance = Attendance(

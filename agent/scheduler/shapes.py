@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -21,8 +21,14 @@ MOST: Final = 1_000_000
 """Answers kept, of some 60 bytes. Beyond them the row that was asked for least lately is forgotten,
 and the next pod of its shape pays for its answers anew."""
 
-# A cold row takes the cluster's lock anew after so many answers: binds and watches go between.
+ROWS: Final = 512
+"""The same: every row is looked at for every node that changes."""
+
+# A cold row takes the cluster's lock anew after so many answers, or so long: binds and watches go
+# between. A large group's answer takes as long as hundreds of pods'.
 _AT_ONCE: Final = 32
+_HELD_SECONDS: Final = 0.003
+# Who waits for a lock that is taken again at once hardly ever gets it.
 _PAUSE_SECONDS: Final = 0.00005
 
 
@@ -103,7 +109,6 @@ class Shapes:
         self._serial = self._firm_serial = 0
         self._rows: OrderedDict[Hashable, _Row] = OrderedDict()
         self._nodes: set[str] = set()
-        self._kept = 0
         self.asked = 0
         self.offered = 0
 
@@ -132,17 +137,20 @@ class Shapes:
     def _complete(
         self, question: Question, nodes: Sequence[str], found: list[Answer | None]
     ) -> None:
-        missing = [place for place, answer in enumerate(found) if answer is None]
-        for first in range(0, len(missing), _AT_ONCE):
-            if first:
-                # Who waits for a lock that is taken again at once hardly ever gets it.
-                time.sleep(_PAUSE_SECONDS)
+        missing = deque(place for place, answer in enumerate(found) if answer is None)
+        while missing:
             with self._log.lock:
                 self._follow()
                 row = self._row(question)
-                for place in missing[first : first + _AT_ONCE]:
+                until = time.perf_counter() + _HELD_SECONDS
+                for _ in range(min(_AT_ONCE, len(missing))):
+                    place = missing.popleft()
                     found[place] = self._answer(question, row, nodes[place])
+                    if time.perf_counter() > until:
+                        break
                 self._forget()
+            if missing:
+                time.sleep(_PAUSE_SECONDS)
 
     def _answer(self, question: Question, row: _Row, node: str) -> Answer:
         known = row.answers.get(node)
@@ -151,10 +159,7 @@ class Shapes:
         self.offered += 1
         answer = question.answer(node)
         # Names that mean nothing now would be kept for ever.
-        if answer is not UNKNOWN:
-            answer = row.put(node, answer)
-            self._kept += 1
-        return answer
+        return answer if answer is UNKNOWN else row.put(node, answer)
 
     def _row(self, question: Question) -> _Row:
         shape = question.shape
@@ -167,9 +172,10 @@ class Shapes:
 
     def _forget(self) -> None:
         """The oldest rows, while there are too many answers; never the one in use."""
-        while self._kept > self._most and len(self._rows) > 1:
+        kept = sum(row.size for row in self._rows.values())
+        while len(self._rows) > 1 and (kept > self._most or len(self._rows) > ROWS):
             _, row = self._rows.popitem(last=False)
-            self._kept -= len(row.answers)
+            kept -= row.size
 
     def _follow(self) -> None:
         """Forgets what the log says has changed."""
@@ -178,11 +184,11 @@ class Shapes:
         self._serial, self._firm_serial = changes.serial, firm.serial
         if changes.names is None or firm.names is None:
             self._rows.clear()
-            self._kept = 0
             self._nodes = {each.name for each in self._log.nodes()}
             return
         for node in changes.names:
             there = self._log.node(node) is not None
+            new = there and node not in self._nodes
             if there:
                 self._nodes.add(node)
             else:
@@ -190,12 +196,12 @@ class Shapes:
             firmly = node in firm.names
             for row in self._rows.values():
                 if firmly or row.by_word:
-                    self._kept -= row.drop(node, there)
+                    row.drop(node, there, new)
 
 
 class _Row:
     """One shape's answers by node; equal ones are one object. `changed`: nodes whose answer was
-    forgotten."""
+    forgotten, and those that came since."""
 
     def __init__(self, by_word: bool) -> None:
         self.by_word = by_word
@@ -203,6 +209,10 @@ class _Row:
         self.changed: set[str] = set()
         self._alike: dict[Hashable, Answer] = {}
         self._times: dict[Answer, int] = {}
+
+    @property
+    def size(self) -> int:
+        return len(self.answers) + len(self.changed)
 
     @property
     def same(self) -> Answer | None:
@@ -216,20 +226,19 @@ class _Row:
         self.changed.discard(node)
         return answer
 
-    def drop(self, node: str, there: bool) -> bool:
-        """Whether there was an answer. `there`: the node has but changed."""
+    def drop(self, node: str, there: bool, new: bool) -> None:
+        """`there`: the node has but changed; `new`: it has come."""
         answer = self.answers.pop(node, None)
-        if there:
-            self.changed.add(node)
-        else:
+        if not there:
             self.changed.discard(node)
+        elif new or answer is not None:
+            self.changed.add(node)
         if answer is None:
-            return False
+            return
         self._times[answer] -= 1
         if not self._times[answer]:
             del self._times[answer]
             del self._alike[_content(answer)]
-        return True
 
 
 def _content(answer: Answer) -> Hashable:

@@ -19,6 +19,8 @@ AT_ONCE: Final = 128
 REST_SECONDS: Final = 4.0
 """Between two tries of one pod; kube-scheduler may have reasons of its own against a node."""
 
+LONGEST_ANSWER_SECONDS: Final = 5.0
+"""kube-scheduler waits no longer for one."""
 MOST_NAMES: Final = 100_000
 STALE_SECONDS: Final = 900.0
 """After its last refusal nobody asks for a pod any more."""
@@ -75,6 +77,8 @@ class Waiting:
         self._tried_at: dict[str, float] = {}
         self._serial: int | None = None  # None: every node is to be looked at
         self._again: set[str] = set()
+        self._recent: list[tuple[float, tuple[str, ...]]] = []
+        self._round_at: float | None = None
         self._numbers: dict[str, int] = {}
         self._kept: dict[str, set[str]] = {}
 
@@ -102,6 +106,7 @@ class Waiting:
             self._hopes.clear()
             self._tried_at.clear()
             self._kept.clear()
+            self._recent.clear()
             self._serial = None
 
     def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
@@ -160,15 +165,20 @@ class Waiting:
         """Whom to try again now, the most important first: a node that changed since the last round
         has room. Those beyond the first few are told in later rounds, if there is room still."""
         waiters = self._current(now)
-        changed = self._changed(answers)
-        told = self._told(changed)
-        room: dict[tuple[Hashable, str | None, int | None], str | None] = {}
+        news = self._changed(answers)
+        # Whom we were asked about meanwhile may have been judged before the last round's changes.
+        lately = self._lately(news, now)
+        last, self._round_at = self._round_at, now
+        told = self._told(lately)
+        room: dict[tuple[Hashable, str | None, int | None, bool], str | None] = {}
         found: list[Hope] = []
         for waiter in waiters:
             before = self._hopes.get(waiter.uid)
             offered = None if waiter.offered is None else waiter.offered & told
-            key = waiter.question.shape, before, offered
+            new = last is None or waiter.refused_at >= last
+            key = waiter.question.shape, before, offered, new
             if key not in room:
+                changed = lately if new else news
                 nodes = [] if before is None else [before]
                 nodes += changed if offered is None else self._named(changed, offered)
                 room[key] = _first(answers, waiter.question, nodes) if nodes else None
@@ -204,6 +214,13 @@ class Waiting:
             self._again.add(node)
             if not uids:
                 del self._kept[node]
+
+    def _lately(self, news: tuple[str, ...], now: float) -> tuple[str, ...]:
+        """What has changed in the time that an answer may take, with the news."""
+        self._recent = [each for each in self._recent if now - each[0] <= LONGEST_ANSWER_SECONDS]
+        if news:
+            self._recent.append((now, news))
+        return tuple(dict.fromkeys(node for _, nodes in self._recent for node in nodes))
 
     def _told(self, nodes: Iterable[str]) -> int:
         """Those of them that were ever offered."""

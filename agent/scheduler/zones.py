@@ -12,9 +12,9 @@ from agent.allocate.node import NodeFacts
 from agent.allocate.place.zones import of_claim
 from agent.allocate.zoned.assumed import Assumed, without
 from agent.allocate.zoned.node import DECLINING, ZonedNode, ZoneFacts, zone_facts
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model.nodetopology import NodeTopology
 from agent.model.policies import kubelet_numa_policy
+from agent.model.schedulerargs import ZoneStrategy
 from agent.scheduler.census import Census
 from agent.scheduler.readings import PodReading
 from agent.scheduler.sharing import Shared

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
+from agent.discover.gpuwatcher import GpuNews, GpuTiming, GpuWatcher
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuhealth import GpuHealth, looked, struck
 from agent.model.gpus import GpuEvent, GpuSight, pci_address
@@ -39,12 +39,14 @@ class Watch:
 
     def until(self, check: Callable[[GpuSight], object]) -> GpuSight:
         while True:
-            news = self.watcher.take()
-            self.events += news.events
-            if news.sight is not None:
-                self.sight = news.sight
-                if check(news.sight):
-                    return news.sight
+            found = None
+            for news in self.watcher.take():
+                self.events += news.events
+                if news.sight is not None:
+                    self.sight = news.sight
+                    found = news.sight if check(news.sight) else found
+            if found is not None:
+                return found
             assert self.told.wait(DEADLINE_SECONDS), f"nothing came after {self.sight}"
             self.told.clear()
 
@@ -110,13 +112,44 @@ def test_a_storm_of_events_causes_no_storm_of_looks(
         here.driver.event(0, 31)
     here.driver.event(1, 79)
     last = GpuEvent(gpumachines.uuid(1), 79)
-    taken = [here.watcher.take()]
-    while last not in taken[-1].events:
+    taken: list[GpuNews] = []
+    while not any(last in news.events for news in taken):
         assert here.told.wait(DEADLINE_SECONDS)
         here.told.clear()
-        taken.append(here.watcher.take())
+        taken += here.watcher.take()
     assert all(len(set(news.events)) == len(news.events) for news in taken)
     assert {news.sight for news in taken} == {None}
+
+
+def test_an_event_that_came_after_a_look_is_told_after_it(watch: Callable[..., Watch]) -> None:
+    """Otherwise the look would be taken for evidence of what came of the event."""
+    timing = GpuTiming(period=NEVER, least=NEVER, answer=DEADLINE_SECONDS)
+    here = watch(gpumachines.mixed(), timing)
+    for number in (0, 94):
+        assert here.told.wait(DEADLINE_SECONDS)
+        here.told.clear()
+        if not number:
+            here.driver.event(0, 94)
+    first, then = here.watcher.take()
+    assert first.sight is not None
+    assert (first.events, then) == ((), GpuNews((GpuEvent(gpumachines.uuid(0), 94),), None))
+    assert here.watcher.take() == ()
+
+
+def test_an_agent_that_does_not_listen_costs_no_more_and_more(
+    watch: Callable[..., Watch],
+) -> None:
+    here = watch(gpumachines.mixed(), ASKED)
+    here.until(good)
+    for _ in range(9):
+        here.driver.event(0, 31)
+        assert here.told.wait(DEADLINE_SECONDS)
+        here.told.clear()
+    pending = here.watcher.take()
+    assert len(pending) <= 4
+    assert {event for news in pending for event in news.events} == {
+        GpuEvent(gpumachines.uuid(0), 31)
+    }
 
 
 def test_who_asks_gets_a_look_before_its_time(watch: Callable[..., Watch]) -> None:
@@ -198,7 +231,7 @@ def test_stopping_does_not_wait_for_a_driver_that_hangs(tmp_path: Path) -> None:
     timing = GpuTiming(first_answer=NEVER)
     here = Watch(FakeDriver(tmp_path, machine), timing)
     here.watcher.stop()
-    assert here.watcher.take().sight is None
+    assert here.watcher.take() == ()
 
 
 def test_seven_of_eight_from_driver_to_health(watch: Callable[..., Watch]) -> None:

@@ -43,10 +43,40 @@ def test_every_carrier_of_a_request_is_read() -> None:
 def test_paths_are_read_whatever_way_they_are_written() -> None:
     message = pb.CreateContainerRequest()
     message.config.mounts.add(container_path=f"{MOUNT_ROOT}/./GPU-1", host_path="/dev//null")
+    message.config.mounts.add(container_path=f"/{MOUNT_ROOT}/GPU-2", host_path="//dev/null")
     message.config.devices.add(host_path="/dev/../dev/nvidia1", container_path="/dev/nvidia1")
+    message.config.devices.add(host_path="//dev/nvidia2", container_path="/dev/nvidia2")
     found = carried(message.SerializeToString())
-    assert list(found.names()) == ["GPU-1"]
-    assert [each.host_path for each in found.nodes] == ["/dev/nvidia1"]
+    assert list(found.names()) == ["GPU-1", "GPU-2"]
+    assert [each.host_path for each in found.nodes] == ["/dev/nvidia1", "/dev/nvidia2"]
+
+
+def test_a_mount_names_a_card_whatever_it_mounts() -> None:
+    """A runtime follows a link of the host that leads to /dev/null."""
+    message = pb.CreateContainerRequest()
+    message.config.mounts.add(container_path=f"{MOUNT_ROOT}/GPU-1", host_path="/etc/masked.service")
+    message.config.mounts.add(container_path="/data", host_path="/dev/null")
+    assert carried(message.SerializeToString()).mounts == (f"{MOUNT_ROOT}/GPU-1",)
+
+
+@pytest.mark.parametrize(
+    ("host_path", "serving"),
+    [
+        ("/var/lib/kubelet/device-plugins", True),
+        ("/var/lib/k0s/kubelet//device-plugins/", True),
+        ("/var/lib/kubelet/pod-resources", True),
+        ("/var/lib/kubelet/pod-resources/kubelet.sock", True),
+        ("/run/topolet/pod-resources", True),
+        ("/etc/kubernetes/node-feature-discovery/features.d", True),
+        ("/var/lib/kubelet", False),
+        ("/var/lib/kubelet/plugins/csi", False),
+        ("/srv/device-plugins", False),
+    ],
+)
+def test_who_tells_the_node_of_devices(host_path: str, serving: bool) -> None:
+    message = pb.CreateContainerRequest()
+    message.config.mounts.add(container_path="/x", host_path=host_path)
+    assert carried(message.SerializeToString()).serving is serving
 
 
 def test_a_request_without_devices_carries_nothing() -> None:

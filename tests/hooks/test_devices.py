@@ -418,9 +418,11 @@ def test_a_plugins_choice_stays(carried: Carried) -> None:
 
 
 def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
-    with pytest.raises(TakenError, match="all of its request"):
-        devices.unallocated("other", Carried(("all",)), HELD, given=True)
-    assert devices.unallocated("other", Carried(), HELD, given=True) == env("void")
+    for name in ("all", "All"):
+        with pytest.raises(TakenError, match=f"{name} of its request"):
+            devices.unallocated("other", Carried((name,)), HELD, given=True)
+    for asks_for_nothing in (Carried(), Carried(serving=True), Carried(privileged=True)):
+        assert devices.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
 
 
 def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> None:
@@ -441,6 +443,11 @@ def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> Non
         (Carried(("",)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/nvidia0"),)), UNCHANGED, UNCHANGED, UNCHANGED),
         (Carried(nodes=(node_of("/dev/fuse"),)), UNCHANGED, env("void"), env("void")),
+        # NVIDIA's own device plugin has its cards by what its image says.
+        (Carried(serving=True), UNCHANGED, UNCHANGED, env("void")),
+        (Carried(privileged=True), UNCHANGED, UNCHANGED, env("void")),
+        (Carried(("GPU-x,all",)), UNCHANGED, UNCHANGED, env("void")),
+        (Carried(("ALL",)), UNCHANGED, UNCHANGED, env("void")),
         (
             Carried(cdi_devices=("management.nvidia.com/gpu=all",)),
             UNCHANGED,

@@ -23,13 +23,16 @@ class Account:
         fresh.write_text(token)
         fresh.replace(self.folder / "token")
 
-    def start_agent(self, node: TestNode, *flags: str) -> None:
+    def start_agent(
+        self, node: TestNode, *flags: str, variables: dict[str, str] | None = None
+    ) -> None:
         """As TestNode does, in the cluster."""
         port = self._api.url.rpartition(":")[2]
         node.start_agent(
             f"--service-account-dir={self.folder}",
             *flags,
             environ={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": port},
+            variables=variables,
         )
 
 

@@ -118,7 +118,7 @@ def test_a_pod_that_somebody_else_bound_frees_what_was_reserved(
     pod = made(apiserver, namespace, owner(8, 1), "p")
     path = f"/api/v1/namespaces/{namespace}/pods/p/binding"
     apiserver.create(path, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "other"}})
-    with pytest.raises(BindError, match="bound to node other by somebody else"):
+    with pytest.raises(BindError, match="is bound to node other"):
         binder.bind(pod, "a")
     assert len(holdings(cluster, "a")) == 1
 

@@ -314,7 +314,7 @@ def test_a_part_of_a_card_is_enforced(door: DeviceTest, tmp_path: pathlib.Path) 
     assert seen.environment["CUDA_DEVICE_MEMORY_LIMIT"] == str(50 << 20)
     assert seen.environment["CUDA_DEVICE_SM_LIMIT"] == "50"
     assert seen.environment["LD_PRELOAD"] == f"{library}:/theirs.so"
-    assert {str(library), str(tmp_path)} <= seen.mounts
+    assert {str(library), "/tmp/vgpulock"} <= seen.mounts
 
 
 def test_another_pods_card_is_refused_by_name(door: DeviceTest) -> None:
@@ -437,7 +437,8 @@ def test_what_cdi_put_in_can_be_checked_by_a_plugin_and_not_undone(
 def test_what_the_agent_cannot_give_is_told_by_the_door(node: TestNode) -> None:
     """This machine has no card: whoever was allocated one of NVIDIA's is refused; others come, with
     other vendors' devices too."""
-    node.start_agent()
+    node.start_agent("--hami-core-library=/opt/libvgpu.so")
+    assert (node.state / "vgpulock").is_dir(), "containers with a part of a card mount it"
     node.start_proxy()
     notes = {DEVICE_ALLOCATED: json.dumps({"gpu": [{**entry(0), "id": "GPU-gone"}]})}
     spec = node.spec("p", "LS", annotations=notes)

@@ -73,6 +73,24 @@ def test_the_number_of_a_gpu_is_its_drivers() -> None:
     assert ids(again(Found(gpus=(gpu(0, "GPU-2"),)), before)) == [("gpu", "GPU-2", 0, True)]
 
 
+def test_a_condition_tells_since_when() -> None:
+    days = [f"2026-01-0{day}T00:00:00Z" for day in range(1, 6)]
+    states = ["ACTIVE", "ACTIVE", "DOWN", "DOWN", "ACTIVE"]
+    found = DeviceList((), {})
+    told = []
+    for day, state in zip(days, states, strict=True):
+        found = again(Found(rdma=(nic("1a:00.0", state),)), found, day)
+        (condition,) = found.devices[0].conditions
+        told.append((condition.status, condition.reason, condition.last_transition_time))
+    assert told == [
+        ("True", "DeviceHealthy", days[0]),
+        ("True", "DeviceHealthy", days[0]),
+        ("False", "LinkDown", days[2]),
+        ("False", "LinkDown", days[2]),
+        ("True", "DeviceHealthy", days[4]),
+    ]
+
+
 def test_gpus_that_nobody_could_tell_apart() -> None:
     found = device_list(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
     assert ids(found) == [("gpu", "a", 1, True)]

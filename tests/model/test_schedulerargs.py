@@ -14,6 +14,8 @@ from agent.model.schedulerargs import (
     SchedulerArgs,
     ScoringType,
     Strategy,
+    ZoneScoring,
+    ZoneStrategy,
     decode,
     defaults,
 )
@@ -89,6 +91,15 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
     assert args.numa == Strategy(ScoringType.MOST_ALLOCATED, {"memory": 5})
 
 
+@pytest.mark.parametrize("kind", [OURS, THEIRS])
+def test_plain_pods_have_a_strategy_of_their_own(kind: dict[str, str]) -> None:
+    assert decode(kind).zones == ZoneScoring(ZoneStrategy.LEAST_ALLOCATED, {})
+    said = {"type": "LeastNUMANodes", "resources": [{"name": "memory", "weight": 5}]}
+    args = decode({**kind, "zoneScoringStrategy": said})
+    assert args.zones == ZoneScoring(ZoneStrategy.LEAST_NUMA_NODES, {"memory": 5})
+    assert args.node == decode(kind).node
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -114,6 +125,11 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
             "scoringStrategy.resources: a resource is named twice",
         ),
         ({**OURS, "scoringStrategie": {}}, "scoringStrategie"),
+        ({**THEIRS, "zoneScoringStrategy": {"type": "Best"}}, "zoneScoringStrategy.type: "),
+        (
+            {**OURS, "zoneScoringStrategy": {"resources": [{"name": "cpu"}, {"name": "cpu"}]}},
+            "zoneScoringStrategy.resources: a resource is named twice",
+        ),
         ({**THEIRS, "numaTopologyAlignmentPolicy": "Restricted"}, "numaTopologyAlignmentPolicy"),
     ],
 )

@@ -14,6 +14,7 @@ from agent.model.apinode import ApiNode
 from agent.model.apipods import ApiPod
 from agent.model.devicelist import Published
 from agent.model.devices import Device
+from agent.model.gpus import Ancestor, GpuPair
 from agent.model.node_annotations import SYSTEM_QOS
 from agent.model.nodestatus import GpuFacts
 from agent.model.podwords import Words
@@ -128,7 +129,8 @@ def test_the_nodes_words_are_kept_while_nobody_tells(tmp_path: Path) -> None:
 def test_what_was_said_of_devices_is_kept(tmp_path: Path) -> None:
     path = str(tmp_path / "cluster.json")
     nic = Device("rdma", "0000:17:00.0", 5, {"koordinator.sh/rdma": 100})
-    said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuFacts("nvidia"))
+    pairs = (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, None, 2, 50_000),)
+    said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuFacts("nvidia"), pairs)
     Memory(path).remember(said)
     again = Memory(path)
     assert again.known.devices == said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from agent.allocate.visibility.isolation import Isolation
@@ -17,7 +19,7 @@ from agent.model.pods import Pod
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.visible import VisibleGpu
-from agent.node.sight import UNDECIDED, SightPolicy, policy, sight
+from agent.node.sight import UNDECIDED, policy, prepare, sight
 from tests.builders import pod, running
 
 FILES = DeviceFiles(
@@ -78,6 +80,18 @@ def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
         assert not sight(pods, [], FILES, [harmless]).pods["p"].each.refused
 
 
+def test_nor_is_an_instance_of_which_a_plugin_gave_a_replica() -> None:
+    instances = tuple(VisibleGpu(f"MIG-{each}", f"0:{number}") for number, each in enumerate("ab"))
+    files = DeviceFiles((CardFiles(VisibleGpu("GPU-0", "0"), 0, True, instances),))
+    pods = [given(each, f'{{"gpu": [{{"minor": 0, "id": "MIG-{each}"}}]}}') for each in "ab"]
+    shared = holding("plugins", "GPU-0", Form.INSTANCE, "MIG-a::1")
+    it = sight([*pods, pod("plugins", "LS")], [], files, [shared])
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "a": "MIG-a belongs to pod ns/plugins",
+        "b": "",
+    }
+
+
 def test_gpus_are_hidden_where_there_are_some() -> None:
     assert sight([], [], FILES).node.unasked == "hide"
     assert sight([], [], DeviceFiles()).node.unasked == "leave"
@@ -92,12 +106,20 @@ def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not(
     assert decided.seen(CreateContainer(other, "main"), snapshot) is None
 
 
+def test_the_folder_of_locks_is_there_for_whoever_containers_run_as(tmp_path: Path) -> None:
+    folder = tmp_path / "vgpulock"
+    for library, mode in (("", None), ("/opt/vgpu.so", 0o1777), ("/opt/vgpu.so", 0o1777)):
+        prepare(policy(Settings(hami_core_library=library, state_dir=str(tmp_path))))
+        assert (folder.stat().st_mode & 0o7777 if folder.exists() else None) == mode
+
+
 def test_what_people_set() -> None:
-    assert policy(Settings()) == SightPolicy()
+    without = policy(Settings())
+    assert (without.unasked, without.cdi_kind, without.isolation.library) == ("hide", "", "")
     settings = Settings(
         unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
     )
     by = policy(settings)
-    assert by.isolation == Isolation("/opt/vgpu.so")
+    assert by.isolation == Isolation("/opt/vgpu.so", "/run/topolet/vgpulock")
     node = sight([], [], FILES, by=by).node
     assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")

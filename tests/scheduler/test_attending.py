@@ -9,11 +9,14 @@ import msgspec
 import pytest
 
 from agent.kube.objects import ChangeKind
+from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import from_object
 from agent.scheduler.asked import Recent
-from agent.scheduler.attending import Attending
+from agent.scheduler.attending import Attending, Views
 from agent.scheduler.cluster import Cluster
+from agent.scheduler.groupname import GROUP
 from agent.scheduler.questions import OfGroup, OfPod
+from agent.scheduler.shapes import Shapes
 from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import (
     ExtenderArgs,
@@ -24,7 +27,8 @@ from agent.scheduler.wire import (
     ExtenderPreemptionResult,
     HostPriority,
 )
-from tests.scheduler import objects
+from benchmarks.fleet import SMALL, owner
+from tests.scheduler import clusters, objects
 
 NODES = ("a", "b")
 LSR = {"koordinator.sh/qosClass": "LSR"}
@@ -118,6 +122,29 @@ def test_nobody_is_evicted_for_a_group(waiting: Waiting) -> None:
     (found,) = waiting.waiters()
     assert isinstance(found.question, OfGroup)
     assert found.wish is None
+
+
+def test_late_member_waits_for_its_companions_node_alone(waiting: Waiting) -> None:
+    """It needs no room for the whole group, and no other node helps it."""
+    known, late = clusters.cluster({"a": SMALL, "b": SMALL}), owner(8, 8).pod("late")
+    first = owner(24, 8).pod("first")
+    for body in (first, late):
+        body["metadata"]["annotations"][GROUP] = "g/2"
+    first["spec"]["nodeName"] = "a"
+    first["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"0-23"}'
+    stranger = owner(8, 8).pod("stranger")
+    stranger["spec"]["nodeName"] = "a"
+    stranger["metadata"]["annotations"][RESOURCE_STATUS] = '{"cpuset":"24-31"}'
+    for body in (first, stranger):
+        clusters.tell(known, body)
+    verbs = Answering(REFUSED)
+    Attending(verbs, Recent(), known, waiting).filter(ExtenderArgs(from_object(late), NODES))
+    views = Views(known, Shapes(known))
+    assert waiting.round(views, 0.0) == []
+    clusters.tell(known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}})
+    assert waiting.round(views, 10.0) == [], "there is room for all on b"
+    clusters.tell(known, stranger, ChangeKind.DELETED)
+    assert [each.node for each in waiting.round(views, 20.0)] == ["a"]
 
 
 def test_pod_that_makes_no_sense_does_not_wait(waiting: Waiting) -> None:

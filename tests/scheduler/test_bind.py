@@ -132,6 +132,22 @@ def test_where_nobody_knows_what_became_of_a_binding_nobody_else_gets_its_cpus(
     assert bench.binder.lost_races == 1
 
 
+def test_what_a_fault_of_ours_leaves_behind_is_in_doubt_and_no_bind_under_way(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Bindings, "bind", fails)
+        with pytest.raises(ZeroDivisionError):
+            bench.bind(EIGHT, "p")
+    reservation = bench.cluster.reservation("uid-p")
+    assert reservation is not None
+    assert reservation.until is not None, "it would be kept for ever"
+    bench.bind(EIGHT, "p")
+
+
 def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> None:
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):

@@ -13,13 +13,12 @@ import msgspec
 import pytest
 
 from agent.allocate.place.facts import PlaceRules
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.host.faults import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
 from agent.model.policies import GpuObjective
-from agent.model.schedulerargs import Rules, ScoringType
+from agent.model.schedulerargs import Rules, ScoringType, ZoneScoring, ZoneStrategy
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, process
 from agent.scheduler.asked import Recent
@@ -97,20 +96,17 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
 
 
 def test_every_node_gives_by_what_is_configured() -> None:
-    kind = {"kind": "NodeNUMAResourceArgs", "gpuObjective": "besteffort"}
-    args = schedulerargs.decode(kind)
-    settings = msgspec.structs.replace(Settings(), zone_strategy="MostAllocated")
-    assert process.place_rules(settings, args) == PlaceRules(
+    file = {
+        "kind": "NodeNUMAResourceArgs",
+        "gpuObjective": "besteffort",
+        "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
+    }
+    args = schedulerargs.decode(file)
+    assert process.place_rules(args) == PlaceRules(
         scoring=args,
-        zones=ZoneStrategy.MOST_ALLOCATED,
+        zones=ZoneScoring(ZoneStrategy.MOST_ALLOCATED, {"cpu": 1}),
         gpu_objective=GpuObjective.BESTEFFORT,
     )
-
-
-@pytest.mark.parametrize("strategy", ZoneStrategy)
-def test_every_strategy_by_zones_is_an_option(strategy: ZoneStrategy) -> None:
-    changed = msgspec.structs.replace(Settings(), zone_strategy=strategy.value)
-    assert msgspec.convert(msgspec.to_builtins(changed), Settings).zone_strategy == strategy
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Hashable, Iterable
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.scheduler import shapes as shapes_module
 from agent.scheduler.changelog import ChangeLog, Changes
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit, Shapes
 
@@ -147,6 +149,54 @@ def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
     assert rooms.told == ["a", "b"] * 4
     shapes.answers(Wants(rooms, 3), ["a", "b"])
     assert len(rooms.told) == 8
+
+
+def test_others_have_the_lock_while_many_slow_answers_are_found() -> None:
+    """As those of a large group: the one who asks after them is served before the last of them."""
+    rooms = Rooms({f"n{place}": 8 for place in range(30)})
+    shapes, served = Shapes(rooms), threading.Event()
+    begun, asked = threading.Event(), []
+
+    class Slow(Wants, frozen=True):
+        def answer(self, node: str) -> Answer:
+            begun.set()
+            asked.append(served.is_set())
+            time.sleep(0.01)
+            return super().answer(node)
+
+    def other() -> None:
+        begun.wait()
+        with rooms.lock:
+            served.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    shapes.answers(Slow(rooms, 1), list(rooms.free))
+    thread.join()
+    assert asked[-1], "the other one waited for all"
+
+
+def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is looked at for every change of a node."""
+    monkeypatch.setattr(shapes_module, "ROWS", 2)
+    shapes = Shapes(rooms)
+    for cpus in (1, 2, 3, 1):
+        shapes.answers(Wants(rooms, cpus), ["a"])
+    assert rooms.told == ["a"] * 4
+    shapes.answers(Wants(rooms, 3), ["a"])
+    assert len(rooms.told) == 4
+
+
+def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) -> None:
+    """They change all day, and the row is never asked for again."""
+    shapes = Shapes(rooms, most=3)
+    shapes.answers(Wants(rooms, 1), ["a"])
+    for node in ("b", "c", "b"):
+        rooms.set(node, 5)
+    shapes.answers(Wants(rooms, 2), ["b", "c"])
+    rooms.told.clear()
+    shapes.answers(Wants(rooms, 1), ["a"])
+    assert not rooms.told
 
 
 def test_names_of_no_nodes_are_not_kept(rooms: Rooms) -> None:

@@ -129,6 +129,16 @@ def test_log_that_does_not_reach_back_means_every_node(waiting: Waiting, nodes: 
     assert tried(waiting, nodes, 1.0) == [("p", "a")]
 
 
+def test_change_while_a_pod_was_judged(nodes: Nodes) -> None:
+    """The round came between the answer, which did not know of the change, and the word of it."""
+    it = Waiting()
+    it.round(nodes, 0.0)
+    nodes.change("b", "small")
+    assert tried(it, nodes, 1.0) == []
+    it.refused(waiter("p", at=1.1))
+    assert tried(it, nodes, 1.5) == [("p", "b")]
+
+
 def test_pod_rests_between_two_tries_and_is_not_forgotten(waiting: Waiting, nodes: Nodes) -> None:
     nodes.change("b", "small")
     assert tried(waiting, nodes, 1.0) == [("p", "b")]

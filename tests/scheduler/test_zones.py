@@ -7,8 +7,8 @@ import pytest
 
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import PlaceRules
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.kube.objects import ChangeKind
+from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
 from agent.scheduler.cluster import Cluster
 from tests.scheduler import objects
 
@@ -174,7 +174,7 @@ def test_a_word_changes_nothing_for_who_needs_us(cluster: Cluster) -> None:
 
 
 def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
-    rules = PlaceRules(zones=ZoneStrategy.LEAST_NUMA_NODES)
+    rules = PlaceRules(zones=ZoneScoring(ZoneStrategy.LEAST_NUMA_NODES))
     it = Cluster(agents=False, rules=rules)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     tell(it, available_milli=2000, policy="none")

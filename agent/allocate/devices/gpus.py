@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Final
 
 from agent.allocate.bits import members
@@ -11,6 +10,7 @@ from agent.allocate.devices.inventory import LEVELS, Group, Inventory, Links
 from agent.allocate.devices.partitions import Partitions, feasible, packed
 from agent.allocate.devices.refusal import Cause
 from agent.allocate.devices.request import Ask
+from agent.allocate.devices.spread import best_spread
 from agent.allocate.devices.view import View
 from agent.allocate.numa.masks import of_nodes
 from agent.model.device_wishes import PartitionSpec, Scope
@@ -97,15 +97,9 @@ def choose_from_each(
             return list(sets[0].minors) if sets else Cause.PARTITION
     if not ask.shared and inventory.links is not None:
         links = inventory.links
-        cards = [each for each in members(seen.fitting) if each in links.minors]
-        sets_of_all = (each for each in combinations(cards, count) if touching(each, groups))
-        everywhere = _places(links, seen.fitting)
-        best = max(
-            sets_of_all,
-            key=lambda each: links.table.worth(_places(links, of_nodes(each)), everywhere),
-            default=None,
-        )
-        return Cause.JOINT if best is None else list(best)
+        places = tuple(_places(links, group) for group in groups)
+        best = best_spread(links.table, _places(links, seen.fitting), count, places)
+        return Cause.JOINT if best is None else _minors(links, best)
     first = [next((each for each in seen.liked() if group >> each & 1), -1) for group in groups]
     if -1 in first:
         return Cause.JOINT
@@ -163,7 +157,11 @@ def _best_within(links: Links, seen: View, count: int, groups: Iterable[int]) ->
                 best, worth = chosen, of_chosen
     if best is None:
         return None
-    return [links.minors[place] for place in members(best)]
+    return _minors(links, best)
+
+
+def _minors(links: Links, places: int) -> list[int]:
+    return [links.minors[place] for place in members(places)]
 
 
 def _places(links: Links, minors: int) -> int:

@@ -13,6 +13,9 @@ from agent.model.policies import GpuObjective
 class GpuTable(Protocol):
     """Masks are over the places of GPUs in the matrix."""
 
+    def __hash__(self) -> int:
+        """A table is itself and no other."""
+
     def best(self, free: int, count: int) -> int | None:
         """The best `count` of `free`, None where there are fewer."""
 

@@ -15,7 +15,6 @@ from agent.allocate.foreign.existing import existing, functions_taken, taken
 from agent.allocate.foreign.names import keys
 from agent.allocate.node import NodeFacts
 from agent.allocate.zoned.node import ZoneFacts
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model import checkpoints, interconnect
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
@@ -24,21 +23,19 @@ from agent.model.holding import Holding as Held
 from agent.model.interconnect import GPU_LINKS
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.policies import GpuObjective, NumaPolicy, NumaStrategy
-from agent.model.schedulerargs import SchedulerArgs
+from agent.model.schedulerargs import SchedulerArgs, ZoneScoring
 
 
 class PlaceRules(msgspec.Struct, frozen=True):
     """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
     GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
-    the strategy of the node's facts. `zones` and `zone_weights` (by resource): how nodes are
-    scored for pods that need nothing of us. `gpu_objective`: which GPUs of a node suit a pod best,
-    by what links them."""
+    the strategy of the node's facts. `zones`: how nodes are scored for pods that need nothing of
+    us. `gpu_objective`: which GPUs of a node suit a pod best, by what links them."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
     scoring: SchedulerArgs | None = None
-    zones: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
-    zone_weights: dict[str, int] = {}
+    zones: ZoneScoring = ZoneScoring()
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
 
 

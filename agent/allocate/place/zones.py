@@ -74,7 +74,7 @@ class Zones:
                 return Refused((fit,), lasting)
             if left is None and word.declines:
                 return refused(Missing(_FOREIGN))
-        return Granted(wish, score=score(left, pod, rules.zones, rules.zone_weights))
+        return Granted(wish, score=score(left, pod, rules.zones.type, rules.zones.weights))
 
     def place(self, granted: Granted, cpus: NodeFacts | None) -> None:
         """A pod is there from now on. `cpus`: which NUMA nodes they are of."""

@@ -13,15 +13,17 @@ from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.visible import Mount, Visible
 
 HAMI_CORE: Final = "HAMi-core"
+LOCK_FOLDER: Final = "/tmp/vgpulock"
+"""Where the library looks for it in its container."""
 _WHOLE: Final = 100
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """`library`: HAMi-core's on the host, "" where there is none; `lock_folder`: where its users
-    on the node wait for each other."""
+    """On the host. `library`: HAMi-core's, "" where there is none; `lock_folder`: where its users
+    wait for each other, which all of them may write to."""
 
     library: str = ""
-    lock_folder: str = "/tmp/vgpulock"
+    lock_folder: str = ""
 
 
 NO_ISOLATION: Final = Isolation()
@@ -58,7 +60,7 @@ def isolated(
         environment=tuple(environment),
         mounts=(
             Mount(isolation.library, isolation.library),
-            Mount(isolation.lock_folder, isolation.lock_folder, writable=True),
+            Mount(isolation.lock_folder, LOCK_FOLDER, writable=True),
         ),
     )
 

@@ -8,8 +8,9 @@ from agent.allocate.zoned import least_numa
 from agent.allocate.zoned.filter import parts_of
 from agent.allocate.zoned.node import ZonedNode
 from agent.allocate.zoned.pod import Kind, ZonedPod
-from agent.allocate.zoned.strategies import BEST, BY_ZONE, ZoneStrategy
+from agent.allocate.zoned.strategies import BEST, BY_ZONE
 from agent.model.policies import NumaPolicy
+from agent.model.schedulerargs import ZoneStrategy
 
 
 def score(

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Final, TypeAlias
 
+from agent.model.schedulerargs import ZoneStrategy
+
 Amounts: TypeAlias = Mapping[str, int]
 
 BEST: Final = 100
-
-
-class ZoneStrategy(enum.StrEnum):
-    """The plugin's `scoringStrategy.type`. LEAST_NUMA_NODES counts NUMA nodes, the others look at
-    each one by itself."""
-
-    LEAST_ALLOCATED = "LeastAllocated"
-    MOST_ALLOCATED = "MostAllocated"
-    BALANCED_ALLOCATION = "BalancedAllocation"
-    LEAST_NUMA_NODES = "LeastNUMANodes"
 
 
 def least_allocated(asked: Amounts, left: Amounts, weights: Amounts) -> int:

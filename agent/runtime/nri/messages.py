@@ -7,7 +7,6 @@ the runtime, so none is ever sent.
 from __future__ import annotations
 
 from collections.abc import Collection
-from posixpath import normpath
 from typing import Final
 
 import msgspec
@@ -97,7 +96,7 @@ def carried(container: pb.Container) -> Carried:
         mounts=tuple(
             each.destination
             for each in container.mounts
-            if normpath(each.source) == carriers.DEV_NULL
+            if carriers.mounted_name(each.destination) is not None
         ),
         annotations=tuple(
             each
@@ -113,6 +112,7 @@ def carried(container: pb.Container) -> Carried:
             if each.type == _CHARACTER and not privileged
         ),
         privileged=privileged,
+        serving=any(carriers.serves(each.source) for each in container.mounts),
     )
 
 

@@ -13,11 +13,16 @@ from agent.model.wanted import PodWanted, Wanted
 from tests.builders import pod
 
 ONE, MIG = VisibleGpu("GPU-1", "0"), VisibleGpu("MIG-x", "1:0")
+NOWHERE = VisibleGpu("GPU-2b", "2")
 VERBS, FUNCTION, COMMON = (
     DeviceNode(f"/dev/infiniband/{name}") for name in ("uverbs0", "uverbs1", "rdma_cm")
 )
 FILES = DeviceFiles(
-    (CardFiles(ONE, 0), CardFiles(VisibleGpu("GPU-2", "1"), 1, True, (MIG,))),
+    (
+        CardFiles(ONE, 0),
+        CardFiles(VisibleGpu("GPU-2", "1"), 1, True, (MIG,)),
+        CardFiles(NOWHERE, 2),
+    ),
     (OtherFiles("rdma", "0000:17:00.0", 0, (VERBS,), {"0000:17:00.1": (FUNCTION,)}),),
     {"rdma": (COMMON,)},
 )
@@ -27,6 +32,7 @@ DEVICES = tuple(
         ("gpu", "GPU-1", 0),
         ("gpu", "GPU-2", 1),
         ("rdma", "0000:17:00.0", 1),
+        ("gpu", "GPU-2b", -1),
     )
 )
 
@@ -54,6 +60,7 @@ def test_cpus_are_those_that_are_its_own(wanted: Wanted, cpus: CpuSet | None) ->
         (Visible(), {}),
         (Visible(gpus=()), {"gpu": ()}),
         (Visible(gpus=(ONE, MIG)), {"gpu": (OwnDevice("GPU-1", (0,)), OwnDevice("MIG-x", (1,)))}),
+        (Visible(gpus=(NOWHERE,)), {"gpu": (OwnDevice("GPU-2b"),)}),
         (Visible(gpus=(ONE,), refused="taken"), {}),
         (Visible(nodes={"rdma": ()}), {"rdma": ()}),
         (

@@ -8,9 +8,9 @@ from agent.allocate.place.facts import PlaceFacts, PlaceRules
 from agent.allocate.place.place import Place, StaleOfferError
 from agent.allocate.place.wish import wish_of
 from agent.allocate.zoned.node import ZonedNode, ZoneFacts
-from agent.allocate.zoned.strategies import ZoneStrategy
 from agent.model.apipods import ApiPod
 from agent.model.policies import NumaPolicy
+from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
 from tests.allocate.place.builders import facts, pod
 from tests.allocate.zoned.values import node
 
@@ -180,7 +180,7 @@ def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
 def test_the_score_is_by_the_configured_strategy() -> None:
     scores = []
     for strategy in (ZoneStrategy.LEAST_ALLOCATED, ZoneStrategy.MOST_ALLOCATED):
-        found = place(rules=PlaceRules(zones=strategy)).offer(wish_of(plain(2)))
+        found = place(rules=PlaceRules(zones=ZoneScoring(strategy))).offer(wish_of(plain(2)))
         assert isinstance(found, Granted)
         scores.append(found.score)
     least, most = scores

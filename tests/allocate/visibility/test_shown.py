@@ -167,6 +167,11 @@ def test_without_a_card_of_ours_a_nameless_one_is_anothers() -> None:
     assert "is not on this node" in shown([pod("p", named)], none)["p"].each.refused
 
 
+def test_one_card_of_ours_makes_the_list_ours() -> None:
+    it = one(pod("p", {"gpu": [entry(0, "GPU-1"), entry(0, "ascend-0")]}))
+    assert it.each.refused == "gpu ascend-0 is not on this node"
+
+
 def test_cards_of_another_vendor_come_beside_ours() -> None:
     given: dict[str, list[dict[str, Any]]] = {"gpu": [entry(0, "ascend-0")]}
     assert one(pod("p", {**given, "rdma": [nic(1)]})).each.gpus is None
@@ -217,6 +222,18 @@ def test_rdma_devices_come_with_what_all_need() -> None:
     assert it.each == Visible(nodes={"rdma": ()})
 
 
+def test_the_address_wins_over_the_minor_and_a_minor_is_of_its_type() -> None:
+    """A minor may be another device's after one was plugged; an FPGA has the NIC's number."""
+    named = one(pod("p", {"rdma": [{**nic(0), "id": "0000:ca:00.0"}], "fpga": [{"minor": 0}]}))
+    assert named.devices == {"0000:ca:00.0", "0000:b1:00.0"}
+    assert named.each.nodes == {
+        "fpga": (DeviceNode("/dev/dfl-port.0"),),
+        "rdma": (CM, DeviceNode("/dev/infiniband/uverbs3")),
+    }
+    gone = one(pod("p", {"rdma": [{**nic(0), "id": "0000:99:00.0"}]}))
+    assert gone.each.refused == "rdma 0000:99:00.0 is not on this node"
+
+
 def test_a_virtual_function_comes_in_place_of_its_device() -> None:
     it = one(pod("p", {"rdma": [nic(0, 1, "0000:17:00.2")]}))
     assert it.each.nodes == {"rdma": (CM, DeviceNode("/dev/infiniband/uverbs2"))}
@@ -249,7 +266,7 @@ def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who
 
 
 HAMI = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
-LIBRARY = Isolation("/opt/libvgpu.so", "/tmp/lock")
+LIBRARY = Isolation("/opt/libvgpu.so", "/run/lock")
 
 
 def test_a_part_is_enforced_where_the_pod_asks() -> None:
@@ -262,7 +279,7 @@ def test_a_part_is_enforced_where_the_pod_asks() -> None:
     }
     assert it.mounts == (
         Mount("/opt/libvgpu.so", "/opt/libvgpu.so"),
-        Mount("/tmp/lock", "/tmp/lock", writable=True),
+        Mount("/run/lock", "/tmp/vgpulock", writable=True),
     )
     assert not one(pod("p", given), LIBRARY).each.environment
     whole = one(pod("p", {"gpu": [entry(0)]}, labels=HAMI), LIBRARY).each

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.zoned.score import score
-from agent.allocate.zoned.strategies import ZoneStrategy
+from agent.model.schedulerargs import ZoneStrategy
 from tests.allocate.zoned.values import CPU, container, node, pod, sidecar
 
 LEAST = ZoneStrategy.LEAST_ALLOCATED

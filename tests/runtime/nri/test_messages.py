@@ -19,6 +19,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
     container = pb.Container(env=[b"A=\xff", b"NVIDIA_VISIBLE_DEVICES=GPU-1", b"LD_PRELOAD=/x.so"])
     container.mounts.add(destination=f"{MOUNT_ROOT}/GPU-2", source="/dev/null")
     container.mounts.add(destination="/data", source="/srv")
+    container.mounts.add(destination="/p", source="/var/lib/kubelet/device-plugins")
     container.annotations["cdi.k8s.io/a"] = "nvidia.com/gpu=GPU-3,nvidia.com/gpu=GPU-4"
     container.annotations["nvidia.cdi.k8s.io/b"] = "nvidia.com/gpu=GPU-5"
     container.annotations["other"] = "nvidia.com/gpu=9"
@@ -32,6 +33,7 @@ def test_every_carrier_of_a_container_is_read() -> None:
         annotations=(("nvidia.cdi.k8s.io/b", "nvidia.com/gpu=GPU-5"),),
         cdi_devices=("nvidia.com/gpu=GPU-3", "nvidia.com/gpu=GPU-4"),
         nodes=(CarriedNode("/dev/nvidia1", "/dev/nvidia1", "rwm", 195, 1),),
+        serving=True,
     )
 
 

@@ -1,0 +1,131 @@
+"""From a driver's word to a pod's cards: an agent tells of links, and the scheduler chooses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube.errors import NotFoundError
+from agent.model import interconnect
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from tests.deploy.manifests import objects
+from tests.discover import gpumachines
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.gpunode import GpuNode
+from tests.integration.harness import TestNode
+from tests.integration.incluster import READING, WRITING, Account
+from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.test_webhook import kubeconfig
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+NAME = "gpu-links"
+"""Of namespace and node."""
+PODS = f"/api/v1/namespaces/{NAME}/pods"
+DEVICE = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{NAME}"
+EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
+PATIENCE_SECONDS = 40.0
+
+
+@pytest.fixture
+def api(apiserver: ApiServer) -> ApiServer:
+    for each in objects("crds"):
+        apiserver.apply(each)
+    apiserver.namespace(NAME)
+    apiserver.node(NAME)
+    apiserver.account(NAME, "default", [])
+    apiserver.account(NAME, "agent", [*READING, *WRITING])
+    apiserver.account(NAME, "scheduler", EVERYTHING)
+    return apiserver
+
+
+@pytest.fixture
+def scheduler(api: ApiServer, tmp_path: Path) -> Iterator[Scheduler]:
+    """Of nodes that need no agent's pod."""
+    config = tmp_path / "kubeconfig"
+    config.write_text(json.dumps(kubeconfig(api, api.token(NAME, "scheduler"))))
+    with Scheduler(tmp_path, config) as it:
+        it.start("--lease-name=", "--agent-selector=")
+        it.until_ready()
+        yield it
+
+
+def device(api: ApiServer) -> Object:
+    """When it tells of links."""
+    found: Object = {}
+
+    def told() -> bool:
+        nonlocal found
+        try:
+            found = json.loads(api.admin.get(DEVICE))
+        except NotFoundError:
+            return False
+        return interconnect.GPU_LINKS in found["metadata"].get("annotations", {})
+
+    eventually("links of GPUs", told, PATIENCE_SECONDS)
+    return found
+
+
+def held(api: ApiServer, minors: tuple[int, ...]) -> None:
+    """By a pod that runs."""
+    amounts = {"koordinator.sh/gpu-core": "100", "koordinator.sh/gpu-memory-ratio": "100"}
+    entries = [{"minor": minor, "resources": amounts} for minor in minors]
+    api.pod(NAME, "before", NAME, annotations={DEVICE_ALLOCATED: json.dumps({"gpu": entries})})
+
+
+def pending(api: ApiServer, name: str, cards: int) -> Object:
+    amounts = {"limits": {"nvidia.com/gpu": str(cards)}}
+    spec = {
+        "schedulerName": "topolet-scheduler",
+        "automountServiceAccountToken": False,
+        "containers": [{"name": "main", "image": "none", "resources": amounts}],
+    }
+    return api.create(PODS, {"metadata": {"name": name}, "spec": spec})
+
+
+def given(api: ApiServer, pod: Object) -> list[int]:
+    """Minors, once the pod is bound."""
+    found = json.loads(api.admin.get(f"{PODS}/{pod['metadata']['name']}"))
+    assert found["spec"]["nodeName"] == NAME
+    allocated = json.loads(found["metadata"]["annotations"][DEVICE_ALLOCATED])
+    return [each["minor"] for each in allocated["gpu"]]
+
+
+def test_a_pod_gets_the_pair_with_the_best_links(
+    api: ApiServer, node: TestNode, scheduler: Scheduler
+) -> None:
+    """On DGX-1, of which pods hold every other card: no pair of the partition table is whole, and
+    1 and 5 have two links, other neighbours one."""
+    gpus = GpuNode(node, gpumachines.dgx1())
+    account = Account(api, node)
+    account.put(api.token(NAME, "agent"))
+    account.start_agent(node, f"--node-name={NAME}", *gpus.places, variables=gpus.environ)
+    told = device(api)["metadata"]["annotations"][interconnect.GPU_LINKS]
+    held(api, (0, 2, 4, 6))
+    pair, five = pending(api, "pair", 2), pending(api, "five", 5)
+
+    def known() -> bool:
+        """The scheduler has seen the cards, and who holds some."""
+        offers = (scheduler.ask("filter", args(pod, [NAME]))["NodeNames"] for pod in (pair, five))
+        return list(offers) == [[NAME], []]
+
+    eventually("the node as it is", known, PATIENCE_SECONDS)
+    assert scheduler.ask("bind", binding(pair, NAME)) == {"Error": ""}
+    assert given(api, pair) == [1, 5]
+    others = {"example.com/other": "kept"}
+    api.admin.merge(DEVICE, {"metadata": {"annotations": others}})
+    ill = gpus.machine.cards[3].uuid
+    cordon = {"metadata": {"annotations": {"topolet.io/cordoned-gpus": ill}}}
+    api.admin.merge(f"/api/v1/nodes/{NAME}", cordon)
+
+    def cordoned() -> bool:
+        return ill in {each["id"] for each in device(api)["spec"]["devices"] if not each["health"]}
+
+    eventually("the object is written again", cordoned, PATIENCE_SECONDS)
+    annotations = device(api)["metadata"]["annotations"]
+    assert annotations.items() >= {**others, interconnect.GPU_LINKS: told}.items()
