@@ -19,8 +19,6 @@ from agent.scheduler.reservations import Reservation
 
 log = logging.getLogger(__name__)
 
-PERIOD_SECONDS: Final = 1.0
-
 
 class Expiry:
     """One thread takes the steps."""
