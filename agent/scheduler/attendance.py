@@ -92,12 +92,14 @@ class Attendance:
         return 0 if self._evictor is None else self._evictor.evicted
 
     def start(self) -> None:
-        for each in (self._budgets, *self._rounds):
+        self._budgets.start()
+        for each in self._rounds:
             each.start()
 
     def stop(self) -> None:
-        for each in (*self._rounds, self._budgets):
+        for each in self._rounds:
             each.stop()
+        self._budgets.stop()
 
     def _before(self) -> Iterator[Waiter]:
         for pod in pending(self._transport, self._scheduler):
