@@ -33,7 +33,7 @@ from agent.scheduler.bindings import Bindings
 from agent.scheduler.certificates import CertificateFiles
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.duty import Alone, Duty
-from agent.scheduler.expiry import PERIOD_SECONDS, Expiry
+from agent.scheduler.expiry import Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.leader import Leader
 from agent.scheduler.lease import Times
@@ -46,6 +46,8 @@ from agent.telemetry.schedulermetrics import SchedulerFacts
 
 log = logging.getLogger(__name__)
 
+EXPIRY_SECONDS: Final = 1.0
+"""Between two looks at promises whose time has passed."""
 BIND_SECONDS: Final = 4.0
 """Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
 
@@ -162,7 +164,7 @@ class _Parts:
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
         groups = Groups(cluster, seconds=settings.group_seconds)
         expiry = Expiry(cluster, groups, binding)
-        self._expiry = Periodic("expiry", PERIOD_SECONDS, expiry.step)
+        self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
         binder = Binder(cluster, groups, Bindings(binding), recent)
         deciding = Deciding(
             cluster,

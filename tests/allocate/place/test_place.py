@@ -4,11 +4,12 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import Imported, PlaceFacts, PlaceRules
 from agent.allocate.place.holders import DeviceOverlap
 from agent.allocate.place.holding import Holding, holding_of
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import wish_of
 from agent.allocate.precedence import NodePolicies
 from agent.allocate.reasons import Reason, Rejection

@@ -3,9 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import PlaceFacts, PlaceRules
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import wish_of
 from agent.allocate.zoned.node import ZonedNode, ZoneFacts
 from agent.model.apipods import ApiPod
