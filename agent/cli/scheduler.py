@@ -18,6 +18,7 @@ OPTIONS = (
     "scheduler_name",
     "scheduler_args_file",
     "agent_selector",
+    "agent_namespace",
     "best_node_only",
     "group_seconds",
     "evict",

@@ -380,6 +380,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "node must have a Ready one to give CPUs or devices; empty: it needs none"
         ),
     ] = "app.kubernetes.io/name=topolet,app.kubernetes.io/component=agent"
+    agent_namespace: Annotated[
+        str,
+        msgspec.Meta(
+            description="scheduler: the namespace of these pods, so that nobody else can pass for "
+            "them; empty: any"
+        ),
+    ] = ""
     best_node_only: Annotated[
         bool,
         msgspec.Meta(

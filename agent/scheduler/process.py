@@ -100,6 +100,11 @@ def agent_labels(text: str) -> dict[str, str]:
     return labels
 
 
+def agents(settings: Settings) -> Agents:
+    """Raises SettingsError."""
+    return Agents(agent_labels(settings.agent_selector), settings.agent_namespace)
+
+
 def run(settings: Settings) -> None:
     """Until SIGTERM, or until a thread fails: without one of them the others would answer from a
     state that stands still. Raises AccessError, CertificateError, FaultError, ServerError and
@@ -145,9 +150,9 @@ class _Parts:
 
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
-        labels = agent_labels(settings.agent_selector)
         rules = place_rules(args)
-        cluster = Cluster(rules=rules, agents=bool(labels))
+        wanted = agents(settings)
+        cluster = Cluster(rules=rules, agents=bool(wanted.labels))
         recent = Recent()
         self._attendance = Attendance(
             transport(),
@@ -158,7 +163,10 @@ class _Parts:
             evict=settings.evict,
         )
         self._watching = Watching(
-            transport(), cluster, Agents(labels), pods_changed=self._attendance.pods_changed
+            transport(),
+            cluster,
+            wanted,
+            pods_changed=self._attendance.pods_changed,
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)

@@ -12,7 +12,7 @@ import yaml
 from agent.cli import options
 from agent.cli import scheduler as scheduler_command
 from agent.model.settings import Settings
-from agent.scheduler import extender
+from agent.scheduler import extender, process
 from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind
 from tests.deploy.test_manifests import HARDENED
 
@@ -95,6 +95,14 @@ def test_both_have_the_files_that_they_name() -> None:
     pod = pod_of("topolet-kube-scheduler")
     (container,) = pod["containers"]
     assert "--config=/etc/topolet/kube-scheduler/config.yaml" in container["command"]
+
+
+def test_agents_are_looked_for_where_they_are() -> None:
+    (agents,) = of_kind("DaemonSet").values()
+    found = process.agents(settings())
+    labels = agents["spec"]["template"]["metadata"]["labels"]
+    assert found.include(agents["metadata"]["namespace"], labels)
+    assert not found.include("default", labels)
 
 
 def test_the_extender_is_asked_about_every_pod_of_the_profile() -> None:

@@ -95,6 +95,14 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
             process.agent_labels(text)
 
 
+def test_nobody_passes_for_an_agent_from_another_namespace() -> None:
+    anywhere, ours = (
+        process.agents(Settings(agent_selector="a=b", agent_namespace=each)) for each in ("", "ns")
+    )
+    assert [each.include("elsewhere", {"a": "b"}) for each in (anywhere, ours)] == [True, False]
+    assert ours.include("ns", {"a": "b"})
+
+
 def test_every_node_gives_by_what_is_configured() -> None:
     file = {
         "kind": "NodeNUMAResourceArgs",

@@ -91,7 +91,7 @@ def choose_from_each(
         return Cause.JOINT
     known = inventory.partitions
     if not ask.shared and known.table is not None:
-        idle = seen.allowed & seen.stock.idle
+        idle = seen.fitting & seen.stock.idle
         sets = feasible(known.table, count, idle, spec, groups)
         if sets or known.honor or spec is not None:
             return list(sets[0].minors) if sets else Cause.PARTITION
@@ -122,7 +122,7 @@ def _partition(
         return Cause.NO_PARTITION_TABLE
     if count not in known.table:
         return Cause.PARTITION_SIZE
-    free = seen.allowed & seen.stock.idle
+    free = seen.fitting & seen.stock.idle
     sets = feasible(known.table, count, free, spec)
     if not sets:
         return Cause.PARTITION

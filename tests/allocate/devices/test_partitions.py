@@ -9,11 +9,26 @@ from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions, part
 from agent.allocate.devices.refusal import Cause, Refusal
 from agent.model.annotations import AnnotationError
 from agent.model.deviceobject import GPU_PARTITIONS
-from tests.allocate.devices.builders import CARDS, GPU, PARTITION, asked, gpu, minors, node
+from tests.allocate.devices.builders import (
+    CARDS,
+    CORE,
+    GPU,
+    JOINT,
+    MEMORY,
+    PARTITION,
+    RATIO,
+    RDMA,
+    asked,
+    gpu,
+    minors,
+    nic,
+    node,
+)
 
 MODEL = "node.koordinator.sh/gpu-model"
 VENDOR = "node.koordinator.sh/gpu-vendor"
 HONOR = {PARTITION_POLICY: "Honor"}
+JOINED = {JOINT: {"deviceTypes": ["gpu", "rdma"]}}
 EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
 
 
@@ -87,6 +102,19 @@ def test_shares_are_not_bound_to_the_table() -> None:
 def test_ill_cards_are_in_no_set() -> None:
     cards = [gpu(each, healthy=each != 2) for each in range(8)]
     assert minors(asked(node(cards, partitions=told(PAIRS, HONOR)), {CARDS: 2})) == [5, 4]
+
+
+@pytest.mark.parametrize("near", [{}, JOINED], ids=["alone", "with a port"])
+@pytest.mark.parametrize("left", [0, 50])
+def test_cards_that_list_less_than_is_asked_are_in_no_set(
+    left: int, near: dict[str, object]
+) -> None:
+    """As those that an agent withholds: nobody holds anything of them that is known here."""
+    less = msgspec.structs.replace(EIGHT[2], resources=dict.fromkeys((CORE, RATIO, MEMORY), left))
+    cards = [less if each.minor == 2 else each for each in EIGHT]
+    there = node([*cards, nic(0, 1, "p2")], partitions=told(PAIRS, HONOR))
+    amounts = {CARDS: 2, RDMA: 100} if near else {CARDS: 2}
+    assert minors(asked(there, amounts, near)) == [5, 4]
 
 
 @pytest.mark.parametrize("model", ["H100", "H800", "H20", "H100-80GB-HBM3"])
