@@ -20,6 +20,7 @@ OPTIONS = (
     "scheduler_name",
     "scheduler_args_file",
     "zone_strategy",
+    "gpu_shares",
     "agent_selector",
     "best_node_only",
     "group_seconds",

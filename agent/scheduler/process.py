@@ -21,6 +21,7 @@ from agent.kube.documents import DocumentError
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
 from agent.model.objects import ObjectError
+from agent.model.policies import NumaStrategy
 from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, leader, server
@@ -134,7 +135,11 @@ class _Parts:
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
         labels = agent_labels(settings.agent_selector)
-        rules = PlaceRules(scoring=args, zones=ZoneStrategy(settings.zone_strategy))
+        rules = PlaceRules(
+            shares=NumaStrategy(settings.gpu_shares),
+            scoring=args,
+            zones=ZoneStrategy(settings.zone_strategy),
+        )
         cluster = Cluster(rules=rules, agents=bool(labels))
         recent = Recent()
         self._attendance = Attendance(

@@ -8,6 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from agent.allocate.devices import partitions
+from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.inventory import Inventory, inventory
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.foreign.existing import existing, functions_taken, taken
@@ -19,6 +20,7 @@ from agent.model import checkpoints
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
+from agent.model.devices import DeviceType
 from agent.model.holding import Holding as Held
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.policies import NumaPolicy, NumaStrategy
@@ -26,16 +28,23 @@ from agent.model.schedulerargs import SchedulerArgs
 
 
 class PlaceRules(msgspec.Struct, frozen=True):
-    """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
+    """What is configured. `strategy`: which devices are liked better; `shares`: by pods that ask
+    for parts of GPUs, which leave no whole one where they are spread. `unshared`: by vendor, the
     GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
     the strategy of the node's facts. `zones` and `zone_weights` (by resource): how nodes are
     scored for pods that need nothing of us."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
+    shares: NumaStrategy = NumaStrategy.MOST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
     scoring: SchedulerArgs | None = None
     zones: ZoneStrategy = ZoneStrategy.LEAST_ALLOCATED
     zone_weights: dict[str, int] = {}
+
+    def liking(self, request: DeviceRequest) -> NumaStrategy:
+        """Which devices a pod likes better."""
+        cards = request.asks.get(DeviceType.GPU)
+        return self.shares if cards is not None and cards.shared else self.strategy
 
 
 class Imported(msgspec.Struct, frozen=True):
