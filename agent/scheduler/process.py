@@ -23,6 +23,7 @@ from agent.kube.documents import DocumentError
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
 from agent.model.objects import ObjectError
+from agent.model.policies import NumaStrategy
 from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, leader, server
@@ -79,9 +80,11 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
-def place_rules(args: SchedulerArgs) -> PlaceRules:
-    """How every node gives what it has."""
-    return PlaceRules(scoring=args, zones=args.zones, gpu_objective=args.gpu_objective)
+def place_rules(args: SchedulerArgs, shares: NumaStrategy) -> PlaceRules:
+    """How every node gives what it has; `shares`: parts of GPUs."""
+    return PlaceRules(
+        shares=shares, scoring=args, zones=args.zones, gpu_objective=args.gpu_objective
+    )
 
 
 def client_names(text: str) -> frozenset[str]:
@@ -150,7 +153,7 @@ class _Parts:
 
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
-        rules = place_rules(args)
+        rules = place_rules(args, NumaStrategy(settings.gpu_shares))
         wanted = agents(settings)
         cluster = Cluster(rules=rules, agents=bool(wanted.labels))
         recent = Recent()

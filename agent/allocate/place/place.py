@@ -116,7 +116,8 @@ class Place:
             if missing := self._unfit(wish):
                 return refused(missing)
             devices = self._node_devices(beside=wish.uid)
-            companion = DeviceCompanion(devices, wish.devices, facts.rules.strategy)
+            liking = facts.rules.liking(wish.devices)
+            companion = DeviceCompanion(devices, wish.devices, liking)
         offer: Offer | None = None
         if self._ledger is not None:
             got = self._ledger.offer(wish.ask, companion)
