@@ -10,7 +10,7 @@ definition, in Python, over the same matrix and questions. `_again`: the same qu
 cards with NICs under the same switches, as when the scheduler reserves them. Beside it the code of
 Koordinator's plugin DeviceShare on the same node and pods; both must give as many devices.
 `_linked`: ours where the node's links are known. `hints_8_nodes`: the hints of a pod for all sets
-of 8 NUMA nodes.
+of 8 NUMA nodes; `hints_N_linked`: the mean over the same pods for 2 NUMA nodes and N linked GPUs.
 
 A time is microseconds of a single call: the median of the rounds, and the mean over questions or
 pods. Both sides take turns in batches.
@@ -310,6 +310,17 @@ def hints(amount: Amount) -> Row:
     return alone("hints_8_nodes", statistics.median(call) / 1e3, UNIT)
 
 
+def linked_hints(size: int, amount: Amount) -> Row:
+    free = node(devices(size), linked(range(size), matrix(size, MATRICES["mesh"])))
+    times = []
+    for name in PODS:
+        request = device_request(*PODS[name])
+        assert request is not None
+        call = partial(device_hints, free, request, range(2), STRATEGY)
+        times.append(statistics.median(timed(call, amount.calls)) / 1e3)
+    return alone(f"hints_{size}_linked", statistics.mean(times), UNIT)
+
+
 def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
     table: list[Row] = []
     for size in reversed(SIZES):
@@ -317,7 +328,7 @@ def rows(peer: GoPeer | str, amount: Amount) -> list[Row]:
         table += besteffort(size, amount)
     for size in SIZES:
         table += allocations(size, peer, amount)
-    return [*table, hints(amount)]
+    return [*table, hints(amount), *(linked_hints(size, amount) for size in SIZES)]
 
 
 def main() -> None:

@@ -25,8 +25,9 @@ from common import Row, alone, arguments, compared, median_ms, report, skipped, 
 from peers.go_peer import KOORDINATOR, GoPeer, beside
 
 from agent.allocate.nodefacts import node_facts
+from agent.allocate.place.answer import Granted
 from agent.allocate.place.facts import place_facts
-from agent.allocate.place.place import Granted, Place
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Wish, wish_of
 from agent.allocate.precedence import NUMA_LABEL
 from agent.conformance import machines

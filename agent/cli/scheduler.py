@@ -17,6 +17,7 @@ OPTIONS = (
     "scheduler_http",
     "scheduler_name",
     "scheduler_args_file",
+    "gpu_shares",
     "agent_selector",
     "agent_namespace",
     "best_node_only",

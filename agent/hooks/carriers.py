@@ -26,6 +26,8 @@ NOTHING_NAMED: Final = frozenset({"", "none", VOID})
 """Values of the variable that name no GPU; `none` still asks for the driver's libraries."""
 
 _CARD: Final = re.compile(r"/dev/nvidia\d+|/dev/nvidia-caps/nvidia-cap\d+")
+_CAPABILITY: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
+_OF_NO_INSTANCE: Final = 2
 _FAMILIES: Final = {
     "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
@@ -120,6 +122,13 @@ def split(value: str) -> list[str]:
 def is_card_node(path: str) -> bool:
     """Whether it is a card's or an instance's own, which the driver's common ones are not."""
     return _CARD.fullmatch(path) is not None
+
+
+def is_instance_node(path: str) -> bool:
+    """Whether it opens a MIG instance; the first two of its kind are for who configures and
+    monitors them."""
+    capability = _CAPABILITY.fullmatch(path)
+    return capability is not None and int(capability[1]) > _OF_NO_INSTANCE
 
 
 def is_node_of(device_type: str, path: str) -> bool:

@@ -30,6 +30,12 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
             own = any(carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus)
             if carriers.is_mig_name(name) and not own:
                 raise UnhonouredError(f"it asks for MIG instance {name}, and was allocated a card")
+        own_paths = {node.path for gpu in gpus for node in gpu.nodes}
+        for node in carried.nodes:
+            if carriers.is_instance_node(node.host_path) and node.host_path not in own_paths:
+                raise UnhonouredError(
+                    f"it asks for a MIG instance's {node.host_path}, and was allocated a card"
+                )
     cdi_devices = _in_list(carried.cdi_devices, gpus)
     annotations = tuple(_in_annotations(carried.annotations, gpus))
     if gpus and cdi_kind and not any(carried.names()):

@@ -46,3 +46,7 @@ def path(group: str, version: str, plural: str = "", name: str = "") -> str:
     """Of a version of a group, a resource, or one object."""
     base = f"/apis/{group}/{version}" if group else f"/api/{version}"
     return "/".join([base, *([plural] if plural else []), *([segment(name)] if name else [])])
+
+
+def pod_path(namespace: str, name: str) -> str:
+    return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"

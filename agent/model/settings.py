@@ -373,6 +373,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "that says how nodes are scored; empty: the former's defaults"
         ),
     ] = ""
+    gpu_shares: Annotated[
+        str,
+        msgspec.Meta(
+            pattern="^(MostAllocated|LeastAllocated)$",
+            description="scheduler: parts of GPUs are given of the card that has least left for "
+            "them, so that whole ones stay whole, or of the one that has most",
+        ),
+    ] = "MostAllocated"
     agent_selector: Annotated[
         str,
         msgspec.Meta(

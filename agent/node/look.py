@@ -272,7 +272,8 @@ class Node:
         if published is not None:
             self._memory.remember(self._devices.state)
         asked = assigned.pods.values()
-        return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy)
+        before = self._publisher.device_holders
+        return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy, before)
 
 
 def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:

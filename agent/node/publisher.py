@@ -9,6 +9,7 @@ from collections.abc import Collection
 import msgspec
 
 from agent.allocate.pools import Decision
+from agent.allocate.visibility.shown import Holders
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
@@ -16,7 +17,7 @@ from agent.model.exclusion import Patterns
 from agent.model.pods import ContainerState, Pod
 from agent.model.snapshot import CpuPolicy, LocalOwner, Snapshot
 from agent.model.wanted import NOTHING, PodWanted, Wanted
-from agent.node.sight import Sight
+from agent.node.sight import Sight, holders
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,11 @@ class Publisher:
         self._path = path
         self._boot_id = boot_id
         self._last = self._stored()
+        told = self._last.devices if self._last and self._last.boot_id == boot_id else None
+        self.device_holders: Holders = {
+            each.uuid: each.holders for each in (told.held if told else ()) if each.holders
+        }
+        """Also by the word of an agent before us, which tells it of all but whole NICs."""
 
     @property
     def generation(self) -> int:
@@ -101,6 +107,7 @@ class Publisher:
             local_owners=decision.local_owners,
             devices=sight.node if sight else None,
         )
+        self.device_holders = holders(sight, self.device_holders, {pod.uid for pod in pods})
         unchanged = self._last is not None and _same(self._last, new)
         if unchanged and not fresh and os.path.exists(self._path):
             return

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation
-from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
+from agent.allocate.visibility.shown import DevicePod, Holders, PodShown, held, shown
 from agent.allocate.visibility.wishes import container_wishes
 from agent.model.apipods import ApiPod
 from agent.model.devicefiles import DeviceFiles
@@ -62,10 +63,12 @@ def sight(
     files: DeviceFiles,
     existing: Iterable[Holding] = (),
     by: SightPolicy = SightPolicy(),  # noqa: B008  a frozen value
+    before: Holders = MappingProxyType({}),
 ) -> Sight:
     """`asked`: the pods whose requests are known; `existing`: what pods hold that no scheduler gave
-    it to. Of two pods with one device it is the one whose containers exist that has it, then the
-    older one. Where the node has no GPU, none is hidden."""
+    it to; `before`: who had what at the last look. Of two pods with one device it is the one that
+    had it, then the one whose containers exist, then the older one. Where the node has no GPU, none
+    is hidden."""
     known = {each.runtime_uid: each for each in asked}
     ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
     decided = shown(
@@ -82,9 +85,25 @@ def sight(
         files,
         by.isolation,
         _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
+        before,
     )
     unasked = "leave" if files.cards == () else by.unasked
     return Sight(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))
+
+
+def holders(now: Sight | None, before: Holders, present: Collection[str]) -> Holders:
+    """Who has what after a look. A pod on the node (`present`, by uid) about which nothing could be
+    decided has what it had."""
+    decided = now.pods if now else {}
+    found: dict[str, set[str]] = {}
+    for uid, pod in decided.items():
+        for device in pod.devices:
+            found.setdefault(device, set()).add(uid)
+    for device, uids in before.items():
+        for uid in uids:
+            if uid not in decided and uid in present:
+                found.setdefault(device, set()).add(uid)
+    return found
 
 
 def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -8,10 +8,11 @@ from typing import Final
 
 from agent.host.ending import Ending
 from agent.host.files import Stamp, stamp
-from agent.kube import auth, kinds
+from agent.kube import auth
 from agent.kube.answers import Limits
 from agent.kube.errors import NotFoundError, StoreError
-from agent.kube.transport import Transport, segment
+from agent.kube.kinds import pod_path
+from agent.kube.transport import Transport
 from agent.model import apipods
 from agent.model.apipods import ApiPod
 from agent.model.objects import ObjectError
@@ -70,9 +71,8 @@ def pods(transport: Transport) -> LookUp:
     """Every look asks the API server: no memory of pods could be as new as the Binding."""
 
     def look_up(namespace: str, name: str) -> ApiPod | None:
-        base = kinds.path("", "v1", "namespaces", namespace)
         try:
-            return apipods.decode(transport.get(f"{base}/pods/{segment(name)}"))
+            return apipods.decode(transport.get(pod_path(namespace, name)))
         except NotFoundError:
             return None
         except (StoreError, ObjectError) as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from agent.allocate.place.wish import WishError
+from agent.host.periodic import Periodic
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change
 from agent.kube.transport import Transport
@@ -24,6 +26,10 @@ from agent.scheduler.retry import Retry
 from agent.scheduler.tenants import Tenants
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.waiting import Waiter, Waiting
+
+# Between two rounds.
+RETRY_SECONDS: Final = 0.5
+EVICT_SECONDS: Final = 1.0
 
 
 class Attendance:
@@ -52,15 +58,18 @@ class Attendance:
             transport, disruption.PATH, {}, disruption.read, budgets.changed
         )
         self.preempt = Preemption(tenants, budgets)
-        self._evictor = (
-            Evictor(transport, tenants, self._waiting, budgets, leading) if evict else None
-        )
+        self._evictor: Evictor | None = None
         self._retry: Retry | None = None
+        self._rounds: list[Periodic] = []
+        if evict:
+            self._evictor = Evictor(transport, tenants, self._waiting, budgets, leading)
+            self._rounds.append(Periodic("evict", EVICT_SECONDS, self._evictor.round))
 
     def verbs(self, deciding: Deciding) -> Attending:
         """To be called once, before the start."""
         views = Views(self._cluster, deciding.shapes)
         self._retry = Retry(self._transport, self._waiting, views, self._leading, self._before)
+        self._rounds.append(Periodic("retry", RETRY_SECONDS, self._retry.round))
         return Attending(deciding, self._recent, self._cluster, self._waiting, self._evictor)
 
     def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
@@ -83,14 +92,14 @@ class Attendance:
         return 0 if self._evictor is None else self._evictor.evicted
 
     def start(self) -> None:
-        for each in (self._budgets, self._retry, self._evictor):
-            if each is not None:
-                each.start()
+        self._budgets.start()
+        for each in self._rounds:
+            each.start()
 
     def stop(self) -> None:
-        for each in (self._evictor, self._retry, self._budgets):
-            if each is not None:
-                each.stop()
+        for each in self._rounds:
+            each.stop()
+        self._budgets.stop()
 
     def _before(self) -> Iterator[Waiter]:
         for pod in pending(self._transport, self._scheduler):

@@ -9,7 +9,8 @@ import msgspec
 
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, ServerError, UnreachableError
-from agent.kube.transport import Transport, segment
+from agent.kube.kinds import pod_path
+from agent.kube.transport import Transport
 from agent.model import apipods
 from agent.model.apipods import ApiPod
 from agent.model.objects import ObjectError
@@ -48,7 +49,9 @@ class Bindings:
         """One request; a second one looks at the pod where the first one's answer does not tell
         what has become of it."""
         try:
-            self._transport.create(f"{_path(pod)}/binding", _binding(pod, node, annotations))
+            self._transport.create(
+                f"{pod_path(pod.namespace, pod.name)}/binding", _binding(pod, node, annotations)
+            )
         except (ConflictError, ServerError, UnreachableError) as error:
             return self._looked(pod, node, annotations, error)
         except (KubeError, AccessError) as error:
@@ -58,7 +61,7 @@ class Bindings:
     def pod(self, pod: PodName) -> ApiPod | None:
         """None where it is gone. Raises PodError."""
         try:
-            found = apipods.decode(self._transport.get(_path(pod)))
+            found = apipods.decode(self._transport.get(pod_path(pod.namespace, pod.name)))
         except NotFoundError:
             return None
         except (KubeError, AccessError, ObjectError) as error:
@@ -81,10 +84,6 @@ class Bindings:
         if found.node == node and annotations.items() <= found.annotations.items():
             return Outcome(True)
         return Outcome(False, f"pod {pod.title} is bound to node {found.node} by somebody else")
-
-
-def _path(pod: PodName) -> str:
-    return f"/api/v1/namespaces/{segment(pod.namespace)}/pods/{segment(pod.name)}"
 
 
 def _binding(pod: PodName, node: str, annotations: Mapping[str, str]) -> dict[str, object]:

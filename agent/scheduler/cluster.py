@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
+from agent.allocate.place.answer import Granted
 from agent.allocate.place.facts import PlaceRules
-from agent.allocate.place.place import Granted
 from agent.allocate.place.wish import Wish
 from agent.kube.objects import Change, ChangeKind
 from agent.model.deviceobject import DeviceObject

@@ -9,7 +9,6 @@ with their grace period; the node is the pod's nominated node then, and is kept 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -27,7 +26,6 @@ from agent.scheduler.sacrifice import Sacrifice, Tenant, sacrifice
 from agent.scheduler.tenants import Tenants
 from agent.scheduler.waiting import Waiter, Waiting
 
-PERIOD_SECONDS: Final = 1.0
 SETTLE_SECONDS: Final = 1.0
 """kube-scheduler asks about its own victims within the cycle that we refused the pod in."""
 REST_SECONDS: Final = 10.0
@@ -54,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Evictor:
-    """One thread makes plans. `leading`: only who decides evicts."""
+    """One thread has the rounds. `leading`: only who decides evicts."""
 
     def __init__(
         self,
@@ -64,7 +62,6 @@ class Evictor:
         budgets: Budgets,
         leading: Callable[[], bool],
         *,
-        period_seconds: float = PERIOD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -73,13 +70,10 @@ class Evictor:
         self._waiting = waiting
         self._budgets = budgets
         self._leading = leading
-        self._period = period_seconds
         self._clock = clock
         self._plans: dict[str, Plan] = {}
         self.evicted = 0
         self._rests_until: dict[str, float] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="evict", daemon=True)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -89,18 +83,6 @@ class Evictor:
     def rest(self, uid: str) -> None:
         """Somebody else makes room for that pod now."""
         self._rests_until[uid] = self._clock() + REST_SECONDS
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._period):
-            self.round()
 
     def round(self) -> None:
         """Follows the plans, and makes others for those who wait. Who does not lead has none."""

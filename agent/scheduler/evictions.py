@@ -7,14 +7,14 @@ import contextlib
 import enum
 from typing import Any, Final
 
-from agent.kube import kinds
 from agent.kube.errors import (
     ConflictError,
     NotFoundError,
     RejectedError,
     TooManyRequestsError,
 )
-from agent.kube.transport import Transport, segment
+from agent.kube.kinds import pod_path
+from agent.kube.transport import Transport
 from agent.scheduler.podstatus import condition, patch_status
 from agent.scheduler.sacrifice import Tenant
 
@@ -57,7 +57,6 @@ class Evictions:
             )
 
     def _evict(self, victim: Tenant, options: dict[str, Any]) -> Fate:
-        pods = kinds.path("", "v1", f"namespaces/{segment(victim.namespace)}/pods", victim.name)
         wanted = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
@@ -65,7 +64,7 @@ class Evictions:
             "deleteOptions": {"preconditions": {"uid": victim.uid}, **options},
         }
         try:
-            self._transport.create(f"{pods}/eviction", wanted)
+            self._transport.create(f"{pod_path(victim.namespace, victim.name)}/eviction", wanted)
         except (NotFoundError, ConflictError):
             return Fate.GONE
         except TooManyRequestsError:

@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from agent.kube.errors import MalformedError, NotFoundError, StoreError
-from agent.kube.transport import Transport, segment
+from agent.kube.kinds import pod_path
+from agent.kube.transport import Transport
 from agent.model import jsontext
 from agent.model.jsontext import JsonError
 from agent.scheduler.cluster import Cluster
@@ -17,8 +18,6 @@ from agent.scheduler.groups import Groups
 from agent.scheduler.reservations import Reservation
 
 log = logging.getLogger(__name__)
-
-PERIOD_SECONDS: Final = 1.0
 
 
 class Expiry:
@@ -45,7 +44,7 @@ class Expiry:
 
     def _bound(self, reservation: Reservation) -> bool:
         namespace, _, name = reservation.title.partition("/")
-        path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
+        path = pod_path(namespace, name)
         try:
             pod = jsontext.decode(_pods, self._transport.get(path))
         except NotFoundError:

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Missing, Refused, refused
-from agent.allocate.place.place import StaleOfferError
 from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.scheduler.cluster import Cluster, ReserveError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
-from agent.kube import kinds
-from agent.kube.transport import FIELD_MANAGER, STRATEGIC, Transport, segment
+from agent.kube.kinds import pod_path
+from agent.kube.transport import FIELD_MANAGER, STRATEGIC, Transport
 
 
 def patch_status(
@@ -20,11 +20,10 @@ def patch_status(
 ) -> None:
     """Conditions are merged by their type, other fields replaced. Raises KubeError, a RejectedError
     where the pod is another one by now, and AccessError."""
-    pods = kinds.path("", "v1", f"namespaces/{segment(namespace)}/pods", name)
     query = {"fieldManager": FIELD_MANAGER, **({"dryRun": "All"} if dry_run else {})}
     transport.request(
         "PATCH",
-        f"{pods}/status",
+        f"{pod_path(namespace, name)}/status",
         query,
         {"metadata": {"uid": uid}, "status": fields},
         STRATEGIC,

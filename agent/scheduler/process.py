@@ -23,6 +23,7 @@ from agent.kube.documents import DocumentError
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
 from agent.model.objects import ObjectError
+from agent.model.policies import NumaStrategy
 from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, leader, server
@@ -33,7 +34,7 @@ from agent.scheduler.bindings import Bindings
 from agent.scheduler.certificates import CertificateFiles
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.duty import Alone, Duty
-from agent.scheduler.expiry import PERIOD_SECONDS, Expiry
+from agent.scheduler.expiry import Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.leader import Leader
 from agent.scheduler.lease import Times
@@ -46,6 +47,8 @@ from agent.telemetry.schedulermetrics import SchedulerFacts
 
 log = logging.getLogger(__name__)
 
+EXPIRY_SECONDS: Final = 1.0
+"""Between two looks at promises whose time has passed."""
 BIND_SECONDS: Final = 4.0
 """Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
 
@@ -77,9 +80,11 @@ def scheduler_args(path: str) -> SchedulerArgs:
         raise SettingsError(f"scheduler-args-file {path}: {error}") from error
 
 
-def place_rules(args: SchedulerArgs) -> PlaceRules:
-    """How every node gives what it has."""
-    return PlaceRules(scoring=args, zones=args.zones, gpu_objective=args.gpu_objective)
+def place_rules(args: SchedulerArgs, shares: NumaStrategy) -> PlaceRules:
+    """How every node gives what it has; `shares`: parts of GPUs."""
+    return PlaceRules(
+        shares=shares, scoring=args, zones=args.zones, gpu_objective=args.gpu_objective
+    )
 
 
 def client_names(text: str) -> frozenset[str]:
@@ -148,7 +153,7 @@ class _Parts:
 
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
-        rules = place_rules(args)
+        rules = place_rules(args, NumaStrategy(settings.gpu_shares))
         wanted = agents(settings)
         cluster = Cluster(rules=rules, agents=bool(wanted.labels))
         recent = Recent()
@@ -170,7 +175,7 @@ class _Parts:
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
         groups = Groups(cluster, seconds=settings.group_seconds)
         expiry = Expiry(cluster, groups, binding)
-        self._expiry = Periodic("expiry", PERIOD_SECONDS, expiry.step)
+        self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
         binder = Binder(cluster, groups, Bindings(binding), recent)
         deciding = Deciding(
             cluster,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 
 from agent.allocate.place.holding import Holding
@@ -41,12 +39,6 @@ class Reservations:
 
     def __init__(self) -> None:
         self._kept: dict[str, Reservation] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __iter__(self) -> Iterator[Reservation]:
-        return iter(tuple(self._kept.values()))
 
     def get(self, uid: str) -> Reservation | None:
         return self._kept.get(uid)

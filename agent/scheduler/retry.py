@@ -9,7 +9,6 @@ of the pod's status is the least of them, and says to people what happened.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -21,13 +20,13 @@ from agent.scheduler.podstatus import condition, patch_status
 from agent.scheduler.waiting import Answers, Hope, Waiter, Waiting
 
 CONDITION: Final = "topolet.io/RoomFound"
-PERIOD_SECONDS: Final = 0.5
 
 log = logging.getLogger(__name__)
 
 
 class Retry:
-    """One thread. `leading`: only who decides touches pods; `before`: who waits as it begins to."""
+    """One thread has the rounds. `leading`: only who decides touches pods; `before`: who waits as
+    it begins to."""
 
     def __init__(
         self,
@@ -37,7 +36,6 @@ class Retry:
         leading: Callable[[], bool],
         before: Callable[[], Iterable[Waiter]] = tuple,
         *,
-        period_seconds: float = PERIOD_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
@@ -46,23 +44,8 @@ class Retry:
         self._leading = leading
         self._before = before
         self._led = False
-        self._period = period_seconds
         self._clock = clock
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="retry", daemon=True)
         self.tried = 0
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._period):
-            self.round()
 
     def round(self) -> None:
         """Touches those pods that a changed node has room for. Who does not lead knows of none."""

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node import NodeFacts
-from agent.allocate.place.zones import of_claim
+from agent.allocate.place.zones import assumed_of
 from agent.allocate.zoned.assumed import Assumed, without
 from agent.allocate.zoned.node import DECLINING, ZonedNode, ZoneFacts, zone_facts
 from agent.model.nodetopology import NodeTopology
@@ -54,10 +54,7 @@ _empty: Final = Shared[ZonedNode]()
 
 def _assumed(pod: PodReading, cpus: NodeFacts | None) -> Assumed | None:
     """What was given of certain NUMA nodes is known; what the kubelet chooses is not."""
-    holding = pod.holding
-    if holding is None:
+    if pod.holding is None:
         return None
-    if holding.claim.cpus or holding.claim.amounts:
-        return of_claim(holding.claim, holding.requests, cpus)
     taken = pod.zoned.whole.taken if pod.zoned is not None else {}
-    return Assumed(anywhere=taken) if taken else None
+    return assumed_of(pod.holding.claim, taken, cpus)

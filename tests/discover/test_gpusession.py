@@ -461,6 +461,16 @@ def _running(pid: int) -> bool:
         return False
 
 
+def test_all_calls_come_from_one_thread(start: Start) -> None:
+    """The binding shares buffers between threads: two at once read each other's answers."""
+    driver, session = start(gpumachines.a100_hgx())
+    look(session)
+    driver.event(2, 79)
+    eventually("the event", lambda: len(heard(session)) == 1)
+    look(session)
+    assert os.listdir(f"/proc/{session.pid}/task") == [str(session.pid)]
+
+
 def test_the_agent_itself_does_not_load_the_binding() -> None:
     program = (
         "import sys, agent.discover.gpusession\n"

@@ -231,6 +231,14 @@ def test_where_nothing_names_a_gpu_a_cdi_kind_may_be_used() -> None:
             ["/dev/nvidia6", "/dev/nvidia-caps/nvidia-cap12"],
         ),
         (["/dev/nvidiactl"], [A], [], []),
+        # To configure instances, and to monitor them.
+        (["/dev/nvidia-caps/nvidia-cap2"], [A], ["/dev/nvidia-caps/nvidia-cap2"], ["/dev/nvidia4"]),
+        (
+            ["/dev/nvidia-caps/nvidia-cap12"],
+            [A, MIG],
+            [],
+            ["/dev/nvidia4", "/dev/nvidia6"],
+        ),
     ],
 )
 def test_device_nodes(
@@ -251,6 +259,11 @@ def test_device_nodes(
         (Carried(cdi_devices=(f"{KIND}=MIG-x",)), A, "MIG instance MIG-x"),
         (Carried(cdi_devices=("nvidia.com/gpu=mig0:1",)), A, "MIG instance mig0:1"),
         (Carried(mounts=(f"{MOUNT_ROOT}/MIG-x",)), A, "MIG instance MIG-x"),
+        (
+            Carried(nodes=(node_of("/dev/nvidia0"), node_of("/dev/nvidia-caps/nvidia-cap12"))),
+            A,
+            "MIG instance's /dev/nvidia-caps/nvidia-cap12",
+        ),
         (Carried(cdi_devices=("nvidia.com/gpu=0",)), VisibleGpu("GPU-n"), "by number"),
         (Carried(nodes=(node_of("/dev/nvidia0"),)), VisibleGpu("GPU-n"), "device nodes"),
     ],

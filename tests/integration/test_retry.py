@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.host.periodic import Periodic
+from agent.scheduler.attendance import RETRY_SECONDS
 from agent.scheduler.changelog import Changes
 from agent.scheduler.pending import pending
 from agent.scheduler.retry import CONDITION, Retry
@@ -76,11 +78,12 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
         listening(room.stub) as url,
         scheduling(apiserver, configuration(PROFILE, url, access), tmp_path),
     ):
-        retry.start()
+        rounds = Periodic("retry", RETRY_SECONDS, retry.round)
+        rounds.start()
         try:
             yield room
         finally:
-            retry.stop()
+            rounds.stop()
             apiserver.admin.delete(f"/api/v1/nodes/{NODE}")
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.model.devices import Condition, DeviceTopology
+from agent.model.devices import Condition, Device, DeviceTopology
 from agent.model.gpuactions import Action, GpuActions, parse
 from agent.model.gpuconditions import conditions, cordoned, restored
 from agent.model.gpudevices import devices
@@ -311,6 +311,12 @@ def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     )
     (card,) = restored([replace(device, conditions=strange)], ACTIONS).cards
     assert card.healthy
+
+
+def test_only_gpus_are_restored() -> None:
+    nic = Device("rdma", "0000:1a:00.0", 0, {})
+    nameless = Device("gpu", "", 0, {})
+    assert restored([nic, nameless], ACTIONS) == GpuHealth()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import combinations, permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model.deviceobject import GPU_PARTITIONS
@@ -187,19 +187,24 @@ def test_the_order_of_the_cards_changes_nothing(linked: Links, random: object) -
     assert encode(from_links(other)) == encode(from_links(linked))
 
 
-@settings(max_examples=30)
-@given(matrices())
-def test_pairs_of_four_are_the_best_that_there_are(linked: Links) -> None:
-    """Of the three ways to pair four cards, none has a faster slowest pair."""
-    if len(linked.minors) != 4:
-        return
-    table = from_links(linked)
-    rows = linked.bytes_per_second
-    slowest = [min(rows[0][a], rows[b][c]) for a, b, c in ((1, 2, 3), (2, 1, 3), (3, 1, 2))]
-    pairs = table.get(2, ())
-    if max(slowest) > 0:
-        assert min(each.ring_bytes_per_second or 0 for each in pairs) == max(slowest)
-        assert len(pairs) == 2
+@given(st.sampled_from([4, 6]), st.data())
+def test_the_halves_are_the_best_that_there_are(count: int, data: st.DataObject) -> None:
+    """Of all ways to halve the cards none has a faster slowest link, nor then more in sum."""
+    pairs = list(combinations(range(count), 2))
+    speeds = dict(zip(pairs, data.draw(st.tuples(*[st.integers(1, 4)] * len(pairs))), strict=True))
+    rows = tuple(
+        tuple(0 if i == j else speeds[min(i, j), max(i, j)] for j in range(count))
+        for i in range(count)
+    )
+
+    def worth(half: tuple[int, ...]) -> tuple[int, int]:
+        other = tuple(each for each in range(count) if each not in half)
+        inside = [speeds[pair] for each in (half, other) for pair in combinations(each, 2)]
+        return min(inside), sum(inside)
+
+    low, high = sets(from_links(Links(tuple(range(count)), rows)), count // 2)
+    assert sorted(low + high) == list(range(count))
+    assert worth(low) == max(map(worth, combinations(range(count), count // 2)))
 
 
 def test_the_annotation() -> None:

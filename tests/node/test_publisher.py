@@ -172,3 +172,23 @@ def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path
     assert written.pods["b"].of("main").visible is None
     assert written.containers["c1"] == Wanted("1", exclusive=True)
     assert "gone" not in written.pods
+
+
+def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path) -> None:
+    seen = PodShown(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
+    held = (HeldDevice("GPU-1", holders=("a",)), HeldDevice("GPU-2"))
+    publisher = Publisher(str(path), "boot")
+    publish(publisher, sight=Sight({"a": seen}, NodeDevices(held)))
+    again = Publisher(str(path), "boot")
+    for each in (publisher, again):
+        assert {device: set(uids) for device, uids in each.device_holders.items()} == {
+            "GPU-1": {"a"}
+        }
+    assert Publisher(str(path), "another boot").device_holders == {}
+    # Nothing is decided before the driver has told; then it is, and then the pod has gone.
+    publish(again, sight=Sight({}, NodeDevices()))
+    assert again.device_holders == {"GPU-1": {"a"}}
+    publish(again, sight=Sight({"a": PodShown(Visible(refused="lost"))}, NodeDevices()))
+    assert again.device_holders == {}
+    publish(publisher, PODS[1:], sight=Sight({}, NodeDevices()))
+    assert publisher.device_holders == {}

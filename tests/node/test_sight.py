@@ -72,6 +72,15 @@ def test_who_runs_keeps_its_card_from_an_older_claim() -> None:
     assert [each.holders for each in it.node.held] == [("runs",), ()]
 
 
+def test_who_had_a_card_keeps_it_from_an_older_pod_that_names_it_now() -> None:
+    pods = [given("older", FIRST, 1, runs=True), given("had", FIRST, 2)]
+    it = sight(pods, [], FILES, before={"GPU-0": frozenset({"had"})})
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "had": "",
+        "older": "GPU-0 belongs to pod ns/had",
+    }
+
+
 def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
     pods = [given("p", FIRST), pod("plugins", "LS")]
     it = sight(pods, [], FILES, [holding("plugins", "GPU-0")])

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from agent.allocate.place.answer import Granted
 from agent.allocate.place.facts import PlaceRules
-from agent.allocate.place.place import Granted
 from agent.allocate.place.wish import Wish
 from agent.kube.objects import ChangeKind
 from agent.model import schedulerargs

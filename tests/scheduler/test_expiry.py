@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.place.place import Granted
+from agent.allocate.place.answer import Granted
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.cluster import Cluster

@@ -13,7 +13,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.place.place import Granted
+from agent.allocate.place.answer import Granted
 from agent.allocate.place.wish import wish_of
 from agent.kube.mirror import Metadata, Mirror
 from agent.kube.objects import Change, Key

@@ -17,7 +17,7 @@ from agent.host.faults import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
-from agent.model.policies import GpuObjective
+from agent.model.policies import GpuObjective, NumaStrategy
 from agent.model.schedulerargs import Rules, ScoringType, ZoneScoring, ZoneStrategy
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, process
@@ -110,7 +110,8 @@ def test_every_node_gives_by_what_is_configured() -> None:
         "zoneScoringStrategy": {"type": "MostAllocated", "resources": [{"name": "cpu"}]},
     }
     args = schedulerargs.decode(file)
-    assert process.place_rules(args) == PlaceRules(
+    assert process.place_rules(args, NumaStrategy.LEAST_ALLOCATED) == PlaceRules(
+        shares=NumaStrategy.LEAST_ALLOCATED,
         scoring=args,
         zones=ZoneScoring(ZoneStrategy.MOST_ALLOCATED, {"cpu": 1}),
         gpu_objective=GpuObjective.BESTEFFORT,

@@ -9,6 +9,10 @@ from agent.allocate.devices.hints import device_hints
 from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.numa.hint import Provider
+from agent.allocate.offer import Declined, Offer
+from agent.allocate.place.answer import Granted, Refused, refused
+from agent.allocate.place.wish import Wish
+from agent.allocate.reasons import Reason
 from agent.model.policies import NumaStrategy
 
 
@@ -57,3 +61,31 @@ class DeviceCompanion:
             for each in chosen
             if self._node.stocks[kind].idle >> each.minor & 1
         )
+
+
+def offered(
+    wish: Wish, offer: Offer | None, companion: DeviceCompanion | None, score: int | None
+) -> Granted | Refused:
+    """Both voices' offers as one. `score`: of what is no device, None where nothing is asked."""
+    scores = [] if score is None else [score]
+    order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
+    if companion is None:
+        return Granted(wish, offer, score=sum(scores), order=order)
+    found = companion.found or companion.find(None)
+    if not isinstance(found, Allocation):
+        return refused(found)
+    scores.append(companion.score(found))
+    mean = sum(scores) // len(scores)
+    return Granted(wish, offer, found, mean, (*order, companion.opened(found)))
+
+
+def declined(answer: Declined, companion: DeviceCompanion | None) -> Refused:
+    """What the devices lack is told by themselves, not by the merge."""
+    if companion is None or not isinstance(companion.found, Refusal):
+        return refused(*answer.rejections)
+    others = [
+        each
+        for each in answer.rejections
+        if each.reason is not Reason.NUMA_COMPANION and each.resource not in companion.kinds
+    ]
+    return refused(companion.found, *others)

@@ -8,6 +8,7 @@ from functools import lru_cache
 import msgspec
 
 from agent.allocate.devices import partitions
+from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.inventory import Inventory, Links, inventory
 from agent.allocate.devices.pairs import links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
@@ -19,6 +20,7 @@ from agent.model import checkpoints, interconnect
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
+from agent.model.devices import DeviceType
 from agent.model.holding import Holding as Held
 from agent.model.interconnect import GPU_LINKS
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
@@ -27,16 +29,23 @@ from agent.model.schedulerargs import SchedulerArgs, ZoneScoring
 
 
 class PlaceRules(msgspec.Struct, frozen=True):
-    """What is configured. `strategy`: which devices are liked better. `unshared`: by vendor, the
+    """What is configured. `strategy`: which devices are liked better; `shares`: by pods that ask
+    for parts of GPUs, which leave no whole one where they are spread. `unshared`: by vendor, the
     GPU models of which no parts are given. `scoring`: how CPUs and NUMA nodes are scored; None: by
     the strategy of the node's facts. `zones`: how nodes are scored for pods that need nothing of
     us. `gpu_objective`: which GPUs of a node suit a pod best, by what links them."""
 
     strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
+    shares: NumaStrategy = NumaStrategy.MOST_ALLOCATED
     unshared: dict[str, frozenset[str]] = {}
     scoring: SchedulerArgs | None = None
     zones: ZoneScoring = ZoneScoring()
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
+
+    def liking(self, request: DeviceRequest) -> NumaStrategy:
+        """Which devices a pod likes better."""
+        cards = request.asks.get(DeviceType.GPU)
+        return self.shares if cards is not None and cards.shared else self.strategy
 
 
 class Imported(msgspec.Struct, frozen=True):

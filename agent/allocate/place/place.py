@@ -15,25 +15,20 @@ from types import MappingProxyType
 import msgspec
 
 from agent.allocate import scoring
-from agent.allocate.devices.allocation import Allocation
-from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.standing import gone
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.place.answer import Granted, Missing, Refused, refused
-from agent.allocate.place.companion import DeviceCompanion
+from agent.allocate.place.companion import DeviceCompanion, declined, offered
 from agent.allocate.place.facts import PlaceFacts
 from agent.allocate.place.holders import DeviceOverlap, device_overlaps, held_devices
 from agent.allocate.place.holding import Holding
 from agent.allocate.place.wish import Needs, Wish
 from agent.allocate.place.zones import Zones
-from agent.allocate.reasons import Reason
 from agent.allocate.scoring import Scene, Whole
 from agent.allocate.zoned.node import ZonedNode, ZoneFacts
 from agent.model.devices import DeviceType
-
-__all__ = ["DeviceOverlap", "Granted", "Missing", "Place", "Refused", "StaleOfferError"]
 
 
 class Place:
@@ -121,14 +116,15 @@ class Place:
             if missing := self._unfit(wish):
                 return refused(missing)
             devices = self._node_devices(beside=wish.uid)
-            companion = DeviceCompanion(devices, wish.devices, facts.rules.strategy)
+            liking = facts.rules.liking(wish.devices)
+            companion = DeviceCompanion(devices, wish.devices, liking)
         offer: Offer | None = None
         if self._ledger is not None:
             got = self._ledger.offer(wish.ask, companion)
             if isinstance(got, Declined):
-                return _declined(got, companion)
+                return declined(got, companion)
             offer = got
-        return _granted(wish, offer, companion, self._score(wish, offer))
+        return offered(wish, offer, companion, self._score(wish, offer))
 
     def commit(self, granted: Granted) -> Holding:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
@@ -231,29 +227,3 @@ class Place:
     def _kinds(self, uid: str) -> frozenset[str]:
         held = self._holdings.get(uid)
         return frozenset() if held is None else held.kinds
-
-
-def _granted(
-    wish: Wish, offer: Offer | None, companion: DeviceCompanion | None, score: int | None
-) -> Granted | Refused:
-    scores = [] if score is None else [score]
-    order = (0, 0) if offer is None else (offer.price.split_cores, offer.price.numa_nodes)
-    if companion is None:
-        return Granted(wish, offer, score=sum(scores), order=order)
-    found = companion.found or companion.find(None)
-    if not isinstance(found, Allocation):
-        return refused(found)
-    scores.append(companion.score(found))
-    mean = sum(scores) // len(scores)
-    return Granted(wish, offer, found, mean, (*order, companion.opened(found)))
-
-
-def _declined(declined: Declined, companion: DeviceCompanion | None) -> Refused:
-    if companion is None or not isinstance(companion.found, Refusal):
-        return refused(*declined.rejections)
-    others = [
-        each
-        for each in declined.rejections
-        if each.reason is not Reason.NUMA_COMPANION and each.resource not in companion.kinds
-    ]
-    return refused(companion.found, *others)

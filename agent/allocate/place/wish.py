@@ -12,7 +12,7 @@ from agent.allocate.claims import Claim
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
 from agent.allocate.place import totals
-from agent.allocate.zoned.pod import ZonedPod, zoned_pod
+from agent.allocate.zoned.pod import ZonedPod, foreign, zoned_pod
 from agent.model.annotations import (
     NUMA_TOPOLOGY_SPEC,
     RESOURCE_SPEC,
@@ -50,7 +50,8 @@ class Wish(msgspec.Struct, frozen=True):
     the whole pod, devices too. `zoned`: what a pod that needs nothing of us asks of NUMA nodes, by
     Kubernetes' own rules. `isolation`: the library that shall enforce parts of a GPU, "" for none.
     `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those that we
-    write. `shape`: equal for two pods that get the same answer on every node."""
+    write. `shape`: equal for two pods that get the same answer on every node. `taken`: what the
+    kubelet takes of NUMA nodes for it; CPUs that it owns are its claim's."""
 
     ask: Ask
     requests: dict[str, int] = {}
@@ -63,6 +64,7 @@ class Wish(msgspec.Struct, frozen=True):
     spec_text: str = ""
     stale: tuple[str, ...] = ()
     shape: bytes = b""
+    taken: dict[str, int] = {}
 
     @property
     def uid(self) -> str:
@@ -119,7 +121,11 @@ def _wish(pod: ApiPod) -> Wish:
     if not needs & (Needs.NUMA | Needs.CPUS):
         words = KubeletWords.NUMA if devices else KubeletWords.NONE
         ask = msgspec.structs.replace(ask, kubelet=words)
-    zoned = None if needs else zoned_pod(pod)
+    zoned = None if Needs.CPUS in needs else zoned_pod(pod)
+    foreigners = {name: amount for name, amount in requests.items() if foreign(name)}
+    taken = foreigners if zoned is None else zoned.whole.taken
+    if needs:
+        zoned = None
     return Wish(
         ask,
         requests,
@@ -132,6 +138,7 @@ def _wish(pod: ApiPod) -> Wish:
         notes.get(RESOURCE_SPEC, ""),
         tuple(key for key in _WRITTEN if notes.get(key)),
         _shape(ask, ours, requests, isolation, device_notes, _parts(zoned)),
+        taken,
     )
 
 

@@ -19,7 +19,6 @@ from agent.allocate.zoned.assumed import Assumed, without
 from agent.allocate.zoned.filter import filter as by_zones
 from agent.allocate.zoned.misfit import Misfit
 from agent.allocate.zoned.node import ZonedNode, ZoneFacts
-from agent.allocate.zoned.pod import foreign
 from agent.allocate.zoned.score import score
 
 
@@ -81,10 +80,8 @@ class Zones:
         if self._word is None:
             return
         wish, claim = granted.wish, granted.offer.claim if granted.offer else None
-        if claim is not None and (claim.cpus or claim.amounts):
-            self._since[wish.uid] = of_claim(claim, wish.requests, cpus)
-        elif wish.zoned is not None:
-            self._since[wish.uid] = Assumed(anywhere=wish.zoned.whole.taken)
+        if assumed := assumed_of(claim, wish.taken, cpus):
+            self._since[wish.uid] = assumed
         self._left = None
 
     def leave(self, uid: str) -> None:
@@ -104,9 +101,13 @@ class Zones:
         return self._left
 
 
-def of_claim(claim: Claim, requests: Mapping[str, int], cpus: NodeFacts | None) -> Assumed:
-    """CPUs of its own, and amounts; a share of a pool is no CPU that is gone. `requests`: of the
-    whole pod; devices of these that others give may be of any NUMA node."""
+def assumed_of(
+    claim: Claim | None, taken: Mapping[str, int], cpus: NodeFacts | None
+) -> Assumed | None:
+    """CPUs of its own, and amounts, where the claim says; a share of a pool is no CPU that is gone.
+    `taken`: what the kubelet takes for the pod, of any NUMA node where the claim names none."""
+    if claim is None or not (claim.cpus or claim.amounts):
+        return Assumed(anywhere=taken) if taken else None
     zones: dict[int, dict[str, int]] = {}
     for area in cpus.layout.nodes if cpus and cpus.layout else ():
         if own := (area.cpus & claim.cpus.mask).bit_count():
@@ -115,9 +116,7 @@ def of_claim(claim: Claim, requests: Mapping[str, int], cpus: NodeFacts | None) 
         there = {name: amount for name, amount in amounts.items() if name != "cpu"}
         zones[node] = {**zones.get(node, {}), **there}
     named = {name for amounts in zones.values() for name in amounts}
-    anywhere = {
-        name: amount for name, amount in requests.items() if foreign(name) and name not in named
-    }
+    anywhere = {name: amount for name, amount in taken.items() if name not in named}
     return Assumed(zones, anywhere)
 
 

@@ -6,7 +6,7 @@ or a card that only its MIG instances can be had of, is shown to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Final
@@ -72,17 +72,24 @@ Elsewhere = Mapping[str, Mapping[str, str]]
 """By uuid or PCI address, what pods hold that no scheduler gave it to: their titles by uid."""
 
 
+Holders = Mapping[str, Collection[str]]
+"""By uuid or PCI address the pods (uids) that have it by a scheduler's word."""
+
+
 def shown(
     pods: Iterable[DevicePod],
     files: DeviceFiles,
     isolation: Isolation = NO_ISOLATION,
     elsewhere: Elsewhere = MappingProxyType({}),
+    before: Holders = MappingProxyType({}),
 ) -> dict[str, PodShown]:
     """By uid, for pods that were given devices; none yet for pods with GPUs whose driver has not
     told them. Of devices of types and vendors that are not known here nothing is decided. `pods`:
-    whoever has its devices already comes before whoever only claims them."""
-    taken: _Taken = {}
-    answers = {}
+    whoever has its devices already comes before whoever only claims them. `before`: who had what
+    at the last look; who claims some of it anew comes after all others, as whoever may change a
+    pod may change what it claims."""
+    answers: dict[str, PodShown] = {}
+    resolved: list[tuple[DevicePod, dict[str, list[_Found]]]] = []
     for pod in pods:
         try:
             by_type = given(pod.annotations)
@@ -99,9 +106,18 @@ def shown(
                 kind: [_find(kind, each, files) for each in devices]
                 for kind, devices in ours.items()
             }
+        except (AnnotationError, _RefusedError) as error:
+            answers[pod.uid] = PodShown(Visible(refused=str(error)))
+            continue
+        resolved.append((pod, found))
+    here = frozenset(pod.uid for pod, _ in resolved)
+    resolved.sort(key=lambda each: _claims_anew(each[0].uid, each[1], before, here))
+    taken: _Taken = {}
+    for pod, found in resolved:
+        try:
             _check(pod.uid, found, taken, elsewhere)
             answers[pod.uid] = _pod_shown(pod, found, files, isolation)
-        except (AnnotationError, SplitError, _RefusedError) as error:
+        except (SplitError, _RefusedError) as error:
             answers[pod.uid] = PodShown(Visible(refused=str(error)))
             continue
         for device in chain.from_iterable(found.values()):
@@ -190,6 +206,15 @@ def _other(kind: str, title: str, device: Given, others: Iterable[OtherFiles]) -
         if other.type == kind and same:
             return other
     raise _RefusedError(f"{title} is not on this node")
+
+
+def _claims_anew(
+    uid: str, found: Mapping[str, Iterable[_Found]], before: Holders, here: frozenset[str]
+) -> bool:
+    """Does it claim what another pod that is still here had, and it had not?"""
+    keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
+    had = (before.get(key, ()) for key in keys)
+    return any(uid not in each and not here.isdisjoint(each) for each in had)
 
 
 def _check(

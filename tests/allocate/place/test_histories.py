@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.devices.inventory import inventory
+from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted
 from agent.allocate.place.facts import Imported, PlaceFacts
 from agent.allocate.place.holding import holding_of
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Wish, wish_of
 from agent.allocate.precedence import NodePolicies
 from agent.model.apipods import ApiPod

@@ -4,17 +4,18 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import Imported, PlaceFacts, PlaceRules
 from agent.allocate.place.holders import DeviceOverlap
 from agent.allocate.place.holding import Holding, holding_of
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import wish_of
 from agent.allocate.precedence import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.apipods import ApiPod
 from agent.model.cpuset import CpuSet
-from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
 from tests.allocate.devices.builders import CARDS, CORE, GPU, HINT, RATIO, RDMA, gpu, nic
 from tests.allocate.place.builders import (
     ALLOCATED,
@@ -52,6 +53,19 @@ def bind(place: Place, of: ApiPod) -> ApiPod:
 def cards(found: Granted) -> list[int]:
     assert found.allocation is not None
     return [each.minor for each in found.allocation.devices["gpu"]]
+
+
+def test_parts_of_cards_are_packed_and_whole_ones_stay_whole() -> None:
+    """Small pods that are spread leave no card to a pod that needs a whole one."""
+    place = Place(facts(devices=CARDS_OF_BOTH))
+    for name, percent in (("a", 30), ("b", 60), ("c", 20), ("d", 10), ("e", 70)):
+        bind(place, pod(name, {"cpu": 100, "memory": 1, GPU: percent}))
+    assert len(cards(granted(place, pod("whole", {"cpu": 100, "memory": 1, CARDS: 2})))) == 2
+    rules = PlaceRules(shares=NumaStrategy.LEAST_ALLOCATED)
+    spread = Place(msgspec.structs.replace(facts(devices=CARDS_OF_BOTH), rules=rules))
+    for name in "abcd":
+        bind(spread, pod(name, {"cpu": 100, "memory": 1, GPU: 10}))
+    assert refusal(spread, pod("whole", {"cpu": 100, "memory": 1, CARDS: 1}))
 
 
 def test_a_pod_that_needs_nothing_gets_nothing_anywhere() -> None:
@@ -371,12 +385,14 @@ def test_a_holding_is_what_annotations_say_whoever_committed_it() -> None:
 
 
 def test_liking_is_configured() -> None:
-    place_facts = facts(devices=[gpu(0), gpu(1)])
+    place_facts = facts(devices=[nic(0), nic(1)])
     for strategy, minor in (("LeastAllocated", 1), ("MostAllocated", 0)):
         rules = msgspec.convert({"strategy": strategy}, PlaceRules)
         place = Place(msgspec.structs.replace(place_facts, rules=rules))
-        bind(place, pod("a", {GPU: 50}, notes={HINT: {}}))
-        assert cards(granted(place, pod("b", {GPU: 50}))) == [minor]
+        bind(place, pod("a", {RDMA: 50}))
+        found = granted(place, pod("b", {RDMA: 50})).allocation
+        assert found is not None
+        assert [each.minor for each in found.devices["rdma"]] == [minor]
 
 
 def test_amplified_cpu_is_paid_by_pods_that_the_kubelet_aligns_itself() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.allocate.place.answer import Granted
 from agent.allocate.place.facts import PlaceFacts, PlaceRules
 from agent.allocate.place.holding import holding_of
-from agent.allocate.place.place import Granted, Place
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import Wish, wish_of
 from agent.model.policies import NumaPolicy
 from agent.model.schedulerargs import decode

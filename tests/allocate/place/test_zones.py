@@ -3,16 +3,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Refused
 from agent.allocate.place.facts import PlaceFacts, PlaceRules
-from agent.allocate.place.place import Place, StaleOfferError
+from agent.allocate.place.place import Place
 from agent.allocate.place.wish import wish_of
 from agent.allocate.zoned.node import ZonedNode, ZoneFacts
 from agent.model.apipods import ApiPod
 from agent.model.policies import NumaPolicy
 from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
 from tests.allocate.place.builders import facts, pod
-from tests.allocate.zoned.values import node
+from tests.allocate.zoned.values import NIC, node
 
 GIB = 1 << 30
 TWO = {0: {"cpu": 8000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
@@ -124,6 +125,25 @@ def test_cpus_that_a_pod_owns_are_gone_from_their_numa_node() -> None:
     put(there, pod("a", {"cpu": 8}, "LSR"))
     assert fits(there, plain(4, "b"))
     assert not fits(there, plain(5, "b"))
+
+
+def test_what_the_kubelet_takes_for_a_pod_of_koordinators_is_gone_from_some_numa_node() -> None:
+    """An LS pod that is Guaranteed, where the kubelet's CPU manager is static."""
+    there = place()
+    amounts = {"cpu": 3, "memory": "1Gi"}
+    put(there, pod("a", amounts, "LS", limits=amounts))
+    assert fits(there, plain(5, "b"))
+    assert not fits(there, plain(6, "b"))
+
+
+def test_devices_of_others_are_gone_from_some_numa_node() -> None:
+    """CPUs of its own lie where the claim says, and the kubelet chooses a card of another's."""
+    there = place(node({zone: {**amounts, NIC: 1} for zone, amounts in TWO.items()}))
+    with_card = {"cpu": 2, "memory": "1Gi", NIC: 1}
+    put(there, pod("a", with_card, "LSR"))
+    assert fits(there, plain(6, "b"))
+    assert not fits(there, plain(7, "b"))
+    assert not fits(there, pod("b", with_card, limits=with_card))
 
 
 def test_a_share_of_a_pool_takes_no_cpu() -> None:

@@ -204,6 +204,25 @@ def test_nobody_is_given_what_another_pod_has() -> None:
     }
 
 
+def test_nor_by_a_word_that_was_changed_later() -> None:
+    """Whoever may change a pod may write another card into it; the order says nothing then."""
+    pods = [
+        pod("claims", {"gpu": [entry(0), entry(1)]}),
+        pod("has", {"gpu": [entry(0)]}),
+        pod("gone", {"gpu": [entry(1)]}),
+    ]
+    before = {"GPU-1": {"has"}, "GPU-0": {"ended"}}
+    refused = {uid: each.each.refused for uid, each in shown(pods, FILES, before=before).items()}
+    assert refused == {
+        "has": "",
+        "gone": "",
+        "claims": "GPU-1 belongs to pod ns/has",
+    }
+    before = {"GPU-1": {"claims"}, "GPU-0": {"claims"}}
+    refused = {uid: each.each.refused for uid, each in shown(pods, FILES, before=before).items()}
+    assert (refused["claims"], refused["has"]) == ("", "GPU-1 belongs to pod ns/claims")
+
+
 def test_nor_what_one_has_by_another_way() -> None:
     elsewhere = {"GPU-1": {"own": "ns/own", "plugins": "ns/plugins"}}
     given = {"gpu": [entry(0)]}
