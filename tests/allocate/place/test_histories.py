@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.partitions import Partition, Partitions
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted
 from agent.allocate.place.facts import Imported, PlaceFacts
@@ -31,12 +32,25 @@ from tests.allocate.devices.builders import (
     RDMA,
     gpu,
     nic,
+    part,
 )
 from tests.allocate.nodes import GIB
 from tests.allocate.nodes import facts as node_facts
 from tests.allocate.place.builders import NUMA_SPEC, SPEC, annotated, pod
 
 nothing: dict[str, Any] = {}
+
+# Cards, mostly whole, and some that an agent withholds in part or altogether.
+LISTED = [part(100)] * 5 + [part(50), part(0)]
+TABLE = Partitions(
+    {
+        size: tuple(
+            Partition(tuple(range(first, first + size)), ((1 << size) - 1) << first)
+            for first in range(0, 4, size)
+        )
+        for size in (1, 2)
+    }
+)
 
 
 @st.composite
@@ -45,7 +59,8 @@ def devices(draw: st.DrawFn) -> tuple[Device, ...]:
     made = []
     for minor in range(draw(st.integers(0, 4))):
         node, pcie = draw(places)
-        made.append(gpu(minor, node, pcie, healthy=draw(st.integers(0, 5)) > 0))
+        card = gpu(minor, node, pcie, healthy=draw(st.integers(0, 5)) > 0)
+        made.append(msgspec.structs.replace(card, resources=draw(st.sampled_from(LISTED))))
     for minor in range(draw(st.integers(0, 2))):
         node, pcie = draw(places)
         made.append(nic(minor, node, pcie, functions=[f"{minor}.1", f"{minor}.2"]))
@@ -70,7 +85,8 @@ def places(draw: st.DrawFn) -> PlaceFacts:
     if there and draw(st.booleans()):
         held = draw(st.sampled_from(there))
         imported["foreign"] = Imported({(held.type, held.minor): held.resources}, {})
-    return PlaceFacts("n", cpus, inventory(there), imported)
+    table = draw(st.sampled_from([None, TABLE]))
+    return PlaceFacts("n", cpus, inventory(there, table), imported)
 
 
 of_cpus = st.fixed_dictionaries(
