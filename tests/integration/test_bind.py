@@ -44,12 +44,12 @@ def transport(apiserver: ApiServer) -> Iterator[Transport]:
 
 
 def made(apiserver: ApiServer, namespace: str, kind: Kind, name: str) -> PodName:
-    """A pod that waits for its node."""
+    """A pod that waits for its node, and that no other test's kube-scheduler takes."""
     body = kind.pod(name)
     metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
     container = {key: body["spec"]["containers"][0][key] for key in ("name", "image", "resources")}
     spec = {"containers": [container], "automountServiceAccountToken": False}
-    wanted = {"metadata": metadata, "spec": {**spec, "schedulerName": "topolet-scheduler"}}
+    wanted = {"metadata": metadata, "spec": {**spec, "schedulerName": "nobody"}}
     pod = apiserver.create(f"/api/v1/namespaces/{namespace}/pods", wanted)
     return PodName(namespace, name, pod["metadata"]["uid"])
 

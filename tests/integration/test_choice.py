@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ def test_thousand_choices(
     process.program_or_skip()
     furnish(apiserver)
     topolet = Topolet(apiserver, tmp_path, *PLAIN_HTTP, "--best-node-only=false")
-    recorder = Recorder(topolet.port)
-    with yard.yard(apiserver, request.node.name) as here, answering(recorder.connected) as url:
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(yard.yard(apiserver, request.node.name))
+        recorder = Recorder(topolet.port, here.name)
+        url = stack.enter_context(answering(recorder.connected))
         for number in range(30):
             here.hosts.add((2, 1, (16, 24, 32)[number % 3], 2))
         settings = shipped(apiserver, topolet.port)

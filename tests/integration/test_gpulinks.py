@@ -81,7 +81,7 @@ def held(api: ApiServer, minors: tuple[int, ...]) -> None:
 def pending(api: ApiServer, name: str, cards: int) -> Object:
     amounts = {"limits": {"nvidia.com/gpu": str(cards)}}
     spec = {
-        "schedulerName": "topolet-scheduler",
+        "schedulerName": "nobody",
         "automountServiceAccountToken": False,
         "containers": [{"name": "main", "image": "none", "resources": amounts}],
     }

@@ -13,14 +13,16 @@ from tests.integration.kubescheduler.posts import Answer
 
 
 class Recorder:
-    """`choices`: by pod uid the node that the last answer put first, None where it left several
-    equal; `binds`: by pod uid the node that kube-scheduler chose in the end."""
+    """Of the pods of one namespace. `choices`: by pod uid the node that the last answer put first,
+    None where it left several equal; `binds`: by pod uid the node that kube-scheduler chose in the
+    end."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, namespace: str) -> None:
         self.choices: dict[str, str | None] = {}
         self.binds: dict[str, str] = {}
         self.candidates: dict[str, int] = {}
         self._port = port
+        self._namespace = namespace
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Answer]:
@@ -41,6 +43,8 @@ class Recorder:
         return reply.status, answer
 
     def _note(self, verb: str, asked: dict[str, Any], answer: Any) -> None:
+        if _namespace(asked) != self._namespace:
+            return
         if verb == "filter":
             names = answer["NodeNames"]
             uid = asked["Pod"]["metadata"]["uid"]
@@ -52,3 +56,9 @@ class Recorder:
             self.choices[asked["Pod"]["metadata"]["uid"]] = best[0] if len(best) == 1 else None
         elif verb == "bind" and not answer["Error"]:
             self.binds[asked["PodUID"]] = asked["Node"]
+
+
+def _namespace(asked: dict[str, Any]) -> str:
+    return str(
+        asked["PodNamespace"] if "Pod" not in asked else asked["Pod"]["metadata"]["namespace"]
+    )
