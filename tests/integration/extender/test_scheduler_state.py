@@ -37,7 +37,7 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
 TIMES = Times(6, 4, 0.5)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 _numbers = itertools.count(1)
 

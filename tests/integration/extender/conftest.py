@@ -1,0 +1,18 @@
+"""An API server that the scheduler's tests share with no others: those take kinds away, and put
+policies in force about who may say what a pod has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.apiserver import server
+from tests.integration.apiserver.server import ApiServer
+
+
+@pytest.fixture(scope="package")
+def apiserver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A real one; a test makes a namespace and nodes of its own, and leaves it running."""
+    with server.running(tmp_path_factory.mktemp("apiserver")) as it:
+        yield it
