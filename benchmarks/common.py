@@ -90,7 +90,10 @@ def report(rows: Sequence[Row], output: str) -> None:
         json.dump(list(rows), sys.stdout, indent=1)
         print()
         return
-    columns = ("case", "ours", "base", "base_name", "ratio", "unit", "p99", "cpu_us", "note")
+    columns = (
+        *("case", "ours", "base", "base_name", "ratio", "unit", "p99"),
+        *("cold", "cold_p99", "cpu_us", "note"),
+    )
     table = [columns]
     for row in rows:
         cells = {**row, "ours": row.get("ours", row.get("value")), "note": row.get("skipped")}
