@@ -60,7 +60,7 @@ class Settled(msgspec.Struct):
 
 @pytest.fixture(scope="module")
 def settled(containerd: Containerd) -> Iterator[Settled]:
-    """The owners come when LS runs already, the others when the owners do."""
+    """The owners come when LS runs already and has logged it, the others when the owners do."""
     with fresh_node(containerd) as node:
         node.start_agent()
         node.start_proxy(HOLD)
@@ -68,6 +68,7 @@ def settled(containerd: Containerd) -> Iterator[Settled]:
         for name, spec in specs(node).items():
             _, it.ids[name] = it.create(spec)
             start_container(node.proxied, it.ids[name])
+            it.first_cpus(name)
         yield it
 
 
