@@ -29,7 +29,7 @@ from agent.allocate.zoned.filter import filter as by_zones
 from agent.allocate.zoned.misfit import Misfit
 from agent.allocate.zoned.node import ZonedNode, zoned_node
 from agent.allocate.zoned.pod import zoned_pod
-from agent.model import apipods, nodetopology
+from agent.model import apipods, seentopology
 from agent.model.apipods import ApiPod
 from agent.model.nodetopology import NodeTopology
 
@@ -78,7 +78,7 @@ class Question(msgspec.Struct, frozen=True):
 def questions() -> Iterator[Question]:
     for count, scope, name in product((2, 8), ("container", "pod"), PODS):
         described = topology_object(count, scope)
-        topology = nodetopology.decode(described)
+        topology = seentopology.decode(described)
         body = pod_object(*PODS[name])
         yield Question(
             {

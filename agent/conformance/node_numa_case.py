@@ -15,7 +15,7 @@ from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.precedence import PROFILES
 from agent.conformance import machines
-from agent.model import nodetopology
+from agent.model import nodetopology, seentopology
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS
 from agent.model.node_annotations import AMPLIFICATION_RATIO, RESERVATION, SYSTEM_QOS
 from agent.model.nodetopology import NodeTopology
@@ -84,7 +84,7 @@ def topology(case: Mapping[str, Any]) -> NodeTopology:
         ],
         CPU_TOPOLOGY: None if case.get("noCPUTopology") else {"detail": _detail(case)},
     }
-    return nodetopology.decode(
+    return seentopology.decode(
         {
             "metadata": {
                 "name": "node",

@@ -14,7 +14,7 @@ from agent.allocate.zoned.node import ZonedNode, zoned_node
 from agent.allocate.zoned.pod import ZonedPod, zoned_pod
 from agent.allocate.zoned.score import score
 from agent.conformance.verdict import Difference, Verdict
-from agent.model import apipods, nodetopology
+from agent.model import apipods, seentopology
 from agent.model.schedulerargs import ZoneStrategy
 
 SIDECARS: Final = Difference(
@@ -134,7 +134,7 @@ def _node(case: dict[str, Any]) -> ZonedNode | None:
     written = case["nrt"]
     if written is None:
         return None
-    topology = nodetopology.decode(
+    topology = seentopology.decode(
         {
             "metadata": {"name": "node"},
             "topologyPolicies": written.get("topologyPolicies"),

@@ -1,4 +1,4 @@
-"""NodeResourceTopology as one value, and its two shapes: v1alpha1 and v1alpha2 (peers.md §1.2).
+"""NodeResourceTopology as one value, and how both its versions say it (peers.md §1.2).
 
 v1alpha1 has no attributes at the top: the policy is a word of `topologyPolicies`, the fingerprint
 an annotation, and the rest of them can't be said there.
@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model.objects import ObjectError, converted
 from agent.model.policies import reported_numa_policy
-from agent.model.quantities import QuantityError, cpu, milli, whole
+from agent.model.quantities import cpu
 
 Object = dict[str, Any]
 
@@ -28,7 +27,6 @@ SCOPE: Final = "topologyManagerScope"
 MAX_NUMA_NODES: Final = "topologyManagerMaxNUMANodes"
 L3_CPUS: Final = "l3_cpus"
 """Of a zone: the CPUs of each L3 cache, separated by semicolons, where there are several."""
-MOST_NUMA_NODES: Final = 1024
 
 
 class Version(enum.StrEnum):
@@ -108,38 +106,15 @@ def encode(value: NodeTopology, version: Version) -> Object:
     }
 
 
-def decode(body: object) -> NodeTopology:
-    """Either version, whoever wrote it. Zones that are no NUMA node, and costs towards such ones,
-    are left out; an attribute with a value that means nothing leaves the default, like a scheduler
-    does. Raises ObjectError."""
-    raw = converted(body, KIND, _Raw)
-    metadata = raw.metadata
-    policy, scope = _from_word(raw.topology_policies[0] if raw.topology_policies else "")
-    attributes = {each.name: each.value for each in raw.attributes or ()}
-    given = attributes.pop(POLICY, None)
-    policy = given if given in _POLICIES else policy
-    given = attributes.pop(SCOPE, None)
-    scope = given if given in _SCOPES else scope
-    annotations = dict(metadata.annotations or {})
-    legacy = annotations.pop(FINGERPRINT_ANNOTATION, None)
-    owners = [each for each in metadata.owner_references or () if each.kind == "Node"]
-    return NodeTopology(
-        metadata.name,
-        tuple(sorted(_zones(raw), key=lambda each: each.node)),
-        policy,
-        scope,
-        _max_numa_nodes(attributes.pop(MAX_NUMA_NODES, "")),
-        attributes.pop(FINGERPRINT, None) or legacy,
-        attributes,
-        dict(metadata.labels or {}),
-        annotations,
-        Owner(owners[0].name, owners[0].uid) if owners else None,
-    )
-
-
 def zone_name(node: int) -> str:
     """The only form of a name that a scheduler takes for a NUMA node."""
     return f"node-{node}"
+
+
+def zone_node(name: str) -> int | None:
+    """The NUMA node of a zone of that name, None when it is no NUMA node."""
+    match = _NODE_ZONE.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def ours(path: tuple[str, ...], name: str) -> bool:
@@ -147,57 +122,12 @@ def ours(path: tuple[str, ...], name: str) -> bool:
     what stands there and is no longer wanted goes. All others are somebody else's."""
     match path[-1]:
         case "zones":
-            return _node(name) is not None
+            return zone_node(name) is not None
         case "costs":
             return True
         case "resources":
             return name in ("cpu", "memory") or name.startswith(("hugepages-", "koordinator.sh/"))
     return name in _OUR_ATTRIBUTES or name.startswith("cpu_")
-
-
-class _RawOwner(msgspec.Struct, frozen=True):
-    name: str
-    uid: str
-    kind: str = ""
-
-
-class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    owner_references: tuple[_RawOwner, ...] | None = None
-
-
-class _RawAttribute(msgspec.Struct, frozen=True):
-    name: str
-    value: str
-
-
-class _RawCost(msgspec.Struct, frozen=True):
-    name: str
-    value: int
-
-
-class _RawResource(msgspec.Struct, frozen=True):
-    name: str
-    capacity: str | int
-    allocatable: str | int
-    available: str | int
-
-
-class _RawZone(msgspec.Struct, frozen=True):
-    name: str
-    type: str
-    costs: tuple[_RawCost, ...] | None = None
-    attributes: tuple[_RawAttribute, ...] | None = None
-    resources: tuple[_RawResource, ...] | None = None
-
-
-class _Raw(msgspec.Struct, frozen=True, rename="camel"):
-    metadata: _RawMetadata
-    zones: tuple[_RawZone, ...]
-    topology_policies: tuple[str, ...] | None = None
-    attributes: tuple[_RawAttribute, ...] | None = None
 
 
 _NODE_ZONE: Final = re.compile(r"node-(\d{1,4})", re.ASCII)
@@ -209,24 +139,6 @@ _OUR_ATTRIBUTES: Final = (
     FINGERPRINT_METHOD,
     L3_CPUS,
 )
-_SCOPES: Final = ("container", "pod")
-_WORDS: Final = {
-    "None": "none",
-    "BestEffort": "best-effort",
-    "Restricted": "restricted",
-    "SingleNUMANode": "single-numa-node",
-}
-_POLICIES: Final = tuple(_WORDS.values())
-_BY_WORD: Final = {
-    "Restricted": ("restricted", "container"),
-    "BestEffort": ("best-effort", "container"),
-    **{
-        f"{word}{level}Level": (_WORDS[word], level.lower())
-        for word in ("SingleNUMANode", "Restricted", "BestEffort")
-        for level in ("Container", "Pod")
-    },
-}
-"""All that `topologyPolicies` may hold but None."""
 
 
 def _zone(zone: Zone) -> Object:
@@ -261,51 +173,3 @@ def _owner(owner: Owner) -> Object:
         "name": owner.name,
         "uid": owner.uid,
     }
-
-
-def _from_word(word: str) -> tuple[str, str]:
-    return _BY_WORD.get(word, ("none", "container"))
-
-
-def _max_numa_nodes(text: str) -> int | None:
-    if not re.fullmatch(r"\d{1,9}", text, re.ASCII) or int(text) <= 1:
-        return None
-    return min(int(text), MOST_NUMA_NODES)
-
-
-def _zones(raw: _Raw) -> list[Zone]:
-    zones = []
-    for place, zone in enumerate(raw.zones):
-        node = _node(zone.name)
-        if zone.type != "Node" or node is None:
-            continue
-        costs = {_node(each.name): each.value for each in zone.costs or ()}
-        zones.append(
-            Zone(
-                node,
-                {
-                    each.name: _amounts(raw.metadata.name, place, each)
-                    for each in zone.resources or ()
-                },
-                {to: cost for to, cost in costs.items() if to is not None},
-                {each.name: each.value for each in zone.attributes or ()},
-            )
-        )
-    return zones
-
-
-def _node(name: str) -> int | None:
-    match = _NODE_ZONE.fullmatch(name)
-    return int(match[1]) if match else None
-
-
-def _amounts(name: str, zone: int, resource: _RawResource) -> Amounts:
-    scaled = milli if resource.name == "cpu" else whole
-    found = []
-    for field in ("capacity", "allocatable", "available"):
-        try:
-            found.append(scaled(getattr(resource, field)))
-        except QuantityError as error:
-            where = f"zones[{zone}].resources[{resource.name!r}].{field}"
-            raise ObjectError(KIND, name, f"{where}: {error}") from None
-    return Amounts(*found)

@@ -15,7 +15,14 @@ import msgspec
 
 from agent.allocate.place.holding import Holding, holding_of
 from agent.allocate.zoned.pod import ZonedPod, zoned_pod
-from agent.model import apipods, checkpoints, deviceobject, node_annotations, nodetopology
+from agent.model import (
+    apipods,
+    checkpoints,
+    deviceobject,
+    node_annotations,
+    nodetopology,
+    seentopology,
+)
 from agent.model.annotations import AnnotationError
 from agent.model.apipods import ApiPod, PodObject
 from agent.model.device_allocation import Holdings, VirtualFunctions
@@ -89,7 +96,7 @@ def node(text: bytes) -> NodeReading:
 def topology(text: bytes) -> NodeTopology | Unreadable:
     """Never raises."""
     try:
-        read = nodetopology.decode(decoded(text, nodetopology.KIND, _objects))
+        read = seentopology.decode(decoded(text, nodetopology.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
     return msgspec.structs.replace(read, annotations=words(read.annotations))

@@ -17,7 +17,7 @@ import pytest
 from agent.kube.errors import KubeError
 from agent.model import fingerprint
 from agent.model.cpuset import CpuSet, union
-from agent.model.nodetopology import decode
+from agent.model.seentopology import decode
 from benchmarks import trees
 from tests.deploy.manifests import objects
 from tests.integration.apiserver import server
