@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import threading
-import time
-from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.kube import errors, wire
+from agent.kube import errors, listing, wire
 from agent.kube.backoff import Backoff
 from agent.kube.errors import (
     GoneError,
@@ -29,30 +26,16 @@ from agent.kube.errors import (
 )
 from agent.kube.mirror import Known, Metadata, Mirror, Read
 from agent.kube.objects import Change, Changed, Key
+from agent.kube.pace import Pace
 from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
-from agent.kube.wire import Event, Page
+from agent.kube.wire import Event
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-PAGE: Final = 500
 # A watch that lived so long was none that the server could not serve.
 HEALTHY_SECONDS: Final = 10.0
-
-
-class Pace(msgspec.Struct, frozen=True):
-    """Chance and time. `wait` returns True when it was ended by `stop`.
-
-    A server is asked to end a watch after `watch_seconds`, a fifth more or less, so that those of a
-    fleet do not end together; `grace_seconds` later it is dead.
-    """
-
-    random: Callable[[], float] = random.random
-    clock: Callable[[], float] = time.monotonic
-    wait: Callable[[threading.Event, float], bool] = threading.Event.wait
-    watch_seconds: float = 300.0
-    grace_seconds: float = 15.0
 
 
 class ListWatch(Generic[T]):
@@ -169,37 +152,15 @@ class ListWatch(Generic[T]):
         self._backoff.reset()
 
     def _list(self) -> None:
-        query = {**self._select, "limit": PAGE}
-        if not self.syncs:
-            # From the server's memory, which is as old as we like: we have seen nothing yet.
-            query["resourceVersion"] = "0"
-        found: list[tuple[Key, Known[T] | None]] = []
-        while True:
-            try:
-                page = self._page(query)
-            except GoneError:
-                if "continue" not in query:
-                    raise
-                # The server offers to go on with a newer state: what changed meanwhile on the
-                # pages before would be lost.
-                found.clear()
-                query = dict(self._select)
-                continue
-            for raw in page.items or ():
-                found.append(self._understood(wire.metadata(f"list of {self._path}", raw), raw))
-            token = page.metadata.continue_
-            if not token:
-                break
-            if query.get("continue") == token:
-                raise MalformedError(f"list of {self._path}: the same page again")
-            query = {**self._select, "limit": PAGE, "continue": token}
-        if not page.metadata.resource_version:
-            raise MalformedError(f"list of {self._path}: has no resourceVersion")
-        self._list_next = False
-        self._sync(found, page.metadata.resource_version)
+        def take(raw: msgspec.Raw) -> tuple[Key, Known[T] | None]:
+            return self._understood(wire.metadata(f"list of {self._path}", raw), raw)
 
-    def _page(self, query: Query) -> Page:
-        return wire.page(f"list of {self._path}", self._stream.get(self._path, query))
+        # From the server's memory the first time: we have seen nothing yet.
+        listed = listing.listed(
+            self._path, self._select, self._stream.get, take, remembered=not self.syncs
+        )
+        self._list_next = False
+        self._sync(listed.found, listed.version)
 
     def _watch(self) -> bool:
         asked = f"watch of {self._path}"

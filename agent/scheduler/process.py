@@ -28,7 +28,6 @@ from agent.model.schedulerargs import Rules, SchedulerArgs
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, leader, server
 from agent.scheduler.asked import Recent
-from agent.scheduler.attendance import Attendance
 from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.certificates import CertificateFiles
@@ -41,6 +40,8 @@ from agent.scheduler.lease import Times
 from agent.scheduler.readings import Agents
 from agent.scheduler.routes import Route
 from agent.scheduler.server import Server
+from agent.scheduler.shapes import Shapes
+from agent.scheduler.unplaced import Unplaced
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.watching import Watching
 from agent.telemetry.schedulermetrics import SchedulerFacts
@@ -157,9 +158,11 @@ class _Parts:
         wanted = agents(settings)
         cluster = Cluster(rules=rules, agents=bool(wanted.labels))
         recent = Recent()
-        self._attendance = Attendance(
+        shapes = Shapes(cluster)
+        self._unplaced = Unplaced(
             transport(),
             cluster,
+            shapes,
             recent,
             lambda: self._duty.reason() is None,
             settings.scheduler_name,
@@ -169,7 +172,7 @@ class _Parts:
             transport(),
             cluster,
             wanted,
-            pods_changed=self._attendance.pods_changed,
+            pods_changed=self._unplaced.pods_changed,
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
@@ -182,19 +185,20 @@ class _Parts:
             groups,
             binder,
             recent,
-            self._attendance.preempt,
+            shapes,
+            self._unplaced.preempt,
             best_alone=settings.best_node_only,
         )
-        verbs = self._attendance.verbs(deciding)
+        verbs = self._unplaced.verbs(deciding)
         counted = extender.metrics()
         counted.follow(
             lambda: SchedulerFacts(
                 self._duty.reason() is None,
                 len(cluster.nodes()),
                 binder.lost_races,
-                self._attendance.waiting,
-                self._attendance.retried,
-                self._attendance.evicted,
+                self._unplaced.waiting,
+                self._unplaced.retried,
+                self._unplaced.evicted,
             )
         )
         self.routes: dict[str, Route] = extender.routes(verbs, self._duty.reason, counted)
@@ -202,7 +206,7 @@ class _Parts:
     def start(self, closing: ExitStack) -> None:
         """Ended in the other order: who touches pods first, then who leads."""
         led = (self._leader,) if self._leader is not None else ()
-        for each in (self._watching, self._expiry, self._duty, *led, self._attendance):
+        for each in (self._watching, self._expiry, self._duty, *led, self._unplaced):
             each.start()
             closing.callback(each.stop)
 

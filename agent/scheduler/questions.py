@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 import msgspec
@@ -19,9 +19,15 @@ from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Misfit
 _GROUP: Final = "no room for the whole group"
 
 
-class _Question(msgspec.Struct, frozen=True):
+class OfPod(msgspec.Struct, frozen=True):
+    """Room for such a pod."""
+
     cluster: Cluster
     wish: Wish
+
+    @property
+    def shape(self) -> Hashable:
+        return self.wish.shape
 
     @property
     def by_word(self) -> bool:
@@ -29,24 +35,7 @@ class _Question(msgspec.Struct, frozen=True):
 
     def answer(self, node: str) -> Answer:
         """Under the lock."""
-        hindrance = self.cluster.eligible(node, self.wish)
-        state = self.cluster.node(node)
-        if state is None:
-            return UNKNOWN
-        if hindrance is not None:
-            return Misfit(hindrance, unresolvable=True)
-        return self._room(state.place)
-
-    def _room(self, place: Place) -> Answer:
-        raise NotImplementedError
-
-
-class OfPod(_Question, frozen=True):
-    """Room for such a pod."""
-
-    @property
-    def shape(self) -> Hashable:
-        return self.wish.shape
+        return _answer(self.cluster, self.wish, node, self._room)
 
     def _room(self, place: Place) -> Answer:
         # What this very pod may hold of the node is no room for others of its shape.
@@ -57,14 +46,24 @@ class OfPod(_Question, frozen=True):
         return Fit(found.score, found.order)
 
 
-class OfGroup(_Question, frozen=True):
+class OfGroup(msgspec.Struct, frozen=True):
     """Room for a whole group of such pods."""
 
+    cluster: Cluster
+    wish: Wish
     group: Group
 
     @property
     def shape(self) -> Hashable:
         return self.wish.shape, self.group.size
+
+    @property
+    def by_word(self) -> bool:
+        return self.wish.zoned is not None
+
+    def answer(self, node: str) -> Answer:
+        """Under the lock."""
+        return _answer(self.cluster, self.wish, node, self._room)
 
     def _room(self, place: Place) -> Answer:
         found = together(place, parts(self.group, self.wish, self.group.size))
@@ -75,3 +74,13 @@ class OfGroup(_Question, frozen=True):
         return Fit(
             sum(each.score for each in found) // len(found), max(each.order for each in found)
         )
+
+
+def _answer(cluster: Cluster, wish: Wish, node: str, room: Callable[[Place], Answer]) -> Answer:
+    hindrance = cluster.eligible(node, wish)
+    state = cluster.node(node)
+    if state is None:
+        return UNKNOWN
+    if hindrance is not None:
+        return Misfit(hindrance, unresolvable=True)
+    return room(state.place)

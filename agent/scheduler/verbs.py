@@ -44,6 +44,7 @@ class Deciding:
         groups: Groups,
         binder: Binder,
         recent: Recent,
+        shapes: Shapes,
         preempt: Preempt,
         *,
         best_alone: bool = True,
@@ -55,7 +56,7 @@ class Deciding:
         self._recent = recent
         self._preempt = preempt
         self._best_alone = Needs.CPUS | Needs.DEVICES if best_alone else Needs.NOTHING
-        self.shapes = Shapes(cluster)
+        self._shapes = shapes
 
     def filter(self, args: ExtenderArgs) -> ExtenderFilterResult:
         nodes = args.node_names
@@ -106,12 +107,12 @@ class Deciding:
             return False
         if not wish.requests:
             return True
-        return isinstance(self.shapes.same(OfPod(self._cluster, wish)), Fit)
+        return isinstance(self._shapes.same(OfPod(self._cluster, wish)), Fit)
 
     def _answers(self, wish: Wish, nodes: Sequence[str]) -> list[Answer]:
         with self._cluster.lock:
             self._groups.expire()
-        return self.shapes.answers(OfPod(self._cluster, wish), nodes)
+        return self._shapes.answers(OfPod(self._cluster, wish), nodes)
 
     def _group(self, asked: Asked, group: Group, nodes: Sequence[str]) -> ExtenderFilterResult:
         """The one node of the group, found and held for it where it has none yet."""
@@ -140,7 +141,7 @@ class Deciding:
         question = OfGroup(self._cluster, wish, group)
         for first in range(0, len(ranked), _GROUP_AT_ONCE):
             some = ranked[first : first + _GROUP_AT_ONCE]
-            answers = self.shapes.answers(question, some)
+            answers = self._shapes.answers(question, some)
             found.update(zip(some, answers, strict=True))
             if any(isinstance(each, Fit) for each in set(answers)):
                 break

@@ -11,9 +11,10 @@ from agent.kube import kinds, wire
 from agent.kube.discovery import Discovery
 from agent.kube.errors import StoreError
 from agent.kube.kinds import Kind
-from agent.kube.listwatch import ListWatch, Pace
+from agent.kube.listwatch import ListWatch
 from agent.kube.mirror import Read
 from agent.kube.objects import Change, Changed, ChangeKind
+from agent.kube.pace import Pace
 from agent.kube.transport import Transport
 from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster

@@ -13,9 +13,11 @@ import pytest
 
 from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
-from agent.kube.listwatch import PAGE, ListWatch, Pace
+from agent.kube.listing import PAGE
+from agent.kube.listwatch import ListWatch
 from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.pace import Pace
 from agent.kube.transport import Transport
 from tests.kube import hostile
 from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status

@@ -24,6 +24,7 @@ from agent.scheduler.bind import Binder
 from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.groups import Groups
+from agent.scheduler.shapes import Shapes
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import (
@@ -59,6 +60,7 @@ class Scene:
             groups,
             binder,
             recent,
+            Shapes(self.cluster),
             lambda args: ExtenderPreemptionResult(args.victims),
         )
         self.names: list[str] = []
@@ -234,7 +236,7 @@ def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(
 def test_a_pod_that_waits_is_tried_again_after_the_report_that_lets_it_in(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}))
     told = pod("p", FOUR)
-    waiting, views = Waiting(), Views(scene.cluster, scene.verbs.shapes)
+    waiting, views = Waiting(), Views(scene.cluster, Shapes(scene.cluster))
     waiting.refused(waiter(asked(apipods.from_object(told)), scene.cluster, 0.0))
     assert waiting.round(views, 1.0) == []
     scene.tell(topology("a", TWO, used(0, 1000)))

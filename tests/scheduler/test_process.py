@@ -28,6 +28,7 @@ from agent.scheduler.expiry import Expiry
 from agent.scheduler.groups import Groups
 from agent.scheduler.readings import AGENT_LABELS
 from agent.scheduler.server import Server
+from agent.scheduler.shapes import Shapes
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from benchmarks.fleet import SMALL, owner
@@ -165,7 +166,7 @@ def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
         groups, recent = Groups(known), Recent()
         binder = Binder(known, groups, Bindings(transport), recent)
-        verbs = Deciding(known, groups, binder, recent, unchanged)
+        verbs = Deciding(known, groups, binder, recent, Shapes(known), unchanged)
         routes = extender.routes(verbs, lambda: None, extender.metrics())
         door = Server("127.0.0.1:0", routes, limits=process.LIMITS)
         door.start()

@@ -28,6 +28,7 @@ from agent.scheduler.cluster import Cluster
 from agent.scheduler.expiry import Expiry
 from agent.scheduler.groupname import GROUP
 from agent.scheduler.groups import Groups
+from agent.scheduler.shapes import Shapes
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.wire import ExtenderArgs, ExtenderBindingArgs, ExtenderPreemptionResult
 from benchmarks.fleet import CARDS, NOTHING, SMALL, Model, carder, owner, part, sharer
@@ -130,6 +131,7 @@ class World:
             groups,
             binder,
             recent,
+            Shapes(self.cluster),
             lambda args: ExtenderPreemptionResult(args.victims),
         )
         self.expiry = Expiry(self.cluster, groups, transport)

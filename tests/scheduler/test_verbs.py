@@ -17,6 +17,7 @@ from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.groupname import GROUP
 from agent.scheduler.groups import Groups
+from agent.scheduler.shapes import Shapes
 from agent.scheduler.verbs import Deciding
 from agent.scheduler.wire import (
     ExtenderArgs,
@@ -58,7 +59,13 @@ class Scene:
         groups, recent = Groups(self.cluster, clock=lambda: self.now), Recent()
         binder = Binder(self.cluster, groups, Bindings(self.transport), recent)
         self.verbs = Deciding(
-            self.cluster, groups, binder, recent, _no_preemption, best_alone=best_alone
+            self.cluster,
+            groups,
+            binder,
+            recent,
+            Shapes(self.cluster),
+            _no_preemption,
+            best_alone=best_alone,
         )
 
     def pod(self, kind: Kind, name: str, **annotations: str) -> ApiPod:

@@ -12,9 +12,9 @@ from agent.kube import kinds
 from agent.kube.auth import FileAccess
 from agent.kube.discovery import Discovery
 from agent.kube.errors import ServerError
-from agent.kube.listwatch import Pace
 from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind
+from agent.kube.pace import Pace
 from agent.kube.transport import Transport
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.watching import KindWatch, Watching

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from agent.host.periodic import Periodic
-from agent.scheduler.attendance import RETRY_SECONDS
 from agent.scheduler.changelog import Changes
 from agent.scheduler.pending import pending
 from agent.scheduler.retry import CONDITION, Retry
 from agent.scheduler.shapes import Answer, Fit, Misfit
+from agent.scheduler.unplaced import RETRY_SECONDS
 from agent.scheduler.waiting import Waiter, Waiting
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects

@@ -18,13 +18,14 @@ from agent.scheduler.attending import Attending, Views, waiter
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budget, Budgets
 from agent.scheduler.evict import Evictor
+from agent.scheduler.extender import Verbs
 from agent.scheduler.groupname import GroupError
 from agent.scheduler.pending import pending
 from agent.scheduler.preempt import Preemption
 from agent.scheduler.readings import PodReading
 from agent.scheduler.retry import Retry
+from agent.scheduler.shapes import Shapes
 from agent.scheduler.tenants import Tenants
-from agent.scheduler.verbs import Deciding
 from agent.scheduler.waiting import Waiter, Waiting
 
 # Between two rounds.
@@ -32,13 +33,14 @@ RETRY_SECONDS: Final = 0.5
 EVICT_SECONDS: Final = 1.0
 
 
-class Attendance:
+class Unplaced:
     """`preempt` is the verb, for who decides; `verbs` are all of them, to be answered."""
 
     def __init__(
         self,
         transport: Transport,
         cluster: Cluster,
+        shapes: Shapes,
         recent: Recent,
         leading: Callable[[], bool],
         scheduler: str,
@@ -50,7 +52,6 @@ class Attendance:
         self._transport = transport
         self._cluster = cluster
         self._recent = recent
-        self._leading = leading
         self._scheduler = scheduler
         self._waiting = Waiting()
         budgets, tenants = Budgets(), Tenants(cluster)
@@ -58,18 +59,14 @@ class Attendance:
             transport, disruption.PATH, {}, disruption.read, budgets.changed
         )
         self.preempt = Preemption(tenants, budgets)
+        self._retry = Retry(transport, self._waiting, Views(cluster, shapes), leading, self._before)
         self._evictor: Evictor | None = None
-        self._retry: Retry | None = None
-        self._rounds: list[Periodic] = []
+        self._rounds = [Periodic("retry", RETRY_SECONDS, self._retry.round)]
         if evict:
             self._evictor = Evictor(transport, tenants, self._waiting, budgets, leading)
             self._rounds.append(Periodic("evict", EVICT_SECONDS, self._evictor.round))
 
-    def verbs(self, deciding: Deciding) -> Attending:
-        """To be called once, before the start."""
-        views = Views(self._cluster, deciding.shapes)
-        self._retry = Retry(self._transport, self._waiting, views, self._leading, self._before)
-        self._rounds.append(Periodic("retry", RETRY_SECONDS, self._retry.round))
+    def verbs(self, deciding: Verbs) -> Attending:
         return Attending(deciding, self._recent, self._cluster, self._waiting, self._evictor)
 
     def pods_changed(self, changes: Sequence[Change[PodReading]]) -> None:
@@ -84,7 +81,7 @@ class Attendance:
     @property
     def retried(self) -> int:
         """How often one was tried again."""
-        return 0 if self._retry is None else self._retry.tried
+        return self._retry.tried
 
     @property
     def evicted(self) -> int:

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from agent.kube.errors import GoneError, MalformedError
+from agent.kube.listing import PAGE, listed
+from agent.kube.transport import Query
+
+
+def name(raw: msgspec.Raw) -> str:
+    return str(json.loads(bytes(raw))["metadata"]["name"])
+
+
+def page(names: list[str], token: str = "", version: str = "7") -> bytes:
+    metadata = {"resourceVersion": version, "continue": token}
+    items = [{"metadata": {"name": each}} for each in names]
+    return json.dumps({"metadata": metadata, "items": items}).encode()
+
+
+class Server:
+    """Answers in the order given, and keeps what it was asked."""
+
+    def __init__(self, *answers: bytes | GoneError) -> None:
+        self._answers = iter(answers)
+        self.asked: list[Query] = []
+
+    def get(self, path: str, query: Query) -> bytes:
+        self.asked.append(query)
+        answer = next(self._answers)
+        if isinstance(answer, GoneError):
+            raise answer
+        return answer
+
+
+def test_pages_are_one_list() -> None:
+    server = Server(page(["a", "b"], "x"), page(["c"], version="9"))
+    result = listed("/pods", {"fieldSelector": "f"}, server.get, name)
+    assert (result.found, result.version) == (["a", "b", "c"], "9")
+    assert server.asked == [
+        {"fieldSelector": "f", "limit": PAGE},
+        {"fieldSelector": "f", "limit": PAGE, "continue": "x"},
+    ]
+
+
+def test_only_the_first_page_is_asked_from_memory() -> None:
+    server = Server(page(["a"], "x"), page(["b"]))
+    listed("/pods", {}, server.get, name, remembered=True)
+    assert [each.get("resourceVersion") for each in server.asked] == ["0", None]
+
+
+def test_a_page_that_expired_begins_anew_with_the_whole() -> None:
+    server = Server(page(["old"], "x"), GoneError("too old"), page(["new"]))
+    assert listed("/pods", {"fieldSelector": "f"}, server.get, name).found == ["new"]
+    assert server.asked[-1] == {"fieldSelector": "f"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "error", "said"),
+    [
+        ([GoneError("too old")], GoneError, "too old"),
+        ([page(["a"], "x"), page(["a"], "x")], MalformedError, "list of /pods: the same page"),
+        ([page([], version="")], MalformedError, "list of /pods: has no resourceVersion"),
+        ([b"[]"], MalformedError, "list of /pods: "),
+    ],
+)
+def test_what_is_no_list(
+    answers: list[bytes | GoneError], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        listed("/pods", {}, Server(*answers).get, name)
