@@ -1,4 +1,4 @@
-"""PCI functions of a machine, and how near two of them are."""
+"""PCI functions of a machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import re
 from typing import Final
 
 import msgspec
-
-from agent.model.gpus import Ancestor
 
 _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])")
 
@@ -52,22 +50,6 @@ class Function(msgspec.Struct, frozen=True):
         """What it shares with its neighbours: the outermost switch, else the root port, else the
         bus; a function of unknown place has no neighbours but itself."""
         return next(iter(self.switches or self.bridges), self.root or self.address)
-
-
-def proximity(one: Function, other: Function) -> Ancestor:
-    """What the way between two functions crosses at most, as NVML numbers it."""
-    if one.address == other.address:
-        return Ancestor.BOARD
-    if one.bridges and other.bridges and one.bridges[0] == other.bridges[0]:
-        together = one.bridges == other.bridges or (
-            one.switches and one.switches[-1:] == other.switches[-1:]
-        )
-        return Ancestor.SWITCH if together else Ancestor.SWITCHES
-    if one.root and one.root == other.root:
-        return Ancestor.HOST_BRIDGE
-    if one.node >= 0 and one.node == other.node:
-        return Ancestor.NODE
-    return Ancestor.SYSTEM
 
 
 def is_address(text: str) -> bool:
