@@ -11,13 +11,14 @@ from typing import Final
 import msgspec
 
 from agent.allocate.place.wish import Needs, WishError
+from agent.model.apipods import ApiPod
 from agent.scheduler.asked import Asked, Recent
 from agent.scheduler.changelog import Changes
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.evict import Evictor
 from agent.scheduler.extender import Verbs
-from agent.scheduler.groupname import GroupError
-from agent.scheduler.questions import OfGroup, OfPod
+from agent.scheduler.groupname import Group, GroupError
+from agent.scheduler.questions import RoomFor, demand
 from agent.scheduler.shapes import Answer, Question, Shapes
 from agent.scheduler.waiting import Waiter, Waiting
 from agent.scheduler.wire import (
@@ -74,24 +75,32 @@ class Attending:
     def preempt(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
         result = self._verbs.preempt(args)
         if result.victims and self._evictor is not None:
-            self._evictor.rest(args.pod.uid)
+            self._evictor.rest(args.pod.uid, self._group(args.pod))
         return result
 
     def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         return self._verbs.bind(args)
 
+    def _group(self, pod: ApiPod) -> Group | None:
+        try:
+            return self._recent.of(pod).group
+        except (WishError, GroupError):
+            return None
+
     def _kept(self, args: ExtenderArgs) -> frozenset[str]:
         """Nodes that others have room made on."""
-        pod = args.pod
-        kept = self._waiting.kept_from(pod.uid, pod.priority or 0, self._clock())
-        if not kept:
-            return kept
+        if not self._waiting.keeps:
+            return frozenset()
         try:
-            needs = self._recent.of(pod).wish.needs
+            asked = self._recent.of(args.pod)
         except (WishError, GroupError):
             return frozenset()
         # Who needs nothing of us takes nothing of what is made free.
-        return frozenset() if needs is Needs.NOTHING else kept
+        if asked.wish.needs is Needs.NOTHING:
+            return frozenset()
+        return self._waiting.kept_from(
+            args.pod.uid, asked.wish.priority, self._clock(), asked.group
+        )
 
     def _refused(self, args: ExtenderArgs, result: ExtenderFilterResult) -> None:
         try:
@@ -101,9 +110,15 @@ class Attending:
         failed = result.failed_nodes
         if isinstance(failed, msgspec.Raw):
             failed = msgspec.json.decode(failed, type=dict[str, str])
-        candidates = tuple(itertools.islice(failed, CANDIDATES))
-        found = waiter(asked, self._cluster, self._clock(), candidates, args.pod.nominated)
         home = self._cluster.home(asked.group) if asked.group is not None else None
+        candidates = failed if home is None else failed.keys() & {home}
+        found = waiter(
+            asked,
+            self._cluster,
+            self._clock(),
+            tuple(itertools.islice(candidates, CANDIDATES)),
+            args.pod.nominated,
+        )
         self._waiting.refused(found, args.node_names if home is None else (home,))
 
 
@@ -131,22 +146,21 @@ def waiter(
     candidates: tuple[str, ...] = (),
     nominated: str = "",
 ) -> Waiter:
-    """A pod that found no node now. Nobody is evicted for a group: it is placed as one, and only
-    a member whose companions are bound already waits for a place of its own."""
-    wish, group = asked.wish, asked.group
-    alone = group is None or cluster.home(group) is not None
+    """A pod that found no node now."""
+    needed = demand(asked, cluster)
     return Waiter(
         asked.pod.uid,
         asked.pod.namespace,
         asked.pod.name,
-        OfPod(cluster, wish) if group is None or alone else OfGroup(cluster, wish, group),
+        RoomFor(cluster, needed),
         now,
         now,
-        wish.priority,
+        asked.wish.priority,
         None,
         candidates,
-        wish if group is None else None,
+        needed,
         nominated,
+        asked.group,
     )
 
 

@@ -15,14 +15,15 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.place.answer import Granted
 from agent.kube.auth import AccessError
 from agent.kube.errors import KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
 from agent.scheduler.disruption import Budgets
 from agent.scheduler.evictions import Evictions, Fate
+from agent.scheduler.groupname import Group
 from agent.scheduler.podstatus import patch_status
 from agent.scheduler.sacrifice import Sacrifice, Tenant, sacrifice
+from agent.scheduler.shapes import Fit
 from agent.scheduler.tenants import Tenants
 from agent.scheduler.waiting import Waiter, Waiting
 
@@ -43,12 +44,16 @@ log = logging.getLogger(__name__)
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Whose end makes room for a pod on a node; `until`: when we cease to wait for it."""
+    """Whose end makes room on a node, for a pod or its group; `until`: when we cease to wait."""
 
     waiter: Waiter
     node: str
     victims: tuple[Tenant, ...]
     until: float
+
+    @property
+    def party(self) -> str:
+        return _party(self.waiter.uid, self.waiter.group)
 
 
 class Evictor:
@@ -77,12 +82,12 @@ class Evictor:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Those in flight: one a pod, and one a node."""
+        """Those in flight: one a pod or group, and one a node."""
         return tuple(self._plans.values())
 
-    def rest(self, uid: str) -> None:
-        """Somebody else makes room for that pod now."""
-        self._rests_until[uid] = self._clock() + REST_SECONDS
+    def rest(self, uid: str, group: Group | None = None) -> None:
+        """Somebody else makes room now for that pod, and the group that it is a member of."""
+        self._rests_until[_party(uid, group)] = self._clock() + REST_SECONDS
 
     def round(self) -> None:
         """Follows the plans, and makes others for those who wait. Who does not lead has none."""
@@ -95,48 +100,49 @@ class Evictor:
         for uid, until in tuple(self._rests_until.items()):
             if until <= now:
                 del self._rests_until[uid]
-        due = [each for each in self._waiting.waiters() if self._due(each, now)]
-        for waiter in due[:_PODS]:
-            self._rests_until[waiter.uid] = now + REST_SECONDS
+        for waiter in self._due(now)[:_PODS]:
+            self._rests_until[_party(waiter.uid, waiter.group)] = now + REST_SECONDS
             found = self._sacrifice(waiter)
             if found is not None:
                 self._carry_out(waiter, found, now)
 
     def _follow(self, plan: Plan, now: float) -> None:
-        uid = plan.waiter.uid
-        if not self._waiting.waits(uid) or now >= plan.until:
-            self._end(uid)
+        if not self._waiting.waits(plan.waiter.uid) or now >= plan.until:
+            self._end(plan)
         elif plan.until > now + AFTER_SECONDS and self._tenants.gone(plan.victims):
-            self._plans[uid] = msgspec.structs.replace(plan, until=now + AFTER_SECONDS)
+            self._plans[plan.party] = msgspec.structs.replace(plan, until=now + AFTER_SECONDS)
 
-    def _end(self, uid: str) -> None:
-        """The plan: others may have the node again."""
-        if (plan := self._plans.pop(uid, None)) is not None:
-            self._waiting.give_up(uid, plan.node)
+    def _end(self, plan: Plan) -> None:
+        """Others may have the node again."""
+        if self._plans.pop(plan.party, None) is not None:
+            self._waiting.give_up(plan.waiter.uid, plan.node)
 
-    def _due(self, waiter: Waiter, now: float) -> bool:
-        return (
-            waiter.wish is not None
-            and waiter.wish.preempts
-            and bool(waiter.candidates)
-            and not waiter.nominated
-            and waiter.uid not in self._plans
-            and waiter.uid not in self._rests_until
-            and now - waiter.refused_at >= SETTLE_SECONDS
-        )
+    def _due(self, now: float) -> list[Waiter]:
+        """Of each group the first."""
+        waiters = self._waiting.waiters()
+        served = {_party(each.uid, each.group) for each in waiters if each.nominated}
+        served |= self._plans.keys() | self._rests_until.keys()
+        found: dict[str, Waiter] = {}
+        for each in waiters:
+            party = _party(each.uid, each.group)
+            if party not in served and _ready(each, now):
+                found.setdefault(party, each)
+        return list(found.values())
 
     def _sacrifice(self, waiter: Waiter) -> Sacrifice | None:
         """The best of the nodes; None where nobody has to end, or nobody may."""
-        assert waiter.wish is not None
+        demand = waiter.demand
+        assert demand is not None
         busy = {plan.node for plan in self.plans}
         found: list[Sacrifice] = []
         for node in [each for each in waiter.candidates if each not in busy][:_NODES]:
-            seen = self._tenants.on(node, waiter.wish)
+            seen = self._tenants.on(node, demand.wish, waiter.group)
             if seen is None:
                 continue
-            if isinstance(seen.place.offer(waiter.wish), Granted):
+            if isinstance(demand.answer(seen.place), Fit):
                 return None  # it will be tried again
-            one = sacrifice(seen.place, seen.tenants, waiter.wish, self._budgets, trials=_TRIALS)
+            trials = max(1, _TRIALS // demand.pods)
+            one = sacrifice(seen.place, seen.tenants, demand, self._budgets, trials=trials)
             if one is not None and not one.violations:
                 found.append(one)
         return min(found, key=lambda each: each.key, default=None)
@@ -155,10 +161,11 @@ class Evictor:
         except (KubeError, AccessError) as error:
             log.warning("pod %s: no room is made for it: %s", waiter.title, error)
             return
-        self._plans[waiter.uid] = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
+        plan = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
+        self._plans[plan.party] = plan
         self._waiting.keep(waiter.uid, chosen.node)
         if not self._evicted(waiter, chosen.node, victims):
-            self._end(waiter.uid)
+            self._end(plan)
             return
         try:
             for each in victims:
@@ -194,3 +201,17 @@ class Evictor:
             {"nominatedNodeName": node},
             dry_run=dry_run,
         )
+
+
+def _ready(waiter: Waiter, now: float) -> bool:
+    return (
+        waiter.demand is not None
+        and waiter.demand.wish.preempts
+        and bool(waiter.candidates)
+        and now - waiter.refused_at >= SETTLE_SECONDS
+    )
+
+
+def _party(uid: str, group: Group | None) -> str:
+    """Who is placed as one: a pod by its uid, or a group."""
+    return uid if group is None else group.title

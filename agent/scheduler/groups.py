@@ -94,6 +94,11 @@ class Groups:
         held = self._known(group)
         return held.node if held else None
 
+    def held(self, group: Group) -> str | None:
+        """Where parts are held for members that are still to come."""
+        held = self._held.get(group.title)
+        return held.node if held is not None and held.parts else None
+
     def hold(self, group: Group, wish: Wish, node: str) -> Refused | None:
         """A part of that wish for each member that has none, on a node that may have changed since
         it was asked about."""

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from agent.allocate.place.wish import Needs, Wish, WishError, wish_of
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.place.wish import Needs, WishError
+from agent.scheduler.asked import Asked, asked
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.demands import Demand
 from agent.scheduler.disruption import Budgets
-from agent.scheduler.groupname import GroupError, group_of
-from agent.scheduler.sacrifice import Sacrifice, sacrifice
+from agent.scheduler.groupname import Group, GroupError
+from agent.scheduler.groups import Groups
+from agent.scheduler.questions import demand
+from agent.scheduler.sacrifice import Sacrifice, Tenant, sacrifice
 from agent.scheduler.tenants import House, Tenants
+from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import (
     ExtenderPreemptionArgs,
     ExtenderPreemptionResult,
@@ -14,6 +27,9 @@ from agent.scheduler.wire import (
     MetaVictims,
 )
 
+BEGUN_SECONDS: Final = 10.0
+"""For kube-scheduler to end the victims that we named, and for a member of the group to be tried
+again when they are gone."""
 # Over all candidates of a request, and what each has at least.
 _TRIALS, _LEAST = 2000, 20
 
@@ -21,25 +37,44 @@ _TRIALS, _LEAST = 2000, 20
 class Preemption:
     """Any thread may ask."""
 
-    def __init__(self, tenants: Tenants, budgets: Budgets) -> None:
-        self._tenants = tenants
+    def __init__(
+        self,
+        cluster: Cluster,
+        groups: Groups,
+        waiting: Waiting,
+        budgets: Budgets,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cluster = cluster
+        self._groups = groups
+        self._waiting = waiting
         self._budgets = budgets
+        self._clock = clock
+        self._tenants = Tenants(cluster)
+        self._lock = threading.Lock()
+        self._begun: dict[str, _Begun] = {}
 
     def __call__(self, args: ExtenderPreemptionArgs) -> ExtenderPreemptionResult:
-        """Candidates where no victims of lower priority help are left out; for a member of a group
-        all of them, as room for one member is none for the group.
+        """Candidates where no victims of lower priority help are left out.
 
         kube-scheduler's own victims are exchanged for others only where the sum of resources is why
         it named them, and the others give back as much: what else speaks against a node, it alone
         knows.
         """
         try:
-            wish, group = wish_of(args.pod), group_of(args.pod)
+            wanted = asked(args.pod)
         except (WishError, GroupError):
             return ExtenderPreemptionResult({})
-        if not wish.preempts or group is not None:
+        if not wanted.wish.preempts:
             return ExtenderPreemptionResult({})
-        trials = max(_LEAST, _TRIALS // max(1, len(args.victims)))
+        if wanted.group is not None:
+            with self._lock:
+                return ExtenderPreemptionResult(self._for_group(args, wanted, wanted.group))
+        return ExtenderPreemptionResult(self._for_pod(args, wanted))
+
+    def _for_pod(self, args: ExtenderPreemptionArgs, wanted: Asked) -> dict[str, MetaVictims]:
+        wish, asks = wanted.wish, demand(wanted, self._cluster)
         answers: dict[str, MetaVictims] = {}
         for node, named in args.victims.items():
             house = self._tenants.on(node, wish)
@@ -47,24 +82,67 @@ class Preemption:
                 continue
             if wish.needs is Needs.NOTHING and not house.place.facts.binds_all:
                 answers[node] = named
+            elif found := self._found(args, asks, house, named):
+                answers[node] = _told(found)
+        return answers
+
+    def _for_group(
+        self, args: ExtenderPreemptionArgs, wanted: Asked, group: Group
+    ) -> Mapping[str, MetaVictims]:
+        """Room is made once, for all members that have none, on one node."""
+        with self._cluster.lock:
+            held, home = self._groups.held(group), self._cluster.home(group)
+            asks = demand(wanted, self._cluster)
+        if held is not None:
+            # What is ours to give is the pod's there; what else it lacks kube-scheduler knows.
+            return {node: named for node, named in args.victims.items() if node == held}
+        if self._has_begun(group) or self._waiting.kept_for(group):
+            return {}
+        found: list[Sacrifice] = []
+        for node, named in args.victims.items():
+            if home is not None and node != home:
                 continue
-            found = self._found(wish, house, named, trials, exchange=not args.constrained)
-            if found is not None:
-                pods = tuple(MetaPod(each.uid) for each in found.victims)
-                answers[node] = MetaVictims(pods, found.violations)
-        return ExtenderPreemptionResult(answers)
+            house = self._tenants.on(node, wanted.wish, group)
+            if house is not None and (one := self._found(args, asks, house, named)):
+                found.append(one)
+        if not found:
+            return {}
+        best = min(found, key=lambda each: each.key)
+        self._begun[group.title] = _Begun(best.victims, self._clock())
+        return {best.node: _told(best)}
 
     def _found(
-        self, wish: Wish, house: House, named: MetaVictims, trials: int, *, exchange: bool
+        self, args: ExtenderPreemptionArgs, asks: Demand, house: House, named: MetaVictims
     ) -> Sacrifice | None:
         uids = frozenset(each.uid for each in named.pods)
-        resources = exchange and house.room.explains(wish.requests, uids)
+        exchange = not args.constrained and house.room.explains(asks.wish.requests, uids)
         return sacrifice(
             house.place,
             house.tenants,
-            wish,
+            asks,
             self._budgets,
-            named=() if resources else uids,
-            room=house.room if resources else None,
-            trials=trials,
+            named=() if exchange else uids,
+            room=house.room if exchange else None,
+            trials=max(_LEAST, _TRIALS // (len(args.victims) * asks.pods)),
         )
+
+    def _has_begun(self, group: Group) -> bool:
+        """Whether room is being made for it by our last answer."""
+        now = self._clock()
+        for title, begun in list(self._begun.items()):
+            if self._tenants.leaving(begun.victims):
+                begun.seen_at = now
+            elif now - begun.seen_at >= BEGUN_SECONDS:
+                del self._begun[title]
+        return group.title in self._begun
+
+
+class _Begun(msgspec.Struct):
+    """`seen_at`: when it was last known to go on."""
+
+    victims: tuple[Tenant, ...]
+    seen_at: float
+
+
+def _told(found: Sacrifice) -> MetaVictims:
+    return MetaVictims(tuple(MetaPod(each.uid) for each in found.victims), found.violations)

@@ -158,10 +158,12 @@ class _Parts:
         wanted = agents(settings)
         cluster = Cluster(rules=rules, agents=bool(wanted.labels))
         recent = Recent()
+        groups = Groups(cluster, seconds=settings.group_seconds)
         shapes = Shapes(cluster)
         self._unplaced = Unplaced(
             transport(),
             cluster,
+            groups,
             shapes,
             recent,
             lambda: self._duty.reason() is None,
@@ -176,7 +178,6 @@ class _Parts:
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
-        groups = Groups(cluster, seconds=settings.group_seconds)
         expiry = Expiry(cluster, groups, binding)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
         binder = Binder(cluster, groups, Bindings(binding), recent)

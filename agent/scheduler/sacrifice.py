@@ -1,4 +1,4 @@
-"""Who has to end on a node so that a pod gets what it asks for there."""
+"""Who has to end on a node so that a pod, or a group of them, gets what it asks for there."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.place.answer import Granted
 from agent.allocate.place.place import Place
-from agent.allocate.place.wish import Wish
 from agent.allocate.victims import TRIALS, Candidate, fewest
+from agent.scheduler.demands import Demand
 from agent.scheduler.disruption import Budgets
+from agent.scheduler.shapes import Fit
 
 
 class Tenant(msgspec.Struct, frozen=True, gc=False):
@@ -57,10 +57,10 @@ class Room(msgspec.Struct, frozen=True):
     allocatable: Mapping[str, int]
     requested: Mapping[str, Mapping[str, int]]
 
-    def fits(self, requests: Mapping[str, int], gone: Collection[str]) -> bool:
-        """Whether a pod with these requests finds them when those are gone."""
+    def fits(self, requests: Mapping[str, int], gone: Collection[str], pods: int = 1) -> bool:
+        """Whether so many pods, which request that in all, find it when those are gone."""
         left = [each for uid, each in self.requested.items() if uid not in gone]
-        if len(left) >= self.allocatable.get("pods", len(left) + 1):
+        if len(left) + pods > self.allocatable.get("pods", len(left) + pods):
             return False
         return all(
             amount + sum(each.get(name, 0) for each in left) <= self.allocatable.get(name, 0)
@@ -77,31 +77,33 @@ class Room(msgspec.Struct, frozen=True):
 def sacrifice(
     place: Place,
     tenants: Sequence[Tenant],
-    wish: Wish,
+    demand: Demand,
     budgets: Budgets,
     *,
     named: Collection[str] = (),
     room: Room | None = None,
     trials: int = TRIALS,
 ) -> Sacrifice | None:
-    """The fewest and least important tenants without whom `place` has an offer for the pod; None
+    """The fewest and least important tenants without whom `place` has room for what is asked; None
     where none of lower priority help. `place` is the caller's own copy, and changed.
 
     `named` are among them, for reasons that are another's. `room`: its requests have to fit too.
     Pods that leave already come first: their end costs nobody anything.
     """
-    lower = [each for each in tenants if each.priority < wish.priority]
+    lower = [each for each in tenants if each.priority < demand.wish.priority]
     by_uid = {each.uid: each for each in lower}
     if not by_uid.keys() >= set(named):
         return None
     allowed: dict[str, int] = {}
     candidates = [_candidate(each, budgets, allowed) for each in lower]
-    trial = _Trial(place, wish)
+    trial = _Trial(place, demand)
 
     def helps(gone: frozenset[str]) -> bool:
-        if not gone.issuperset(named) or (room and not room.fits(wish.requests, gone)):
+        if not gone.issuperset(named):
             return False
-        return trial.offered(gone)
+        if room is not None and not room.fits(demand.requests, gone, demand.pods):
+            return False
+        return trial.has_room(gone)
 
     found = fewest(candidates, allowed, helps, trials=trials)
     if found is None:
@@ -113,20 +115,20 @@ def sacrifice(
 class _Trial:
     """A place whose tenants come and go."""
 
-    def __init__(self, place: Place, wish: Wish) -> None:
+    def __init__(self, place: Place, demand: Demand) -> None:
         self._place = place
-        self._wish = wish
+        self._demand = demand
         self._holdings = dict(place.holdings)
         self._gone: frozenset[str] = frozenset()
 
-    def offered(self, gone: frozenset[str]) -> bool:
+    def has_room(self, gone: frozenset[str]) -> bool:
         for uid in gone - self._gone:
             self._place.release(uid)
         for uid in self._gone - gone:
             if (holding := self._holdings.get(uid)) is not None:
                 self._place.record(holding)
         self._gone = gone
-        return isinstance(self._place.offer(self._wish), Granted)
+        return isinstance(self._demand.answer(self._place), Fit)
 
 
 _LEAVES: Final = -(1 << 31) - 1

@@ -20,6 +20,7 @@ from agent.scheduler.disruption import Budget, Budgets
 from agent.scheduler.evict import Evictor
 from agent.scheduler.extender import Verbs
 from agent.scheduler.groupname import GroupError
+from agent.scheduler.groups import Groups
 from agent.scheduler.pending import pending
 from agent.scheduler.preempt import Preemption
 from agent.scheduler.readings import PodReading
@@ -40,6 +41,7 @@ class Unplaced:
         self,
         transport: Transport,
         cluster: Cluster,
+        groups: Groups,
         shapes: Shapes,
         recent: Recent,
         leading: Callable[[], bool],
@@ -54,16 +56,16 @@ class Unplaced:
         self._recent = recent
         self._scheduler = scheduler
         self._waiting = Waiting()
-        budgets, tenants = Budgets(), Tenants(cluster)
+        budgets = Budgets()
         self._budgets: ListWatch[Budget] = ListWatch(
             transport, disruption.PATH, {}, disruption.read, budgets.changed
         )
-        self.preempt = Preemption(tenants, budgets)
+        self.preempt = Preemption(cluster, groups, self._waiting, budgets)
         self._retry = Retry(transport, self._waiting, Views(cluster, shapes), leading, self._before)
         self._evictor: Evictor | None = None
         self._rounds = [Periodic("retry", RETRY_SECONDS, self._retry.round)]
         if evict:
-            self._evictor = Evictor(transport, tenants, self._waiting, budgets, leading)
+            self._evictor = Evictor(transport, Tenants(cluster), self._waiting, budgets, leading)
             self._rounds.append(Periodic("evict", EVICT_SECONDS, self._evictor.round))
 
     def verbs(self, deciding: Verbs) -> Attending:

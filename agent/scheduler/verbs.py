@@ -12,11 +12,12 @@ from agent.scheduler.asked import Asked, Recent
 from agent.scheduler.bind import Binder, BindError
 from agent.scheduler.bindings import PodName
 from agent.scheduler.cluster import Cluster
+from agent.scheduler.demands import OfGroup, OfPod
 from agent.scheduler.filter import alone, filtered, first_choice, refused
 from agent.scheduler.groupname import Group, GroupError
 from agent.scheduler.groups import Groups
 from agent.scheduler.prioritize import prioritized
-from agent.scheduler.questions import OfGroup, OfPod
+from agent.scheduler.questions import RoomFor
 from agent.scheduler.shapes import UNKNOWN, Answer, Fit, Shapes
 from agent.scheduler.wire import (
     ExtenderArgs,
@@ -107,12 +108,12 @@ class Deciding:
             return False
         if not wish.requests:
             return True
-        return isinstance(self._shapes.same(OfPod(self._cluster, wish)), Fit)
+        return isinstance(self._shapes.same(RoomFor(self._cluster, OfPod(wish))), Fit)
 
     def _answers(self, wish: Wish, nodes: Sequence[str]) -> list[Answer]:
         with self._cluster.lock:
             self._groups.expire()
-        return self._shapes.answers(OfPod(self._cluster, wish), nodes)
+        return self._shapes.answers(RoomFor(self._cluster, OfPod(wish)), nodes)
 
     def _group(self, asked: Asked, group: Group, nodes: Sequence[str]) -> ExtenderFilterResult:
         """The one node of the group, found and held for it where it has none yet."""
@@ -138,7 +139,7 @@ class Deciding:
         fits = {node: answer for node, answer in of_one.items() if isinstance(answer, Fit)}
         found = {node: answer for node, answer in of_one.items() if node not in fits}
         ranked = sorted(fits, key=lambda node: (fits[node].key, node))
-        question = OfGroup(self._cluster, wish, group)
+        question = RoomFor(self._cluster, OfGroup(wish, group, group.size))
         for first in range(0, len(ranked), _GROUP_AT_ONCE):
             some = ranked[first : first + _GROUP_AT_ONCE]
             answers = self._shapes.answers(question, some)

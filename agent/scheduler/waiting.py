@@ -8,9 +8,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from agent.allocate.place.wish import Wish
 from agent.kube.objects import Change, ChangeKind
 from agent.scheduler.changelog import Changes
+from agent.scheduler.demands import Demand
+from agent.scheduler.groupname import Group
 from agent.scheduler.readings import PodReading
 from agent.scheduler.shapes import Answer, Fit, Question
 
@@ -30,8 +31,8 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     """A pod that found no node. `since`: when it was refused first, `refused_at`: when last, by a
     clock that never goes back; `offered`: the nodes that kube-scheduler had nothing against, as
     bits (see `Waiting`), None where nobody knows; `candidates`: those of them where an eviction
-    may help, or some of these, and `wish` what it asks of them, None where no eviction of ours
-    shall. `nominated`: where a scheduler has room made for it, "" for nowhere."""
+    may help, or some of these, and `demand` what they need room for. `nominated`: where a scheduler
+    has room made for it, "" for nowhere. `group`: that it is a member of, which has one place."""
 
     uid: str
     namespace: str
@@ -42,8 +43,9 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
     priority: int = 0
     offered: int | None = None
     candidates: tuple[str, ...] = ()
-    wish: Wish | None = None
+    demand: Demand | None = None
     nominated: str = ""
+    group: Group | None = None
 
     @property
     def title(self) -> str:
@@ -115,6 +117,11 @@ class Waiting:
             if change.kind is ChangeKind.DELETED or change.value.node:
                 self.settled(change.value.uid)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether room is made for anyone."""
+        return bool(self._kept)
+
     def keep(self, uid: str, node: str) -> None:
         """Room is made there for that pod, until `give_up`, or as long as it waits."""
         with self._lock:
@@ -125,18 +132,28 @@ class Waiting:
         with self._lock:
             self._give_up(uid, node)
 
-    def kept_from(self, uid: str, priority: int, now: float) -> frozenset[str]:
-        """Nodes that the pod may not have: room is made there for one that is more important, or
-        as important and waits longer."""
-        if not self._kept:
-            return frozenset()
+    def kept_for(self, group: Group) -> bool:
+        """Whether room is made somewhere for a member."""
+        with self._lock:
+            uids = {uid for kept in self._kept.values() for uid in kept}
+            return any(self._waiters[uid].group == group for uid in uids & self._waiters.keys())
+
+    def kept_from(
+        self, uid: str, priority: int, now: float, group: Group | None = None
+    ) -> frozenset[str]:
+        """Nodes that the pod, of that group, may not have: room is made there for one that is more
+        important, or as important and waits longer. What is made for a member is for all."""
         with self._lock:
             waiter = self._waiters.get(uid)
             mine = (-priority, now if waiter is None else waiter.since, uid)
             return frozenset(
                 node
                 for node, uids in self._kept.items()
-                if any(_place(self._waiters[each]) < mine for each in uids & self._waiters.keys())
+                if any(
+                    _place(other) < mine and (group is None or other.group != group)
+                    for other in map(self._waiters.get, uids)
+                    if other is not None
+                )
             )
 
     def __len__(self) -> int:

@@ -14,8 +14,8 @@ from agent.model.apipods import from_object
 from agent.scheduler.asked import Recent
 from agent.scheduler.attending import Attending, Views
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groupname import GROUP
-from agent.scheduler.questions import OfGroup, OfPod
+from agent.scheduler.demands import OfGroup, OfPod
+from agent.scheduler.groupname import GROUP, Group
 from agent.scheduler.shapes import Shapes
 from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import (
@@ -84,8 +84,8 @@ def test_refused_pod_waits_with_the_nodes_where_an_eviction_may_help(
     (found,) = waiting.waiters()
     assert (found.uid, found.title, found.refused_at) == ("uid-p", "ns/p", 7.0)
     assert found.candidates == ("a",)
-    assert found.wish is not None
-    assert isinstance(found.question, OfPod)
+    assert isinstance(found.demand, OfPod)
+    assert found.group is None
 
 
 @pytest.mark.parametrize("names", [("a",), msgspec.Raw(b'["a"]')])
@@ -117,11 +117,23 @@ def test_error_is_no_refusal(waiting: Waiting) -> None:
     assert waiting.waiters() == []
 
 
-def test_nobody_is_evicted_for_a_group(waiting: Waiting) -> None:
-    asking(waiting, objects.pod("p", annotations={"topolet.io/group": "g/2"}))(REFUSED)
+def test_member_of_a_group_waits_for_room_for_all(waiting: Waiting) -> None:
+    asking(waiting, objects.pod("p", annotations={GROUP: "g/2"}))(REFUSED)
     (found,) = waiting.waiters()
-    assert isinstance(found.question, OfGroup)
-    assert found.wish is None
+    assert isinstance(found.demand, OfGroup)
+    assert (found.demand.pods, found.group) == (2, Group("ns", "g", 2))
+    assert found.candidates == ("a",)
+
+
+def test_what_is_made_free_for_a_member_is_kept_for_its_group(waiting: Waiting) -> None:
+    first, second, stranger = (objects.pod(each, labels=LSR) for each in ("p", "q", "s"))
+    first["status"]["nominatedNodeName"] = "a"
+    for body in (first, second):
+        body["metadata"]["annotations"] = {GROUP: "g/2"}
+    asking(waiting, first)(REFUSED)
+    fits = ExtenderFilterResult(NODES)
+    assert asking(waiting, stranger)(fits).failed_and_unresolvable_nodes.keys() == {"a"}
+    assert asking(waiting, second)(fits) is fits
 
 
 def test_late_member_waits_for_its_companions_node_alone(waiting: Waiting) -> None:
@@ -139,6 +151,7 @@ def test_late_member_waits_for_its_companions_node_alone(waiting: Waiting) -> No
         clusters.tell(known, body)
     verbs = Answering(REFUSED)
     Attending(verbs, Recent(), known, waiting).filter(ExtenderArgs(from_object(late), NODES))
+    assert [each.candidates for each in waiting.waiters()] == [("a",)]
     views = Views(known, Shapes(known))
     assert waiting.round(views, 0.0) == []
     clusters.tell(known, owner(2, 2).pod("other") | {"spec": {"nodeName": "b", "containers": []}})

@@ -9,11 +9,14 @@ import pytest
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.model.apipods import from_object
 from agent.model.selectors import LabelSelector
+from agent.scheduler.asked import asked
+from agent.scheduler.attending import waiter
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budget, Budgets
 from agent.scheduler.groupname import GROUP
-from agent.scheduler.preempt import Preemption
-from agent.scheduler.tenants import Tenants
+from agent.scheduler.groups import Groups
+from agent.scheduler.preempt import BEGUN_SECONDS, Preemption
+from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import ExtenderPreemptionArgs, MetaPod, MetaVictims
 from tests.scheduler import objects
 
@@ -71,7 +74,8 @@ def preempted(
     any more."""
     victims = {node: MetaVictims(tuple(MetaPod(f"uid-{each}") for each in named))}
     args = ExtenderPreemptionArgs(from_object(asked), victims, constrained)
-    answer = Preemption(Tenants(of), budgets or Budgets())(args).victims
+    preemption = Preemption(of, Groups(of), Waiting(), budgets or Budgets())
+    answer = preemption(args).victims
     if not answer:
         return None
     (found,) = answer.values()
@@ -132,12 +136,114 @@ def test_pod_that_makes_no_sense_has_no_candidates() -> None:
     assert preempted(cluster(*FULL), asked, "p0") is None
 
 
-@pytest.mark.parametrize("group", ["g/2", "no group"])
-def test_nobody_ends_for_a_member_of_a_group(group: str) -> None:
-    """The victims of one member would end, and the group would have no room still."""
+def member(name: str, size: int = 2) -> dict[str, Any]:
+    """One of a group that has two CPUs each."""
     asked = asking(2)
-    asked["metadata"]["annotations"] = {**ONE_NODE, GROUP: group}
+    asked["metadata"] |= {"name": name, "uid": f"uid-{name}"}
+    asked["metadata"]["annotations"] = {**ONE_NODE, GROUP: f"g/{size}"}
+    return asked
+
+
+def test_pod_whose_group_makes_no_sense_has_no_candidates() -> None:
+    asked = member("m0")
+    asked["metadata"]["annotations"][GROUP] = "no group"
     assert preempted(cluster(*FULL), asked, "p0") is None
+
+
+@pytest.mark.parametrize(("constrained", "victims"), [(False, ["p2", "p3"]), (True, ["p0", "p3"])])
+def test_victims_make_room_for_the_whole_group(constrained: bool, victims: list[str]) -> None:
+    """kube-scheduler named one, as it was asked about one member."""
+    answer = preempted(cluster(*FULL), member("m0"), "p0", constrained=constrained)
+    assert answer == (victims, 0)
+
+
+def test_no_candidate_where_not_even_all_make_room_for_the_group() -> None:
+    assert preempted(cluster(*FULL), member("m0", 5), "p0") is None
+
+
+class Scene:
+    """A cluster of full nodes, and members of a group that are asked about in turn."""
+
+    def __init__(self, *nodes: str) -> None:
+        self.now = 0.0
+        self.waiting = Waiting()
+        self.cluster = Cluster(agents=False)
+        self.groups = Groups(self.cluster, clock=lambda: self.now)
+        self.preemption = Preemption(
+            self.cluster, self.groups, self.waiting, Budgets(), clock=lambda: self.now
+        )
+        for node in nodes:
+            self.cluster.nodes_changed([objects.of_node(objects.node(node))])
+            self.cluster.topologies_changed([objects.of_topology(objects.topology(node))])
+            for name in CPUS:
+                self.tell(node, name)
+
+    def tell(self, node: str, name: str, kind: ChangeKind = ChangeKind.ADDED, **told: Any) -> None:
+        body = tenant(name, **told.pop("more", {}))
+        body["metadata"] |= {"name": f"{node}-{name}", "uid": f"{node}-{name}", **told}
+        body["spec"]["nodeName"] = node
+        self.cluster.pods_changed([objects.of_pod(body, kind)])
+
+    def ask(self, name: str, **named: str) -> dict[str, set[str]]:
+        """`named`: kube-scheduler's victim on each node."""
+        candidates = {
+            node: MetaVictims((MetaPod(f"{node}-{each}"),)) for node, each in named.items()
+        }
+        found = self.preemption(ExtenderPreemptionArgs(from_object(member(name)), candidates))
+        return {node: {each.uid for each in told.pods} for node, told in found.victims.items()}
+
+
+ENDING = {"deletionTimestamp": "2026-01-01T00:01:00Z"}
+
+
+def test_room_for_a_group_is_made_on_the_best_node_and_once() -> None:
+    scene = Scene("a", "b")
+    scene.tell("a", "p3", more={"priority": 5})
+    made = {"b": {"b-p2", "b-p3"}}
+    assert scene.ask("m0", a="p0", b="p0") == made
+    assert scene.ask("m1", a="p0", b="p0") == {}
+    scene.now = BEGUN_SECONDS
+    assert scene.ask("m1", a="p0", b="p0") == made, "nobody ended"
+    scene.tell("b", "p2", **ENDING)
+    for _ in range(3):
+        scene.now += BEGUN_SECONDS
+        assert scene.ask("m0", a="p0", b="p0") == {}, "it ends still"
+    for victim in ("p2", "p3"):
+        scene.tell("b", victim, ChangeKind.DELETED)
+    scene.now += BEGUN_SECONDS - 1
+    assert scene.ask("m1", a="p0") == {}, "there is room, and a member finds it"
+    scene.now += 1
+    assert scene.ask("m1", a="p0") == {"a": {"a-p2", "a-p1"}}
+
+
+def test_nobody_ends_where_room_is_made_by_a_plan() -> None:
+    scene = Scene("a")
+    asks = asked(from_object(member("m0")))
+    scene.waiting.refused(waiter(asks, scene.cluster, 0.0))
+    scene.waiting.keep("uid-m0", "b")
+    assert scene.ask("m1", a="p0") == {}
+    scene.waiting.give_up("uid-m0", "b")
+    assert scene.ask("m1", a="p0") != {}
+
+
+def test_member_whose_part_is_held_has_kube_schedulers_victims_there() -> None:
+    scene = Scene("a", "b")
+    for victim in CPUS:
+        scene.tell("a", victim, ChangeKind.DELETED)
+    asks = asked(from_object(member("m0")))
+    assert asks.group is not None
+    assert scene.groups.hold(asks.group, asks.wish, "a") is None
+    assert scene.ask("m1", a="p0", b="p0") == {"a": {"a-p0"}}
+
+
+def test_late_member_gets_room_beside_its_companions_and_none_of_them_ends() -> None:
+    scene = Scene("a", "b")
+    bound = tenant("p0", annotations={GROUP: "g/2"})
+    bound["metadata"] |= {"uid": "a-p0"}
+    bound["spec"]["nodeName"] = "a"
+    scene.cluster.pods_changed([objects.of_pod(bound, ChangeKind.MODIFIED)])
+    assert scene.ask("m1", a="p1", b="p1") == {"a": {"a-p3"}}
+    assert scene.ask("m1", b="p1") == {}
 
 
 def test_pod_that_needs_nothing_of_us_has_the_victims_that_were_named() -> None:

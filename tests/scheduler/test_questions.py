@@ -4,8 +4,9 @@ import pytest
 
 from agent.allocate.place.answer import Granted
 from agent.scheduler.cluster import Cluster
+from agent.scheduler.demands import OfGroup, OfPod
 from agent.scheduler.groupname import Group
-from agent.scheduler.questions import OfGroup, OfPod
+from agent.scheduler.questions import RoomFor
 from agent.scheduler.shapes import UNKNOWN, Fit, Misfit
 from benchmarks.fleet import SMALL, owner
 from tests.scheduler import clusters
@@ -25,18 +26,19 @@ def test_what_the_pod_holds_itself_is_no_room_for_others_of_its_shape(cluster: C
     found = state.place.offer(wish)
     assert isinstance(found, Granted)
     cluster.reserve("a", found)
-    assert isinstance(OfPod(cluster, wish).answer("a"), Misfit)
+    assert isinstance(RoomFor(cluster, OfPod(wish)).answer("a"), Misfit)
 
 
 def test_a_group_needs_room_for_all(cluster: Cluster) -> None:
     wish = clusters.wish(owner(12, 8))
-    assert isinstance(OfGroup(cluster, wish, Group("default", "g", 2)).answer("a"), Fit)
-    assert isinstance(OfGroup(cluster, wish, Group("default", "g", 3)).answer("a"), Misfit)
+    two, three = (OfGroup(wish, Group("default", "g", size), size) for size in (2, 3))
+    assert isinstance(RoomFor(cluster, two).answer("a"), Fit)
+    assert isinstance(RoomFor(cluster, three).answer("a"), Misfit)
 
 
 def test_a_node_that_is_gone_is_unknown_and_one_without_an_agent_says_so(cluster: Cluster) -> None:
     clusters.add(cluster, "b", SMALL, agent=False)
-    question = OfPod(cluster, clusters.wish(owner(2, 2)))
+    question = RoomFor(cluster, OfPod(clusters.wish(owner(2, 2))))
     assert question.answer("nowhere") is UNKNOWN
     found = question.answer("b")
     assert isinstance(found, Misfit)

@@ -17,6 +17,7 @@ from agent.kube.objects import Change, ChangeKind, Key
 from agent.model.apipods import ApiPod
 from agent.model.policies import NumaPolicy
 from agent.model.selectors import LabelSelector
+from agent.scheduler.demands import OfPod
 from agent.scheduler.disruption import Budget, Budgets
 from agent.scheduler.sacrifice import Room, Sacrifice, Tenant, sacrifice
 from tests.allocate.devices.builders import CORE, RATIO, gpu
@@ -55,7 +56,7 @@ def inhabited(*pods: ApiPod, place: Place | None = None) -> Place:
 
 
 def found(place: Place, wish: Wish, tenants: Sequence[Tenant], **more: object) -> list[str] | None:
-    answer = sacrifice(place.without(()), tenants, wish, Budgets(), **more)  # type: ignore[arg-type]
+    answer = sacrifice(place.without(()), tenants, OfPod(wish), Budgets(), **more)  # type: ignore[arg-type]
     return None if answer is None else [each.uid for each in answer.victims]
 
 
@@ -82,7 +83,7 @@ def test_equals_the_best_of_every_set(
             labels = GUARDED if guarded else {}
             tenants.append(Tenant(uid, "ns", uid, level, started, labels, leaving))
     wish = wanting(cpus, priority)
-    answer = sacrifice(place.without(()), tenants, wish, guarding(allowed))
+    answer = sacrifice(place.without(()), tenants, OfPod(wish), guarding(allowed))
     expected = brute(place, tenants, wish, allowed)
     if expected is None:
         assert answer is None

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.scheduler.groupname import GROUP
 from tests.allocate.devices.builders import CORE, RATIO, gpu
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects, yard
@@ -101,6 +102,40 @@ def test_evicts_the_lowest_where_only_our_rule_blocks(here: Yard) -> None:
     here.end_terminating()
     here.wait_bound("high")
     assert here.bound().keys() == {"b", "high"}
+
+
+def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
+    """Two full nodes: kube-scheduler would end pods of one NUMA node for one member."""
+    here.hosts.add(SHAPE)
+    here.hosts.add(SHAPE)
+    names = [f"p{number}" for number in range(8)]
+    for name in names:
+        here.ask(name, {"cpu": "4"}, "LSR", ONE_NODE, **LOW)
+    homes = {name: pod["spec"]["nodeName"] for name, pod in here.wait_bound(*names).items()}
+    members = ("m0", "m1")
+    for name in members:
+        here.ask(name, {"cpu": "8"}, "LSR", {**ONE_NODE, GROUP: "g/2"}, **HIGH)
+    here.wait("victims are ending", lambda: len(here.ending()) >= 4)
+    here.stays("nobody else ends", lambda: len(here.ending()) == 4)
+    assert len({homes[name] for name in here.ending()}) == 1
+    here.end_terminating()
+    bound = here.wait_bound(*members)
+    assert len({bound[name]["spec"]["nodeName"] for name in members}) == 1
+    assert [len(cpus(bound[name])) for name in members] == [8, 8]
+    assert len(here.pods()) == 6
+
+
+def test_evicts_once_for_a_whole_group(here: Yard) -> None:
+    """A member has room in sum: kube-scheduler sees no reason for victims."""
+    halves(here)
+    members = ("m0", "m1")
+    for name in members:
+        here.ask(name, {"cpu": "4"}, "LS", {**ONE_NODE, GROUP: "g/2"}, **HIGH)
+    here.wait("a victim is ending", here.ending)
+    here.stays("nobody else ends", lambda: here.ending() == {"a"})
+    here.end_terminating()
+    here.wait_bound(*members)
+    assert here.bound().keys() == {"b", *members}
 
 
 def test_evicts_who_shares_a_card(here: Yard) -> None:

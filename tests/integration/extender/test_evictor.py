@@ -13,9 +13,10 @@ from agent.kube.objects import Change, ChangeKind, Key
 from agent.model.apipods import from_object
 from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
+from agent.scheduler.demands import OfPod
 from agent.scheduler.disruption import Budgets
 from agent.scheduler.evict import AFTER_SECONDS, PLAN_SECONDS, REST_SECONDS, Evictor
-from agent.scheduler.questions import OfPod
+from agent.scheduler.questions import RoomFor
 from agent.scheduler.readings import Agents
 from agent.scheduler.tenants import Tenants
 from agent.scheduler.waiting import Waiter, Waiting
@@ -63,9 +64,18 @@ class World:
         )
         body["spec"]["priority"] = 10
         pod = from_object(body)
-        wish = wish_of(pod)
+        demand = OfPod(wish_of(pod))
         self.waiter = Waiter(
-            pod.uid, name, "high", OfPod(self.cluster, wish), 0, self.now, 10, None, (name,), wish
+            pod.uid,
+            name,
+            "high",
+            RoomFor(self.cluster, demand),
+            0,
+            self.now,
+            10,
+            None,
+            (name,),
+            demand,
         )
         self.waiting.refused(self.waiter)
         self.now += 1.0
