@@ -87,6 +87,8 @@ class Binder:
             return None
         if kept.node != node or pod.uid not in self._doubts:
             raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may come true")
+        # It may not expire while the same is under way once more.
+        self._cluster.confirm(pod.uid)
         return self._doubts[pod.uid]
 
     def _settle(

@@ -163,6 +163,20 @@ def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> Non
     assert sent[0] == sent[1]
 
 
+def test_what_is_sent_again_does_not_expire_meanwhile(bench: Bench) -> None:
+    """The first Binding's time is over, and the pod was found without a node a moment ago."""
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(EIGHT, "p")
+    overdue = bench.cluster.reservation("uid-p")
+    assert overdue is not None
+    ended: list[bool] = []
+    bench.pods.instead = lambda *_: ended.append(bench.cluster.expire(overdue))
+    bench.bind(EIGHT, "p")
+    assert ended == [False]
+    assert bench.held() == {"uid-p"}
+
+
 def test_a_refusal_says_nothing_of_an_earlier_binding(bench: Bench) -> None:
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):
