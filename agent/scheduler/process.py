@@ -176,7 +176,7 @@ class _Parts:
         groups = Groups(cluster, seconds=settings.group_seconds)
         expiry = Expiry(cluster, groups, binding)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
-        binder = Binder(cluster, groups, Bindings(binding), recent)
+        binder = Binder(cluster, groups, Bindings(binding), recent, self._duty.reason)
         deciding = Deciding(
             cluster,
             groups,

@@ -293,6 +293,30 @@ def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
     assert not bench.pods.bindings
 
 
+def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
+    """The look at a pod that no filter was asked about takes its time: another decides by then."""
+    leads = [True]
+
+    def slow(server: Server, connection: socket.socket, request: Request) -> bool:
+        leads[:] = [False]
+        return answer(server, connection, request)
+
+    answer, bench.server.answer = bench.server.answer, slow
+    transport = Transport(FileAccess(bench.server.url))
+    binder = Binder(
+        bench.cluster,
+        bench.groups,
+        Bindings(transport),
+        bench.recent,
+        lambda: None if leads == [True] else "s2 leads",
+    )
+    with pytest.raises(BindError, match="s2 leads"):
+        binder.bind(bench.put(EIGHT, "p"), "a")
+    transport.close()
+    assert [each.method for each in bench.server.requests] == ["GET"]
+    assert bench.held() == set()
+
+
 def test_members_of_a_group_take_their_parts(bench: Bench) -> None:
     group = Group("default", "g", 2)
     names = [bench.put(EIGHT, name, **{GROUP: "g/2"}) for name in ("p", "q")]
