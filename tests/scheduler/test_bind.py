@@ -295,13 +295,13 @@ def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
 
 def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
     """The look at a pod that no filter was asked about takes its time: another decides by then."""
-    leads = [True]
+    leads, answer = [True], bench.server.answer
 
     def slow(server: Server, connection: socket.socket, request: Request) -> bool:
         leads[:] = [False]
-        return answer(server, connection, request)
+        return bool(answer and answer(server, connection, request))
 
-    answer, bench.server.answer = bench.server.answer, slow
+    bench.server.answer = slow
     transport = Transport(FileAccess(bench.server.url))
     binder = Binder(
         bench.cluster,
