@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.place.answer import Granted, Refused
@@ -33,12 +33,19 @@ class Binder:
     """Any thread may bind. `lost_races`: binds whose node was taken by others since the filter."""
 
     def __init__(
-        self, cluster: Cluster, groups: Groups, bindings: Bindings, recent: Recent
+        self,
+        cluster: Cluster,
+        groups: Groups,
+        bindings: Bindings,
+        recent: Recent,
+        standing: Callable[[], str | None] = lambda: None,
     ) -> None:
+        """`standing`: why nothing may be bound now, None where it may."""
         self._cluster = cluster
         self._groups = groups
         self._bindings = bindings
         self._recent = recent
+        self._standing = standing
         self._lock = threading.Lock()
         self._under_way: set[str] = set()
         self._doubts: dict[str, Mapping[str, str]] = {}
@@ -57,7 +64,11 @@ class Binder:
             # A fault of ours tells nothing of the Binding.
             outcome = Outcome(None, "nobody knows what became of the Binding")
             try:
-                outcome = self._bindings.bind(pod, node, annotations)
+                # It may be long since this was asked: others lead then, and give the same away.
+                if (reason := self._standing()) is not None:
+                    outcome = Outcome(False, reason)
+                else:
+                    outcome = self._bindings.bind(pod, node, annotations)
             finally:
                 self._settle(wanted, outcome, annotations, again=earlier is not None)
         if not outcome.bound:
@@ -87,6 +98,8 @@ class Binder:
             return None
         if kept.node != node or pod.uid not in self._doubts:
             raise BindError(f"an earlier Binding of pod {pod.title} to {kept.node} may come true")
+        # It may not expire while the same is under way once more.
+        self._cluster.confirm(pod.uid)
         return self._doubts[pod.uid]
 
     def _settle(

@@ -42,14 +42,16 @@ class PodError(RuntimeError):
 class Bindings:
     """Any thread may ask."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, sending: Transport, looking: Transport | None = None) -> None:
+        """`looking`: for looks at pods, which end sooner than a Binding may take."""
+        self._sending = sending
+        self._looking = looking or sending
 
     def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> Outcome:
         """One request; a second one looks at the pod where the first one's answer does not tell
         what has become of it."""
         try:
-            self._transport.create(
+            self._sending.create(
                 f"{pod_path(pod.namespace, pod.name)}/binding", _binding(pod, node, annotations)
             )
         except (ConflictError, ServerError, UnreachableError) as error:
@@ -61,7 +63,7 @@ class Bindings:
     def pod(self, pod: PodName) -> ApiPod | None:
         """None where it is gone. Raises PodError."""
         try:
-            found = apipods.decode(self._transport.get(pod_path(pod.namespace, pod.name)))
+            found = apipods.decode(self._looking.get(pod_path(pod.namespace, pod.name)))
         except NotFoundError:
             return None
         except (KubeError, AccessError, ObjectError) as error:

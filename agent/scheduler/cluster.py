@@ -212,6 +212,8 @@ class Cluster:
         before = self._pods.get(pod.uid)
         if before is not None and before.node != pod.node:
             self._ended(before, gone=True)
+        elif before is not None and before.group != pod.group:
+            self._ungroup(before)
         self._pods[pod.uid] = pod
         if pod.group is not None:
             self._grouped.setdefault(pod.group, set()).add(pod.uid)
@@ -234,8 +236,8 @@ class Cluster:
         if (reservation := self._reservations.pop(pod.uid)) is not None:
             self._give_back(reservation)
         known = self._pods.pop(pod.uid, None)
-        if known is not None and known.group is not None:
-            self._ungrouped(known.uid, known.group)
+        if known is not None:
+            self._ungroup(known)
         # The last word on it may be older than its node.
         node = pod.node if known is None else known.node
         state = self._states.get(node)
@@ -249,10 +251,12 @@ class Cluster:
             self._touch(state)
         self._heard(state, news)
 
-    def _ungrouped(self, uid: str, group: Group) -> None:
-        self._grouped[group].discard(uid)
-        if not self._grouped[group]:
-            del self._grouped[group]
+    def _ungroup(self, pod: PodReading) -> None:
+        if pod.group is None:
+            return
+        self._grouped[pod.group].discard(pod.uid)
+        if not self._grouped[pod.group]:
+            del self._grouped[pod.group]
 
     def _give_back(self, reservation: Reservation) -> None:
         state = self._state(reservation.node)

@@ -50,8 +50,10 @@ log = logging.getLogger(__name__)
 
 EXPIRY_SECONDS: Final = 1.0
 """Between two looks at promises whose time has passed."""
-BIND_SECONDS: Final = 4.0
-"""Less than kube-scheduler waits for us (`httpTimeout`): it hears a reason then."""
+BIND_SECONDS: Final = 3.5
+LOOK_LIMITS: Final = Limits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
+"""Of a Binding, and of a look at what became of it: together less than kube-scheduler waits for us
+(`httpTimeout`), so that it hears a reason."""
 
 # kube-scheduler has as many binds under way as the API server takes to answer, and its loop waits
 # for the filter alone.
@@ -67,8 +69,9 @@ def lease_times(lease_seconds: int) -> Times:
 
 def bind_limits(times: Times) -> Limits:
     """A Binding under way when our time is up has ended before another may begin."""
-    whole = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
-    return Limits(connect_seconds=whole / 2, read_seconds=whole, whole_seconds=whole)
+    seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
+    connect, answer = seconds / 4, seconds * 3 / 4
+    return Limits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
 
 
 def scheduler_args(path: str) -> SchedulerArgs:
@@ -154,6 +157,7 @@ class _Parts:
 
         times = lease_times(settings.lease_seconds)
         binding = transport(bind_limits(times), LIMITS.threads)
+        looking = transport(LOOK_LIMITS, LIMITS.threads)
         rules = place_rules(args, NumaStrategy(settings.gpu_shares))
         wanted = agents(settings)
         cluster = Cluster(rules=rules, agents=bool(wanted.labels))
@@ -178,9 +182,9 @@ class _Parts:
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
-        expiry = Expiry(cluster, groups, binding)
+        expiry = Expiry(cluster, groups, looking)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
-        binder = Binder(cluster, groups, Bindings(binding), recent)
+        binder = Binder(cluster, groups, Bindings(binding, looking), recent, self._duty.reason)
         deciding = Deciding(
             cluster,
             groups,

@@ -166,6 +166,8 @@ class Shapes:
         row = self._rows.get(shape)
         if row is None:
             row = self._rows[shape] = _Row(question.by_word)
+            if len(self._rows) > ROWS:
+                self._rows.popitem(last=False)
         else:
             self._rows.move_to_end(shape)
         return row
@@ -173,7 +175,7 @@ class Shapes:
     def _forget(self) -> None:
         """The oldest rows, while there are too many answers; never the one in use."""
         kept = sum(row.size for row in self._rows.values())
-        while len(self._rows) > 1 and (kept > self._most or len(self._rows) > ROWS):
+        while len(self._rows) > 1 and kept > self._most:
             _, row = self._rows.popitem(last=False)
             kept -= row.size
 

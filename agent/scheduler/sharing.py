@@ -15,7 +15,8 @@ MOST_KEPT: Final = 4096
 
 class Shared(Generic[T]):
     """Keeps the first of each kind of value that JSON can tell apart; nobody may change them. Once
-    it has so many, others stay as they are. Threads may both keep one; that costs only memory."""
+    it has so many it begins anew: most of them may be long gone. Threads may both keep one; that
+    costs only memory."""
 
     def __init__(self, most_kept: int = MOST_KEPT) -> None:
         self._most = most_kept
@@ -30,8 +31,9 @@ class Shared(Generic[T]):
         kept = self._kept.get(key)
         if kept is None:
             kept = make()
-            if len(self._kept) < self._most:
-                self._kept[key] = kept
+            if len(self._kept) >= self._most:
+                self._kept.clear()
+            self._kept[key] = kept
         return kept
 
 

@@ -163,6 +163,20 @@ def test_a_pod_whose_binding_is_in_doubt_may_be_bound_again(bench: Bench) -> Non
     assert sent[0] == sent[1]
 
 
+def test_what_is_sent_again_does_not_expire_meanwhile(bench: Bench) -> None:
+    """The first Binding's time is over, and the pod was found without a node a moment ago."""
+    bench.pods.instead = lambda *_: False
+    with pytest.raises(BindError):
+        bench.bind(EIGHT, "p")
+    overdue = bench.cluster.reservation("uid-p")
+    assert overdue is not None
+    ended: list[bool] = []
+    bench.pods.instead = lambda *_: ended.append(bench.cluster.expire(overdue))
+    bench.bind(EIGHT, "p")
+    assert ended == [False]
+    assert bench.held() == {"uid-p"}
+
+
 def test_a_refusal_says_nothing_of_an_earlier_binding(bench: Bench) -> None:
     bench.pods.instead = lambda *_: False
     with pytest.raises(BindError):
@@ -277,6 +291,30 @@ def test_a_node_that_can_not_take_the_pod_is_named(bench: Bench) -> None:
     with pytest.raises(BindError, match=r"node d: .*agent"):
         bench.bind(EIGHT, "p", "d")
     assert not bench.pods.bindings
+
+
+def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
+    """The look at a pod that no filter was asked about takes its time: another decides by then."""
+    leads, answer = [True], bench.server.answer
+
+    def slow(server: Server, connection: socket.socket, request: Request) -> bool:
+        leads[:] = [False]
+        return bool(answer and answer(server, connection, request))
+
+    bench.server.answer = slow
+    transport = Transport(FileAccess(bench.server.url))
+    binder = Binder(
+        bench.cluster,
+        bench.groups,
+        Bindings(transport),
+        bench.recent,
+        lambda: None if leads == [True] else "s2 leads",
+    )
+    with pytest.raises(BindError, match="s2 leads"):
+        binder.bind(bench.put(EIGHT, "p"), "a")
+    transport.close()
+    assert [each.method for each in bench.server.requests] == ["GET"]
+    assert bench.held() == set()
 
 
 def test_members_of_a_group_take_their_parts(bench: Bench) -> None:

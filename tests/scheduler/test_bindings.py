@@ -9,6 +9,7 @@ from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.bindings import Bindings, Outcome, PodError, PodName
+from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.podserver import Pods
 
@@ -95,6 +96,17 @@ def test_where_no_answer_comes_at_all_nobody_knows(pods: Pods, server: Server) -
     outcome = Bindings(transport).bind(POD, "n", NOTES)
     transport.close()
     assert outcome.bound is None
+
+
+def test_a_look_has_limits_of_its_own(pods: Pods, bindings: Bindings, server: Server) -> None:
+    """A Binding may take long; kube-scheduler waits for it and for the look together."""
+    with hostile.serving() as silent:
+        silent.answer = lambda *_: False
+        sending, looking = (Transport(FileAccess(each.url)) for each in (silent, server))
+        pods.put("p", "u", node="n", metadata={"annotations": NOTES})
+        assert Bindings(sending, looking).bind(POD, "n", NOTES) == Outcome(True)
+        sending.close()
+        looking.close()
 
 
 @pytest.mark.parametrize("code", [403, 422, 429])

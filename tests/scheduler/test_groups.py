@@ -230,3 +230,14 @@ def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: Cluster) -> None
         body["metadata"]["annotations"][GROUP] = "g/2"
         clusters.tell(cluster, body)
     assert Groups(cluster).lacks(PAIR, wish("p2")) is not None
+
+
+def test_a_bound_pod_that_says_another_group_leaves_the_first(cluster: Cluster) -> None:
+    body = EIGHT.pod("p0", node="b")
+    for text in ("g/2", "h/2"):
+        body["metadata"]["annotations"][GROUP] = text
+        clusters.tell(cluster, body)
+    assert cluster.companions(PAIR) == {}
+    assert cluster.companions(Group("default", "h", 2)) == {"uid-p0": "b"}
+    clusters.tell(cluster, body, ChangeKind.DELETED)
+    assert Groups(cluster).node(PAIR) is None

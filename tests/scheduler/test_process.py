@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import threading
@@ -42,7 +43,19 @@ from tests.waiting import DEADLINE_SECONDS, eventually
 def test_a_bind_has_ended_when_another_may_begin(lease_seconds: int) -> None:
     times = process.lease_times(lease_seconds)
     limits = process.bind_limits(times)
-    assert times.renew_seconds + limits.whole_seconds < lease_seconds
+    seconds = limits.connect_seconds + limits.read_seconds
+    assert times.renew_seconds + seconds < lease_seconds
+
+
+def test_a_bind_that_the_api_server_is_silent_to_is_answered_while_kube_scheduler_waits() -> None:
+    """It tells people the reason then. After the silence the pod is looked at, in silence too."""
+    folder = Path(__file__).parents[2] / "deploy/overlays/scheduler"
+    patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
+    assert patience is not None
+    times = process.lease_times(Settings().lease_seconds)
+    both = process.bind_limits(times), process.LOOK_LIMITS
+    waits = sum(each.connect_seconds + each.read_seconds for each in both)
+    assert waits < int(patience[1])
 
 
 def test_without_a_file_the_proposal_scores() -> None:

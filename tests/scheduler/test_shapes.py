@@ -187,6 +187,19 @@ def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.Monkey
     assert len(rooms.told) == 4
 
 
+def test_who_names_no_node_leaves_no_row_for_ever(
+    rooms: Rooms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shapes_module, "ROWS", 2)
+    shapes = Shapes(rooms)
+    shapes.answers(Wants(rooms, 1), ["a"])
+    for cpus in (2, 3):
+        assert shapes.same(Wants(rooms, cpus)) is None
+        assert shapes.answers(Wants(rooms, cpus), []) == []
+    shapes.answers(Wants(rooms, 1), ["a"])
+    assert rooms.told == ["a", "a"], "the oldest row went"
+
+
 def test_nodes_that_a_row_was_never_asked_about_cost_it_nothing(rooms: Rooms) -> None:
     """They change all day, and the row is never asked for again."""
     shapes = Shapes(rooms, most=3)
