@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pathlib
+import random
 import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from agent.rpc.grpc import RpcError
 from agent.runtime.cri import Cri
@@ -142,11 +144,24 @@ class Stage:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A TCP port of the loopback that nobody listens on now, that the kernel gives no outgoing
+    connection, and that this process was not told before."""
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("never without ports")
+
+
+def _in_turn() -> Iterator[int]:
+    text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first, last = map(int, text.split())
+    ports = [*range(10_000, first), *range(last + 1, 1 << 16)] or [*range(10_000, 1 << 16)]
+    begin = random.randrange(len(ports))
+    return itertools.cycle(ports[begin:] + ports[:begin])
+
+
+_ports = _in_turn()
 
 
 def _accepts(path: str) -> bool:

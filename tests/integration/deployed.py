@@ -17,6 +17,9 @@ EVERYTHING_ALLOWED = [
     {"nonResourceURLs": ["*"], "verbs": ["*"]},
 ]
 
+_NOT_YET = (404, 429)
+"""What is said of a kind just made: at first that it is none, then that its storage begins."""
+
 
 def administrator(server: ApiServer, name: str) -> Api:
     """A new account that may do everything, also in the name of others."""
@@ -28,7 +31,7 @@ def administrator(server: ApiServer, name: str) -> Api:
 def apply(api: Api, bodies: Iterable[Object]) -> None:
     """In their order; waits where the server does not serve a kind yet."""
     for each in bodies:
-        eventually(f"{each['kind']} served", partial(applied, api, each), seconds=20)
+        eventually(f"{each['kind']} served", partial(applied, api, each))
 
 
 def applied(api: Api, body: Object) -> bool:
@@ -36,7 +39,7 @@ def applied(api: Api, body: Object) -> bool:
     try:
         api.apply(body)
     except RefusedError as refused:
-        if refused.code != 404:
+        if refused.code not in _NOT_YET:
             raise
         return False
     return True
@@ -47,6 +50,6 @@ def there(api: Api, path: str) -> bool:
     try:
         return bool(api.request("GET", path))
     except RefusedError as refused:
-        if refused.code != 404:
+        if refused.code not in _NOT_YET:
             raise
         return False

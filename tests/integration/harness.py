@@ -29,6 +29,9 @@ from tests import tools
 from tests.integration import podnetwork
 from tests.waiting import DEADLINE_SECONDS, eventually
 
+NO_PASS = "--full-pass-seconds=600"
+"""Flag of an agent that has to notice by events what happens."""
+
 
 def kernel_cpus(pid: int) -> str:
     """What the kernel says of the process's cgroup: on v2 what is effective."""

@@ -113,7 +113,7 @@ def cluster(apiserver: ApiServer) -> Cluster:
         account = {"name": "default", "namespace": namespace}
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
     api.apply(pod("free", "gpu"))
-    eventually("policies in force", partial(_in_force, made), seconds=30)
+    eventually("policies in force", partial(_in_force, made))
     api.apply(pod("held", annotations=CPUS), OURS)
     api.apply(pod("free"))
     return made
@@ -510,7 +510,7 @@ def test_entries_of_others_survive_where_somebody_else_installed_the_api(cluster
 
     balloon = {"name": "balloon-1", "type": "balloon"}
     theirs = plain({**topology(), "zones": [balloon]})
-    eventually("served", partial(deployed.applied, cluster.api, theirs), seconds=20)
+    eventually("served", partial(deployed.applied, cluster.api, theirs))
     seen = cluster.api.apply(theirs, manager="other")
     wanted = plain(topology())
     written = patch(wanted, seen, "topolet", nodetopology.ours)

@@ -8,7 +8,7 @@ import pytest
 
 from demo.containerd import Containerd
 from demo.pods import create_container, create_request, remove_pod, run_sandbox, start_container
-from tests.integration.harness import TestNode, fresh_node
+from tests.integration.harness import NO_PASS, TestNode, fresh_node
 from tests.waiting import eventually
 
 
@@ -16,7 +16,7 @@ from tests.waiting import eventually
 def told(containerd2: Containerd) -> Iterator[TestNode]:
     """A node whose agent has heard the runtime, and looks by the clock at long intervals only."""
     with fresh_node(containerd2) as node:
-        node.start_agent("--full-pass-seconds=600")
+        node.start_agent(NO_PASS)
         hear(node)
         yield node
 

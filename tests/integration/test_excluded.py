@@ -22,6 +22,9 @@ def test_settings_read_again_leave_a_pod_alone_and_move_no_other(node: TestNode)
     os.kill(node.agent_pid, signal.SIGHUP)
     eventually("ls has its own again", lambda: node.cpus(ls) == "0-1")
     assert (node.cpus(lse), node.cpus(other)) == ("1", "0")
+    # The proxy reads there who is left alone; the agent writes it last.
+    snapshot = node.state / "snapshot.json"
+    eventually("the proxy can know", lambda: "kube-*" in snapshot.read_text())
     _, late = run_pod(node.proxied, node.spec("db", "LS", namespace="kube-system"))
     assert node.cpus(late) == "0-1", "the proxy left its creation alone"
 

@@ -266,6 +266,7 @@ def test_versions_that_are_served_are_found_as_they_change(
     eventually(
         "v1alpha1 is served",
         lambda: _served(apiserver, topologies.replace("2/", "1/")[: -len(place) - 1]),
+        RECOVERY_SECONDS,
     )
     made()
     eventually("known as v1alpha1", known, RECOVERY_SECONDS)

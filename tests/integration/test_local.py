@@ -18,12 +18,12 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode
+from tests.integration.harness import NO_PASS, TestNode
 from tests.waiting import eventually
 
 
 def started(node: TestNode, policy: CpuPolicy) -> TestNode:
-    node.start_agent(f"--cpu-policy={policy}")
+    node.start_agent(f"--cpu-policy={policy}", NO_PASS)
     node.start_proxy()
     return node
 
@@ -75,15 +75,17 @@ def test_whole_cpu_is_the_containers_own_until_its_pod_is_gone(node: TestNode) -
     assert node.cpus(ls) == other(own)
 
     remove_pod(node.proxied, sandbox)
-    eventually("the pool is whole", lambda: node.cpus(ls) == "0-1", 1.0)
+    eventually("the pool is whole", lambda: node.cpus(ls) == "0-1")
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
 def test_killed_agent_finds_who_owns_what(node: TestNode, with_snapshot: bool) -> None:
     started(node, "static")
-    _, ls = run_pod(node.proxied, node.spec("ls", "LS"))
-    _, _, container = run_guaranteed(node, "g", 1)
+    shared, ls = run_pod(node.proxied, node.spec("ls", "LS"))
+    _, sandbox, container = run_guaranteed(node, "g", 1)
     own = node.cpus(container)
+    pauses = lambda: {node.sandbox_cpus(shared), node.sandbox_cpus(sandbox)}  # noqa: E731
+    eventually("the pauses share", lambda: pauses() == {other(own)})
     node.kill_agent()
     if not with_snapshot:
         (node.state / "snapshot.json").unlink()

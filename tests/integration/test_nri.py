@@ -30,7 +30,7 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode
+from tests.integration.harness import NO_PASS, TestNode
 from tests.integration.plugged import PluggedNode, other_plugin, plugged_node
 from tests.waiting import eventually
 
@@ -45,7 +45,7 @@ def plugged(containerd2: Containerd) -> Iterator[PluggedNode]:
 @pytest.fixture
 def both(plugged: PluggedNode) -> PluggedNode:
     """Agent and plugin run."""
-    plugged.node.start_agent()
+    plugged.node.start_agent(NO_PASS)
     plugged.start_plugin()
     return plugged
 
@@ -89,7 +89,7 @@ def test_created_on_the_right_cpus_from_their_first_moment(both: PluggedNode) ->
     assert node.metric("topolet_cpu_overlaps_total") == 0
 
     remove_pod(node.direct, sandbox)
-    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1", 1.0)
+    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1")
     assert both.metric("topolet_nri_conflicts_total") == 0
     assert both.metric("topolet_nri_hook_errors_total") == 0
 

@@ -18,14 +18,14 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode
+from tests.integration.harness import NO_PASS, TestNode
 from tests.waiting import eventually
 
 
 @pytest.fixture
 def both(node: TestNode) -> TestNode:
     """A node whose agent and proxy run."""
-    node.start_agent()
+    node.start_agent(NO_PASS)
     node.start_proxy()
     return node
 
@@ -62,8 +62,8 @@ def test_created_on_the_right_cpus_from_their_first_moment(both: TestNode) -> No
     assert both.metric("topolet_cpu_overlaps_total") == 0
 
     remove_pod(both.proxied, sandbox)
-    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1", 1.0)
-    eventually("BE has CPU 1 back", lambda: both.cpus(be) == "0-1", 1.0)
+    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1")
+    eventually("BE has CPU 1 back", lambda: both.cpus(be) == "0-1")
 
 
 def test_pools_shrink_before_an_owner_is_created(both: TestNode) -> None:
@@ -113,7 +113,7 @@ def test_update_without_a_cpuset_does_not_bring_the_old_one_back(both: TestNode)
 def test_container_made_behind_the_proxy_is_corrected(both: TestNode) -> None:
     _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
-    eventually("corrected", lambda: both.cpus(ls) == "0", 1.0)
+    eventually("corrected", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
 
 
@@ -158,8 +158,8 @@ def test_overlap_made_while_the_agent_was_away_ends_at_its_return(both: TestNode
     both.kill_agent()
     _, ls = run_pod(both.direct, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0-1"
-    both.start_agent()
-    eventually("no overlap", lambda: both.cpus(ls) == "0", 1.0)
+    both.start_agent(NO_PASS)
+    eventually("no overlap", lambda: both.cpus(ls) == "0")
     assert both.cpus(lse) == "1"
     assert both.metric("topolet_cpu_overlaps_total") == 1
 
@@ -179,7 +179,7 @@ def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, p
             both.kill_proxy()
             both.start_proxy()
         if victim in ("agent", "both"):
-            both.start_agent()
+            both.start_agent(NO_PASS)
 
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     spec = both.spec("lse", "LSE", "1")
@@ -198,7 +198,7 @@ def test_kill_at_any_point_ends_in_the_same_state(both: TestNode, victim: str, p
         kill_and_restart()
     assert both.metric("topolet_cpu_overlaps_total") == 0
     remove_pod(both.proxied, sandbox)
-    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1", 1.0)
+    eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1")
 
 
 def test_agent_killed_while_pods_come_and_go_leaves_no_trace(both: TestNode) -> None:
@@ -209,7 +209,7 @@ def test_agent_killed_while_pods_come_and_go_leaves_no_trace(both: TestNode) -> 
     def trouble() -> None:
         while not stop.wait(0.15):
             both.kill_agent()
-            both.start_agent()
+            both.start_agent(NO_PASS)
 
     thread = threading.Thread(target=trouble)
     thread.start()
@@ -299,7 +299,7 @@ def test_restore_knows_what_was_replaced_while_the_agent_was_away(both: TestNode
     both.kill_agent()
     _, ls = run_pod(both.proxied, both.spec("ls", "LS"))
     assert both.cpus(ls) == "0"
-    both.start_agent()
+    both.start_agent(NO_PASS)
     remove_pod(both.proxied, first)
     eventually("LS has all", lambda: both.cpus(ls) == "0-1")
     run_pod(both.proxied, both.spec("again", "LSE", "1"))

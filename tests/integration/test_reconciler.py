@@ -16,12 +16,12 @@ from demo.pods import (
     run_sandbox,
     start_container,
 )
-from tests.integration.harness import TestNode
+from tests.integration.harness import NO_PASS, TestNode
 from tests.waiting import eventually
 
 
 def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
-    node.start_agent()
+    node.start_agent(NO_PASS)
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     be_sandbox, be = run_pod(node.direct, node.spec("be", "BE", kube_class="besteffort"))
@@ -32,16 +32,16 @@ def test_owner_gets_its_cpu_and_the_others_the_rest(node: TestNode) -> None:
     eventually("pause of BE on 0", lambda: node.sandbox_cpus(be_sandbox) == "0")
 
     remove_pod(node.direct, sandbox)
-    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1", 1.0)
-    eventually("BE has CPU 1 back", lambda: node.cpus(be) == "0-1", 1.0)
+    eventually("LS has CPU 1 back", lambda: node.cpus(ls) == "0-1")
+    eventually("BE has CPU 1 back", lambda: node.cpus(be) == "0-1")
 
 
 def test_container_created_before_the_agent_came_is_corrected_and_counted(node: TestNode) -> None:
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     assert node.cpus(lse) == node.cpus(ls) == "0-1"
-    node.start_agent()
-    eventually("no overlap", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"), 1.0)
+    node.start_agent(NO_PASS)
+    eventually("no overlap", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     assert node.metric("topolet_cpu_overlaps_total") == 1
     assert "pod default/ls runs on CPUs 1 of pod default/lse" in node.log("agent")
 
@@ -111,9 +111,11 @@ def test_bad_claim_keeps_the_pool_and_is_named(node: TestNode, status: str, reas
 
 def test_kill_and_restart_of_the_agent_changes_nothing(node: TestNode) -> None:
     node.start_agent()
-    _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
-    _, ls = run_pod(node.direct, node.spec("ls", "LS"))
+    sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
+    shared, ls = run_pod(node.direct, node.spec("ls", "LS"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
+    pauses = lambda: (node.sandbox_cpus(sandbox), node.sandbox_cpus(shared))  # noqa: E731
+    eventually("pauses too", lambda: pauses() == ("1", "0"))
     node.kill_agent()
     assert (node.cpus(lse), node.cpus(ls)) == ("1", "0")
     node.start_agent()
@@ -173,7 +175,7 @@ def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
     node: TestNode,
 ) -> None:
     """containerd writes the cpuset of its record back with every update."""
-    node.start_agent()
+    node.start_agent(NO_PASS)
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
     _, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
@@ -182,7 +184,7 @@ def test_update_of_another_field_by_the_runtime_does_not_bring_old_cpus_back(
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1", cpu_shares=512)
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
-    eventually("corrected", lambda: node.cpus(ls) == "0", 1.0)
+    eventually("corrected", lambda: node.cpus(ls) == "0")
     eventually("counted", lambda: node.metric("topolet_cpu_overlaps_total") == 1)
 
 
@@ -196,13 +198,13 @@ def test_agent_whose_state_folder_is_taken_away_ends_and_says_why(node: TestNode
 
 
 def test_events_tell_of_containers_long_before_the_full_pass(node: TestNode) -> None:
-    node.start_agent("--full-pass-seconds=60")
+    node.start_agent(NO_PASS)
     _, ls = run_pod(node.direct, node.spec("ls", "LS"))
-    eventually("at rest", lambda: at_rest(node), 20)
+    eventually("at rest", lambda: at_rest(node))
     sandbox, lse = run_pod(node.direct, node.spec("lse", "LSE", "1"))
     eventually("settled", lambda: (node.cpus(lse), node.cpus(ls)) == ("1", "0"))
     assert 'topolet_wakes_total{source="tree"}' in node.get("/metrics")[1]
-    eventually("at rest again", lambda: at_rest(node), 20)
+    eventually("at rest again", lambda: at_rest(node))
     linux = pb.LinuxContainerResources(cpuset_cpus="0-1")
     request = pb.UpdateContainerResourcesRequest(container_id=ls, linux=linux)
     node.direct.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
@@ -213,4 +215,4 @@ def test_events_tell_of_containers_long_before_the_full_pass(node: TestNode) -> 
 
 def at_rest(node: TestNode) -> bool:
     """Whether nothing but an event or its full pass makes the agent look."""
-    return node.metric("topolet_pause_seconds") == 60
+    return node.metric("topolet_pause_seconds") == 600

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from agent.kube import kinds
-from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.cluster import RECHECK_SECONDS, TRIES, Cluster
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, ServerError, StoreError
@@ -68,7 +67,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def cluster(server: Server, api: Api, clock: Clock) -> Cluster:
-    transport = Transport(FileAccess(server.url), limits=Limits(read_seconds=2))
+    transport = Transport(FileAccess(server.url))
     return Cluster(transport, "n", clock=lambda: clock.now)
 
 

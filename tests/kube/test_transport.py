@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from agent.kube import errors
@@ -20,16 +22,15 @@ from tests.kube import hostile
 from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
 from tests.waiting import eventually
 
-LIMITS = Limits(
-    connect_seconds=1, read_seconds=0.2, whole_seconds=0.5, line_bytes=1000, body_bytes=10_000
-)
+LIMITS = Limits(line_bytes=1000, body_bytes=10_000)
+HASTY = msgspec.structs.replace(LIMITS, read_seconds=1, whole_seconds=2)
+"""For a server that never ends its answer."""
 
 
 @pytest.fixture
 def transport(server: Server) -> Iterator[Transport]:
-    it = Transport(FileAccess(server.url), limits=LIMITS)
-    yield it
-    it.close()
+    with contextlib.closing(Transport(FileAccess(server.url), limits=LIMITS)) as it:
+        yield it
 
 
 def ok(server: Server, connection: socket.socket, request: Request) -> bool:
@@ -132,21 +133,24 @@ def hangs(server: Server, connection: socket.socket, request: Request) -> bool:
     ],
 )
 def test_every_answer_has_a_bound(
-    server: Server, transport: Transport, answer: hostile.Answer, kind: type, text: str
+    server: Server, answer: hostile.Answer, kind: type, text: str
 ) -> None:
     server.answer = answer
-    with pytest.raises(kind, match=text):
-        transport.get("/x")
-    server.answer = ok
-    assert transport.get("/x") == b'{"ok": true}'
+    with contextlib.closing(Transport(FileAccess(server.url), limits=HASTY)) as transport:
+        with pytest.raises(kind, match=text):
+            transport.get("/x")
+        server.answer = ok
+        assert transport.get("/x") == b'{"ok": true}'
 
 
 def test_nobody_there() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        port = unused.getsockname()[1]
-    transport = Transport(FileAccess(f"http://127.0.0.1:{port}"), limits=LIMITS)
-    with pytest.raises(errors.UnreachableError, match="Connection refused"):
-        transport.get("/x")
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        transport = Transport(
+            FileAccess(f"http://127.0.0.1:{deaf.getsockname()[1]}"), limits=LIMITS
+        )
+        with pytest.raises(errors.UnreachableError, match="Connection refused"):
+            transport.get("/x")
 
 
 def test_prefix_of_the_servers_address_is_kept(server: Server) -> None:

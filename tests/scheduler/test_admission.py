@@ -25,7 +25,7 @@ POD = {
 
 @pytest.fixture
 def look_up(server: Server) -> Iterator[LookUp]:
-    limits = Limits(connect_seconds=1, read_seconds=0.2, whole_seconds=0.5)
+    limits = Limits(read_seconds=1)
     transport = Transport(FileAccess(server.url), limits=limits)
     yield pods(transport)
     transport.close()

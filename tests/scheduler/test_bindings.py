@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.bindings import Bindings, Outcome, PodError, PodName
@@ -26,8 +25,7 @@ def pods(server: Server) -> Pods:
 
 @pytest.fixture
 def bindings(server: Server) -> Iterator[Bindings]:
-    limits = Limits(connect_seconds=1, read_seconds=0.2, whole_seconds=0.5)
-    transport = Transport(FileAccess(server.url), limits=limits)
+    transport = Transport(FileAccess(server.url))
     yield Bindings(transport)
     transport.close()
 
@@ -92,7 +90,7 @@ def test_a_server_in_trouble_may_still_bind(pods: Pods, bindings: Bindings, code
 
 def test_where_no_answer_comes_at_all_nobody_knows(pods: Pods, server: Server) -> None:
     server.answer = lambda *_: False
-    transport = Transport(FileAccess(server.url), limits=Limits(read_seconds=0.2))
+    transport = Transport(FileAccess(server.url))
     outcome = Bindings(transport).bind(POD, "n", NOTES)
     transport.close()
     assert outcome.bound is None

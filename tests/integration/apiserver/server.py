@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from agent.kube.auth import FileAccess
-from agent.kube.errors import KubeError, NotFoundError
+from agent.kube.errors import KubeError, NotFoundError, TooManyRequestsError
 from agent.kube.transport import Transport
 from demo.stage import free_port
 from tests import tools
@@ -167,7 +167,7 @@ class ApiServer:
         )
 
     def apply(self, wanted: dict[str, Any]) -> None:
-        """A manifest; waits until the server knows its kind."""
+        """A manifest; waits until the server knows its kind, and the one that it defines."""
         version, kind = wanted["apiVersion"], wanted["kind"]
         metadata = wanted["metadata"]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -179,11 +179,27 @@ class ApiServer:
         def applied() -> bool:
             try:
                 self.admin.apply(path, wanted)
-            except NotFoundError:
+            except (NotFoundError, TooManyRequestsError):  # a kind that it just learned
                 return False
             return True
 
-        eventually(f"{kind} is served", applied, 20)
+        eventually(f"{kind} is served", applied)
+        if kind == "CustomResourceDefinition":
+            self._until_served(wanted["spec"])
+
+    def _until_served(self, definition: dict[str, Any]) -> None:
+        """A server hears of a kind by a watch of its own."""
+        group, plural = definition["group"], definition["names"]["plural"]
+        for version in (each["name"] for each in definition["versions"] if each["served"]):
+
+            def served(path: str = f"/apis/{group}/{version}/{plural}") -> bool:
+                try:
+                    self.admin.get(path, {"limit": "1"})
+                except (NotFoundError, TooManyRequestsError):
+                    return False
+                return True
+
+            eventually(f"{plural} {version} is served", served)
 
     def node(self, name: str) -> None:
         self.create("/api/v1/nodes", {"metadata": {"name": name}})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.kube.errors import NotFoundError
+from agent.kube.errors import NotFoundError, TooManyRequestsError
 from agent.model import interconnect
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from tests.deploy.manifests import objects
@@ -29,7 +29,7 @@ NAME = "gpu-links"
 PODS = f"/api/v1/namespaces/{NAME}/pods"
 DEVICE = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{NAME}"
 EVERYTHING = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def device(api: ApiServer) -> Object:
         nonlocal found
         try:
             found = json.loads(api.admin.get(DEVICE))
-        except NotFoundError:
+        except (NotFoundError, TooManyRequestsError):
             return False
         return interconnect.GPU_LINKS in found["metadata"].get("annotations", {})
 
