@@ -20,7 +20,7 @@ from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import Given, given
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import DeviceType
-from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY_RATIO, RDMA
+from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu
 
 _WHOLE: Final = 100
@@ -39,7 +39,7 @@ class DevicePod(msgspec.Struct, frozen=True):
 
 class PodShown(msgspec.Struct, frozen=True):
     """What a pod's containers see, by name, and `each` other one. `devices`: by uuid or PCI
-    address, all that the pod has; none where it is refused."""
+    address, all that the pod has; none where it may not have them."""
 
     each: Visible
     containers: dict[str, Visible] = {}
@@ -58,10 +58,25 @@ class _Found(msgspec.Struct, frozen=True):
     gpu: VisibleGpu | None = None
     nodes: tuple[DeviceNode, ...] = ()
 
-    def percent(self, name: str) -> int:
-        """Of a resource; who says nothing of its part has all; so has a function."""
-        amounts = {} if self.given.functions else self.given.resources
-        return amounts.get(name, 0) if any(each in amounts for each in _PERCENTS) else _WHOLE
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of it is left to others: a function never is shared, and who says nothing
+        of its part has all."""
+        amounts = self.given.resources
+        if self.given.functions or not any(amounts.get(name) for name in (*_PERCENTS, GPU_MEMORY)):
+            return True
+        return all(amounts[name] >= _WHOLE for name in _PERCENTS if name in amounts)
+
+    def fits(self, others: Sequence[_Found]) -> bool:
+        """Whether there is room for it beside these."""
+        beside = (self, *others)
+        return not others or (
+            not any(each.whole for each in beside)
+            and all(
+                sum(each.given.resources.get(name, 0) for each in beside) <= _WHOLE
+                for name in _PERCENTS
+            )
+        )
 
 
 _Taken = dict[str, list[tuple[str, _Found]]]
@@ -115,11 +130,11 @@ def shown(
     taken: _Taken = {}
     for pod, found in resolved:
         try:
-            _check(pod.uid, found, taken, elsewhere)
-            answers[pod.uid] = _pod_shown(pod, found, files, isolation)
-        except (SplitError, _RefusedError) as error:
+            _check(pod.uid, found, taken, elsewhere, before)
+        except _RefusedError as error:
             answers[pod.uid] = PodShown(Visible(refused=str(error)))
             continue
+        answers[pod.uid] = _pod_shown(pod, found, files, isolation)
         for device in chain.from_iterable(found.values()):
             for key in device.keys:
                 taken.setdefault(key, []).append((pod.title, device))
@@ -179,7 +194,9 @@ def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
         return _Found(device, (gpu.uuid,), gpu)
     other = _other(kind, title, device, files.others)
     if not device.functions:
-        return _Found(device, (other.uuid, *sorted(other.functions)), nodes=other.nodes)
+        alone = _Found(device, (other.uuid,), nodes=other.nodes)
+        parts = sorted(other.functions) if alone.whole else ()
+        return msgspec.structs.replace(alone, keys=(other.uuid, *parts))
     nodes: list[DeviceNode] = []
     for bus in device.functions:
         if bus not in other.functions:
@@ -218,19 +235,23 @@ def _claims_anew(
 
 
 def _check(
-    uid: str, found: Mapping[str, Iterable[_Found]], taken: _Taken, elsewhere: Elsewhere
+    uid: str,
+    found: Mapping[str, Iterable[_Found]],
+    taken: _Taken,
+    elsewhere: Elsewhere,
+    before: Holders,
 ) -> None:
-    """Raises _RefusedError for a device that others leave too little of."""
+    """Raises _RefusedError for a device that others leave too little of. Who had it before keeps it
+    from a device plugin's pod: plugins know nothing of what schedulers gave."""
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
-            for other, title in sorted(elsewhere.get(key, {}).items()):
-                if other != uid:
-                    raise _RefusedError(f"{key} belongs to pod {title}")
+            if uid not in before.get(key, ()):
+                for other, title in sorted(elsewhere.get(key, {}).items()):
+                    if other != uid:
+                        raise _RefusedError(f"{key} belongs to pod {title}")
             others = taken.get(key, [])
-            for name in _PERCENTS:
-                used = sum(other.percent(name) for _, other in others)
-                if used and used + device.percent(name) > _WHOLE:
-                    raise _RefusedError(f"{key} belongs to pod {others[0][0]}")
+            if not device.fits([other for _, other in others]):
+                raise _RefusedError(f"{key} belongs to pod {others[0][0]}")
 
 
 def _pod_shown(
@@ -256,9 +277,12 @@ def _pod_shown(
     if not asking:
         return PodShown(visible(found, None), {}, keys)
     shares: dict[str, dict[str, list[_Found]]] = {each.name: {} for each in asking}
-    for kind, devices in found.items():
-        for name, places in _places(kind, devices, asking).items():
-            shares[name][kind] = [devices[place] for place in places]
+    try:
+        for kind, devices in found.items():
+            for name, places in _places(kind, devices, asking).items():
+                shares[name][kind] = [devices[place] for place in places]
+    except SplitError as error:
+        return PodShown(Visible(refused=str(error)), devices=keys)
     return PodShown(
         visible({}, None),
         {each.name: visible(shares[each.name], each.wishes.get(DeviceType.GPU)) for each in asking},

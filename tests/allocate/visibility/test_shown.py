@@ -137,7 +137,6 @@ def test_an_instance_is_had_by_its_uuid_alone() -> None:
         ({"rdma": [nic(9)]}, "rdma 9 is not on this node"),
         ({"rdma": [nic(0, 1, "0000:17:00.9")]}, "rdma 0 has no virtual function 0000:17:00.9"),
         ("{", "annotation scheduling.koordinator.sh/device-allocated: "),
-        ({"gpu": [entry(0)] * 1 + [entry(1)]}, "container b asks for 2 of the 2 gpu devices"),
     ],
 )
 def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
@@ -232,6 +231,55 @@ def test_nor_what_one_has_by_another_way() -> None:
     assert not found["own"].each.refused
 
 
+def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again() -> None:
+    """A device plugin knows nothing of a scheduler's choice: the pod that runs with the card would
+    lose it to the one that came later."""
+    given = {"gpu": [entry(0)]}
+    elsewhere = {"GPU-1": {"plugins": "ns/plugins"}}
+    found = shown([pod("has", given)], FILES, elsewhere=elsewhere, before={"GPU-1": {"has"}})
+    assert found["has"].devices == {"GPU-1"}
+    found = shown([pod("new", given)], FILES, elsewhere=elsewhere, before={"GPU-1": {"gone"}})
+    assert found["new"].each.refused == "GPU-1 belongs to pod ns/plugins"
+
+
+@pytest.mark.parametrize(
+    "amounts", [{GPU_CORE: 0}, {GPU_CORE: 0, GPU_MEMORY_RATIO: 0}, {GPU_MEMORY_RATIO: 0}]
+)
+def test_who_says_that_its_part_is_none_has_all_or_nothing(amounts: dict[str, int]) -> None:
+    none = pod("none", {"gpu": [{"minor": 0, "resources": amounts}]})
+    for owner in (pod("owner", {"gpu": [entry(0)]}), pod("owner", {"gpu": [entry(0, percent=30)]})):
+        assert shown([owner, none], FILES)["none"].each.refused == "GPU-1 belongs to pod ns/owner"
+        assert shown([none, owner], FILES)["owner"].each.refused == "GPU-1 belongs to pod ns/none"
+
+
+def test_nothing_is_beside_a_whole_card_however_little_it_is() -> None:
+    """Of 500 MiB the percentage is 0, as schedulers round it."""
+    little = {GPU_MEMORY_RATIO: 0, GPU_MEMORY: 500 << 20}
+    pods = [pod(uid, {"gpu": [{"minor": 0, "resources": little}]}) for uid in ("one", "other")]
+    assert all(not each.each.refused for each in shown(pods, FILES).values())
+    whole = pod("whole", {"gpu": [entry(0)]})
+    assert shown([whole, *pods], FILES)["one"].each.refused == "GPU-1 belongs to pod ns/whole"
+    assert shown([*pods, whole], FILES)["whole"].each.refused == "GPU-1 belongs to pod ns/one"
+
+
+def test_a_core_and_memory_alone_of_one_card_fit_together() -> None:
+    parts = [{GPU_CORE: 100, GPU_MEMORY_RATIO: 50}, {GPU_MEMORY_RATIO: 50}]
+    pods = [
+        pod(f"p{place}", {"gpu": [{"minor": 0, "resources": part}]})
+        for place, part in enumerate(parts)
+    ]
+    assert all(not each.each.refused for each in shown(pods, FILES).values())
+
+
+def test_devices_that_containers_ask_too_much_of_are_nobody_elses() -> None:
+    """Its annotation was cut short while it ran: what is left in it stays its own."""
+    cut = pod("cut", {"gpu": [entry(0), entry(1)]}, cards("a"), cards("b", 2))
+    found = shown([cut, pod("second", {"gpu": [entry(0)]})], FILES)
+    assert found["cut"].each.refused.startswith("container b asks for 2")
+    assert found["cut"].devices == {"GPU-0", "GPU-1"}
+    assert found["second"].each.refused == "GPU-1 belongs to pod ns/cut"
+
+
 def test_rdma_devices_come_with_what_all_need() -> None:
     asks = ContainerWish("a", {"rdma": ask(1, {RDMA: 100})})
     it = one(pod("p", {"rdma": [nic(1)]}, asks, ContainerWish("b")))
@@ -273,6 +321,22 @@ def test_a_virtual_function_is_had_once_and_not_beside_its_whole_device() -> Non
         "again": "0000:17:00.1 belongs to pod ns/first",
         "whole": "0000:17:00.1 belongs to pod ns/first",
     }
+
+
+def test_a_share_of_a_device_leaves_its_virtual_functions_to_others() -> None:
+    """As the table of who may share says, and schedulers count."""
+    pods = [
+        pod("share", {"rdma": [nic(0, 1)]}),
+        pod("function", {"rdma": [nic(0, 1, "0000:17:00.1")]}),
+        pod("whole", {"rdma": [nic(0)]}),
+    ]
+    refused = {uid: each.each.refused for uid, each in shown(pods, FILES).items()}
+    assert refused == {
+        "share": "",
+        "function": "",
+        "whole": "0000:17:00.0 belongs to pod ns/share",
+    }
+    assert shown(pods[::-1], FILES)["function"].each.refused
 
 
 def test_a_hint_that_gave_more_devices_than_were_asked_for_gives_them_to_all_who_asked() -> None:
