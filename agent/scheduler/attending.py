@@ -20,7 +20,8 @@ from agent.scheduler.extender import Verbs
 from agent.scheduler.groupname import Group, GroupError
 from agent.scheduler.questions import RoomFor, demand
 from agent.scheduler.shapes import Answer, Question, Shapes
-from agent.scheduler.waiting import Waiter, Waiting
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import (
     ExtenderArgs,
     ExtenderBindingArgs,

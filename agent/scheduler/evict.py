@@ -25,7 +25,8 @@ from agent.scheduler.podstatus import patch_status
 from agent.scheduler.sacrifice import Sacrifice, Tenant, sacrifice
 from agent.scheduler.shapes import Fit
 from agent.scheduler.tenants import Tenants
-from agent.scheduler.waiting import Waiter, Waiting
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import Waiting
 
 SETTLE_SECONDS: Final = 1.0
 """kube-scheduler asks about its own victims within the cycle that we refused the pod in."""

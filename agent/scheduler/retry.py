@@ -17,7 +17,8 @@ from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
 from agent.scheduler.podstatus import condition, patch_status
-from agent.scheduler.waiting import Answers, Hope, Waiter, Waiting
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import Answers, Hope, Waiting
 
 CONDITION: Final = "topolet.io/RoomFound"
 

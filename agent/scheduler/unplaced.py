@@ -27,7 +27,8 @@ from agent.scheduler.readings import PodReading
 from agent.scheduler.retry import Retry
 from agent.scheduler.shapes import Shapes
 from agent.scheduler.tenants import Tenants
-from agent.scheduler.waiting import Waiter, Waiting
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import Waiting
 
 # Between two rounds.
 RETRY_SECONDS: Final = 0.5

@@ -10,10 +10,11 @@ import msgspec
 
 from agent.kube.objects import Change, ChangeKind
 from agent.scheduler.changelog import Changes
-from agent.scheduler.demands import Demand
 from agent.scheduler.groupname import Group
+from agent.scheduler.nodenames import NodeNames
 from agent.scheduler.readings import PodReading
 from agent.scheduler.shapes import Answer, Fit, Question
+from agent.scheduler.waiter import Waiter
 
 AT_ONCE: Final = 128
 """Pods of one round: a node has room for few of those that wait alike."""
@@ -22,34 +23,8 @@ REST_SECONDS: Final = 4.0
 
 LONGEST_ANSWER_SECONDS: Final = 5.0
 """kube-scheduler waits no longer for one."""
-MOST_NAMES: Final = 100_000
 STALE_SECONDS: Final = 900.0
 """After its last refusal nobody asks for a pod any more."""
-
-
-class Waiter(msgspec.Struct, frozen=True, eq=False):
-    """A pod that found no node. `since`: when it was refused first, `refused_at`: when last, by a
-    clock that never goes back; `offered`: the nodes that kube-scheduler had nothing against, as
-    bits (see `Waiting`), None where nobody knows; `candidates`: those of them where an eviction
-    may help, or some of these, and `demand` what they need room for. `nominated`: where a scheduler
-    has room made for it, "" for nowhere. `group`: that it is a member of, which has one place."""
-
-    uid: str
-    namespace: str
-    name: str
-    question: Question
-    since: float
-    refused_at: float
-    priority: int = 0
-    offered: int | None = None
-    candidates: tuple[str, ...] = ()
-    demand: Demand | None = None
-    nominated: str = ""
-    group: Group | None = None
-
-    @property
-    def title(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 class Answers(Protocol):
@@ -81,14 +56,16 @@ class Waiting:
         self._again: set[str] = set()
         self._recent: list[tuple[float, tuple[str, ...]]] = []
         self._round_at: float | None = None
-        self._numbers: dict[str, int] = {}
+        self._names = NodeNames()
         self._kept: dict[str, set[str]] = {}
 
     def refused(self, waiter: Waiter, offered: Iterable[str] | None = None) -> None:
         """It found none of these nodes, for the first time or again."""
         with self._lock:
             if offered is not None:
-                waiter = msgspec.structs.replace(waiter, offered=self._bits(offered))
+                if self._names.full:
+                    self._forget_names()
+                waiter = msgspec.structs.replace(waiter, offered=self._names.bits(offered))
             before = self._waiters.get(waiter.uid)
             if before is not None:
                 waiter = msgspec.structs.replace(waiter, since=before.since)
@@ -150,7 +127,7 @@ class Waiting:
                 node
                 for node, uids in self._kept.items()
                 if any(
-                    _place(other) < mine and (group is None or other.group != group)
+                    other.rank < mine and (group is None or other.group != group)
                     for other in map(self._waiters.get, uids)
                     if other is not None
                 )
@@ -174,9 +151,9 @@ class Waiting:
                     self._give_up(uid, node)
 
     def waiters(self) -> list[Waiter]:
-        """Who waits: the most important first, then who waits longest."""
+        """By rank."""
         with self._lock:
-            return sorted(self._waiters.values(), key=_place)
+            return sorted(self._waiters.values(), key=lambda each: each.rank)
 
     def round(self, answers: Answers, now: float) -> list[Hope]:
         """Whom to try again now, the most important first: a node that changed since the last round
@@ -186,7 +163,8 @@ class Waiting:
         # Whom we were asked about meanwhile may have been judged before the last round's changes.
         lately = self._lately(news, now)
         last, self._round_at = self._round_at, now
-        told = self._told(lately)
+        with self._lock:
+            told = self._names.known(lately)
         room: dict[tuple[Hashable, str | None, int | None, bool], str | None] = {}
         found: list[Hope] = []
         for waiter in waiters:
@@ -197,7 +175,7 @@ class Waiting:
             if key not in room:
                 changed = lately if new else news
                 nodes = [] if before is None else [before]
-                nodes += changed if offered is None else self._named(changed, offered)
+                nodes += changed if offered is None else self._among(changed, offered)
                 room[key] = _first(answers, waiter.question, nodes) if nodes else None
             if (node := room[key]) is not None:
                 found.append(Hope(waiter, node))
@@ -239,27 +217,13 @@ class Waiting:
             self._recent.append((now, news))
         return tuple(dict.fromkeys(node for _, nodes in self._recent for node in nodes))
 
-    def _told(self, nodes: Iterable[str]) -> int:
-        """Those of them that were ever offered."""
+    def _among(self, nodes: Iterable[str], offered: int) -> list[str]:
         with self._lock:
-            found = (self._numbers.get(node) for node in nodes)
-            return _bits([each for each in found if each is not None])
-
-    def _named(self, nodes: Iterable[str], bits: int) -> list[str]:
-        with self._lock:
-            numbers = self._numbers
-            return [node for node in nodes if node in numbers and bits >> numbers[node] & 1]
-
-    def _bits(self, nodes: Iterable[str]) -> int:
-        """A set of nodes, small enough to be kept for every pod that waits."""
-        if len(self._numbers) > MOST_NAMES:
-            self._forget_names()
-        numbers = self._numbers
-        return _bits([numbers.setdefault(node, len(numbers)) for node in nodes])
+            return self._names.among(nodes, offered)
 
     def _forget_names(self) -> None:
-        """Of nodes that came and went. Who waits is tried once more than it need be."""
-        self._numbers.clear()
+        """Who waits is tried once more than it need be."""
+        self._names.forget()
         self._waiters = {
             uid: msgspec.structs.replace(each, offered=None) for uid, each in self._waiters.items()
         }
@@ -281,18 +245,6 @@ class Waiting:
         if names is not None:
             names |= again
         return tuple(sorted(answers.known() if names is None else names))
-
-
-def _place(waiter: Waiter) -> tuple[int, float, str]:
-    """In the order of who waits."""
-    return -waiter.priority, waiter.since, waiter.uid
-
-
-def _bits(places: Sequence[int]) -> int:
-    marks = bytearray(max(places, default=0) // 8 + 1)
-    for place in places:
-        marks[place >> 3] |= 1 << (place & 7)
-    return int.from_bytes(marks, "little")
 
 
 def _first(answers: Answers, question: Question, nodes: Sequence[str]) -> str | None:

@@ -8,15 +8,10 @@ import msgspec
 import pytest
 
 from agent.scheduler.changelog import Changes
+from agent.scheduler.nodenames import MOST_NAMES
 from agent.scheduler.shapes import Answer, Fit, Misfit
-from agent.scheduler.waiting import (
-    AT_ONCE,
-    MOST_NAMES,
-    REST_SECONDS,
-    STALE_SECONDS,
-    Waiter,
-    Waiting,
-)
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import AT_ONCE, REST_SECONDS, STALE_SECONDS, Waiting
 
 
 class Kind:

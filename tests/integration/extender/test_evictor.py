@@ -19,7 +19,8 @@ from agent.scheduler.evict import AFTER_SECONDS, PLAN_SECONDS, REST_SECONDS, Evi
 from agent.scheduler.questions import RoomFor
 from agent.scheduler.readings import Agents
 from agent.scheduler.tenants import Tenants
-from agent.scheduler.waiting import Waiter, Waiting
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import Waiting
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.scheduler import objects as told

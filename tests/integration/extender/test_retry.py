@@ -15,7 +15,8 @@ from agent.scheduler.pending import pending
 from agent.scheduler.retry import CONDITION, Retry
 from agent.scheduler.shapes import Answer, Fit, Misfit
 from agent.scheduler.unplaced import RETRY_SECONDS
-from agent.scheduler.waiting import Waiter, Waiting
+from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiting import Waiting
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.process import configuration, credentials, scheduling
