@@ -240,5 +240,7 @@ def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     doors = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
-        doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))
+        doors.append(
+            Server(settings.scheduler_http, pages, limits=server.Limits(threads=2, waiting=32))
+        )
     return doors
