@@ -56,7 +56,7 @@ class Cluster:
         self._clock = clock
         self._states: dict[str, NodeState] = {}
         self._pods: dict[str, PodReading] = {}
-        self._grouped: dict[Group, set[str]] = {}
+        self._grouped: dict[str, set[str]] = {}
         self._reservations = Reservations()
         self._log = ChangeLog()
         self._firm_log = ChangeLog()
@@ -103,14 +103,15 @@ class Cluster:
         with self.lock:
             return self._pods.get(uid)
 
-    def companions(self, group: Group) -> dict[str, str]:
-        """The nodes of the pods of a group that a watch has shown to be bound, by uid."""
+    def companions(self, group: Group) -> dict[str, PodReading]:
+        """The pods of a group that a watch has shown to be bound, by uid in its order; they may say
+        another size of it."""
         with self.lock:
-            return {uid: self._pods[uid].node for uid in self._grouped.get(group, ())}
+            return {uid: self._pods[uid] for uid in sorted(self._grouped.get(group.title, ()))}
 
     def home(self, group: Group) -> str | None:
         """The node of most of them; None where none is bound."""
-        nodes = list(self.companions(group).values())
+        nodes = [each.node for each in self.companions(group).values()]
         return max(sorted(nodes), key=nodes.count, default=None)
 
     def reservation(self, uid: str) -> Reservation | None:
@@ -216,7 +217,7 @@ class Cluster:
             self._ungroup(before)
         self._pods[pod.uid] = pod
         if pod.group is not None:
-            self._grouped.setdefault(pod.group, set()).add(pod.uid)
+            self._grouped.setdefault(pod.group.title, set()).add(pod.uid)
         reservation = self._reservations.pop(pod.uid)
         if reservation is not None and reservation.node != pod.node:
             self._give_back(reservation)
@@ -254,9 +255,10 @@ class Cluster:
     def _ungroup(self, pod: PodReading) -> None:
         if pod.group is None:
             return
-        self._grouped[pod.group].discard(pod.uid)
-        if not self._grouped[pod.group]:
-            del self._grouped[pod.group]
+        uids = self._grouped[pod.group.title]
+        uids.discard(pod.uid)
+        if not uids:
+            del self._grouped[pod.group.title]
 
     def _give_back(self, reservation: Reservation) -> None:
         state = self._state(reservation.node)
