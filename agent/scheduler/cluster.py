@@ -119,10 +119,9 @@ class Cluster:
             return self._reservations.get(uid)
 
     # promises
-    def reserve(self, name: str, granted: Granted, seconds: float | None = None) -> Reservation:
-        """Takes what was offered, in place of what the pod had been promised before: for `seconds`,
-        else until `confirm` or `release`. Raises ReserveError, and StaleOfferError where something
-        of it was given away since."""
+    def reserve(self, name: str, granted: Granted) -> None:
+        """Takes what was offered, until `confirm` or `release`. Raises ReserveError, and
+        StaleOfferError where something of it was given away since."""
         with self.lock:
             state = self.node(name)
             if state is None:
@@ -130,16 +129,11 @@ class Cluster:
             if (pod := self._pods.get(granted.uid)) is not None:
                 raise ReserveError(f"pod {granted.wish.title} is bound to {pod.node}")
             before = self._reservations.get(granted.uid)
-            if before is not None and before.binding:
+            if before is not None:
                 raise ReserveError(f"a bind of pod {before.title} to {before.node} is under way")
             holding = state.place.commit(granted)
             self._touch(state)
-            if before is not None and before.node != name:
-                self._give_back(before)
-            until = None if seconds is None else self._clock() + seconds
-            reservation = Reservation(name, holding, until)
-            self._reservations.put(reservation)
-            return reservation
+            self._reservations.put(Reservation(name, holding))
 
     def confirm(self, uid: str) -> None:
         """The API server took the pod's Binding, or may have: the reservation stays until a watch
@@ -148,7 +142,7 @@ class Cluster:
             kept = self._reservations.get(uid)
             if kept is not None:
                 until = self._clock() + self._expiry_seconds
-                self._reservations.put(Reservation(kept.node, kept.holding, until, sent=True))
+                self._reservations.put(Reservation(kept.node, kept.holding, until))
 
     def release(self, uid: str) -> bool:
         """The promise is off; False where there was none, or the pod is bound already."""
@@ -159,12 +153,12 @@ class Cluster:
             return kept is not None
 
     def overdue(self) -> tuple[Reservation, ...]:
-        """Promises whose time has passed."""
+        """Those that were confirmed and that no watch has shown in time."""
         with self.lock:
             return self._reservations.overdue(self._clock())
 
     def expire(self, reservation: Reservation) -> bool:
-        """Ends an overdue promise; False where it is no more what it was."""
+        """Ends an overdue reservation; False where it is no more what it was."""
         with self.lock:
             return self._reservations.get(reservation.uid) is reservation and self.release(
                 reservation.uid

@@ -1,5 +1,6 @@
-"""Ends promises whose time has passed. One whose Binding was taken ends only when the API server
-says that the pod is not there: a watch that lags must not free what a pod has."""
+"""Ends what was held for a group for too long, and reservations that no watch has shown to be
+bound: those only when the API server says that the pod is not there, as a watch that lags must not
+free what a pod has."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ class Expiry:
         self._transport = transport
 
     def step(self) -> None:
-        """Looks at all promises whose time has passed. Never raises."""
+        """Looks at all whose time has passed. Never raises."""
         with self._cluster.lock:
             self._groups.expire()
         for each in self._cluster.overdue():
             try:
-                if each.sent and self._bound(each):
+                if self._bound(each):
                     self._cluster.confirm(each.uid)
                 elif self._cluster.expire(each):
                     log.warning("pod %s: its reservation on %s ends", each.title, each.node)

@@ -94,17 +94,6 @@ def test_a_bind_under_way_never_expires(
     assert not server.requests
 
 
-def test_a_promise_for_a_time_ends_by_itself(
-    server: Server, cluster: Cluster, expiry: Expiry, clock: Clock
-) -> None:
-    cluster.release("uid-a")
-    cluster.reserve("n1", Granted(WISH), seconds=5)
-    clock.now = 6
-    expiry.step()
-    assert not held(cluster)
-    assert not server.requests
-
-
 def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
     cluster: Cluster, groups: Groups, expiry: Expiry, clock: Clock
 ) -> None:
