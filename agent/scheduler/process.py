@@ -178,9 +178,10 @@ class _Parts:
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
         groups = Groups(cluster, seconds=settings.group_seconds)
-        expiry = Expiry(cluster, groups, looking)
+        bindings = Bindings(binding, looking)
+        expiry = Expiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
-        binder = Binder(cluster, groups, Bindings(binding, looking), recent, self._duty.reason)
+        binder = Binder(cluster, groups, bindings, recent, self._duty.reason)
         deciding = Deciding(
             cluster,
             groups,

@@ -9,6 +9,7 @@ import pytest
 from agent.allocate.place.answer import Granted
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.expiry import Expiry
 from agent.scheduler.groupname import Group
@@ -39,7 +40,7 @@ def groups(cluster: Cluster, clock: Clock) -> Groups:
 @pytest.fixture
 def expiry(server: Server, cluster: Cluster, groups: Groups) -> Iterator[Expiry]:
     transport = Transport(FileAccess(server.url))
-    yield Expiry(cluster, groups, transport)
+    yield Expiry(cluster, groups, Bindings(transport))
     transport.close()
 
 
