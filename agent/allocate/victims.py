@@ -5,7 +5,6 @@ Whether a set helps is asked of the caller; what helps goes on helping when more
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
@@ -125,13 +124,24 @@ class _Search:
         """Single pods and pairs, the least important first: of many pods alike, where a large one
         does for several small ones, a search by importance comes to it late."""
         places = range(len(self._pods) - 1, -1, -1)
-        for size in (1, 2):
-            for chosen in itertools.combinations(places, size):
-                if self._left <= 0:
-                    return
-                bits = sum(1 << place for place in chosen)
-                if self._better(bits) and self._helps(bits):
-                    self._record(bits)
+        for place in places:
+            self._try((place,))
+        for last in places:
+            # No pair with it breaks fewer budgets than it alone does.
+            broken = violations((self._pods[last],), self._allowed)
+            for first in range(last - 1, -1, -1):
+                priorities = self._pods[first].priority, self._pods[last].priority
+                least = broken, priorities, (-first,)
+                if self._left <= 0 or (self._best is not None and least > self._best[0]):
+                    break  # so are all more important ones
+                self._try((first, last))
+
+    def _try(self, places: tuple[int, ...]) -> None:
+        bits = sum([1 << place for place in places])
+        if self._left <= 0 or self._in_vain(bits):
+            return
+        if (self._best is None or self._places_key(places) < self._best[0]) and self._helps(bits):
+            self._record(bits)
 
     def _better(self, chosen: int) -> bool:
         return self._best is None or self._key(chosen) < self._best[0]
@@ -157,7 +167,9 @@ class _Search:
 
     def _key(self, chosen: int) -> _Key:
         """What is less is better; that of a set's first pods is never more than its own."""
-        places = [place for place in range(len(self._pods)) if chosen >> place & 1]
+        return self._places_key([each for each in range(len(self._pods)) if chosen >> each & 1])
+
+    def _places_key(self, places: Sequence[int]) -> _Key:
         pods = [self._pods[place] for place in places]
         return (
             violations(pods, self._allowed),
@@ -168,8 +180,12 @@ class _Search:
     def _of(self, chosen: int) -> list[Candidate]:
         return [each for place, each in enumerate(self._pods) if chosen >> place & 1]
 
+    def _in_vain(self, chosen: int) -> bool:
+        """No more than what is known not to help."""
+        return any(not chosen & ~useless for useless in self._useless)
+
     def _helps(self, chosen: int) -> bool:
-        if not chosen or any(not chosen & ~useless for useless in self._useless):
+        if not chosen or self._in_vain(chosen):
             return False
         known = self._answers.get(chosen)
         if known is None:

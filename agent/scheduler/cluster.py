@@ -56,7 +56,7 @@ class Cluster:
         self._clock = clock
         self._states: dict[str, NodeState] = {}
         self._pods: dict[str, PodReading] = {}
-        self._grouped: dict[Group, set[str]] = {}
+        self._grouped: dict[str, set[str]] = {}
         self._reservations = Reservations()
         self._log = ChangeLog()
         self._firm_log = ChangeLog()
@@ -103,14 +103,15 @@ class Cluster:
         with self.lock:
             return self._pods.get(uid)
 
-    def companions(self, group: Group) -> dict[str, str]:
-        """The nodes of the pods of a group that a watch has shown to be bound, by uid."""
+    def companions(self, group: Group) -> dict[str, PodReading]:
+        """The pods of a group that a watch has shown to be bound, by uid in its order; they may say
+        another size of it."""
         with self.lock:
-            return {uid: self._pods[uid].node for uid in self._grouped.get(group, ())}
+            return {uid: self._pods[uid] for uid in sorted(self._grouped.get(group.title, ()))}
 
     def home(self, group: Group) -> str | None:
         """The node of most of them; None where none is bound."""
-        nodes = list(self.companions(group).values())
+        nodes = [each.node for each in self.companions(group).values()]
         return max(sorted(nodes), key=nodes.count, default=None)
 
     def reservation(self, uid: str) -> Reservation | None:
@@ -118,10 +119,9 @@ class Cluster:
             return self._reservations.get(uid)
 
     # promises
-    def reserve(self, name: str, granted: Granted, seconds: float | None = None) -> Reservation:
-        """Takes what was offered, in place of what the pod had been promised before: for `seconds`,
-        else until `confirm` or `release`. Raises ReserveError, and StaleOfferError where something
-        of it was given away since."""
+    def reserve(self, name: str, granted: Granted) -> None:
+        """Takes what was offered, until `confirm` or `release`. Raises ReserveError, and
+        StaleOfferError where something of it was given away since."""
         with self.lock:
             state = self.node(name)
             if state is None:
@@ -129,16 +129,11 @@ class Cluster:
             if (pod := self._pods.get(granted.uid)) is not None:
                 raise ReserveError(f"pod {granted.wish.title} is bound to {pod.node}")
             before = self._reservations.get(granted.uid)
-            if before is not None and before.binding:
+            if before is not None:
                 raise ReserveError(f"a bind of pod {before.title} to {before.node} is under way")
             holding = state.place.commit(granted)
             self._touch(state)
-            if before is not None and before.node != name:
-                self._give_back(before)
-            until = None if seconds is None else self._clock() + seconds
-            reservation = Reservation(name, holding, until)
-            self._reservations.put(reservation)
-            return reservation
+            self._reservations.put(Reservation(name, holding))
 
     def confirm(self, uid: str) -> None:
         """The API server took the pod's Binding, or may have: the reservation stays until a watch
@@ -147,7 +142,7 @@ class Cluster:
             kept = self._reservations.get(uid)
             if kept is not None:
                 until = self._clock() + self._expiry_seconds
-                self._reservations.put(Reservation(kept.node, kept.holding, until, sent=True))
+                self._reservations.put(Reservation(kept.node, kept.holding, until))
 
     def release(self, uid: str) -> bool:
         """The promise is off; False where there was none, or the pod is bound already."""
@@ -158,12 +153,12 @@ class Cluster:
             return kept is not None
 
     def overdue(self) -> tuple[Reservation, ...]:
-        """Promises whose time has passed."""
+        """Those that were confirmed and that no watch has shown in time."""
         with self.lock:
             return self._reservations.overdue(self._clock())
 
     def expire(self, reservation: Reservation) -> bool:
-        """Ends an overdue promise; False where it is no more what it was."""
+        """Ends an overdue reservation; False where it is no more what it was."""
         with self.lock:
             return self._reservations.get(reservation.uid) is reservation and self.release(
                 reservation.uid
@@ -216,7 +211,7 @@ class Cluster:
             self._ungroup(before)
         self._pods[pod.uid] = pod
         if pod.group is not None:
-            self._grouped.setdefault(pod.group, set()).add(pod.uid)
+            self._grouped.setdefault(pod.group.title, set()).add(pod.uid)
         reservation = self._reservations.pop(pod.uid)
         if reservation is not None and reservation.node != pod.node:
             self._give_back(reservation)
@@ -254,9 +249,10 @@ class Cluster:
     def _ungroup(self, pod: PodReading) -> None:
         if pod.group is None:
             return
-        self._grouped[pod.group].discard(pod.uid)
-        if not self._grouped[pod.group]:
-            del self._grouped[pod.group]
+        uids = self._grouped[pod.group.title]
+        uids.discard(pod.uid)
+        if not uids:
+            del self._grouped[pod.group.title]
 
     def _give_back(self, reservation: Reservation) -> None:
         state = self._state(reservation.node)

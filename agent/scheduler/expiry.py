@@ -1,18 +1,12 @@
-"""Ends promises whose time has passed. One whose Binding was taken ends only when the API server
-says that the pod is not there: a watch that lags must not free what a pod has."""
+"""Ends what was held for a group for too long, and reservations that no watch has shown to be
+bound: those only when the API server says that the pod is not there, as a watch that lags must not
+free what a pod has."""
 
 from __future__ import annotations
 
 import logging
-from typing import Final
 
-import msgspec
-
-from agent.kube.errors import MalformedError, NotFoundError, StoreError
-from agent.kube.kinds import pod_path
-from agent.kube.transport import Transport
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.scheduler.bindings import Bindings, PodError, PodName
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.groups import Groups
 from agent.scheduler.reservations import Reservation
@@ -23,48 +17,26 @@ log = logging.getLogger(__name__)
 class Expiry:
     """One thread takes the steps."""
 
-    def __init__(self, cluster: Cluster, groups: Groups, transport: Transport) -> None:
+    def __init__(self, cluster: Cluster, groups: Groups, bindings: Bindings) -> None:
         self._cluster = cluster
         self._groups = groups
-        self._transport = transport
+        self._bindings = bindings
 
     def step(self) -> None:
-        """Looks at all promises whose time has passed. Never raises."""
+        """Looks at all whose time has passed. Never raises."""
         with self._cluster.lock:
             self._groups.expire()
         for each in self._cluster.overdue():
             try:
-                if each.sent and self._bound(each):
+                if self._bound(each):
                     self._cluster.confirm(each.uid)
                 elif self._cluster.expire(each):
                     log.warning("pod %s: its reservation on %s ends", each.title, each.node)
-            except StoreError as error:
-                log.warning("pod %s: whether it is bound can't be asked: %s", each.title, error)
+            except PodError as error:
+                log.warning("whether it is bound can't be asked: %s", error)
                 self._cluster.confirm(each.uid)
 
     def _bound(self, reservation: Reservation) -> bool:
         namespace, _, name = reservation.title.partition("/")
-        path = pod_path(namespace, name)
-        try:
-            pod = jsontext.decode(_pods, self._transport.get(path))
-        except NotFoundError:
-            return False
-        except JsonError as error:
-            raise MalformedError(f"GET {path}: {error}") from error
-        return pod.metadata.uid == reservation.uid and bool(pod.spec.node_name)
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    uid: str = ""
-
-
-class _Spec(msgspec.Struct, frozen=True, rename="camel"):
-    node_name: str = ""
-
-
-class _Pod(msgspec.Struct, frozen=True):
-    metadata: _Metadata
-    spec: _Spec = _Spec()
-
-
-_pods: Final = msgspec.json.Decoder(_Pod)
+        pod = self._bindings.pod(PodName(namespace, name, reservation.uid))
+        return pod is not None and bool(pod.node)

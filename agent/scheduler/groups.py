@@ -183,8 +183,9 @@ class Groups:
         """Of a group whose members were bound before this process began, what is left to know."""
         held = self._held.get(group.title)
         if held is None and (node := self._cluster.home(group)) is not None:
-            members = dict.fromkeys(self._cluster.companions(group))
-            held = _Held(group, node, b"", self._clock(), {}, members)
+            bound = self._cluster.companions(group)
+            told = next(iter(bound.values())).group or group
+            held = _Held(told, node, b"", self._clock(), {}, dict.fromkeys(bound))
             self._held[group.title] = held
             self._due = min(self._due, held.until)
         return held

@@ -182,9 +182,10 @@ class _Parts:
         )
         self._leader = self._elected(settings, times, transport)
         self._duty = Duty(self._leader or Alone(), self._watching, settle)
-        expiry = Expiry(cluster, groups, looking)
+        bindings = Bindings(binding, looking)
+        expiry = Expiry(cluster, groups, bindings)
         self._expiry = Periodic("expiry", EXPIRY_SECONDS, expiry.step)
-        binder = Binder(cluster, groups, Bindings(binding, looking), recent, self._duty.reason)
+        binder = Binder(cluster, groups, bindings, recent, self._duty.reason)
         deciding = Deciding(
             cluster,
             groups,
@@ -245,5 +246,7 @@ def doors(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     doors = [Server(settings.extender_address, routes, certificate, LIMITS, names)]
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
-        doors.append(Server(settings.scheduler_http, pages, limits=server.Limits(threads=2)))
+        doors.append(
+            Server(settings.scheduler_http, pages, limits=server.Limits(threads=2, waiting=32))
+        )
     return doors

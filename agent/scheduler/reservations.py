@@ -8,13 +8,12 @@ from agent.allocate.place.holding import Holding
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """`until`: when it ends by itself, None while a bind is under way. `sent`: the API server took
-    the Binding, so that only it can say whether the pod is gone."""
+    """`until`: when the API server is asked what became of the Binding that it took, or may have
+    taken; None while that is under way, and for what is held for a group."""
 
     node: str
     holding: Holding
     until: float | None = None
-    sent: bool = False
 
     @property
     def uid(self) -> str:
@@ -26,9 +25,9 @@ class Reservation(msgspec.Struct, frozen=True):
         return self.holding.title
 
     @property
-    def binding(self) -> bool:
-        """Its Binding is on its way, or taken: another may make two of one pod."""
-        return self.sent or self.until is None
+    def sent(self) -> bool:
+        """Only the API server can say by now whether the pod is there."""
+        return self.until is not None
 
     def over(self, now: float) -> bool:
         return self.until is not None and now >= self.until

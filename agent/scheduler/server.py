@@ -15,7 +15,7 @@ import select
 import socket
 import ssl
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -42,7 +42,7 @@ class Limits(msgspec.Struct, frozen=True):
     """`request_seconds`: from the first byte of a request, or of a connection, to the last byte of
     its body, and again for the answer. `idle_seconds`: where no request is under way.
     `stop_seconds`: for requests under way when the server ends. `waiting`: requests that wait for a
-    thread, and idle connections."""
+    thread, and idle connections, of each."""
 
     body_bytes: int = 8 << 20
     header_bytes: int = 64 << 10
@@ -71,7 +71,9 @@ class Server:
         self._address = address
         self._server = _Http(host_port(address), pages, limits)
         if certificate is not None:
-            self._server.ssl_adapter = _Tls(certificate, limits.request_seconds, frozenset(clients))
+            self._server.ssl_adapter = _Tls(
+                certificate, limits.request_seconds, self._server.pressed, frozenset(clients)
+            )
         self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
 
     def start(self) -> None:
@@ -155,15 +157,18 @@ class _Gateway(server.Gateway):
 
 
 class _Connection(server.HTTPConnection):
+    answered = False
+
     def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
         if parent.ssl_adapter is None:
-            sock = streams.bounded(sock, parent.limits.request_seconds)
+            sock = streams.bounded(sock, parent.limits.request_seconds, parent.pressed)
         super().__init__(parent, sock, _file)
 
     def communicate(self) -> bool:
         """A caller's next request mostly follows closely: as long as most threads are idle, one
         waits for it, which saves the way through two other threads."""
         while super().communicate():  # type: ignore[no-untyped-call]
+            self.answered = True
             if not (self.server.ready and self.server.at_ease and self._soon()):
                 return True
         return False
@@ -182,6 +187,7 @@ def _file(sock: Any, mode: str, _: int) -> streams.Reader | streams.Writer:
 
 class _Http(server.HTTPServer):
     ConnectionClass = _Connection
+    _connections: Any
 
     def __init__(self, address: tuple[str, int], pages: Mapping[str, Route], limits: Limits):
         super().__init__(address, _Gateway, server_name="topolet")
@@ -204,12 +210,30 @@ class _Http(server.HTTPServer):
     def at_ease(self) -> bool:
         return bool(2 * self.requests.idle > self.limits.threads)
 
+    def pressed(self) -> bool:
+        """Requests wait for a thread."""
+        return bool(self.requests.qsize)
+
     def process_conn(self, conn: Any) -> None:
         """A thread is for who has said something: who only connects waits with the idle ones."""
         if conn.last_used is None:
+            self._make_room()
             self.put_conn(conn)
         else:
             super().process_conn(conn)
+
+    def _make_room(self) -> None:
+        """Who was never answered may take half of the places of those who wait, and no more: who
+        came first goes first."""
+        # cheroot takes connections from its selector in this thread alone, as it wants it.
+        selector = self._connections._selector
+        silent = [
+            each for _, each in selector.connections if each is not self and not each.answered
+        ]
+        if len(silent) >= self.limits.waiting // 2:
+            first = min(silent, key=lambda each: each.last_used)
+            selector.unregister(first.socket.fileno())
+            first.close()
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """cheroot's word, in our log."""
@@ -220,10 +244,15 @@ class _Tls(Adapter):
     """What cheroot asks of TLS."""
 
     def __init__(
-        self, files: CertificateFiles, request_seconds: float, clients: frozenset[str]
+        self,
+        files: CertificateFiles,
+        request_seconds: float,
+        pressed: Callable[[], bool],
+        clients: frozenset[str],
     ) -> None:
         self._files = files
         self._request_seconds = request_seconds
+        self._pressed = pressed
         self._clients = clients
 
     def bind(self, sock: socket.socket) -> socket.socket:
@@ -232,7 +261,9 @@ class _Tls(Adapter):
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         context = self._files.context()
         try:
-            made = streams.greeting(sock, context, self._request_seconds, self._clients)
+            made = streams.greeting(
+                sock, context, self._request_seconds, self._pressed, self._clients
+            )
         except OSError as error:
             sock.close()
             raise errors.FatalSSLAlert(*error.args) from error

@@ -11,13 +11,17 @@ import logging
 import socket
 import ssl
 import time
-from typing import Any, Final, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol, TypeVar
 
 from agent.scheduler import certificates
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 16 << 10
+# Between two parts of a request while others wait for a thread: they come as fast as they can.
+_HURRY_SECONDS: Final = 0.25
 
 
 class Stream(Protocol):
@@ -105,39 +109,53 @@ class Writer:
 
 class BoundedSocket(socket.socket):
     """Bounds the time in which a whole request comes in and in which its answer goes out: a client
-    that sends or takes a byte now and then would hold a thread for ever."""
+    that sends or takes a byte now and then would hold a thread for ever. Where `pressed` says that
+    others wait for one, who falls silent in the middle of a request has little time to go on."""
 
     request_seconds = 0.0
+    pressed: Callable[[], bool] = staticmethod(lambda: False)
     _reading = False
     _since = 0.0
 
     def recv_into(self, *words: Any, **named: Any) -> int:
         """Raises TimeoutError, which the HTTP server answers with 408."""
-        self._bound(reading=True)
-        return super().recv_into(*words, **named)
+        receive = super().recv_into
+        return self._received(lambda: receive(*words, **named))
 
     def send(self, *words: Any, **named: Any) -> int:
         """Raises TimeoutError."""
-        self._bound(reading=False)
+        self.settimeout(self._left(reading=False))
         return super().send(*words, **named)
 
     def pending(self) -> int:
         return 0
 
-    def _bound(self, reading: bool) -> None:
+    def _received(self, receive: Callable[[], T]) -> T:
+        while True:
+            left = self._left(reading=True)
+            self.settimeout(min(left, _HURRY_SECONDS))
+            try:
+                return receive()
+            except TimeoutError:
+                if left <= _HURRY_SECONDS or self.pressed():
+                    raise
+
+    def _left(self, reading: bool) -> float:
         now = time.monotonic()
         if reading is not self._reading:
             self._reading, self._since = reading, now
         left = self.request_seconds - (now - self._since)
         if left <= 0:
             raise TimeoutError("timed out")
-        self.settimeout(left)
+        return left
 
 
-def bounded(sock: socket.socket, request_seconds: float) -> BoundedSocket:
+def bounded(
+    sock: socket.socket, request_seconds: float, pressed: Callable[[], bool]
+) -> BoundedSocket:
     """The same connection; `sock` is detached."""
     made = BoundedSocket(sock.family, sock.type, sock.proto, sock.detach())
-    made.request_seconds = request_seconds
+    made.request_seconds, made.pressed = request_seconds, pressed
     return made
 
 
@@ -150,7 +168,6 @@ class TlsSocket(BoundedSocket, ssl.SSLSocket):
 
     def recv_into(self, *words: Any, **named: Any) -> int:
         if not self._greeted:
-            self._bound(reading=True)
             self._greet()
         return super().recv_into(*words, **named)
 
@@ -164,7 +181,7 @@ class TlsSocket(BoundedSocket, ssl.SSLSocket):
 
     def _greet(self) -> None:
         try:
-            self.do_handshake()
+            self._received(self.do_handshake)
         except OSError as error:
             if isinstance(error, ssl.SSLError) and error.reason == "HTTP_REQUEST":
                 socket.socket.send(self, _NO_TLS)
@@ -183,13 +200,14 @@ def greeting(
     sock: socket.socket,
     context: ssl.SSLContext,
     request_seconds: float,
+    pressed: Callable[[], bool],
     clients: frozenset[str],
 ) -> TlsSocket:
     """The same connection over TLS. Raises OSError."""
     context.sslsocket_class = TlsSocket
     made = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
     assert isinstance(made, TlsSocket)
-    made.request_seconds = request_seconds
+    made.request_seconds, made.pressed = request_seconds, pressed
     made.clients = clients
     return made
 

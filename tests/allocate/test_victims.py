@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 from hypothesis import given
@@ -146,6 +147,24 @@ def test_large_one_among_many() -> None:
 
     assert fewest(pods, {}, helps) == Victims(("u00",), 0)
     assert asked <= 600
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["a budget keeps all", "a budget keeps none"])
+def test_of_many_pods_only_those_are_paired_that_could_be_better(kept: int) -> None:
+    """kube-scheduler offers hundreds of nodes at once, and waits for seconds."""
+    pods = [pod(f"u{number:03}", number % 3, number, "b") for number in range(250)]
+    allowed = Counted({"b": kept})
+    found = fewest(pods, allowed, lambda chosen: bool({"u001", "u006"} & chosen), trials=400)
+    assert found == Victims(("u006",), 1 - kept)
+    assert allowed.looks < 4000, "of 31,125 pairs"
+
+
+class Counted(collections.UserDict[str, int]):
+    looks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.looks += 1
+        return super().__iter__()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -198,28 +198,15 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(cluster: Cluster, clo
     assert not held(cluster)
 
 
-def test_a_reservation_for_a_time_ends_with_it(cluster: Cluster, clock: Clock) -> None:
-    cluster.reserve("n1", granted("a"), seconds=5)
-    clock.now = 5
-    (overdue,) = cluster.overdue()
-    assert not overdue.sent
-    assert cluster.expire(overdue)
-
-
-def test_what_was_renewed_meanwhile_does_not_expire(cluster: Cluster, clock: Clock) -> None:
-    cluster.reserve("n1", granted("a"), seconds=5)
-    clock.now = 5
-    (overdue,) = cluster.overdue()
+def test_what_was_confirmed_again_meanwhile_does_not_expire(cluster: Cluster, clock: Clock) -> None:
     cluster.reserve("n1", granted("a"))
+    cluster.confirm("uid-a")
+    clock.now = 60
+    (overdue,) = cluster.overdue()
+    cluster.confirm("uid-a")
     assert not cluster.expire(overdue)
     assert held(cluster) == {"a"}
     assert not cluster.overdue()
-
-
-def test_a_promise_for_a_time_may_move_to_another_node(cluster: Cluster) -> None:
-    cluster.reserve("n1", granted("a"), seconds=5)
-    cluster.reserve("n2", granted("a"))
-    assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
 @pytest.mark.parametrize("sent", [False, True])

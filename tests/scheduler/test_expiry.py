@@ -9,6 +9,7 @@ import pytest
 from agent.allocate.place.answer import Granted
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.scheduler.bindings import Bindings
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.expiry import Expiry
 from agent.scheduler.groupname import Group
@@ -39,7 +40,7 @@ def groups(cluster: Cluster, clock: Clock) -> Groups:
 @pytest.fixture
 def expiry(server: Server, cluster: Cluster, groups: Groups) -> Iterator[Expiry]:
     transport = Transport(FileAccess(server.url))
-    yield Expiry(cluster, groups, transport)
+    yield Expiry(cluster, groups, Bindings(transport))
     transport.close()
 
 
@@ -91,17 +92,6 @@ def test_a_bind_under_way_never_expires(
     clock.now = 1e9
     expiry.step()
     assert held(cluster) == {"a"}
-    assert not server.requests
-
-
-def test_a_promise_for_a_time_ends_by_itself(
-    server: Server, cluster: Cluster, expiry: Expiry, clock: Clock
-) -> None:
-    cluster.release("uid-a")
-    cluster.reserve("n1", Granted(WISH), seconds=5)
-    clock.now = 6
-    expiry.step()
-    assert not held(cluster)
     assert not server.requests
 
 

@@ -284,6 +284,47 @@ def test_who_only_connects_holds_no_thread(started: Started, authority: Authorit
         each.close()
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_many_halves_hold_nobody_back_for_long(
+    started: Started, authority: Authority, tls: bool
+) -> None:
+    """More of them than there are threads; alone each would have all the time that it likes."""
+    limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, waiting=64)
+    server = started(limits, shown=authority if tls else None)
+    halves = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        for _ in range(3 * LIMITS.threads)
+    ]
+    for each in halves:
+        each.sendall(b"\x16\x03\x01\x02" if tls else b"POST /echo HTTP/1.1\r\n")
+    made: http.client.HTTPConnection = connection(server, authority)
+    if not tls:
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    assert ask(made, "GET", "/healthz") == (200, "ok\n")
+    made.close()
+    for each in halves:
+        each.close()
+
+
+def test_of_those_who_only_connect_few_are_kept(started: Started) -> None:
+    """Each takes a file of the process: without one it could not renew its lease."""
+    server = started(shown=None)
+    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    assert ask(kept, "GET", "/healthz") == (200, "ok\n")
+    spoken = kept.sock
+    silent = [
+        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        for _ in range(3 * LIMITS.waiting)
+    ]
+    for each in silent[: -LIMITS.waiting // 2]:
+        assert each.recv(1) == b"", "who came first goes first"
+    assert ask(kept, "GET", "/healthz") == (200, "ok\n")
+    assert kept.sock is spoken, "who was answered once stays"
+    kept.close()
+    for each in silent:
+        each.close()
+
+
 def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
     """More of them than there are threads."""
     kept = [

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Hashable, Iterable
 
 import msgspec
@@ -151,29 +150,52 @@ def test_a_shape_that_was_forgotten_is_asked_anew(rooms: Rooms) -> None:
     assert len(rooms.told) == 8
 
 
-def test_others_have_the_lock_while_many_slow_answers_are_found() -> None:
-    """As those of a large group: the one who asks after them is served before the last of them."""
+class Pauses:
+    """Stands for `time` during a question: in each pause another thread takes the lock. `told`: how
+    many answers were found by then."""
+
+    def __init__(self, rooms: Rooms) -> None:
+        self._rooms = rooms
+        self.now = 0.0
+        self.told: list[int] = []
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        other = threading.Thread(target=self._other)
+        other.start()
+        other.join(30)
+        assert not other.is_alive(), "the lock is held"
+
+    def _other(self) -> None:
+        with self._rooms.lock:
+            self.told.append(len(self._rooms.told))
+
+
+def test_others_have_the_lock_while_many_answers_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = Rooms({f"n{place}": 8 for place in range(320)})
+    pauses = Pauses(rooms)
+    monkeypatch.setattr(shapes_module, "time", pauses)
+    Shapes(rooms).answers(Wants(rooms, 1), list(rooms.free))
+    assert pauses.told == list(range(32, 320, 32))
+
+
+def test_others_have_the_lock_after_each_answer_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As those of a large group."""
     rooms = Rooms({f"n{place}": 8 for place in range(30)})
-    shapes, served = Shapes(rooms), threading.Event()
-    begun, asked = threading.Event(), []
+    pauses = Pauses(rooms)
+    monkeypatch.setattr(shapes_module, "time", pauses)
 
     class Slow(Wants, frozen=True):
         def answer(self, node: str) -> Answer:
-            begun.set()
-            asked.append(served.is_set())
-            time.sleep(0.01)
+            pauses.now += 0.01
             return super().answer(node)
 
-    def other() -> None:
-        begun.wait()
-        with rooms.lock:
-            served.set()
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    shapes.answers(Slow(rooms, 1), list(rooms.free))
-    thread.join()
-    assert asked[-1], "the other one waited for all"
+    Shapes(rooms).answers(Slow(rooms, 1), list(rooms.free))
+    assert pauses.told == list(range(1, 30))
 
 
 def test_rows_are_bounded_however_short(rooms: Rooms, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,30 +279,6 @@ def test_a_node_may_change_between_the_parts_of_a_long_cold_question() -> None:
     assert answers[98] is UNKNOWN
     assert told(answers[99:]) == [0]
     assert told(answers[:98]) == [7] * 98
-
-
-def test_others_get_the_lock_during_a_long_cold_question() -> None:
-    rooms = Rooms({f"n{place}": 8 for place in range(3200)})
-    shapes = Shapes(rooms)
-    begun = threading.Event()
-    told_by_then: list[int] = []
-
-    class Slow(Wants, frozen=True):
-        def answer(self, node: str) -> Answer:
-            begun.set()
-            sum(range(500))
-            return super().answer(node)
-
-    def other() -> None:
-        begun.wait(10)
-        with rooms.lock:
-            told_by_then.append(len(rooms.told))
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    shapes.answers(Slow(rooms, 1), list(rooms.free))
-    thread.join()
-    assert told_by_then[0] < len(rooms.free)
 
 
 NODES = st.sampled_from("abcdef")

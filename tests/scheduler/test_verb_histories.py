@@ -134,7 +134,7 @@ class World:
             Shapes(self.cluster),
             lambda args: ExtenderPreemptionResult(args.victims),
         )
-        self.expiry = Expiry(self.cluster, groups, transport)
+        self.expiry = Expiry(self.cluster, groups, Bindings(transport))
 
     def pod_comes(self) -> None:
         self.made += 1
