@@ -114,7 +114,7 @@ def test_while_a_killed_agent_is_away_no_pod_comes(koordinator: KoordinatorNode)
             return False
         return True
 
-    eventually("pods come again", comes, 30)
+    eventually("pods come again", comes)
 
 
 def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: KoordinatorNode) -> None:
