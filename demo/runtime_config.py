@@ -49,6 +49,7 @@ disable = false
 socket_path = {nri}
 plugin_path = {nri_plugins}
 plugin_config_path = {nri_plugins}
+plugin_request_timeout = "5s"
 """
 
 

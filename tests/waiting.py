@@ -6,7 +6,8 @@ import os
 import time
 from collections.abc import Callable
 
-DEADLINE_SECONDS = float(os.environ.get("TOPOLET_TEST_DEADLINE_SECONDS", "10"))
+DEADLINE_SECONDS = float(os.environ.get("TOPOLET_TEST_DEADLINE_SECONDS", "30"))
+"""Ends what hangs, and nothing else: an idle machine needs two of them at most."""
 
 
 def eventually(what: str, check: Callable[[], object], seconds: float = DEADLINE_SECONDS) -> None:

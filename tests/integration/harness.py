@@ -33,6 +33,10 @@ NO_PASS = "--full-pass-seconds=600"
 """Flag of an agent that has to notice by events what happens."""
 
 
+HOLD = "--hold-seconds=2"
+"""Flag of a door that waits for the agent's word: it takes long on a busy machine."""
+
+
 def kernel_cpus(pid: int) -> str:
     """What the kernel says of the process's cgroup: on v2 what is effective."""
     folder = kernel_group(pid, "cpuset")
@@ -99,6 +103,7 @@ class TestNode:
             f"--listen={self.cri_socket}",
             f"--runtime-endpoint=unix://{self.containerd.socket}",
             "--proxy-http=",
+            HOLD,
             *flags,
         )
         eventually("proxy accepts", self._proxy_accepts)

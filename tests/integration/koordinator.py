@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.runtime.cri import Cri
 from demo.containerd import Containerd
-from tests.integration.harness import TestNode, fresh_node
+from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 # The proxy looks for hook servers in one folder of /etc: it gets an /etc of its own.
@@ -39,6 +39,7 @@ class KoordinatorNode:
             f"--hook-server-socket={self.node.folder / 'hooks.sock'}",
             f"--hook-server-registration-dir={self.registrations}",
             "--hook-server-failure-policy=Fail",
+            HOLD,
             *flags,
             variables=variables,
         )

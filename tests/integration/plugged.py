@@ -25,7 +25,7 @@ from agent.runtime.nri.messages import Seen
 from agent.runtime.nri.plugin import Call
 from demo.containerd import Containerd
 from demo.stage import free_port
-from tests.integration.harness import TestNode, fresh_node
+from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.runtime.nri.test_link import Recorder
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -47,6 +47,7 @@ class PluggedNode:
             "nri",
             f"--nri-socket={self.node.containerd.nri_socket}",
             f"--nri-http=127.0.0.1:{self._port}",
+            HOLD,
             *flags,
         )
         eventually("plugin ready", self._ready)

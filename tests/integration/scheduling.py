@@ -30,7 +30,7 @@ class Scheduler(Command):
             f"--extender-address=127.0.0.1:{self.port}",
             f"--scheduler-http=127.0.0.1:{self.pages_port}",
             "--tls-certificate-file=",
-            "--lease-seconds=3",
+            "--lease-seconds=9",
             f"--kubeconfig={self._kubeconfig}",
             *flags,
         )
@@ -46,7 +46,7 @@ class Scheduler(Command):
         return asked(connection, name)
 
     def until_ready(self) -> None:
-        eventually("ready", lambda: self.alive() and self.ready()[0] == 200, 30)
+        eventually("ready", lambda: self.alive() and self.ready()[0] == 200)
 
     def ask(self, verb: str, body: object) -> Any:
         """The answer to a request in plain HTTP, which must be 200."""

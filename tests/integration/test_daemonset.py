@@ -98,9 +98,7 @@ class Played:
         with contextlib.ExitStack() as stack:
             for each in self.pod["containers"]:
                 process = stack.enter_context(self._started(each))
-                eventually(
-                    f"{each['name']} is ready", lambda c=each, p=process: self._ready(c, p), 30
-                )
+                eventually(f"{each['name']} is ready", lambda c=each, p=process: self._ready(c, p))
             yield
 
     def log(self, container: str) -> str:
@@ -196,9 +194,9 @@ def test_the_daemonset_does_its_work(
                 if overlay == "nri":
                     assert node.cpus(container) == wanted, "from its first moment"
             for container, wanted in cpus.items():
-                eventually("on its CPUs", lambda c=container, w=wanted: node.cpus(c) == w, 30)
+                eventually("on its CPUs", lambda c=container, w=wanted: node.cpus(c) == w)
             path = f"/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies/{played.name}"
-            eventually("the node is reported", lambda: deployed.there(api, path), 30)
+            eventually("the node is reported", lambda: deployed.there(api, path))
         for each in played.ports:
             assert not LACKING.search(played.log(each)), played.log(each)
 
@@ -213,7 +211,7 @@ def test_a_node_with_gpus_has_a_device_object(
     assert played.pod["runtimeClassName"] == "nvidia"
     path = f"/apis/scheduling.koordinator.sh/v1alpha1/devices/{played.name}"
     with played.running():
-        eventually("a Device object", lambda: deployed.there(api, path), 30)
+        eventually("a Device object", lambda: deployed.there(api, path))
         device = api.request("GET", path)
     listed = {each["id"]: each["health"] for each in device["spec"]["devices"]}
     assert listed == dict.fromkeys((card.uuid for card in gpus.machine.cards), True)

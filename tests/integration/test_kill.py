@@ -23,7 +23,7 @@ CONTAINERS = 125
 """Of each pod, all created at once."""
 KILLED_AFTER = (1, 100, 250, 400)
 """So many containers that the kubelet knows of."""
-CALL_SECONDS = 3 * DEADLINE_SECONDS
+CALL_SECONDS = 2 * DEADLINE_SECONDS
 AGAIN_SECONDS = 0.05
 """A kubelet waits longer."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from demo.pods import (
     PodSpec,
     create_container,
     create_request,
+    remove_pod,
     run_pod,
     run_sandbox,
     start_container,
@@ -92,7 +94,8 @@ def test_an_agent_that_stops_is_asked_no_more(koordinator: KoordinatorNode) -> N
     eventually("the proxy asks", lambda: _asks(koordinator))
     node.stop_agent()
     assert list(koordinator.registrations.iterdir()) == []
-    run_pod(koordinator.cri, node.spec("after", "LSE", "1"))
+    # The proxy hears of it from its kernel, a moment later.
+    eventually("pods come", partial(_comes, koordinator, node.spec("after", "LSE", "1")))
 
 
 def test_while_a_killed_agent_is_away_no_pod_comes(koordinator: KoordinatorNode) -> None:
@@ -104,17 +107,8 @@ def test_while_a_killed_agent_is_away_no_pod_comes(koordinator: KoordinatorNode)
     with pytest.raises(RpcError, match="hook server err"):
         run_sandbox(koordinator.cri, node.spec("lse", "LSE", "1"))
     koordinator.start_agent()
-    spec = node.spec("lse", "LSE", "1")
-
-    def comes() -> bool:
-        """gRPC's client in the proxy waits longer and longer between attempts to connect."""
-        try:
-            run_sandbox(koordinator.cri, spec)
-        except RpcError:
-            return False
-        return True
-
-    eventually("pods come again", comes, 30)
+    # gRPC's client in the proxy waits longer and longer between attempts to connect.
+    eventually("pods come again", partial(_comes, koordinator, node.spec("lse", "LSE", "1")))
 
 
 def test_a_container_older_than_the_proxy_keeps_its_cpus(koordinator: KoordinatorNode) -> None:
@@ -172,6 +166,20 @@ def test_cards_come_by_their_variable(koordinator: KoordinatorNode) -> None:
     assert environment(kept)["NVIDIA_VISIBLE_DEVICES"] == plugins
     plain = create(node.spec("plain", "LS"))
     assert environment(plain)["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def _comes(koordinator: KoordinatorNode, spec: PodSpec) -> bool:
+    """Whether the pod runs now."""
+    sandbox = ""
+    try:
+        sandbox = run_sandbox(koordinator.cri, spec)
+        container = create_container(koordinator.cri, create_request(spec, sandbox))
+        start_container(koordinator.cri, container)
+    except RpcError:
+        if sandbox:
+            remove_pod(koordinator.node.direct, sandbox)
+        return False
+    return True
 
 
 def _asks(koordinator: KoordinatorNode) -> bool:

@@ -32,7 +32,7 @@ from demo.pods import (
 )
 from tests.integration.harness import NO_PASS, TestNode
 from tests.integration.plugged import PluggedNode, other_plugin, plugged_node
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_no_owner_starts_beside_a_container_on_its_cpu(both: PluggedNode) -> Non
     creating = threading.Event()
 
     def sharers(number: int) -> None:
-        cri = Cri(node.containerd.socket)
+        cri = Cri(node.containerd.socket, DEADLINE_SECONDS)
         with contextlib.closing(cri):
             turn = 0
             while not creating.is_set():
@@ -229,7 +229,7 @@ def test_a_plugin_that_stands_still_comes_back(
     for name in ("a", "b", "c"):
         create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, name))
     plugged.signal(signal.SIGCONT)
-    eventually("a new session", lambda: plugged.metric("topolet_nri_sessions_total") == 2)
+    eventually("a new session", lambda: plugged.metric("topolet_nri_sessions_total") >= 2)
     eventually("ready again", lambda: plugged.metric("topolet_nri_ready") == 1)
     calls = plugged.metric("topolet_nri_adjusted_total")
     create_container(node.direct, create_request(node.spec("p", "LS"), sandbox, "d"))
@@ -240,7 +240,7 @@ def test_an_owner_without_an_agent_is_refused_long_before_the_runtime_gives_up(
     plugged: PluggedNode,
 ) -> None:
     node = plugged.node
-    plugged.start_plugin()
+    plugged.start_plugin("--hold-seconds=0.5")
     spec = node.spec("lse", "LSE", "1")
     sandbox = run_sandbox(node.direct, spec)
     with pytest.raises(RpcError, match=r"no CPUs after 0\.5 s: the agent has written no snapshot"):
@@ -308,6 +308,7 @@ def test_a_plugin_that_the_runtime_launches_ends_with_it(plugged: PluggedNode) -
     plugged.publish()
     runtime.kill()
     log = node.folder / "launched.log"
+    log.touch()
     script.write_text(
         "#!/bin/sh\n"
         f"cd {Path(__file__).parents[2]}\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -168,7 +169,10 @@ def test_who_asks_too_often_is_told_so(kubelet: Kubelet) -> None:
             return "rejected by rate limit" in str(error)
         return False
 
-    eventually("the limit is met", lambda: any(too_often() for _ in range(100)), SECONDS)
+    # One caller alone, on a busy machine, is never too fast.
+    with ThreadPoolExecutor(8) as together:
+        once = lambda: any(together.map(lambda _: too_often(), range(200)))  # noqa: E731
+        eventually("the limit is met", once, SECONDS)
     eventually("and is over", lambda: not too_often(), SECONDS)
 
 

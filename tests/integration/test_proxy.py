@@ -19,7 +19,7 @@ from demo.pods import (
     start_container,
 )
 from tests.integration.harness import NO_PASS, TestNode
-from tests.waiting import eventually
+from tests.waiting import DEADLINE_SECONDS, eventually
 
 
 @pytest.fixture
@@ -231,7 +231,7 @@ def test_no_owner_starts_beside_a_container_on_its_cpu(both: TestNode) -> None:
     creating = threading.Event()
 
     def sharers(number: int) -> None:
-        cri = Cri(both.cri_socket)
+        cri = Cri(both.cri_socket, DEADLINE_SECONDS)
         with contextlib.closing(cri):
             turn = 0
             while not creating.is_set():

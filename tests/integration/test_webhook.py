@@ -143,7 +143,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         account = {"name": "default", "namespace": name}
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
         for title, limits in (("gpu", GPU), ("plain", PLAIN)):
-            eventually(f"{title} is made", partial(_applied, api, pod(title, name, limits)), 20)
+            eventually(f"{title} is made", partial(_applied, api, pod(title, name, limits)))
     folder = tmp_path_factory.mktemp("webhook")
     config = folder / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-webhook")
@@ -153,8 +153,8 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         made = Cluster(api, webhook)
         asked = configuration(webhook)
         api.apply(asked)
-        eventually("the webhook is asked", lambda: "may not bind" in made.refuses("gpu", ALICE), 30)
-        eventually("the policy only tells", lambda: not made.refuses("plain", ALICE), 30)
+        eventually("the webhook is asked", lambda: "may not bind" in made.refuses("gpu", ALICE))
+        eventually("the policy only tells", lambda: not made.refuses("plain", ALICE))
         yield made
         path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
         api.request("DELETE", path + asked["metadata"]["name"])
@@ -233,7 +233,7 @@ def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None
     webhook.authority.server("tls")
     before = webhook.log().count("was replaced")
     cluster.api.apply(configuration(webhook))
-    eventually("shows it", lambda: _connected_anew(cluster, before), 30)
+    eventually("shows it", lambda: _connected_anew(cluster, before))
 
 
 def _connected_anew(cluster: Cluster, before: int) -> bool:
@@ -265,7 +265,7 @@ def test_the_certificate_that_the_document_makes_is_trusted(
     ).decode()
     before = webhook.log().count("was replaced")
     cluster.api.apply(asked)
-    eventually("shows it", lambda: _connected_anew(cluster, before), 30)
+    eventually("shows it", lambda: _connected_anew(cluster, before))
 
 
 @contextlib.contextmanager

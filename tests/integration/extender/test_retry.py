@@ -24,7 +24,8 @@ from tests.integration.kubescheduler.stub import Stub, listening
 from tests.waiting import eventually
 
 NAMESPACE, PROFILE, NODE = "retry", "retry-scheduler", "retry-node"
-PROMISED_SECONDS = 10.0
+PROMISED_SECONDS = 60.0
+"""Without us kube-scheduler lets a pod wait for five minutes."""
 PATIENCE_SECONDS = 60.0
 
 

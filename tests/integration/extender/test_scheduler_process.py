@@ -150,7 +150,7 @@ def test_a_pod_is_bound_with_the_cpus_that_it_has(cluster: Cluster, scheduler: S
     assert set(failed) == {*NODES, "none-such"}
     assert "12" in failed[NODES[0]]
     cluster.delete(pods[0])
-    eventually("room is seen", lambda: scheduler.ask("filter", args(more, NODES))["NodeNames"], 20)
+    eventually("room is seen", lambda: scheduler.ask("filter", args(more, NODES))["NodeNames"])
     for pod in (*pods[1:], more):
         cluster.delete(pod)
 

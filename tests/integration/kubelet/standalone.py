@@ -33,7 +33,7 @@ from demo.containerd import Containerd, remove_all_pods
 from tests import tools
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-START_SECONDS = 6 * DEADLINE_SECONDS
+START_SECONDS = 3 * DEADLINE_SECONDS
 """A busy machine's patience; an idle one needs three, for a pod too."""
 NODE = "node-a"
 MIB = 1 << 20

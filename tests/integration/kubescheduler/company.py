@@ -55,7 +55,7 @@ class Topolet:
             f"--tls-key-file={pki}/extender.key",
             f"--client-ca-file={pki}/ca.crt",
             f"--lease-namespace={SYSTEM}",
-            "--lease-seconds=3",
+            "--lease-seconds=9",
             *flags,
         ]
         self._process: subprocess.Popen[bytes] | None = None

@@ -81,17 +81,19 @@ class Yard:
 
         eventually(f"{count} are bound", enough, seconds)
 
-    def wait_refused(self, name: str) -> str:
-        """The reason that people read."""
+    def wait_refused(self, name: str, why: str = "") -> None:
+        """`why`: a part of the reason that people read. kube-scheduler may have had another before:
+        it hears of the node when it does."""
 
-        def reason() -> str:
-            for each in self.pods()[name]["status"].get("conditions", []):
-                if each["type"] == "PodScheduled" and each["status"] == "False":
-                    return str(each.get("message", ""))
-            return ""
+        def refused() -> bool:
+            return any(
+                each["type"] == "PodScheduled"
+                and each["status"] == "False"
+                and why in each.get("message", "")
+                for each in self.pods()[name]["status"].get("conditions", [])
+            )
 
-        eventually(f"{name} refused", reason, PATIENCE_SECONDS)
-        return reason()
+        eventually(f"{name} refused: {why}", refused, PATIENCE_SECONDS)
 
     def wait(
         self, what: str, check: Callable[[], object], seconds: float = PATIENCE_SECONDS
