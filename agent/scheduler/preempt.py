@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -30,6 +31,9 @@ from agent.scheduler.wire import (
 BEGUN_SECONDS: Final = 10.0
 """For kube-scheduler to end the victims that we named, and for a member of the group to be tried
 again when they are gone."""
+SEARCH_SECONDS: Final = 2.0
+"""For the candidates of a request: what is not looked at by then is left out. kube-scheduler waits
+5 s (`httpTimeout`), and begins with other nodes the next time."""
 # Over all candidates of a request, and what each has at least.
 _TRIALS, _LEAST = 2000, 20
 
@@ -76,7 +80,7 @@ class Preemption:
     def _for_pod(self, args: ExtenderPreemptionArgs, wanted: Asked) -> dict[str, MetaVictims]:
         wish, asks = wanted.wish, demand(wanted, self._cluster)
         answers: dict[str, MetaVictims] = {}
-        for node, named in args.victims.items():
+        for node, named in self._in_time(args):
             house = self._tenants.on(node, wish)
             if house is None:
                 continue
@@ -99,7 +103,7 @@ class Preemption:
         if self._has_begun(group) or self._waiting.kept_for(group):
             return {}
         found: list[Sacrifice] = []
-        for node, named in args.victims.items():
+        for node, named in self._in_time(args):
             if home is not None and node != home:
                 continue
             house = self._tenants.on(node, wanted.wish, group)
@@ -125,6 +129,10 @@ class Preemption:
             room=house.room if exchange else None,
             trials=max(_LEAST, _TRIALS // (len(args.victims) * asks.pods)),
         )
+
+    def _in_time(self, args: ExtenderPreemptionArgs) -> Iterator[tuple[str, MetaVictims]]:
+        until = self._clock() + SEARCH_SECONDS
+        return itertools.takewhile(lambda _: self._clock() < until, args.victims.items())
 
     def _has_begun(self, group: Group) -> bool:
         """Whether room is being made for it by our last answer."""

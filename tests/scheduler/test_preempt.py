@@ -15,7 +15,7 @@ from agent.scheduler.cluster import Cluster
 from agent.scheduler.disruption import Budget, Budgets
 from agent.scheduler.groupname import GROUP
 from agent.scheduler.groups import Groups
-from agent.scheduler.preempt import BEGUN_SECONDS, Preemption
+from agent.scheduler.preempt import BEGUN_SECONDS, SEARCH_SECONDS, Preemption
 from agent.scheduler.waiting import Waiting
 from agent.scheduler.wire import ExtenderPreemptionArgs, MetaPod, MetaVictims
 from tests.scheduler import objects
@@ -214,6 +214,18 @@ def test_room_for_a_group_is_made_on_the_best_node_and_once() -> None:
     assert scene.ask("m1", a="p0") == {}, "there is room, and a member finds it"
     scene.now += 1
     assert scene.ask("m1", a="p0") == {"a": {"a-p2", "a-p1"}}
+
+
+def test_candidates_are_looked_at_for_so_long() -> None:
+    """kube-scheduler hears of those that were found by then."""
+    scene = Scene("a", "b", "c")
+    seen = iter((0.0, 1.0, SEARCH_SECONDS))
+    preemption = Preemption(
+        scene.cluster, scene.groups, scene.waiting, Budgets(), clock=lambda: next(seen)
+    )
+    candidates = {node: MetaVictims((MetaPod(f"{node}-p0"),)) for node in "abc"}
+    found = preemption(ExtenderPreemptionArgs(from_object(asking(2)), candidates))
+    assert found.victims.keys() == {"a"}
 
 
 def test_nobody_ends_where_room_is_made_by_a_plan() -> None:
