@@ -59,10 +59,6 @@ class Ledger:
         """The sums, to read."""
         return self._account
 
-    def with_facts(self, facts: NodeFacts) -> Ledger:
-        """The same claims on a node that has changed."""
-        return Ledger(facts, self._claims.values())
-
     def without(self, uids: Iterable[str]) -> Ledger:
         """A copy in which these pods hold nothing."""
         other = copy.copy(self)

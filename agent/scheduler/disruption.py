@@ -63,12 +63,13 @@ class Budgets:
         """What a watch tells."""
         with self._lock:
             for change in changes:
-                budgets = dict(self._by_namespace.get(change.key.namespace, {}))
+                budgets = dict(self._by_namespace.pop(change.key.namespace, {}))
                 if change.kind is ChangeKind.DELETED:
                     budgets.pop(change.key.name, None)
                 else:
                     budgets[change.key.name] = change.value
-                self._by_namespace[change.key.namespace] = budgets
+                if budgets:
+                    self._by_namespace[change.key.namespace] = budgets
 
     def covering(self, namespace: str, name: str, labels: Mapping[str, str]) -> tuple[Budget, ...]:
         """Those that the end of that pod counts in."""

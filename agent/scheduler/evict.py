@@ -181,6 +181,8 @@ class Evictor:
         try:
             if any(self._evictions.would(each) is not Fate.ENDS for each in victims):
                 return False
+            if not self._leading():
+                return False  # others choose by now
             for each in victims:
                 fate = self._evictions.evict(each)
                 told = waiter.title, each.title, node, fate.value

@@ -66,3 +66,11 @@ def test_budgets_follow_the_watch() -> None:
     assert covering() == (second,)
     budgets.changed([Change(ChangeKind.DELETED, key, second)])
     assert covering() == ()
+
+
+def test_of_namespaces_that_come_and_go_nothing_is_kept() -> None:
+    budgets, first = Budgets(), read(body({}))
+    for key in (Key("shop", "b"), Key("other", "b")):
+        budgets.changed([Change(ChangeKind.ADDED, key, first)])
+    budgets.changed([Change(ChangeKind.DELETED, Key("other", "b"), first)])
+    assert list(budgets._by_namespace) == ["shop"]

@@ -306,10 +306,15 @@ def test_many_halves_hold_nobody_back_for_long(
         each.close()
 
 
-def test_of_those_who_only_connect_few_are_kept(started: Started) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_of_those_who_only_connect_few_are_kept(
+    started: Started, authority: Authority, tls: bool
+) -> None:
     """Each takes a file of the process: without one it could not renew its lease."""
-    server = started(shown=None)
-    kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    server = started(shown=authority if tls else None)
+    kept: http.client.HTTPConnection = connection(server, authority)
+    if not tls:
+        kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     assert ask(kept, "GET", "/healthz") == (200, "ok\n")
     spoken = kept.sock
     silent = [

@@ -41,7 +41,6 @@ class Place:
         self._ledger = Ledger(facts.cpus) if facts.cpus else None
         self._devices: NodeDevices | None = None
         self._zones = Zones(facts.zones)
-        self._version = 0
         for holding in holdings:
             self.record(holding)
 
@@ -54,22 +53,15 @@ class Place:
         """A live view, by uid."""
         return MappingProxyType(self._holdings)
 
-    @property
-    def version(self) -> int:
-        """Grows with every change."""
-        return self._version
-
-    def with_facts(self, facts: PlaceFacts, untold: Container[str] | None = None) -> Place:
-        """The same holdings on a node that has changed; the version goes on. `untold`: uids of pods
-        that the node's word about its NUMA nodes does not count yet; None: where its word is the
-        old one, all that were committed since, else none."""
+    def with_facts(self, facts: PlaceFacts, untold: Container[str] = ()) -> Place:
+        """The same holdings on a node that has changed. `untold`: uids of pods that the node's word
+        about its NUMA nodes does not count yet."""
         if facts.cpus == self._facts.cpus:
             other = self.without(())
             other._facts, other._devices = facts, None
         else:
             other = Place(facts, self._holdings.values())
         other._zones = self._zones.with_word(facts.zones, untold)
-        other._version = self._version + 1
         return other
 
     def hear(
@@ -80,7 +72,6 @@ class Place:
         None: nobody knows."""
         self._facts = msgspec.structs.replace(self._facts, zones=word)
         self._zones.hear(word, left, untold)
-        self._version += 1
 
     def without(self, uids: Collection[str]) -> Place:
         """A copy in which these pods hold nothing."""
@@ -94,7 +85,6 @@ class Place:
         if any(self._kinds(uid) for uid in uids):
             other._devices = None
         other._zones = self._zones.without(uids)
-        other._version += 1
         return other
 
     def offer(self, wish: Wish) -> Granted | Refused:
@@ -166,10 +156,8 @@ class Place:
         holding = self._holdings.pop(uid, None)
         self._forget(holding)
         self._zones.leave(uid)
-        if holding is not None:
-            if self._ledger is not None:
-                self._ledger.release(uid)
-            self._version += 1
+        if holding is not None and self._ledger is not None:
+            self._ledger.release(uid)
         return holding
 
     def overlaps(self) -> tuple[Overlap | DeviceOverlap, ...]:
@@ -207,7 +195,6 @@ class Place:
         self._forget(self._holdings.get(holding.uid))
         self._requested.update(holding.requests)
         self._holdings[holding.uid] = holding
-        self._version += 1
 
     def _forget(self, holding: Holding | None) -> None:
         if holding is not None:

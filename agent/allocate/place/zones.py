@@ -31,16 +31,11 @@ class Zones:
         self._since: dict[str, Assumed] = {}
         self._left: ZonedNode | None = None
 
-    def with_word(self, word: ZoneFacts | None, untold: Container[str] | None = None) -> Zones:
-        """A new word counts all pods but those (uids) of `untold`, None: none of them; the old one
-        none that came since."""
+    def with_word(self, word: ZoneFacts | None, untold: Container[str]) -> Zones:
+        """A new word, which counts all pods but those (uids) of `untold`."""
         other = Zones(word)
         if word is not None:
-            same = untold is None and word == self._word
-            kept = untold or ()
-            other._since = {uid: each for uid, each in self._since.items() if same or uid in kept}
-            if same:
-                other._told = self._told
+            other._since = {uid: each for uid, each in self._since.items() if uid in untold}
         return other
 
     def hear(

@@ -254,10 +254,8 @@ def test_models_of_which_no_parts_are_given() -> None:
 def test_an_offer_changes_nothing() -> None:
     place = Place(facts(policy=ONE, devices=CARDS_OF_BOTH))
     bind(place, pod("held", {"cpu": 2, CARDS: 1}, "LSR"))
-    version = place.version
     wish = wish_of(pod("a", {"cpu": 2, CARDS: 1}, "LSR"))
     assert place.offer(wish) == place.offer(wish)
-    assert place.version == version
     assert place.holdings.keys() == {"held"}
 
 
@@ -320,20 +318,6 @@ def test_what_if_some_pods_were_not_there() -> None:
     bind(other, big)
     assert refusal(place, big)
     assert place.overlaps() == other.overlaps() == ()
-
-
-def test_the_version_grows_with_every_change() -> None:
-    place = Place(facts())
-    versions = [place.version]
-    bind(place, pod("a", {"cpu": 2}, "LSR"))
-    versions.append(place.version)
-    place.release("b")
-    assert place.version == versions[-1]
-    place.release("a")
-    versions.append(place.version)
-    place = place.with_facts(facts())
-    versions.append(place.version)
-    assert versions == sorted(set(versions))
 
 
 def test_a_node_that_has_changed_keeps_its_holdings() -> None:

@@ -161,9 +161,6 @@ def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
     there = place()
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
-    same = there.with_facts(there.facts)
-    assert fits(same, plain(1, "c"))
-    assert not fits(same, plain(2, "c"))
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
     new = msgspec.structs.replace(there.facts, zones=word(left))
     assert fits(there.with_facts(new), plain(3, "c"))
@@ -176,10 +173,8 @@ def test_a_new_word_alone_is_heard_in_place() -> None:
     there = place()
     put(there, plain(5, "a"))
     put(there, plain(2, "b"))
-    version = there.version
     left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
     there.hear(word(left), left, untold={"b"})
-    assert there.version > version
     assert there.facts.zones == word(left)
     assert set(there.holdings) == {"a", "b"}
     assert fits(there, plain(2, "c"))

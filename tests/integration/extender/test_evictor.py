@@ -239,3 +239,19 @@ def test_who_does_not_lead_evicts_nobody(world: World) -> None:
     world.leading = False
     world.evictor.round()
     assert world.evictor.plans == ()
+
+
+def test_who_ceases_to_lead_while_the_api_server_is_asked_evicts_nobody(world: World) -> None:
+    """Another may have chosen other victims for the same pod by then."""
+    asked = itertools.count()
+    slow = Evictor(
+        world.api.admin,
+        Tenants(world.cluster),
+        world.waiting,
+        world.budgets,
+        lambda: next(asked) == 0,
+        clock=lambda: world.now,
+    )
+    slow.round()
+    assert slow.plans == ()
+    assert world.ending() == set()
