@@ -16,6 +16,7 @@ from agent.discover.reader import Reader
 from agent.host.files import Tree
 from agent.model import (
     checkpoints,
+    device_allocation,
     gpuactions,
     gpuconditions,
     gpudevices,
@@ -25,7 +26,14 @@ from agent.model import (
 )
 from agent.model.annotations import AnnotationError
 from agent.model.apinode import ApiNode
-from agent.model.device_allocation import Holdings, allocated, together
+from agent.model.device_allocation import (
+    GivenDevices,
+    Holdings,
+    amounts,
+    names,
+    renumbered,
+    together,
+)
 from agent.model.devicefiles import DeviceFiles
 from agent.model.devicelist import Found, Published, device_list
 from agent.model.devicepaths import capabilities, device_files
@@ -129,7 +137,6 @@ class DeviceView:
         health = self._gpus.now(expected, release=asked)
         cards = [card.gpu for card in health.cards]
         given, troubles = _given(pods)
-        held = together(given.values())
         made = device_list(
             Found(
                 plugged.functions,
@@ -144,16 +151,22 @@ class DeviceView:
             ),
             self.state,
             gpuconditions.rfc3339(int(self._clock())),
-            _ids(held, self.state.devices),
+            {
+                (kind, name)
+                for of_pod in given.values()
+                for kind, of_kind in names(of_pod, self.state.devices).items()
+                for name in of_kind
+            },
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
-        names = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
+        known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = existing(
             (*grants, *self._checkpoint.grants()),
-            names,
-            {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
+            known,
+            {uid: names(of_pod, made.devices) for uid, of_pod in given.items()},
             {pod.uid for pod in pods},
         )
+        held = {uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in given.items()}
         self._files = device_files(
             made.devices,
             cards if cards or not expected else None,
@@ -162,7 +175,7 @@ class DeviceView:
             self._capabilities() if any(each.instances for each in cards) else {},
             self._files,
         )
-        refused = _conflicts(given, made.devices, found.holdings, {pod.uid: pod for pod in pods})
+        refused = _conflicts(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
         lacking = self._lacking(health, node, cards)
         self._say(
             (
@@ -188,7 +201,7 @@ class DeviceView:
                 **interconnect.encode(made.devices, self._gpus.pairs),
                 **checkpoints.encode(found.holdings),
             },
-            together([held, taken(found.holdings, made.devices)]),
+            together([*held.values(), taken(found.holdings, made.devices)]),
             self._gfd_labels,
             withheld(made.devices, found.holdings) if self._withhold else None,
         )
@@ -197,7 +210,7 @@ class DeviceView:
             self._files,
             found.holdings,
             self._gpus.readings,
-            names,
+            known,
             health.unclaimed,
             self._gpus.fault,
         )
@@ -258,20 +271,23 @@ def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
         return False, (f"Node: {error}",)
 
 
-def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
+def _given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]]:
     """By pod (uid) what schedulers gave it, and what of it can't be read."""
-    found, troubles = {}, []
+    found: dict[str, GivenDevices] = {}
+    troubles = []
     for pod in pods:
         try:
-            if of_pod := allocated(pod.annotations):
-                found[pod.uid] = of_pod
+            of_pod = device_allocation.given(pod.annotations)
         except AnnotationError as error:
             troubles.append(f"pod {pod.title}: {error}")
+            continue
+        if any(of_pod.values()):
+            found[pod.uid] = {kind: devices for kind, devices in of_pod.items() if devices}
     return found, tuple(troubles)
 
 
 def _conflicts(
-    given: Mapping[str, Holdings],
+    held: Mapping[str, Holdings],
     devices: Iterable[Device],
     holdings: Iterable[Holding],
     pods: Mapping[str, Pod],
@@ -280,7 +296,7 @@ def _conflicts(
     devices = tuple(devices)
     allocations = (
         holding
-        for uid, of_pod in sorted(given.items())
+        for uid, of_pod in sorted(held.items())
         for holding in of_allocation(uid, of_pod, {}, devices)
     )
     capacities = {(device.type, device.uuid): device.resources for device in devices}
@@ -289,8 +305,3 @@ def _conflicts(
         kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
         what = f"{each.kept.type} {each.kept.device}"
         yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
-
-
-def _ids(held: Holdings, devices: Iterable[Device]) -> frozenset[tuple[str, str]]:
-    ids: Mapping[tuple[str, int], str] = {(each.type, each.minor): each.uuid for each in devices}
-    return frozenset((kind, ids[kind, minor]) for kind, minor in held if (kind, minor) in ids)

@@ -356,6 +356,30 @@ def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptur
     assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
 
 
+def test_a_running_pod_holds_its_card_whatever_is_written_into_its_annotation_since(
+    mixed: Node,
+) -> None:
+    first = mixed.until(lambda it: len(it.devices) > 1)
+    one, other = first.devices[:2]
+    amounts = {"koordinator.sh/gpu-core": "100"}
+    # The number is that of another card by now.
+    given = {"gpu": [{"minor": one.minor, "id": other.uuid, "resources": amounts}]}
+    changed = msgspec.structs.replace(
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+    )
+    grants = [
+        Grant("a", "main", "nvidia.com/gpu", (one.uuid,), Source.CHECKPOINT),
+        Grant("a", "side", "", (one.uuid,), Source.CONTAINER),
+    ]
+    seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
+    assert seen is not None
+    assert [(each.device, each.source) for each in seen.existing] == [(one.uuid, Source.CONTAINER)]
+    assert seen.report.held == {
+        ("gpu", one.minor): one.resources,
+        ("gpu", other.minor): {"koordinator.sh/gpu-core": 100},
+    }
+
+
 def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)

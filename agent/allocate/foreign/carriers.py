@@ -33,18 +33,19 @@ class Carriers(msgspec.Struct, frozen=True):
     privileged: bool = False
 
 
-def grants(uid: str, container: str, carriers: Carriers) -> tuple[Grant, ...]:
+def grants(
+    uid: str, container: str, carriers: Carriers, source: Source = Source.CONTAINER
+) -> tuple[Grant, ...]:
     """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
-    the last word."""
+    the last word. `source`: of all but device nodes."""
     named: dict[str, list[str]] = {}
     for resource, name in _named(carriers):
         named.setdefault(resource, []).append(name)
     found = [
-        Grant(uid, container, resource, tuple(names), Source.CONTAINER)
-        for resource, names in named.items()
+        Grant(uid, container, resource, tuple(names), source) for resource, names in named.items()
     ]
     found += [
-        Grant(uid, container, CPU_DRIVER, (value,), Source.CONTAINER, claim)
+        Grant(uid, container, CPU_DRIVER, (value,), source, claim)
         for key, value in dict(carriers.environment).items()
         if (claim := key.removeprefix(CPUSET_PREFIX)) != key
     ]
