@@ -71,22 +71,25 @@ def device_files(
 
 
 def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
+    """`minor`: as the Device object numbers it; where that is another one, the driver's own is
+    not known, or belongs to another card now."""
     nodes = (
         ()
-        if gpu.minor is None
+        if gpu.minor is None or gpu.minor != minor
         else (DeviceNode(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor),)
     )
+    index = str(gpu.index) if gpu.index >= 0 else ""
 
     def instance(it: MigInstance) -> VisibleGpu:
         name = f"gpu{gpu.minor}/gi{it.gpu_instance}"
         wanted = (name, f"{name}/ci{it.compute_instance}")
         own = [capability_nodes[each] for each in wanted if each in capability_nodes]
         complete = len(own) == len(wanted) and nodes
-        number = "" if it.index is None else f"{gpu.index}:{it.index}"
+        number = f"{index}:{it.index}" if index and it.index is not None else ""
         return VisibleGpu(it.uuid, number, (*nodes, *own) if complete else ())
 
     return CardFiles(
-        VisibleGpu(gpu.uuid, str(gpu.index), nodes),
+        VisibleGpu(gpu.uuid, index, nodes),
         minor,
         bool(gpu.mig),
         tuple(map(instance, gpu.instances)),

@@ -94,8 +94,12 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
 def restored(devices: Iterable[Device], actions: GpuActions) -> GpuHealth:
     """What the Devices of an earlier run tell, with the actions as they are now: until a look has
     shown otherwise, they are as they were."""
-    cards = (_card(each, actions) for each in devices if each.type == DeviceType.GPU and each.uuid)
-    return GpuHealth(tuple(sorted(cards, key=lambda card: card.gpu.uuid)))
+    cards = {
+        each.uuid: _card(each, actions)
+        for each in devices
+        if each.type == DeviceType.GPU and each.uuid
+    }
+    return GpuHealth(tuple(cards[uuid] for uuid in sorted(cards)))
 
 
 def _card(device: Device, actions: GpuActions) -> GpuCard:

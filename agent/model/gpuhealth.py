@@ -205,7 +205,8 @@ class _Look:
         ]
         if not states and reading is not None:
             xids = [left for each in xids if (left := self._after(each, reading))]
-        known = replace(card, energy_millijoules=before if energy is None else energy)
+        gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
+        known = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
         return _with(known, [*xids, *states], self._now)
 
     def _after(self, ailment: Ailment, reading: GpuReading) -> Ailment | None:

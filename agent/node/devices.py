@@ -183,7 +183,6 @@ class DeviceView:
                 *wrong,
                 *lacking,
                 *troubles,
-                *made.problems,
                 *found.problems,
                 *refused,
             )

@@ -313,6 +313,15 @@ def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     assert card.healthy
 
 
+def test_a_gpu_that_an_object_lists_twice_is_one() -> None:
+    """Anybody may write it."""
+    device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))
+    again = restored([device, replace(device, minor=5)], ACTIONS)
+    assert [(each.uuid, each.minor) for each in devices(again, {})] == [(A, 5)]
+    other = restored([device, replace(device, uuid=B)], ACTIONS)
+    assert [(each.uuid, each.minor) for each in devices(other, {})] == [(A, 0), (B, 1)]
+
+
 def test_only_gpus_are_restored() -> None:
     nic = Device("rdma", "0000:1a:00.0", 0, {})
     nameless = Device("gpu", "", 0, {})

@@ -104,11 +104,13 @@ def keys(
         if device.type == DeviceType.GPU:
             found[f"minor:{device.minor}"] = found[f"/dev/nvidia{device.minor}"] = whole
     for gpu in gpus:
-        found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
+        listed = gpu.index >= 0
+        if listed:
+            found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
         for instance in gpu.instances:
             part = Target(DeviceType.GPU, gpu.uuid, Form.INSTANCE, instance.uuid)
             found[instance.uuid] = part
-            if instance.index is not None:
+            if listed and instance.index is not None:
                 found[f"index:{gpu.index}:{instance.index}"] = part
     for adapter in rdma:
         physical = adapter.physical
