@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devicefiles import NO_FILES, CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga, Fpgas
 from agent.model.gpus import Gpu, MigInstance
@@ -21,7 +21,6 @@ from agent.model.visible import DeviceNode, VisibleGpu
 NVIDIA_MAJOR: Final = 195
 _CAPABILITY: Final = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
 _CAPABILITIES_MAJOR: Final = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
-_NO_FILES: Final = DeviceFiles()
 
 
 def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:
@@ -42,7 +41,7 @@ def device_files(
     rdma: Rdma,
     fpgas: Fpgas,
     capability_nodes: Mapping[str, DeviceNode] | None = None,
-    before: DeviceFiles = _NO_FILES,
+    before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
     """Of the node's `devices`, by what was found of each; `gpus` None: not told yet. One whose
     files can't be seen now has those of `before`: an RDMA device hides in the network namespace of

@@ -34,7 +34,7 @@ from agent.model.device_allocation import (
     renumbered,
     together,
 )
-from agent.model.devicefiles import DeviceFiles
+from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Found, Published, device_list
 from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
@@ -84,10 +84,12 @@ class DeviceView:
         *,
         gfd_labels: bool = False,
         withhold: bool = False,
+        files: DeviceFiles = NO_FILES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
-        `withhold`: schedulers are listed nothing of what others gave away."""
+        `withhold`: schedulers are listed nothing of what others gave away; `files`: those that an
+        agent before us knew in this boot."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
@@ -95,7 +97,9 @@ class DeviceView:
         self._clock = clock
         self._plugged = Plugged(root)
         self._gpus = GpuView(root, watch, actions, clock)
-        self._files = DeviceFiles()
+        self.files = files
+        """How containers reach the devices, also those that can't be seen now."""
+        self._cards_before = files.cards or ()
         self._links: partitions.Links | None = None
         self._table: partitions.Table = {}
         self._begun = False
@@ -121,18 +125,22 @@ class DeviceView:
         grants: Iterable[Grant] = (),
     ) -> SeenDevices | None:
         """`published`: what the Device object said when we began, None while nobody tells: then
-        there is no answer where devices have their numbers from it. `grants`: what the kubelet says
-        that it gave to pods, beside its checkpoint, and what containers show. Never fails: what
-        can't be read is logged once."""
+        there is no answer where there are devices, which have their numbers and ills from it; nor
+        before PCI could be listed once. `grants`: what the kubelet says that it gave to pods,
+        beside its checkpoint, and what containers show. Never fails: what can't be read is logged
+        once."""
         plugged = self._plugged
         plugged.look(topology)
+        if not plugged.known:
+            self._say(plugged.problems)
+            return None
         if published is not None and not self._begun:
             self._begun = True
             self.state = published
             self._gpus.begin(published)
-        if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices):
-            return None
         expected = nvidia_cards(plugged.functions)
+        if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices or expected):
+            return None
         asked, wrong = _release(node)
         health = self._gpus.now(expected, release=asked)
         cards = [card.gpu for card in health.cards]
@@ -167,14 +175,7 @@ class DeviceView:
             {pod.uid for pod in pods},
         )
         held = {uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in given.items()}
-        self._files = device_files(
-            made.devices,
-            cards if cards or not expected else None,
-            plugged.rdma,
-            plugged.fpgas,
-            self._capabilities() if any(each.instances for each in cards) else {},
-            self._files,
-        )
+        self.files = self._files(made.devices, cards, expected)
         refused = _conflicts(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
         lacking = self._lacking(health, node, cards)
         self._say(
@@ -206,12 +207,31 @@ class DeviceView:
         )
         return SeenDevices(
             report,
-            self._files,
+            self.files,
             found.holdings,
             self._gpus.readings,
             known,
             health.unclaimed,
             self._gpus.fault,
+        )
+
+    def _files(
+        self, devices: tuple[Device, ...], cards: list[Gpu], expected: tuple[str, ...]
+    ) -> DeviceFiles:
+        found = device_files(
+            devices,
+            cards if cards or not expected else None,
+            self._plugged.rdma,
+            self._plugged.fpgas,
+            self._capabilities() if any(each.instances for each in cards) else {},
+            self.files,
+        )
+        if not found.cards or self._gpus.answered:
+            return found
+        # What was published of cards has neither numbers nor instances.
+        before = {each.gpu.uuid: each for each in self._cards_before}
+        return msgspec.structs.replace(
+            found, cards=tuple(before.get(each.gpu.uuid, each) for each in found.cards)
         )
 
     def _lacking(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:
@@ -237,7 +257,9 @@ class DeviceView:
         self._said = now
 
 
-def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | None:
+def device_view(
+    settings: Settings, wake: Callable[[], None], files: DeviceFiles = NO_FILES
+) -> DeviceView | None:
     """As the settings want it, None where they don't. Raises SettingsError."""
     try:
         actions = gpuactions.parse(settings.gpu_actions)
@@ -259,6 +281,7 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
         checkpoint,
         gfd_labels=settings.gfd_labels,
         withhold=settings.withhold_held_devices,
+        files=files,
     )
 
 

@@ -40,6 +40,8 @@ class GpuView:
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
         self._released = False
+        self.answered = False
+        """Whether the driver has told of its cards since we began."""
         self.let_go = False
         """Whether no child has the driver open, because that was asked for."""
         self.pairs: tuple[GpuPair, ...] = ()
@@ -55,7 +57,7 @@ class GpuView:
         """As an agent before us left them: so they stay until the driver has answered."""
         self._health = gpuconditions.restored(published.devices, self._actions)
         self.facts = published.gpus
-        self.pairs = self.pairs or published.pairs
+        self.pairs = published.pairs
 
     def look_again(self) -> None:
         """Something was plugged in or out."""
@@ -100,6 +102,7 @@ class GpuView:
         booted = _booted(self._root)
         self._health = gpuhealth.looked(self._health, sight, now, self._actions, cards, booted)
         if sight.inventory is not None:
+            self.answered = True
             self.pairs = sight.inventory.pairs
             self.facts = gpudevices.facts(self._health)
 
