@@ -55,7 +55,8 @@ class GpuView:
 
     def begin(self, published: Published) -> None:
         """As an agent before us left them: so they stay until the driver has answered."""
-        self._health = gpuconditions.restored(published.devices, self._actions)
+        driver = published.gpus.driver_version
+        self._health = gpuconditions.restored(published.devices, self._actions, driver)
         self.facts = published.gpus
         self.pairs = published.pairs
 
