@@ -36,6 +36,7 @@ _SERVING: Final = re.compile(
     r"(?:/.*/kubelet/(?:device-plugins|pod-resources)|(?:/var)?/run/topolet/pod-resources"
     r"|/etc/kubernetes/node-feature-discovery)(?:/.*)?"
 )
+_CLAIMED: Final = re.compile(r"k8s\.gpu\.nvidia\.com/(?:device|claim)=(?:.+-)?(gpu-(\d+))")
 _NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
 
 
@@ -58,9 +59,7 @@ class Carried(msgspec.Struct, frozen=True):
 
     def names(self) -> Iterator[str]:
         """Of GPUs, without a kind, from every carrier but device nodes."""
-        values = [*self.environment, *(value for _, value in self.annotations)]
-        qualified = [*(each for value in values for each in split(value)), *self.cdi_devices]
-        for each in qualified:
+        for each in self._listed():
             kind, equals, name = each.rpartition("=")
             if equals and is_gpu_kind(kind):
                 yield name
@@ -70,6 +69,18 @@ class Carried(msgspec.Struct, frozen=True):
         for path in self.mounts:
             if (mounted := mounted_name(path)) is not None:
                 yield mounted.rpartition("=")[2]
+
+    def claimed(self) -> Iterator[tuple[str, str]]:
+        """Of whole GPUs that NVIDIA's driver for claims (DRA) gives: names, and device nodes."""
+        for each in self._listed():
+            if match := _CLAIMED.fullmatch(each):
+                yield match[1], f"/dev/nvidia{match[2]}"
+
+    def _listed(self) -> Iterator[str]:
+        """All that stands in lists of names, qualified or not."""
+        for value in (*self.environment, *(value for _, value in self.annotations)):
+            yield from split(value)
+        yield from self.cdi_devices
 
 
 def is_gpu_kind(kind: str) -> bool:

@@ -6,6 +6,7 @@ Whoever made it wrote them into its environment, its mounts, its CDI names or it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from posixpath import normpath
 from typing import Final
 
 import msgspec
@@ -64,8 +65,9 @@ def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
             if name:
                 yield kind, name
     for path in carriers.mounts:
-        below = path.removeprefix(MOUNTS)
-        if below != path:
+        place = normpath(f"/{path.lstrip('/')}")
+        below = place.removeprefix(MOUNTS)
+        if below != place:
             kind, _, name = below.removeprefix("cdi/").rpartition("/")
             if below.startswith("cdi/") or not kind:
                 yield kind, name

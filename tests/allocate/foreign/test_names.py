@@ -17,6 +17,10 @@ CLAIM = "gpu.nvidia.com"
 TABLE = [
     # resource, name, type, device, form, part
     (PLUGIN, "GPU-a1", "gpu", "GPU-a1", Form.WHOLE, ""),
+    # NVIDIA's runtime takes them in any case, and numbers as C reads them.
+    ("", "gpu-A1", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("nvidia.com/gpu", "mig-X", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
+    ("", "01", "gpu", "GPU-b2", Form.WHOLE, ""),
     (PLUGIN, "GPU-a1::3", "gpu", "GPU-a1", Form.REPLICA, "3"),
     ("nvidia.com/gpu.shared", "GPU-a1::0", "gpu", "GPU-a1", Form.REPLICA, "0"),
     ("example.com/slow-gpu", "GPU-a1::0", "gpu", "GPU-a1", Form.REPLICA, "0"),
