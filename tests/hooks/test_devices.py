@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.hooks import decided, devices, gpus
-from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, Says, beyond, joined
 from agent.hooks.cpuset import Wait
 from agent.hooks.devices import TakenError
@@ -16,6 +16,7 @@ from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import PodComes
+from agent.model.gpunames import MOUNT_ROOT
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
 from agent.model.visible import (

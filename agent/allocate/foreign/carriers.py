@@ -6,20 +6,23 @@ Whoever made it wrote them into its environment, its mounts, its CDI names or it
 from __future__ import annotations
 
 from collections.abc import Iterator
-from posixpath import normpath
 from typing import Final
 
 import msgspec
 
+from agent.model.gpunames import (
+    MOUNT_ROOT,
+    NOTHING_NAMED,
+    VISIBLE_DEVICES,
+    is_cdi_annotation,
+    mounted,
+    split,
+)
 from agent.model.holding import Grant, Source
 
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-MOUNTS: Final = "/var/run/nvidia-container-devices/"
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""
 CPU_DRIVER: Final = "dra.cpu"
-_NOTHING: Final = frozenset({"", "none", "void", MOUNTS.rstrip("/")})
-_CDI_PREFIX: Final = "cdi.k8s.io/"
 
 
 class Carriers(msgspec.Struct, frozen=True):
@@ -59,24 +62,19 @@ def grants(
 def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
     """Resource or CDI kind, and name; the resource is "" where nobody says it."""
     visible = dict(carriers.environment).get(VISIBLE_DEVICES, "")
-    if visible not in _NOTHING:
-        for each in visible.split(","):
-            kind, _, name = each.strip().rpartition("=")
-            if name:
-                yield kind, name
-    for path in carriers.mounts:
-        place = normpath(f"/{path.lstrip('/')}")
-        below = place.removeprefix(MOUNTS)
-        if below != place:
-            kind, _, name = below.removeprefix("cdi/").rpartition("/")
-            if below.startswith("cdi/") or not kind:
-                yield kind, name
+    named = [name for path in carriers.mounts if (name := mounted(path))]
+    if visible not in NOTHING_NAMED and visible != MOUNT_ROOT:
+        named = split(visible) + named
+    for each in named:
+        kind, _, name = each.rpartition("=")
+        if name:
+            yield kind, name
     for each in carriers.cdi_devices:
         yield from _qualified(each)
     for key, value in carriers.annotations:
-        if key.startswith(_CDI_PREFIX) or f".{_CDI_PREFIX}" in key:
-            for each in value.split(","):
-                yield from _qualified(each.strip())
+        if is_cdi_annotation(key):
+            for each in split(value):
+                yield from _qualified(each)
 
 
 def _qualified(text: str) -> Iterator[tuple[str, str]]:
