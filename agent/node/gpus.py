@@ -40,6 +40,7 @@ class GpuView:
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
         self._released = False
+        self._booted: int | None = None
         self.answered = False
         """Whether the driver has told of its cards since we began."""
         self.let_go = False
@@ -100,8 +101,12 @@ class GpuView:
         self.fault = "" if let_go else sight.fault
         self.message = sight.message
         self.readings = sight.readings
-        booted = _booted(self._root)
-        self._health = gpuhealth.looked(self._health, sight, now, self._actions, cards, booted)
+        if self._booted is None:
+            # Once: the kernel counts back from its clock, which somebody may set.
+            self._booted = _booted(self._root)
+        self._health = gpuhealth.looked(
+            self._health, sight, now, self._actions, cards, self._booted
+        )
         if sight.inventory is not None:
             self.answered = True
             self.pairs = sight.inventory.pairs

@@ -419,6 +419,24 @@ def test_cards_are_not_asked_about_before_what_struck_them_is_known(mixed: Node)
     assert "XID48" in told[uuid]
 
 
+def test_a_clock_that_is_set_is_no_boot(mixed: Node) -> None:
+    """The kernel counts its start back from the time that it has now."""
+    stat = mixed.root / "proc" / "stat"
+    stat.parent.mkdir()
+    stat.write_text("cpu 1\nbtime 1000000000\n")
+    mixed.until(lambda it: it.devices)
+    mixed.driver.event(0, 79)
+    mixed.until(lambda it: False in health(it))
+    stat.write_text("cpu 1\nbtime 9000000000\n")
+    looks = {id(mixed.seen.readings): mixed.seen.readings}
+
+    def looked(report: DeviceReport) -> bool:
+        looks[id(mixed.seen.readings)] = mixed.seen.readings
+        return len(looks) > 3
+
+    assert False in health(mixed.until(looked))
+
+
 def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
     mixed: Node, tmp_path: Path
 ) -> None:
