@@ -20,6 +20,8 @@ from agent.hooks.gpus import UnhonouredError
 from agent.model.visible import HeldDevice, NodeDevices, Visible
 
 _ALL: Final = "all"
+_MOST_NAMES: Final = 1024
+"""More than a node has GPUs; all of them are compared with all of those."""
 
 
 class TakenError(ValueError):
@@ -58,7 +60,9 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
     can't have. Raises TakenError where another pod has what is named; `all` may be named by a pod
     that was given nothing: it watches them. One that names nothing must not get what its image
     says, unless it serves the node's devices, or reaches them whatever is written."""
-    names = list(carried.names())
+    names = list(dict.fromkeys(carried.names()))
+    if len(names) > _MOST_NAMES:
+        raise TakenError(f"its request names {len(names)} GPUs")
     for device in _others(node, uid):
         whole_and_parts = _related(device, node.held)
         for name in names:

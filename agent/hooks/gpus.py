@@ -29,8 +29,9 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     asks for none; empty: in the environment. Raises UnhonouredError."""
     if any(not gpu.is_mig for gpu in gpus):
         for name in carried.names():
-            own = any(carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus)
-            if carriers.is_mig_name(name) and not own:
+            if carriers.is_mig_name(name) and not any(
+                carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus
+            ):
                 raise UnhonouredError(f"it asks for MIG instance {name}, and was allocated a card")
         own_paths = {node.path for gpu in gpus for node in gpu.nodes}
         for node in carried.nodes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -133,12 +133,16 @@ def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
     return sets
 
 
+_MOST: Final = 1024
+"""Of a type, and virtual functions of a device: more than a node has."""
+
+
 class _Function(msgspec.Struct, frozen=True):
     bus: str = msgspec.field(default="", name="busID")
 
 
 class _Extension(msgspec.Struct, frozen=True):
-    vfs: tuple[_Function, ...] | None = None
+    vfs: Annotated[tuple[_Function, ...], msgspec.Meta(max_length=_MOST)] | None = None
 
 
 _NO_EXTENSION: Final = _Extension()
@@ -151,7 +155,7 @@ class _Allocation(msgspec.Struct, frozen=True):
     extension: _Extension | None = None
 
 
-_ByType = dict[str, tuple[_Allocation, ...] | None]
+_ByType = dict[str, Annotated[tuple[_Allocation, ...], msgspec.Meta(max_length=_MOST)] | None]
 _decoder: Final = msgspec.json.Decoder(_ByType | None)
 
 

@@ -450,6 +450,16 @@ def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
         assert devices.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
 
 
+def test_a_list_without_end_holds_nobody_up() -> None:
+    """The proxy has one thread for all requests of a node."""
+    endless = Carried((",".join(map(str, range(10, 30_000))),))
+    with pytest.raises(TakenError, match="its request names 29990 GPUs"):
+        devices.changes("other", endless, Visible(), HELD)
+    same = Carried((",".join(["1"] * 30_000),))
+    assert devices.changes("other", same, Visible(), HELD) == UNCHANGED
+    assert devices.changes("other", endless, Visible((B,)), HELD) == env("GPU-b")
+
+
 def test_nor_by_a_claim_beside_an_allocation() -> None:
     claim = Carried(("GPU-b",), cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",))
     with pytest.raises(TakenError, match="gpu-4 of its request is GPU-a, another pod's"):

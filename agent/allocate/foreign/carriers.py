@@ -23,6 +23,8 @@ from agent.model.holding import Grant, Source
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""
 CPU_DRIVER: Final = "dra.cpu"
+_MOST_NAMES: Final = 1024
+"""More than a node has devices: runtimes make no container that names others."""
 
 
 class Carriers(msgspec.Struct, frozen=True):
@@ -42,11 +44,12 @@ def grants(
 ) -> tuple[Grant, ...]:
     """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
     the last word. `source`: of all but device nodes."""
-    named: dict[str, list[str]] = {}
+    named: dict[str, dict[str, None]] = {}
     for resource, name in _named(carriers):
-        named.setdefault(resource, []).append(name)
+        named.setdefault(resource, {})[name] = None
     found = [
-        Grant(uid, container, resource, tuple(names), source) for resource, names in named.items()
+        Grant(uid, container, resource, tuple(names)[:_MOST_NAMES], source)
+        for resource, names in named.items()
     ]
     found += [
         Grant(uid, container, CPU_DRIVER, (value,), source, claim)

@@ -47,8 +47,11 @@ def existing(
             continue
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
-        problems += [f"{title}: {name!r} is no device of this node" for name in read.unknown]
-        notes += [f"{title}: {name!r} {why}" for name, why in read.left]
+        told = read.unknown[:_MOST_TOLD]
+        problems += [f"{title}: {_quoted(each)} is no device of this node" for each in told]
+        if more := len(read.unknown) - len(told):
+            problems.append(f"{title}: {more} more names are no devices of this node")
+        notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
             given = allocated.get(holding.uid, {}).get(holding.type)
             if given is not None and (
@@ -139,6 +142,14 @@ def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[De
         )
         for device in devices
     )
+
+
+_MOST_TOLD: Final = 8
+_LONGEST: Final = 64
+
+
+def _quoted(name: str) -> str:
+    return repr(name[:_LONGEST])
 
 
 _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})

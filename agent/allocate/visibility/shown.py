@@ -24,6 +24,7 @@ from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO,
 from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu
 
 _WHOLE: Final = 100
+_LONGEST: Final = 64
 _PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, RDMA, FPGA)
 
 
@@ -188,7 +189,7 @@ def _is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
 
 
 def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
-    title = f"{kind} {device.id or device.minor}"
+    title = f"{kind} {device.id[:_LONGEST] or device.minor}"
     if kind == DeviceType.GPU:
         gpu = _gpu(title, device, files.cards or ())
         return _Found(device, (gpu.uuid,), gpu)
@@ -200,7 +201,7 @@ def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
     nodes: list[DeviceNode] = []
     for bus in device.functions:
         if bus not in other.functions:
-            raise _RefusedError(f"{title} has no virtual function {bus} on this node")
+            raise _RefusedError(f"{title} has no virtual function {bus[:_LONGEST]} on this node")
         nodes += other.functions[bus]
     return _Found(device, device.functions, nodes=tuple(nodes))
 

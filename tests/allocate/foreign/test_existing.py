@@ -89,6 +89,21 @@ def test_and_what_its_container_shows_beside_that() -> None:
     assert look(*entries, allocated=same).holdings == ()
 
 
+def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
+    """Anybody may write one."""
+    value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
+    (grant,) = grants("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
+    assert len(grant.names) <= 1024
+    found = look(grant)
+    assert whats(found) == [("a", "GPU-a1", Form.WHOLE, "")]
+    assert (
+        found.problems[-1] == "pod a, main: container: 1015 more names are no devices of this node"
+    )
+    assert len(found.problems) < 10
+    long = look(given_by_kubelet("a", "GPU-" + "9" * 9_000))
+    assert len(long.problems[0]) < 200
+
+
 def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
     answered = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
     entries = grants("a", "main", answered, Source.ANSWER)

@@ -136,7 +136,12 @@ def test_an_instance_is_had_by_its_uuid_alone() -> None:
         ({"gpu": [entry(2, "GPU-2")]}, "gpu GPU-2 is divided"),
         ({"rdma": [nic(9)]}, "rdma 9 is not on this node"),
         ({"rdma": [nic(0, 1, "0000:17:00.9")]}, "rdma 0 has no virtual function 0000:17:00.9"),
+        ({"gpu": [entry(0, "GPU-" + "9" * 9000)]}, f"gpu GPU-{'9' * 60} is not on this node"),
         ("{", "annotation scheduling.koordinator.sh/device-allocated: "),
+        (
+            {"rdma": [nic(0)] * 1025},
+            "annotation scheduling.koordinator.sh/device-allocated: Expected `array` of length <=",
+        ),
     ],
 )
 def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
