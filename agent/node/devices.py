@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.allocate.foreign.coexistence import conflicts
-from agent.allocate.foreign.existing import existing, of_allocation, taken, withheld
+from agent.allocate.foreign.allocations import given, had_twice
+from agent.allocate.foreign.existing import existing, taken, withheld
 from agent.allocate.foreign.names import Keys, keys
 from agent.discover.reader import Reader
 from agent.host.files import Tree
 from agent.model import (
     checkpoints,
-    device_allocation,
     gpuactions,
     gpuconditions,
     gpudevices,
@@ -27,8 +26,6 @@ from agent.model import (
 from agent.model.annotations import AnnotationError
 from agent.model.apinode import ApiNode
 from agent.model.device_allocation import (
-    GivenDevices,
-    Holdings,
     amounts,
     names,
     renumbered,
@@ -42,7 +39,7 @@ from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading
-from agent.model.holding import Form, Grant, Holding
+from agent.model.holding import Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
@@ -144,7 +141,7 @@ class DeviceView:
         asked, wrong = _release(node)
         health = self._gpus.now(expected, release=asked)
         cards = [card.gpu for card in health.cards]
-        given, troubles = _given(pods)
+        allocations, troubles = given(pods)
         made = device_list(
             Found(
                 plugged.functions,
@@ -161,7 +158,7 @@ class DeviceView:
             gpuconditions.rfc3339(int(self._clock())),
             {
                 (kind, name)
-                for of_pod in given.values()
+                for of_pod in allocations.values()
                 for kind, of_kind in names(of_pod, self.state.devices).items()
                 for name in of_kind
             },
@@ -171,12 +168,14 @@ class DeviceView:
         found = existing(
             (*grants, *self._checkpoint.grants()),
             known,
-            {uid: names(of_pod, made.devices) for uid, of_pod in given.items()},
+            {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
         )
-        held = {uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in given.items()}
+        held = {
+            uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()
+        }
         self.files = self._files(made.devices, cards, expected)
-        refused = _conflicts(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
+        refused = had_twice(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
         lacking = self._lacking(health, node, cards)
         self._say(
             (
@@ -291,39 +290,3 @@ def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
         return gpuconditions.release_asked(node.annotations), ()
     except AnnotationError as error:
         return False, (f"Node: {error}",)
-
-
-def _given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]]:
-    """By pod (uid) what schedulers gave it, and what of it can't be read."""
-    found: dict[str, GivenDevices] = {}
-    troubles = []
-    for pod in pods:
-        try:
-            of_pod = device_allocation.given(pod.annotations)
-        except AnnotationError as error:
-            troubles.append(f"pod {pod.title}: {error}")
-            continue
-        if any(of_pod.values()):
-            found[pod.uid] = {kind: devices for kind, devices in of_pod.items() if devices}
-    return found, tuple(troubles)
-
-
-def _conflicts(
-    held: Mapping[str, Holdings],
-    devices: Iterable[Device],
-    holdings: Iterable[Holding],
-    pods: Mapping[str, Pod],
-) -> Iterator[str]:
-    """What two pods have that may not: one of them came by a way that nobody could hold up."""
-    devices = tuple(devices)
-    allocations = (
-        holding
-        for uid, of_pod in sorted(held.items())
-        for holding in of_allocation(uid, of_pod, {}, devices)
-    )
-    capacities = {(device.type, device.uuid): device.resources for device in devices}
-    of_devices = (each for each in holdings if each.form is not Form.CPUS)
-    for each in conflicts((*allocations, *of_devices), capacities):
-        kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
-        what = f"{each.kept.type} {each.kept.device}"
-        yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"

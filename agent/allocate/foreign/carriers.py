@@ -6,6 +6,7 @@ Whoever made it wrote them into its environment, its mounts, its CDI names or it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -44,17 +45,23 @@ def grants(
 ) -> tuple[Grant, ...]:
     """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
     the last word. `source`: of all but device nodes."""
-    named: dict[str, dict[str, None]] = {}
-    for resource, name in _named(carriers):
-        named.setdefault(resource, {})[name] = None
-    found = [
-        Grant(uid, container, resource, tuple(names)[:_MOST_NAMES], source)
-        for resource, names in named.items()
-    ]
-    found += [
-        Grant(uid, container, CPU_DRIVER, (value,), source, claim)
+    named: dict[str, list[str]] = {}
+    for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
+        named.setdefault(resource, []).append(name)
+    claims = (
+        (key.removeprefix(CPUSET_PREFIX), value)
         for key, value in dict(carriers.environment).items()
-        if (claim := key.removeprefix(CPUSET_PREFIX)) != key
+        if key.startswith(CPUSET_PREFIX)
+    )
+    found = [
+        *(
+            Grant(uid, container, resource, tuple(names), source)
+            for resource, names in named.items()
+        ),
+        *(
+            Grant(uid, container, CPU_DRIVER, (value,), source, claim)
+            for claim, value in islice(claims, _MOST_NAMES)
+        ),
     ]
     if carriers.nodes and not carriers.privileged:
         nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
