@@ -236,15 +236,32 @@ def test_nor_what_one_has_by_another_way() -> None:
     assert not found["own"].each.refused
 
 
-def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again() -> None:
+@pytest.mark.parametrize(
+    ("had", "running", "kept"),
+    [
+        ("pod", {"pod", "plugins"}, True),
+        ("pod", {"pod"}, True),
+        ("pod", set(), True),
+        # Made in the moment before it was known whose the card is.
+        ("pod", {"plugins"}, False),
+        ("gone", {"pod"}, False),
+    ],
+)
+def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again(
+    had: str, running: set[str], kept: bool
+) -> None:
     """A device plugin knows nothing of a scheduler's choice: the pod that runs with the card would
     lose it to the one that came later."""
-    given = {"gpu": [entry(0)]}
     elsewhere = {"GPU-1": {"plugins": "ns/plugins"}}
-    found = shown([pod("has", given)], FILES, elsewhere=elsewhere, before={"GPU-1": {"has"}})
-    assert found["has"].devices == {"GPU-1"}
-    found = shown([pod("new", given)], FILES, elsewhere=elsewhere, before={"GPU-1": {"gone"}})
-    assert found["new"].each.refused == "GPU-1 belongs to pod ns/plugins"
+    found = shown(
+        [pod("pod", {"gpu": [entry(0)]})],
+        FILES,
+        elsewhere=elsewhere,
+        before={"GPU-1": {had}},
+        running=running,
+    )["pod"]
+    assert found.devices == ({"GPU-1"} if kept else frozenset())
+    assert found.each.refused == ("" if kept else "GPU-1 belongs to pod ns/plugins")
 
 
 @pytest.mark.parametrize(
