@@ -21,13 +21,14 @@ from agent.discover.gpuinventory import InventoryReader
 from agent.discover.gpumessages import BUFFER_BYTES, Answer, Lines, Look, Over, Seen, Told, line
 from agent.discover.gpureadings import readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
-from agent.model.gpus import GpuSight
+from agent.model.gpus import GpuEvent, GpuSight
 
 _WAIT_MILLISECONDS: Final = 200
 """For events, in one thread with the calls: a look waits for it, an event never."""
 
 _NVLINK_XIDS: Final = frozenset({74, *range(144, 151)})
 _MOST_FAILURES: Final = 5
+_MOST_LAST_EVENTS: Final = 100
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -62,6 +63,7 @@ class _Child:
         watched = tuple(handles)
         if watched != self._watched:
             if self._events is not None:
+                self._pass_last_events_on(self._events)
                 self._events.close()
             self._events, self._watched = EventReader(self._nvml, handles), watched
         indices = {gpu.uuid: gpu.index for gpu in inventory.gpus}
@@ -85,9 +87,27 @@ class _Child:
             return
         self._failures = 0
         if event is not None:
-            if event.xid in _NVLINK_XIDS:
-                self._inventory.look_at_links_again()
-            self._say(Told(event))
+            self._tell(event)
+
+    def _pass_last_events_on(self, events: EventReader) -> None:
+        """What a card that is gone told before; no more than it may have told meanwhile."""
+        if events.silent:
+            return
+        for _ in range(_MOST_LAST_EVENTS):
+            try:
+                event = events.within(0)
+            except DriverGoneError:
+                raise
+            except NvmlError:
+                return
+            if event is None:
+                return
+            self._tell(event)
+
+    def _tell(self, event: GpuEvent) -> None:
+        if event.xid in _NVLINK_XIDS:
+            self._inventory.look_at_links_again()
+        self._say(Told(event))
 
     def _say(self, message: Answer) -> None:
         self._connection.sendall(line(message))

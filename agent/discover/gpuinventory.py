@@ -23,18 +23,22 @@ from agent.model.gpus import (
 
 _MOST_LINKS: Final = 36
 _ENDS: Final = {0: LinkEnd.GPU, 1: LinkEnd.NPU, 2: LinkEnd.SWITCH}
+_LINKS_LAST: Final = 60
+"""Looks for which links and pairs hold: links at NVSwitches come up with the fabric manager, and
+nobody tells."""
 _MAY_READ: Final = 0
 """As a number, because pynvml's constant for it is a tuple."""
 
 
 class InventoryReader:
-    """Reads again and again; links and pairs, which are many calls, once for the same cards."""
+    """Reads again and again; links and pairs, which are many calls, seldom for the same cards."""
 
     def __init__(self, nvml: Nvml) -> None:
         self._nvml = nvml
         self._links: dict[str, tuple[NvLink, ...]] = {}
         self._pairs: tuple[GpuPair, ...] = ()
         self._known: tuple[str, ...] | None = None
+        self._looks = 0
 
     def read(self) -> tuple[GpuInventory, dict[str, Any]]:
         """With it the cards' handles by UUID, good for this session. Raises DriverGoneError."""
@@ -64,12 +68,14 @@ class InventoryReader:
         self, gpus: list[Gpu], silent: list[SilentGpu], handles: dict[str, Any]
     ) -> GpuInventory:
         known = tuple(gpu.uuid for gpu in gpus)
-        if known != self._known:
+        self._looks += 1
+        anew = known != self._known or self._looks >= _LINKS_LAST
+        if anew:
             self._links = {uuid: self._links_of(handle) for uuid, handle in handles.items()}
         linked = tuple(structs.replace(gpu, links=self._links[gpu.uuid]) for gpu in gpus)
-        if known != self._known:
+        if anew:
             self._pairs = pairs(linked, self._sharing(handles))
-            self._known = known
+            self._known, self._looks = known, 0
         return GpuInventory(
             self._nvml.must("nvmlSystemGetDriverVersion"),
             self._nvml.maybe("nvmlSystemGetCudaDriverVersion_v2"),
@@ -79,8 +85,9 @@ class InventoryReader:
         )
 
     def _gpu(self, index: int, handle: Any, uuid: str, bus: str) -> Gpu:
-        ask = self._nvml.maybe
-        mig = ask("nvmlDeviceGetMigMode", handle)
+        ask, know = self._nvml.maybe, self._nvml.known
+        mig = know("nvmlDeviceGetMigMode", handle)
+        memory = know("nvmlDeviceGetMemoryInfo", handle)
         current, pending = (None, None) if mig is None else (mig[0] == 1, mig[1] == 1)
         capability = ask("nvmlDeviceGetCudaComputeCapability", handle)
         return Gpu(
@@ -88,8 +95,8 @@ class InventoryReader:
             index,
             bus,
             ask("nvmlDeviceGetName", handle) or "",
-            ask("nvmlDeviceGetMinorNumber", handle),
-            total_memory(self._nvml, handle),
+            know("nvmlDeviceGetMinorNumber", handle),
+            None if memory is None else int(memory.total),
             ask("nvmlDeviceGetSerial", handle),
             ask("nvmlDeviceGetModuleId", handle),
             None if capability is None else (capability[0], capability[1]),
@@ -119,8 +126,9 @@ class InventoryReader:
         if attributes is not None:
             slices = (attributes.gpuInstanceSliceCount, attributes.computeInstanceSliceCount)
         compute_instance = ask("nvmlDeviceGetComputeInstanceId", handle)
-        memory = total_memory(self._nvml, handle)
-        return MigInstance(uuid, gpu_instance, compute_instance, slices, memory, index)
+        memory = ask("nvmlDeviceGetMemoryInfo", handle)
+        total = None if memory is None else int(memory.total)
+        return MigInstance(uuid, gpu_instance, compute_instance, slices, total, index)
 
     def _links_of(self, handle: Any) -> tuple[NvLink, ...]:
         links = []
@@ -157,9 +165,3 @@ class InventoryReader:
             return None, None
         known = level is not None and level in Ancestor.__members__.values()
         return Ancestor(level) if known else None, None if status is None else status == 0
-
-
-def total_memory(nvml: Nvml, handle: Any) -> int | None:
-    """Bytes; old drivers know the first layout only."""
-    info = nvml.maybe("nvmlDeviceGetMemoryInfo", handle)
-    return None if info is None else int(info.total)

@@ -51,6 +51,10 @@ _FAULTS: Final = {
     pynvml.NVML_ERROR_NOT_READY: NO_ANSWER,
     pynvml.NVML_ERROR_UNKNOWN: NO_ANSWER,
 }
+_NO_SUCH_THING: Final = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+)
 _PASSING: Final = (
     pynvml.NVML_ERROR_TIMEOUT,
     pynvml.NVML_ERROR_IN_USE,
@@ -109,6 +113,16 @@ class Nvml:
             if code not in _PASSING:
                 break
         raise _error(call, code)
+
+    def known(self, call: str, *arguments: object) -> Any:
+        """None where the driver says that there is no such thing; who can't be told what a card is
+        must not take it for another kind. Raises NvmlError."""
+        try:
+            return self.must(call, *arguments)
+        except NvmlError as error:
+            if error.code in _NO_SUCH_THING:
+                return None
+            raise
 
     def maybe(self, call: str, *arguments: object) -> Any:
         """None where there is no answer. Raises DriverGoneError, GpuGoneError."""

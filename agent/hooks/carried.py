@@ -22,9 +22,10 @@ from agent.hooks.requests import (
     PRIVILEGED,
     SECURITY_CONTEXT,
 )
+from agent.model import gpunames
 
 _SIGNS: Final = {
-    ENVIRONMENT: (carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
+    ENVIRONMENT: (gpunames.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()),
     MOUNTS: (
         b"nvidia-container-devices",
         b"device-plugins",
@@ -32,7 +33,7 @@ _SIGNS: Final = {
         b"node-feature-discovery",
     ),
     NODES: (b"",),
-    ANNOTATIONS: (carriers.CDI_ANNOTATIONS.encode(),),
+    ANNOTATIONS: (gpunames.CDI_ANNOTATIONS.encode(),),
     CDI_DEVICES: (b"",),
 }
 """What has to stand in an entry that may name devices: most requests have many that do not."""
@@ -49,16 +50,16 @@ def carried(message: bytes) -> Carried:
     variables = [
         (name, wire.text(each, 2))
         for each in found[ENVIRONMENT]
-        if (name := wire.text(each, 1)) in (carriers.VISIBLE_DEVICES, carriers.PRELOAD)
+        if (name := wire.text(each, 1)) in (gpunames.VISIBLE_DEVICES, carriers.PRELOAD)
     ]
     notes = [
         (key, wire.text(each, 2))
         for each in found[ANNOTATIONS]
-        if carriers.is_cdi_annotation(key := wire.text(each, 1))
+        if gpunames.is_cdi_annotation(key := wire.text(each, 1))
     ]
     places = [wire.text(each, CONTAINER_PATH) for each in found[MOUNTS]]
     return Carried(
-        environment=tuple(value for name, value in variables if name == carriers.VISIBLE_DEVICES),
+        environment=tuple(value for name, value in variables if name == gpunames.VISIBLE_DEVICES),
         preload=dict(variables).get(carriers.PRELOAD, ""),
         mounts=tuple(each for each in places if carriers.mounted_name(each) is not None),
         annotations=tuple(notes),
@@ -71,7 +72,7 @@ def carried(message: bytes) -> Carried:
 
 def _node(message: bytes) -> CarriedNode:
     return CarriedNode(
-        carriers.cleaned(wire.text(message, NODE_HOST_PATH)),
+        gpunames.cleaned(wire.text(message, NODE_HOST_PATH)),
         wire.text(message, NODE_PATH),
         wire.text(message, NODE_PERMISSIONS),
     )

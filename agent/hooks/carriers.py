@@ -1,4 +1,4 @@
-"""Where a request to make a container names GPUs (devices.md §3.2-3.4), and how such names read.
+"""What a request to make a container names of GPUs, and how such names read.
 
 A name is a UUID, NVML's number of a card (`1`, of a MIG instance `1:0`), such a number behind `gpu`
 or `mig`, or `all`; a qualified one stands behind its CDI kind (`nvidia.com/gpu=1`).
@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from posixpath import normpath
 from typing import Final
 
 import msgspec
 
 from agent.hooks.changes import CarriedNode
+from agent.model.gpunames import MOUNT_ROOT, NOTHING_NAMED, cleaned, mounted, split
 from agent.model.visible import VisibleGpu
 
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 PRELOAD: Final = "LD_PRELOAD"
-CDI_ANNOTATIONS: Final = "cdi.k8s.io"
 DEV_NULL: Final = "/dev/null"
-MOUNT_ROOT: Final = "/var/run/nvidia-container-devices"
-VOID: Final = "void"
-NOTHING_NAMED: Final = frozenset({"", "none", VOID})
-"""Values of the variable that name no GPU; `none` still asks for the driver's libraries."""
 
 _CARD: Final = re.compile(r"/dev/nvidia\d+|/dev/nvidia-caps/nvidia-cap\d+")
 _CAPABILITY: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
@@ -36,6 +30,7 @@ _SERVING: Final = re.compile(
     r"(?:/.*/kubelet/(?:device-plugins|pod-resources)|(?:/var)?/run/topolet/pod-resources"
     r"|/etc/kubernetes/node-feature-discovery)(?:/.*)?"
 )
+_CLAIMED: Final = re.compile(r"k8s\.gpu\.nvidia\.com/(?:device|claim)=(?:.+-)?(gpu-(\d+))")
 _NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
 
 
@@ -58,9 +53,7 @@ class Carried(msgspec.Struct, frozen=True):
 
     def names(self) -> Iterator[str]:
         """Of GPUs, without a kind, from every carrier but device nodes."""
-        values = [*self.environment, *(value for _, value in self.annotations)]
-        qualified = [*(each for value in values for each in split(value)), *self.cdi_devices]
-        for each in qualified:
+        for each in self._listed():
             kind, equals, name = each.rpartition("=")
             if equals and is_gpu_kind(kind):
                 yield name
@@ -71,6 +64,18 @@ class Carried(msgspec.Struct, frozen=True):
             if (mounted := mounted_name(path)) is not None:
                 yield mounted.rpartition("=")[2]
 
+    def claimed(self) -> Iterator[tuple[str, str]]:
+        """Of whole GPUs that NVIDIA's driver for claims (DRA) gives: names, and device nodes."""
+        for each in self._listed():
+            if match := _CLAIMED.fullmatch(each):
+                yield match[1], f"/dev/nvidia{match[2]}"
+
+    def _listed(self) -> Iterator[str]:
+        """All that stands in lists of names, qualified or not."""
+        for value in (*self.environment, *(value for _, value in self.annotations)):
+            yield from split(value)
+        yield from self.cdi_devices
+
 
 def is_gpu_kind(kind: str) -> bool:
     """Whether CDI devices of the kind are NVIDIA's cards or instances."""
@@ -78,23 +83,11 @@ def is_gpu_kind(kind: str) -> bool:
     return kind_class == "gpu" and f".{vendor}".endswith(".nvidia.com")
 
 
-def is_cdi_annotation(key: str) -> bool:
-    """Whether the runtime, or the low-level one of NVIDIA, reads CDI names there."""
-    return f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}") and "/" in key
-
-
 def mounted_name(container_path: str) -> str | None:
     """The GPU that a mount names, qualified if it is so; None for a mount of another sense."""
-    path = cleaned(container_path)
-    below = path.removeprefix(f"{MOUNT_ROOT}/")
-    if below == path:
-        return None
-    parts = below.split("/")
-    if len(parts) == 1:
-        return parts[0]
-    if len(parts) == 4 and parts[0] == "cdi" and is_gpu_kind(f"{parts[1]}/{parts[2]}"):
-        return f"{parts[1]}/{parts[2]}={parts[3]}"
-    return None
+    name = mounted(container_path)
+    kind = (name or "").rpartition("=")[0]
+    return name if not kind or is_gpu_kind(kind) else None
 
 
 def serves(host_path: str) -> bool:
@@ -103,20 +96,10 @@ def serves(host_path: str) -> bool:
     return _SERVING.fullmatch(cleaned(host_path)) is not None
 
 
-def cleaned(path: str) -> str:
-    """As runtimes read it: POSIX lets two slashes at the beginning stand."""
-    return normpath(f"/{path.lstrip('/')}") if path.startswith("/") else normpath(path)
-
-
 def mount_path(name: str) -> str:
     """The place that names the GPU."""
     kind, equals, plain = name.rpartition("=")
     return f"{MOUNT_ROOT}/cdi/{kind}/{plain}" if equals else f"{MOUNT_ROOT}/{name}"
-
-
-def split(value: str) -> list[str]:
-    """A list of names without blanks."""
-    return [name for each in value.split(",") if (name := each.strip())]
 
 
 def is_card_node(path: str) -> bool:

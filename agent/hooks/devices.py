@@ -7,7 +7,7 @@ combine, and one that is left alone would let another pod's card in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -20,6 +20,8 @@ from agent.hooks.gpus import UnhonouredError
 from agent.model.visible import HeldDevice, NodeDevices, Visible
 
 _ALL: Final = "all"
+_MOST_NAMES: Final = 1024
+"""More than a node has GPUs; all of them are compared with all of those."""
 
 
 class TakenError(ValueError):
@@ -43,7 +45,7 @@ def changes(uid: str, carried: Carried, visible: Visible, node: NodeDevices) -> 
         go, come = gpus.replaced(present, nodes, carried.nodes)
         removed += go
         added += come
-    _keeps_off(uid, (each for each in carried.nodes if each not in removed), node)
+    _keeps_off(uid, carried, node, removed)
     return msgspec.structs.replace(
         own,
         mounts=(*own.mounts, *visible.mounts),
@@ -58,7 +60,9 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
     can't have. Raises TakenError where another pod has what is named; `all` may be named by a pod
     that was given nothing: it watches them. One that names nothing must not get what its image
     says, unless it serves the node's devices, or reaches them whatever is written."""
-    names = list(carried.names())
+    names = list(dict.fromkeys(carried.names()))
+    if len(names) > _MOST_NAMES:
+        raise TakenError(f"its request names {len(names)} GPUs")
     for device in _others(node, uid):
         whole_and_parts = _related(device, node.held)
         for name in names:
@@ -66,7 +70,7 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
                 carriers.refers(name, each.uuid, each.index) for each in whole_and_parts
             ):
                 raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
-    _keeps_off(uid, carried.nodes, node)
+    _keeps_off(uid, carried, node)
     if not given and (
         node.unasked == "leave"
         or (node.unasked == "hide" and (carried.serving or carried.privileged))
@@ -91,14 +95,20 @@ def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]
     ]
 
 
-def _keeps_off(uid: str, nodes: Iterable[CarriedNode], node: NodeDevices) -> None:
-    """Raises TakenError where one of the device nodes is another pod's. A card's own says nothing
-    of its instances, which have nodes beside it."""
-    paths = {each.host_path for each in nodes}
-    for device in _others(node, uid) if paths else ():
+def _keeps_off(
+    uid: str, carried: Carried, node: NodeDevices, removed: Collection[CarriedNode] = ()
+) -> None:
+    """Raises TakenError where one of the device nodes, or of the cards of a claim, is another
+    pod's. A card's own node says nothing of its instances, which have nodes beside it; of a folder
+    a runtime takes all that is in it."""
+    asked = {each.host_path: each.host_path for each in carried.nodes if each not in removed}
+    asked |= {path: name for name, path in carried.claimed()}
+    for device in _others(node, uid) if asked else ():
         parts = (each for each in node.held if device.uuid in (each.uuid, each.card))
-        if named := paths.intersection(chain.from_iterable(each.nodes for each in parts)):
-            raise TakenError(f"{min(named)} of its request is {device.uuid}, another pod's")
+        for path in chain.from_iterable(each.nodes for each in parts):
+            for place, name in sorted(asked.items()):
+                if path == place or path.startswith(f"{place}/"):
+                    raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
 
 
 def _environment(carried: Carried, visible: Visible) -> tuple[tuple[str, str], ...]:

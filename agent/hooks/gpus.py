@@ -10,9 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from agent.hooks import carriers
-from agent.hooks.carriers import DEV_NULL, MOUNT_ROOT, NOTHING_NAMED, VISIBLE_DEVICES, VOID, Carried
+from agent.hooks.carriers import DEV_NULL, Carried
 from agent.hooks.changes import CarriedNode as Node
 from agent.hooks.changes import Changes
+from agent.model import gpunames
+from agent.model.gpunames import MOUNT_ROOT, NOTHING_NAMED, VISIBLE_DEVICES, VOID
 from agent.model.visible import DeviceNode, Mount, VisibleGpu
 
 
@@ -27,8 +29,9 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     asks for none; empty: in the environment. Raises UnhonouredError."""
     if any(not gpu.is_mig for gpu in gpus):
         for name in carried.names():
-            own = any(carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus)
-            if carriers.is_mig_name(name) and not own:
+            if carriers.is_mig_name(name) and not any(
+                carriers.refers(name, gpu.uuid, gpu.index) for gpu in gpus
+            ):
                 raise UnhonouredError(f"it asks for MIG instance {name}, and was allocated a card")
         own_paths = {node.path for gpu in gpus for node in gpu.nodes}
         for node in carried.nodes:
@@ -41,7 +44,7 @@ def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") 
     if gpus and cdi_kind and not any(carried.names()):
         cdi_devices = [*cdi_devices, *(f"{cdi_kind}={gpu.uuid}" for gpu in gpus)]
     by_cdi = any(map(_is_gpu, cdi_devices)) or any(
-        _is_gpu(name) for _, value in annotations if value for name in carriers.split(value)
+        _is_gpu(name) for _, value in annotations if value for name in gpunames.split(value)
     )
     mounts = _mounts(carried.mounts, gpus)
     value = _variable(carried, gpus, by_mounts=bool(mounts), by_cdi=by_cdi)
@@ -89,7 +92,7 @@ def _in_annotations(
 ) -> Iterator[tuple[str, str | None]]:
     """None where no name is left."""
     for key, value in annotations:
-        names = carriers.split(value)
+        names = gpunames.split(value)
         yield (
             (key, ",".join(_in_list(names, gpus)) or None)
             if any(map(_is_gpu, names))
@@ -129,7 +132,7 @@ def _variable(
     if by_mounts:
         return MOUNT_ROOT
     names_some = present is not None and present not in NOTHING_NAMED and present != MOUNT_ROOT
-    names = carriers.split(present or "") if names_some else []
+    names = gpunames.split(present or "") if names_some else []
     qualified = [name for name in names if "=" in name]
     others = [name for name in qualified if not _is_gpu(name)]
     if not gpus:

@@ -33,4 +33,4 @@ def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[Grant, ...]:
     except ValueError as error:
         problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
         return ()
-    return carriers.grants(entry.uid, entry.container, answered)
+    return carriers.grants(entry.uid, entry.container, answered, Source.ANSWER)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
 from agent.model import jsontext
 from agent.model.annotations import AnnotationError
+from agent.model.devices import Device
 from agent.model.jsontext import JsonError
 from agent.model.quantities import Quantity, QuantityError, whole
 
@@ -20,18 +21,6 @@ Holdings = dict[tuple[str, int], dict[str, int]]
 """By type and minor of a device, and by resource, what is held of it, in units."""
 
 
-def allocated(annotations: Mapping[str, str]) -> Holdings:
-    """What one pod holds, nothing where it was given none; negative amounts are none. Raises
-    AnnotationError."""
-    found: Holdings = {}
-    for kind, devices in given(annotations).items():
-        for device in devices:
-            of_device = found.setdefault((kind, device.minor), {})
-            for name, amount in device.resources.items():
-                of_device[name] = of_device.get(name, 0) + amount
-    return found
-
-
 class Given(msgspec.Struct, frozen=True):
     """One device of a pod, or a part of it. `id`: its name for life, "" where whoever wrote it said
     but its minor. `functions`: the bus ids of its virtual functions that are given in its place."""
@@ -40,6 +29,10 @@ class Given(msgspec.Struct, frozen=True):
     id: str = ""
     resources: dict[str, int] = {}
     functions: tuple[str, ...] = ()
+
+
+GivenDevices = Mapping[str, tuple[Given, ...]]
+"""What one pod was given, by type."""
 
 
 def given(annotations: Mapping[str, str]) -> dict[str, tuple[Given, ...]]:
@@ -57,6 +50,51 @@ def given(annotations: Mapping[str, str]) -> dict[str, tuple[Given, ...]]:
             for place, device in enumerate(devices or ())
         )
     return found
+
+
+def allocated(annotations: Mapping[str, str]) -> Holdings:
+    """What one pod holds, nothing where it was given none; negative amounts are none. Raises
+    AnnotationError."""
+    return amounts(given(annotations))
+
+
+def amounts(given: GivenDevices) -> Holdings:
+    """What one pod holds."""
+    found: Holdings = {}
+    for kind, devices in given.items():
+        for device in devices:
+            of_device = found.setdefault((kind, device.minor), {})
+            for name, amount in device.resources.items():
+                of_device[name] = of_device.get(name, 0) + amount
+    return found
+
+
+def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
+    """With the minors that the devices have now: a GPU may have another one after a boot, and who
+    wrote the annotation said which device it is."""
+    now = {(each.type, each.uuid): each.minor for each in devices}
+    return {
+        kind: tuple(
+            msgspec.structs.replace(each, minor=now.get((kind, each.id), each.minor))
+            for each in of_kind
+        )
+        for kind, of_kind in given.items()
+    }
+
+
+def names(given: GivenDevices, devices: Iterable[Device]) -> dict[str, frozenset[str]]:
+    """By type the ids of what was given, of virtual functions their bus ids; a device that is not
+    here has none, unless it was given by it."""
+    ids = {(each.type, each.minor): each.uuid for each in devices}
+    return {
+        kind: frozenset(
+            name
+            for each in of_kind
+            for name in each.functions or (each.id or ids.get((kind, each.minor), ""),)
+            if name
+        )
+        for kind, of_kind in given.items()
+    }
 
 
 VirtualFunctions = dict[tuple[str, int], frozenset[str]]
@@ -95,12 +133,16 @@ def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
     return sets
 
 
+_MOST: Final = 1024
+"""Of a type, and virtual functions of a device: more than a node has."""
+
+
 class _Function(msgspec.Struct, frozen=True):
     bus: str = msgspec.field(default="", name="busID")
 
 
 class _Extension(msgspec.Struct, frozen=True):
-    vfs: tuple[_Function, ...] | None = None
+    vfs: Annotated[tuple[_Function, ...], msgspec.Meta(max_length=_MOST)] | None = None
 
 
 _NO_EXTENSION: Final = _Extension()
@@ -113,7 +155,7 @@ class _Allocation(msgspec.Struct, frozen=True):
     extension: _Extension | None = None
 
 
-_ByType = dict[str, tuple[_Allocation, ...] | None]
+_ByType = dict[str, Annotated[tuple[_Allocation, ...], msgspec.Meta(max_length=_MOST)] | None]
 _decoder: Final = msgspec.json.Decoder(_ByType | None)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from agent.model.visible import DeviceNode, VisibleGpu
@@ -36,3 +38,6 @@ class DeviceFiles(msgspec.Struct, frozen=True):
     cards: tuple[CardFiles, ...] | None = ()
     others: tuple[OtherFiles, ...] = ()
     common: dict[str, tuple[DeviceNode, ...]] = {}
+
+
+NO_FILES: Final = DeviceFiles()

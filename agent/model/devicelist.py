@@ -5,7 +5,7 @@ Numbers and times go on from what was published: it is all the memory that there
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -26,8 +26,8 @@ _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What there is. `functions`: all of PCI, by address; `gpus` as their driver's reader made
-    them, with their places from `functiondevices.places`."""
+    """What there is. `functions`: all of PCI, by address; `gpus` as `gpudevices.devices` makes
+    them, each with a minor and a UUID of its own."""
 
     functions: Mapping[str, Function] = {}
     gpus: tuple[Device, ...] = ()
@@ -50,7 +50,6 @@ class DeviceList(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...]
     gone: Minors
-    problems: tuple[str, ...] = ()
 
 
 def published(body: object) -> tuple[Published, tuple[str, ...]]:
@@ -88,28 +87,16 @@ def device_list(
     numbered_here = (each for each in before.devices if each.type in _NUMBERED_HERE)
     known = minors.known(numbered_here, before.gone)
     earlier = {(device.type, device.uuid): device for device in before.devices}
-    problems: list[str] = []
     rdma = rdma_devices(found.rdma, found.functions, before.devices, held)
     fpgas = fpga_devices(found.fpgas)
     devices = [
-        *_unlike(found.gpus, problems),
+        *found.gpus,
         *_with_minors(_by_address(rdma), known.get(DeviceType.RDMA, {})),
         *_with_minors(_by_address(fpgas), known.get(DeviceType.FPGA, {})),
     ]
     ordered = sorted(devices, key=lambda each: (each.type, each.minor))
     told = tuple(_since(each, earlier.get((each.type, each.uuid)), now) for each in ordered)
-    return DeviceList(told, minors.gone(known, told), tuple(problems))
-
-
-def _unlike(gpus: Iterable[Device], problems: list[str]) -> Iterator[Device]:
-    """Without a second one of a minor or UUID, which nobody could tell apart."""
-    seen: set[str | int] = set()
-    for gpu in sorted(gpus, key=lambda each: (each.minor, each.uuid)):
-        if gpu.minor in seen or gpu.uuid in seen:
-            problems.append(f"GPU {gpu.uuid}, minor {gpu.minor}: another one has that name")
-        else:
-            seen |= {gpu.minor, gpu.uuid}
-            yield gpu
+    return DeviceList(told, minors.gone(known, told))
 
 
 def _since(device: Device, before: Device | None, now: str) -> Device:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.devicefiles import NO_FILES, CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga, Fpgas
 from agent.model.gpus import Gpu, MigInstance
@@ -21,7 +21,6 @@ from agent.model.visible import DeviceNode, VisibleGpu
 NVIDIA_MAJOR: Final = 195
 _CAPABILITY: Final = re.compile(r"(gpu\d+/gi\d+(?:/ci\d+)?)/access (\d+)")
 _CAPABILITIES_MAJOR: Final = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE)
-_NO_FILES: Final = DeviceFiles()
 
 
 def capabilities(mig_minors: str, proc_devices: str) -> dict[str, DeviceNode]:
@@ -42,7 +41,7 @@ def device_files(
     rdma: Rdma,
     fpgas: Fpgas,
     capability_nodes: Mapping[str, DeviceNode] | None = None,
-    before: DeviceFiles = _NO_FILES,
+    before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
     """Of the node's `devices`, by what was found of each; `gpus` None: not told yet. One whose
     files can't be seen now has those of `before`: an RDMA device hides in the network namespace of
@@ -71,22 +70,25 @@ def device_files(
 
 
 def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:
+    """`minor`: as the Device object numbers it; where that is another one, the driver's own is
+    not known, or belongs to another card now."""
     nodes = (
         ()
-        if gpu.minor is None
+        if gpu.minor is None or gpu.minor != minor
         else (DeviceNode(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor),)
     )
+    index = str(gpu.index) if gpu.index >= 0 else ""
 
     def instance(it: MigInstance) -> VisibleGpu:
         name = f"gpu{gpu.minor}/gi{it.gpu_instance}"
         wanted = (name, f"{name}/ci{it.compute_instance}")
         own = [capability_nodes[each] for each in wanted if each in capability_nodes]
         complete = len(own) == len(wanted) and nodes
-        number = "" if it.index is None else f"{gpu.index}:{it.index}"
+        number = f"{index}:{it.index}" if index and it.index is not None else ""
         return VisibleGpu(it.uuid, number, (*nodes, *own) if complete else ())
 
     return CardFiles(
-        VisibleGpu(gpu.uuid, str(gpu.index), nodes),
+        VisibleGpu(gpu.uuid, index, nodes),
         minor,
         bool(gpu.mig),
         tuple(map(instance, gpu.instances)),

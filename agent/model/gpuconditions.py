@@ -11,7 +11,7 @@ from agent.model.annotations import AnnotationError
 from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
 from agent.model.gpuhealth import RESET_ENDS, Ailment, GpuCard, GpuHealth
-from agent.model.gpus import Gpu
+from agent.model.gpus import Gpu, pci_address
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY
 
 HEALTHY: Final = "Healthy"
@@ -61,7 +61,9 @@ def cordons_of_none(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tup
 
 
 def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
-    return {each.strip().lower() for each in annotations.get(CORDONED_GPUS, "").split(",")} - {""}
+    """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools do otherwise."""
+    named = (each.strip() for each in annotations.get(CORDONED_GPUS, "").split(","))
+    return {pci_address(each) or each.lower() for each in named} - {""}
 
 
 def release_asked(annotations: Mapping[str, str]) -> bool:
@@ -91,11 +93,15 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
     return tuple(sorted(found, key=lambda each: each.type))
 
 
-def restored(devices: Iterable[Device], actions: GpuActions) -> GpuHealth:
+def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -> GpuHealth:
     """What the Devices of an earlier run tell, with the actions as they are now: until a look has
-    shown otherwise, they are as they were."""
-    cards = (_card(each, actions) for each in devices if each.type == DeviceType.GPU and each.uuid)
-    return GpuHealth(tuple(sorted(cards, key=lambda card: card.gpu.uuid)))
+    shown otherwise, they are as they were. `driver`: its version then, "" where nobody knows."""
+    cards = {
+        each.uuid: _card(each, actions)
+        for each in devices
+        if each.type == DeviceType.GPU and each.uuid
+    }
+    return GpuHealth(tuple(cards[uuid] for uuid in sorted(cards)), driver)
 
 
 def _card(device: Device, actions: GpuActions) -> GpuCard:

@@ -24,15 +24,20 @@ def devices(
     host_memory_bytes: int = 0,
 ) -> tuple[Device, ...]:
     """By minor. `places`: by PCI address; `cordoned`: by UUID, why; `host_memory_bytes`: what cards
-    have that have no memory of their own. A card without a minor has the next that is free after
-    all that are taken, in order of index."""
-    ordered = sorted(health.cards, key=lambda card: (card.gpu.index, card.gpu.uuid))
+    have that have no memory of their own. A card without a minor, or that is not enumerated and
+    whose minor another one has now, has the next that is free after all that are taken, in order of
+    index."""
+    ordered = sorted(
+        health.cards, key=lambda card: (card.gpu.index < 0, card.gpu.index, card.gpu.uuid)
+    )
     free = max((card.gpu.minor for card in ordered if card.gpu.minor is not None), default=-1)
+    taken: set[int] = set()
     found = []
     for card in ordered:
         minor = card.gpu.minor
-        if minor is None:
+        if minor is None or minor in taken:
             minor = free = free + 1
+        taken.add(minor)
         place = places.get(card.gpu.bus) or DeviceTopology(bus=card.gpu.bus)
         held_back = cordoned.get(card.gpu.uuid, "")
         found.append(_device(card, minor, place, held_back, host_memory_bytes))

@@ -21,6 +21,7 @@ from agent.model import gpuactions
 from agent.model.gpuactions import Action, GpuActions
 from agent.model.gpus import OUR_FAULTS, Gpu, GpuEvent, GpuReading, GpuSight, SilentGpu
 from agent.model.gpustates import GpuStates
+from agent.model.nodestatus import label_value
 
 RESTART_SECONDS: Final = 300
 """How long an XID that asks for another application keeps a card whose processes nobody knows, or
@@ -125,7 +126,9 @@ def looked(
         return _summed(cards, health.driver, buses)
     states = GpuStates(sight.inventory, sight.readings, buses)
     driver = sight.inventory.driver
-    look = _Look(states, now, actions, booted, restart_seconds, health.driver not in ("", driver))
+    # A version that was published went through a label.
+    other_driver = health.driver != "" and label_value(health.driver) != label_value(driver)
+    look = _Look(states, now, actions, booted, restart_seconds, other_driver)
     known = {card.gpu.uuid: card for card in health.cards}
     for gpu in sight.inventory.gpus:
         card = known.get(gpu.uuid, GpuCard(gpu, now, now))
@@ -205,7 +208,8 @@ class _Look:
         ]
         if not states and reading is not None:
             xids = [left for each in xids if (left := self._after(each, reading))]
-        known = replace(card, energy_millijoules=before if energy is None else energy)
+        gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
+        known = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
         return _with(known, [*xids, *states], self._now)
 
     def _after(self, ailment: Ailment, reading: GpuReading) -> Ailment | None:

@@ -56,9 +56,9 @@ class MigInstance(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One card. `index`: its place in NVML's enumeration, which another boot may change; `minor`:
-    of /dev/nvidiaN, another number; `bus`: as sysfs writes it; `mig`: None where there is no such
-    mode; `memory_bytes` None: it has the host's (GB10)."""
+    """One card. `index`: its place in NVML's enumeration, which another boot may change, -1 where
+    it has none now; `minor`: of /dev/nvidiaN, another number; `bus`: as sysfs writes it; `mig`:
+    None where there is no such mode; `memory_bytes` None: it has the host's (GB10)."""
 
     uuid: str
     index: int

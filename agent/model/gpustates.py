@@ -26,6 +26,10 @@ class GpuStates:
     def reading(self, gpu: Gpu) -> GpuReading | None:
         return self._readings.get(gpu.uuid)
 
+    def enumerates(self, gpu: Gpu) -> bool:
+        """Whether the driver counts it, though it may tell nothing of it."""
+        return gpu.uuid in self._enumerated or self._silence(gpu) is not None
+
     def replaced(self, gpu: Gpu) -> bool:
         """Another card is where this one was."""
         return gpu.uuid not in self._enumerated and gpu.bus in self._places

@@ -16,6 +16,8 @@ class Source(enum.StrEnum):
     """The kubelet, of what device plugins gave, by its file or its API."""
     CLAIM = "claim"
     """The kubelet, of what drivers of dynamic resource allocation (DRA) gave."""
+    ANSWER = "answer"
+    """The kubelet, of what a device plugin answered: how the container was to be made."""
     CONTAINER = "container"
     """The running container: environment, CDI names, mounts."""
     NODE = "node"

@@ -43,12 +43,10 @@ class GpuFacts(msgspec.Struct, frozen=True):
     driver_version: str = ""
 
 
-def extended_resources(
-    devices: Iterable[Device], facts: GpuFacts | None = None, *, shared: bool = False
-) -> dict[str, int]:
+def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None) -> dict[str, int]:
     """By name what healthy devices give together; 0 where all of a kind are ill, absent where there
-    are none. `koordinator.sh/gpu` is for NVIDIA's cards and those of no known vendor; `shared` adds
-    a hundred `gpu.shared` a card."""
+    are none. `koordinator.sh/gpu` is for NVIDIA's cards and those of no known vendor; `gpu.shared`
+    is there because no pod that asks for it fits a node that has none."""
     sums: dict[str, int] = {}
 
     def add(name: str, amount: int, device: Device) -> None:
@@ -61,8 +59,7 @@ def extended_resources(
         if device.type == DeviceType.GPU and GPU_CORE in device.resources:
             if facts is None or facts.vendor in ("", _NVIDIA):
                 add(GPU, device.resources[GPU_CORE], device)
-            if shared:
-                add(GPU_SHARED, 100, device)
+            add(GPU_SHARED, device.resources[GPU_CORE], device)
     return dict(sorted(sums.items()))
 
 

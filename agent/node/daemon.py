@@ -115,7 +115,8 @@ def run(
     pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
     cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
     pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
-    devices = device_view(settings, doorbell.wake)
+    memory = Memory(str(state / "cluster.json"))
+    devices = device_view(settings, doorbell.wake, memory.known.files)
     corrected = _corrected(settings, serve) if serve else None
     node = Node(
         machine=machine,
@@ -128,7 +129,7 @@ def run(
         journal=journal,
         kubelet=KubeletView(settings.kubelet_dir),
         assignments=cluster,
-        memory=Memory(str(state / "cluster.json")),
+        memory=memory,
         node_object=NodeObject(node_name),
         beside=beside,
         publisher=Publisher(str(state / "snapshot.json"), boot_id()),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.allocate.foreign.coexistence import conflicts
-from agent.allocate.foreign.existing import existing, of_allocation, taken, withheld
+from agent.allocate.foreign.allocations import given, had_twice
+from agent.allocate.foreign.existing import existing, taken, withheld
 from agent.allocate.foreign.names import Keys, keys
 from agent.discover.reader import Reader
 from agent.host.files import Tree
@@ -25,8 +25,13 @@ from agent.model import (
 )
 from agent.model.annotations import AnnotationError
 from agent.model.apinode import ApiNode
-from agent.model.device_allocation import Holdings, allocated, together
-from agent.model.devicefiles import DeviceFiles
+from agent.model.device_allocation import (
+    amounts,
+    names,
+    renumbered,
+    together,
+)
+from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Found, Published, device_list
 from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
@@ -34,7 +39,7 @@ from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading
-from agent.model.holding import Form, Grant, Holding
+from agent.model.holding import Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
@@ -76,10 +81,12 @@ class DeviceView:
         *,
         gfd_labels: bool = False,
         withhold: bool = False,
+        files: DeviceFiles = NO_FILES,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
-        `withhold`: schedulers are listed nothing of what others gave away."""
+        `withhold`: schedulers are listed nothing of what others gave away; `files`: those that an
+        agent before us knew in this boot."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
@@ -87,7 +94,9 @@ class DeviceView:
         self._clock = clock
         self._plugged = Plugged(root)
         self._gpus = GpuView(root, watch, actions, clock)
-        self._files = DeviceFiles()
+        self.files = files
+        """How containers reach the devices, also those that can't be seen now."""
+        self._cards_before = files.cards or ()
         self._links: partitions.Links | None = None
         self._table: partitions.Table = {}
         self._begun = False
@@ -113,23 +122,26 @@ class DeviceView:
         grants: Iterable[Grant] = (),
     ) -> SeenDevices | None:
         """`published`: what the Device object said when we began, None while nobody tells: then
-        there is no answer where devices have their numbers from it. `grants`: what the kubelet says
-        that it gave to pods, beside its checkpoint, and what containers show. Never fails: what
-        can't be read is logged once."""
+        there is no answer where there are devices, which have their numbers and ills from it; nor
+        before PCI could be listed once. `grants`: what the kubelet says that it gave to pods,
+        beside its checkpoint, and what containers show. Never fails: what can't be read is logged
+        once."""
         plugged = self._plugged
         plugged.look(topology)
+        if not plugged.known:
+            self._say(plugged.problems)
+            return None
         if published is not None and not self._begun:
             self._begun = True
             self.state = published
             self._gpus.begin(published)
-        if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices):
-            return None
         expected = nvidia_cards(plugged.functions)
+        if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices or expected):
+            return None
         asked, wrong = _release(node)
         health = self._gpus.now(expected, release=asked)
         cards = [card.gpu for card in health.cards]
-        given, troubles = _given(pods)
-        held = together(given.values())
+        allocations, troubles = given(pods)
         made = device_list(
             Found(
                 plugged.functions,
@@ -144,25 +156,26 @@ class DeviceView:
             ),
             self.state,
             gpuconditions.rfc3339(int(self._clock())),
-            _ids(held, self.state.devices),
+            {
+                (kind, name)
+                for of_pod in allocations.values()
+                for kind, of_kind in names(of_pod, self.state.devices).items()
+                for name in of_kind
+            },
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
-        names = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
+        known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
         found = existing(
             (*grants, *self._checkpoint.grants()),
-            names,
-            {uid: {kind for kind, _ in of_pod} for uid, of_pod in given.items()},
+            known,
+            {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
         )
-        self._files = device_files(
-            made.devices,
-            cards if cards or not expected else None,
-            plugged.rdma,
-            plugged.fpgas,
-            self._capabilities() if any(each.instances for each in cards) else {},
-            self._files,
-        )
-        refused = _conflicts(given, made.devices, found.holdings, {pod.uid: pod for pod in pods})
+        held = {
+            uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()
+        }
+        self.files = self._files(made.devices, cards, expected)
+        refused = had_twice(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
         lacking = self._lacking(health, node, cards)
         self._say(
             (
@@ -170,7 +183,6 @@ class DeviceView:
                 *wrong,
                 *lacking,
                 *troubles,
-                *made.problems,
                 *found.problems,
                 *refused,
             )
@@ -188,18 +200,37 @@ class DeviceView:
                 **interconnect.encode(made.devices, self._gpus.pairs),
                 **checkpoints.encode(found.holdings),
             },
-            together([held, taken(found.holdings, made.devices)]),
+            together([*held.values(), taken(found.holdings, made.devices)]),
             self._gfd_labels,
             withheld(made.devices, found.holdings) if self._withhold else None,
         )
         return SeenDevices(
             report,
-            self._files,
+            self.files,
             found.holdings,
             self._gpus.readings,
-            names,
+            known,
             health.unclaimed,
             self._gpus.fault,
+        )
+
+    def _files(
+        self, devices: tuple[Device, ...], cards: list[Gpu], expected: tuple[str, ...]
+    ) -> DeviceFiles:
+        found = device_files(
+            devices,
+            cards if cards or not expected else None,
+            self._plugged.rdma,
+            self._plugged.fpgas,
+            self._capabilities() if any(each.instances for each in cards) else {},
+            self.files,
+        )
+        if not found.cards or self._gpus.answered:
+            return found
+        # What was published of cards has neither numbers nor instances.
+        before = {each.gpu.uuid: each for each in self._cards_before}
+        return msgspec.structs.replace(
+            found, cards=tuple(before.get(each.gpu.uuid, each) for each in found.cards)
         )
 
     def _lacking(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:
@@ -225,7 +256,9 @@ class DeviceView:
         self._said = now
 
 
-def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | None:
+def device_view(
+    settings: Settings, wake: Callable[[], None], files: DeviceFiles = NO_FILES
+) -> DeviceView | None:
     """As the settings want it, None where they don't. Raises SettingsError."""
     try:
         actions = gpuactions.parse(settings.gpu_actions)
@@ -247,6 +280,7 @@ def device_view(settings: Settings, wake: Callable[[], None]) -> DeviceView | No
         checkpoint,
         gfd_labels=settings.gfd_labels,
         withhold=settings.withhold_held_devices,
+        files=files,
     )
 
 
@@ -256,41 +290,3 @@ def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
         return gpuconditions.release_asked(node.annotations), ()
     except AnnotationError as error:
         return False, (f"Node: {error}",)
-
-
-def _given(pods: Iterable[Pod]) -> tuple[dict[str, Holdings], tuple[str, ...]]:
-    """By pod (uid) what schedulers gave it, and what of it can't be read."""
-    found, troubles = {}, []
-    for pod in pods:
-        try:
-            if of_pod := allocated(pod.annotations):
-                found[pod.uid] = of_pod
-        except AnnotationError as error:
-            troubles.append(f"pod {pod.title}: {error}")
-    return found, tuple(troubles)
-
-
-def _conflicts(
-    given: Mapping[str, Holdings],
-    devices: Iterable[Device],
-    holdings: Iterable[Holding],
-    pods: Mapping[str, Pod],
-) -> Iterator[str]:
-    """What two pods have that may not: one of them came by a way that nobody could hold up."""
-    devices = tuple(devices)
-    allocations = (
-        holding
-        for uid, of_pod in sorted(given.items())
-        for holding in of_allocation(uid, of_pod, {}, devices)
-    )
-    capacities = {(device.type, device.uuid): device.resources for device in devices}
-    of_devices = (each for each in holdings if each.form is not Form.CPUS)
-    for each in conflicts((*allocations, *of_devices), capacities):
-        kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
-        what = f"{each.kept.type} {each.kept.device}"
-        yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"
-
-
-def _ids(held: Holdings, devices: Iterable[Device]) -> frozenset[tuple[str, str]]:
-    ids: Mapping[tuple[str, int], str] = {(each.type, each.minor): each.uuid for each in devices}
-    return frozenset((kind, ids[kind, minor]) for kind, minor in held if (kind, minor) in ids)

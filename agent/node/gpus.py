@@ -40,6 +40,9 @@ class GpuView:
         self._watcher: GpuWatcher | None = None
         self._health = GpuHealth()
         self._released = False
+        self._booted: int | None = None
+        self.answered = False
+        """Whether the driver has told of its cards since we began."""
         self.let_go = False
         """Whether no child has the driver open, because that was asked for."""
         self.pairs: tuple[GpuPair, ...] = ()
@@ -53,9 +56,10 @@ class GpuView:
 
     def begin(self, published: Published) -> None:
         """As an agent before us left them: so they stay until the driver has answered."""
-        self._health = gpuconditions.restored(published.devices, self._actions)
+        driver = published.gpus.driver_version
+        self._health = gpuconditions.restored(published.devices, self._actions, driver)
         self.facts = published.gpus
-        self.pairs = self.pairs or published.pairs
+        self.pairs = published.pairs
 
     def look_again(self) -> None:
         """Something was plugged in or out."""
@@ -97,9 +101,14 @@ class GpuView:
         self.fault = "" if let_go else sight.fault
         self.message = sight.message
         self.readings = sight.readings
-        booted = _booted(self._root)
-        self._health = gpuhealth.looked(self._health, sight, now, self._actions, cards, booted)
+        if self._booted is None:
+            # Once: the kernel counts back from its clock, which somebody may set.
+            self._booted = _booted(self._root)
+        self._health = gpuhealth.looked(
+            self._health, sight, now, self._actions, cards, self._booted
+        )
         if sight.inventory is not None:
+            self.answered = True
             self.pairs = sight.inventory.pairs
             self.facts = gpudevices.facts(self._health)
 

@@ -219,9 +219,10 @@ class Node:
         self._metrics.snapshot_generation.set(self._publisher.generation)
         self._metrics.decided(decision)
         self._tell_devices(seen, listed.pods)
-        self._reporter.report(
-            Moment(topology, decision, pods, kubelet, configured, assigned, seen.report, word)
-        )
+        if shown is not UNDECIDED:
+            self._reporter.report(
+                Moment(topology, decision, pods, kubelet, configured, assigned, seen.report, word)
+            )
         if failures:
             raise RoundError("; ".join(failures))
 
@@ -260,8 +261,9 @@ class Node:
         pods: tuple[Pod, ...],
         grants: tuple[Grant, ...],
     ) -> tuple[SeenDevices, Sight | None]:
-        """The devices, and what of them containers see: nothing before the numbers are known that
-        they had, from the Device object or from our own memory of it."""
+        """The devices, and what of them containers see: nothing, and nothing is reported, before
+        PCI could be listed and the numbers are known that they had, from the Device object or from
+        our own memory of it."""
         if self._devices is None:
             return SeenDevices(), None
         known = self._memory.known
@@ -270,7 +272,7 @@ class Node:
         if seen is None:
             return SeenDevices(), UNDECIDED
         if published is not None:
-            self._memory.remember(self._devices.state)
+            self._memory.remember(self._devices.state, self._devices.files)
         asked = assigned.pods.values()
         before = self._publisher.device_holders
         return seen, sight(pods, asked, seen.files, seen.existing, self._sight_policy, before)

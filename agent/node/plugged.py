@@ -18,12 +18,14 @@ RESCAN_SECONDS: Final = 60.0
 
 
 class Plugged:
-    """`functions` of PCI by address; `problems`: what of it all could not be made out."""
+    """`functions` of PCI by address, `known` once they could be listed; `problems`: what of it all
+    could not be made out."""
 
     def __init__(self, root: str) -> None:
         """`root` is where the host's /sys is."""
         self._root = root
         self._scanned: tuple[Topology, float] | None = None
+        self.known = False
         self.functions: Mapping[str, Function] = {}
         self.rdma = Rdma()
         self.fpgas = Fpgas()
@@ -45,7 +47,7 @@ class Plugged:
         except DiscoveryError as error:
             self.problems = (str(error),)
             return
-        self._scanned = topology, now
+        self._scanned, self.known = (topology, now), True
         self.functions = found.by_address
         self.rdma = rdma.read(self._root, self.functions)
         self.fpgas = fpga.read(self._root, self.functions)

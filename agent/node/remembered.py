@@ -12,6 +12,7 @@ from agent.allocate.present import words
 from agent.host import files
 from agent.model import jsontext
 from agent.model.apinode import ApiNode
+from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Published
 from agent.model.jsontext import JsonError
 from agent.model.podwords import Words
@@ -24,11 +25,13 @@ _NODE_KEYS = ("node.koordinator.sh/", "topolet.io/")
 
 class Known(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of the Node, by uid of the runtime's pods, and of devices, which have their numbers from the
-    Device object (None: nobody ever said)."""
+    Device object (None: nobody ever said). `files`: how containers reach the devices, by our own
+    word: some can't be seen while pods have them."""
 
     node: ApiNode = ApiNode()
     pods: dict[str, Words] = {}
     devices: Published | None = None
+    files: DeviceFiles = NO_FILES
 
 
 class Memory:
@@ -44,9 +47,9 @@ class Memory:
         self._keep(known(self.known, assigned, listed))
         return self.known
 
-    def remember(self, devices: Published) -> None:
+    def remember(self, devices: Published, files: DeviceFiles = NO_FILES) -> None:
         """What is said of devices from now on."""
-        self._keep(msgspec.structs.replace(self.known, devices=devices))
+        self._keep(msgspec.structs.replace(self.known, devices=devices, files=files))
 
     def _keep(self, new: Known) -> None:
         """A file that can't be written is logged, and tried again with the next change."""
@@ -78,7 +81,7 @@ def known(last: Known, assigned: Assigned, listed: Iterable[str]) -> Known:
         node = ApiNode(assigned.node.uid, _of_node(labels), _of_node(annotations))
     told = words(assigned.pods.values())
     said = {uid: found for uid in sorted(listed) if (found := told.get(uid, last.pods.get(uid)))}
-    return Known(node, said, last.devices)
+    return Known(node, said, last.devices, last.files)
 
 
 _decoder = msgspec.json.Decoder(Known)

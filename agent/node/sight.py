@@ -86,6 +86,7 @@ def sight(
         by.isolation,
         _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
         before,
+        {pod.uid for pod in ordered if pod.containers},
     )
     unasked = "leave" if files.cards == () else by.unasked
     return Sight(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))

@@ -1,7 +1,7 @@
 """What a runtime's verbose ContainerStatus tells of how devices came to a container.
 
 containerd tells the request (`config`) and the OCI spec, CRI-O the spec and whether it is
-privileged.
+privileged. What was made counts before what was asked for: plugins in the runtime change it.
 """
 
 from __future__ import annotations
@@ -80,6 +80,9 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 
 _decoder: Final = msgspec.json.Decoder(_Info)
 
+_OF_REQUEST: Final = "cdi.k8s.io/"
+"""Annotations of the request that the runtime reads itself, and puts into no spec."""
+
 
 def carriers(info: str) -> Carriers:
     """Of the text under `info`; nothing where it can't be read. What the spec says comes last, so
@@ -99,10 +102,15 @@ def carriers(info: str) -> Carriers:
     for each in process.env or ():
         key, _, value = each.partition("=")
         environment.append((key, value))
-    mounts = [
-        *(mount.container_path for mount in config.mounts or ()),
-        *(mount.destination for mount in spec.mounts or ()),
-    ]
+    if spec.mounts is None:
+        mounts = [mount.container_path for mount in config.mounts or ()]
+    else:
+        mounts = [mount.destination for mount in spec.mounts]
+    annotations = {
+        key: value
+        for key, value in (config.annotations or {}).items()
+        if told.spec is None or key.startswith(_OF_REQUEST)
+    }
     nodes = [
         *(device.host_path for device in asked),
         *(node.path for node in linux.devices or () if node.path not in moved),
@@ -110,7 +118,7 @@ def carriers(info: str) -> Carriers:
     return Carriers(
         tuple(environment),
         tuple(device.name for device in config.cdi or ()),
-        tuple(((config.annotations or {}) | (spec.annotations or {})).items()),
+        tuple((annotations | (spec.annotations or {})).items()),
         tuple(dict.fromkeys(mounts)),
         tuple(dict.fromkeys(nodes)),
         told.privileged or security.privileged,

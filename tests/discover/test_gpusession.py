@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,6 +124,24 @@ def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start
     _, session = start(Machine((card,)))
     found = inventory(session)
     assert [(gpu.mig, gpu.instances) for gpu in found.gpus] == [(True, ())]
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceGetMigMode", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMinorNumber"]
+)
+def test_a_card_that_does_not_tell_what_it_is_is_no_card_of_another_kind(
+    start: Start, call: str
+) -> None:
+    """One in MIG mode would be given as a whole one, one with memory as one that has the host's."""
+    machine = gpumachines.with_mig()
+    driver, session = start(machine)
+    assert len(inventory(session).gpus) == 4
+    driver.tell(machine.but(1, **{f"return.{call}": 999}))
+    found = inventory(session)
+    assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
+    assert [(each.uuid, each.fault) for each in found.silent] == [
+        (machine.cards[1].uuid, "NoAnswer")
+    ]
 
 
 def test_gb10_has_no_memory_of_its_own(start: Start) -> None:
@@ -387,6 +407,25 @@ def test_the_xid_of_a_lost_card_has_its_name(start: Start) -> None:
     assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
 
 
+def test_the_xid_of_a_card_that_falls_off_while_somebody_looks_is_told(start: Start) -> None:
+    machine = gpumachines.a100_hgx()
+    driver, session = start(machine)
+    look(session)
+    rest = dataclasses.replace(machine, enumerated=(0, 1, 3, 4, 5, 6, 7))
+    driver.tell(rest.but(**{"sleep.nvmlDeviceGetCount_v2": 1000}))
+    with pytest.raises(SessionError):
+        session.look(0.01)
+
+    def begun() -> bool:
+        unread = fcntl.ioctl(session.fileno(), termios.TIOCOUTQ, bytes(4))
+        return int.from_bytes(unread, sys.byteorder) == 0
+
+    eventually("the child has read the question", begun)
+    driver.event(2, 79)
+    assert len(inventory(session).gpus) == 7
+    assert session.events == [GpuEvent(gpumachines.uuid(2), 79)]
+
+
 def test_a_link_that_a_driver_tells_nothing_of_hides_none_behind_it(start: Start) -> None:
     _, session = start(gpumachines.a100_hgx().but(0, **{"link.3": "3 2 -"}))
     found = inventory(session)
@@ -405,6 +444,19 @@ def test_links_are_read_once_for_the_same_cards_and_again_after_an_nvlink_error(
     driver.event(0, 74)
     eventually("the event", lambda: len(heard(session)) == 1)
     assert inventory(session).pairs[0].links == 6
+
+
+def test_links_that_come_up_later_are_seen_in_time(start: Start) -> None:
+    """Those at NVSwitches wait for the fabric manager, which may start after any agent."""
+    machine = gpumachines.a100_hgx()
+    # A look waits for events, and here are many of both.
+    cards = tuple(dataclasses.replace(each, events=None) for each in machine.cards)
+    linked = dataclasses.replace(machine, cards=cards)
+    alone = tuple(dataclasses.replace(each, links=()) for each in cards)
+    driver, session = start(dataclasses.replace(machine, cards=alone))
+    assert inventory(session).pairs[0].links == 0
+    driver.tell(linked)
+    eventually("links", lambda: inventory(session).pairs[0].links == 12)
 
 
 def test_waiting_for_events_that_goes_wrong_again_and_again_ends_the_session(start: Start) -> None:

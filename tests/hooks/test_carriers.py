@@ -6,8 +6,9 @@ import pytest
 
 from agent.hooks import carriers
 from agent.hooks.carried import carried
-from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import CarriedNode
+from agent.model.gpunames import MOUNT_ROOT
 from agent.model.visible import VisibleGpu
 from agent.proto import cri_pb2 as pb
 
@@ -103,19 +104,6 @@ def test_a_request_without_devices_carries_nothing() -> None:
 )
 def test_kinds_that_are_gpus(kind: str, is_gpu: bool) -> None:
     assert carriers.is_gpu_kind(kind) is is_gpu
-
-
-@pytest.mark.parametrize(
-    ("key", "is_read"),
-    [
-        ("cdi.k8s.io/nvidia-device-plugin_x", True),
-        ("nvidia.cdi.k8s.io/x", True),
-        ("cdi.k8s.io", False),
-        ("xcdi.k8s.io/x", False),
-    ],
-)
-def test_annotations_that_cdi_reads(key: str, is_read: bool) -> None:
-    assert carriers.is_cdi_annotation(key) is is_read
 
 
 @pytest.mark.parametrize(

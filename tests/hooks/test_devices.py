@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.hooks import decided, devices, gpus
-from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, Says, beyond, joined
 from agent.hooks.cpuset import Wait
 from agent.hooks.devices import TakenError
@@ -16,6 +16,7 @@ from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import PodComes
+from agent.model.gpunames import MOUNT_ROOT
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
 from agent.model.visible import (
@@ -405,6 +406,13 @@ HELD = NodeDevices(
         Carried(("GPU-c",)),
         Carried(nodes=(node_of("/dev/nvidia-caps/nvidia-cap1"),)),
         Carried(nodes=(node_of("/dev/infiniband/uverbs0"),)),
+        # A runtime takes a folder for all that is in it.
+        Carried(nodes=(node_of("/dev/infiniband"),)),
+        Carried(nodes=(node_of("/dev"),)),
+        # Of a claim (DRA): the minor.
+        Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",)),
+        Carried(cdi_devices=("k8s.gpu.nvidia.com/device=gpu-4",)),
+        Carried(annotations=(("cdi.k8s.io/p", "k8s.gpu.nvidia.com/claim=5f7e-gpu-4"),)),
     ],
 )
 def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
@@ -424,6 +432,10 @@ def test_nobody_gets_what_another_pod_has(carried: Carried) -> None:
         Carried(nodes=(node_of("/dev/nvidia6"), node_of("/dev/nvidia-caps/nvidia-cap2"))),
         Carried(("all",)),
         Carried(("strange",)),
+        Carried(nodes=(node_of("/dev/infini"),)),
+        Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-5",)),
+        Carried(cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4-mig-9-0-1",)),
+        Carried(cdi_devices=("other.example/claim=5f7e-gpu-4",)),
     ],
 )
 def test_a_plugins_choice_stays(carried: Carried) -> None:
@@ -436,6 +448,22 @@ def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
             devices.unallocated("other", Carried((name,)), HELD, given=True)
     for asks_for_nothing in (Carried(), Carried(serving=True), Carried(privileged=True)):
         assert devices.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
+
+
+def test_a_list_without_end_holds_nobody_up() -> None:
+    """The proxy has one thread for all requests of a node."""
+    endless = Carried((",".join(map(str, range(10, 30_000))),))
+    with pytest.raises(TakenError, match="its request names 29990 GPUs"):
+        devices.changes("other", endless, Visible(), HELD)
+    same = Carried((",".join(["1"] * 30_000),))
+    assert devices.changes("other", same, Visible(), HELD) == UNCHANGED
+    assert devices.changes("other", endless, Visible((B,)), HELD) == env("GPU-b")
+
+
+def test_nor_by_a_claim_beside_an_allocation() -> None:
+    claim = Carried(("GPU-b",), cdi_devices=("k8s.gpu.nvidia.com/claim=5f7e-gpu-4",))
+    with pytest.raises(TakenError, match="gpu-4 of its request is GPU-a, another pod's"):
+        devices.changes("other", claim, Visible((B,)), HELD)
 
 
 def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> None:

@@ -14,13 +14,13 @@ import grpc
 import msgspec
 import pytest
 
-from agent.hooks.carriers import MOUNT_ROOT
 from agent.hookserver import hooks
 from agent.hookserver.door import HookDoor
 from agent.host.locks import LockedError
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.doorbell import Created, Look, PodComes, Resized
+from agent.model.gpunames import MOUNT_ROOT
 from agent.model.limits import Limits
 from agent.model.snapshot import Snapshot
 from agent.model.visible import DeviceNode, Visible

@@ -20,11 +20,11 @@ import pytest
 from agent.allocate.visibility.isolation import Isolation
 from agent.allocate.visibility.shown import DevicePod, held, shown
 from agent.allocate.visibility.split import ContainerWish
-from agent.hooks.carriers import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
+from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.qos import QoS
 from agent.model.visible import DeviceNode, NodeDevices, Unasked, VisibleGpu

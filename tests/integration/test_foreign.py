@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.hooks.carriers import MOUNT_ROOT
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.gpunames import MOUNT_ROOT
 from agent.rpc.grpc import RpcError
 from demo.containerd import Containerd
 from demo.pods import (

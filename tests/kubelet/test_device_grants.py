@@ -71,7 +71,7 @@ def test_ids_and_answer() -> None:
     assert problems == ()
     assert found == (
         Grant("pod", "main", "nvidia.com/gpu", ("tegra",), Source.CHECKPOINT),
-        Grant("pod", "main", "", ("tegra",), Source.CONTAINER),
+        Grant("pod", "main", "", ("tegra",), Source.ANSWER),
     )
 
 

@@ -91,15 +91,6 @@ def test_a_condition_tells_since_when() -> None:
     ]
 
 
-def test_gpus_that_nobody_could_tell_apart() -> None:
-    found = device_list(Found(gpus=(gpu(1, "b"), gpu(1, "a"), gpu(2, "a"))), Published(), NOW)
-    assert ids(found) == [("gpu", "a", 1, True)]
-    assert found.problems == (
-        "GPU b, minor 1: another one has that name",
-        "GPU a, minor 2: another one has that name",
-    )
-
-
 @pytest.mark.parametrize(
     ("states", "healthy", "message"),
     [

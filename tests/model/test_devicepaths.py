@@ -62,6 +62,18 @@ def test_cards_and_their_instances() -> None:
     )
 
 
+def test_a_card_that_the_driver_does_not_list_has_neither_number_nor_node() -> None:
+    """Both may be another card's by now, as when an agent starts anew, or a card fell off."""
+    gpus = [Gpu("GPU-a", 0, "", minor=1), Gpu("GPU-gone", -1, "", minor=1)]
+    devices = [Device("gpu", "GPU-a", 1, {}), Device("gpu", "GPU-gone", 2, {})]
+    cards = device_files(devices, gpus, *NOTHING).cards
+    assert cards is not None
+    assert {each.gpu.uuid: each.gpu for each in cards} == {
+        "GPU-a": VisibleGpu("GPU-a", "0", (DeviceNode("/dev/nvidia1", 195, 1),)),
+        "GPU-gone": VisibleGpu("GPU-gone"),
+    }
+
+
 def link(number: int) -> Link:
     return Link(f"mlx5_{number}", char_devices=(char(number),))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import DeviceTopology
@@ -12,7 +13,15 @@ from agent.model.gpuactions import GpuActions
 from agent.model.gpuconditions import restored
 from agent.model.gpudevices import devices, facts
 from agent.model.gpuhealth import GpuHealth, looked, struck
-from agent.model.gpus import Gpu, GpuEvent, GpuInventory, GpuReading, GpuSight, MigInstance
+from agent.model.gpus import (
+    Gpu,
+    GpuEvent,
+    GpuInventory,
+    GpuReading,
+    GpuSight,
+    MigInstance,
+    SilentGpu,
+)
 from agent.model.nodestatus import GpuFacts, extended_resources, gpu_labels
 
 ACTIONS = GpuActions({})
@@ -86,6 +95,31 @@ def test_cards_without_a_minor_come_after_those_with_one() -> None:
 def test_cards_that_all_lack_a_minor_are_counted() -> None:
     health = seen(gpu(1, minor=None), gpu(0, minor=None))
     assert [(each.uuid, each.minor) for each in devices(health, {})] == [("GPU-0", 0), ("GPU-1", 1)]
+
+
+def test_a_card_that_is_gone_leaves_its_numbers_to_those_that_moved_up() -> None:
+    """A driver counts its cards anew at each start: the one that came back has its minor now."""
+    before = seen(gpu(0), gpu(1), gpu(2))
+    moved = replace(gpu(2), index=1, minor=1)
+    sight = GpuSight(inventory=GpuInventory("550.163.01", gpus=(gpu(0), moved)))
+    after = looked(before, sight, NOW, ACTIONS)
+    assert [(each.uuid, each.minor, each.healthy) for each in devices(after, {})] == [
+        ("GPU-0", 0, True),
+        ("GPU-2", 1, True),
+        ("GPU-1", 2, False),
+    ]
+    assert {card.gpu.uuid: card.gpu.index for card in after.cards} == {
+        "GPU-0": 0,
+        "GPU-1": -1,
+        "GPU-2": 1,
+    }
+
+
+def test_a_lost_card_that_the_driver_still_counts_keeps_its_number() -> None:
+    before = seen(gpu(0), gpu(1))
+    silent = (SilentGpu(1, "GpuLost"),)
+    sight = GpuSight(inventory=GpuInventory("550.163.01", gpus=(gpu(0),), silent=silent))
+    assert [card.gpu.index for card in looked(before, sight, NOW, ACTIONS).cards] == [0, 1]
 
 
 def test_an_ill_card_stays_and_gives_nothing() -> None:

@@ -12,7 +12,13 @@ from msgspec.structs import replace
 
 from agent.model.devices import Condition, Device, DeviceTopology
 from agent.model.gpuactions import Action, GpuActions, parse
-from agent.model.gpuconditions import conditions, cordoned, restored
+from agent.model.gpuconditions import (
+    CORDONED_GPUS,
+    conditions,
+    cordoned,
+    cordons_of_none,
+    restored,
+)
 from agent.model.gpudevices import devices
 from agent.model.gpuhealth import GpuHealth, looked, struck
 from agent.model.gpus import (
@@ -275,6 +281,13 @@ def test_a_card_is_cordoned_by_uuid_or_address() -> None:
     assert [each.status for each in found[1].conditions] == ["True", "True"]
 
 
+@pytest.mark.parametrize("name", ["00000000:07:00.0", "0000:07:00.0", "00000000:0F:00.0"])
+def test_a_card_is_cordoned_by_the_address_that_the_drivers_tools_print(name: str) -> None:
+    annotations = {CORDONED_GPUS: name}
+    assert len(cordoned(annotations, GPUS.values())) == 1
+    assert cordons_of_none(annotations, GPUS.values()) == ()
+
+
 def test_a_restart_of_the_agent_is_no_recovery() -> None:
     health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
     health = struck(health, GpuEvent(A, 79), FIRST + 1, ACTIONS)
@@ -295,6 +308,20 @@ def test_evidence_that_began_before_a_restart_counts_after_it() -> None:
     assert looked(again, sight(), FIRST + 3, ACTIONS, BUSES).cards[0].healthy
 
 
+def test_another_driver_than_before_a_restart_is_evidence() -> None:
+    """Nothing else tells of an upgrade while no agent ran: readings are not kept."""
+    health = struck(looked(GpuHealth(), sight(), FIRST, ACTIONS), GpuEvent(A, 48), FIRST, ACTIONS)
+    for driver, now, well in (
+        ("550", "550", False),
+        ("570", "550", True),
+        ("", "550", False),
+        ("550-beta", "550+beta", False),
+    ):
+        again = restored(devices(health, {}), ACTIONS, driver)
+        after = looked(again, sight(now), FIRST + HOUR, ACTIONS, BUSES)
+        assert after.cards[0].healthy is well
+
+
 def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     health = looked(GpuHealth(), sight(), FIRST, ACTIONS, BUSES)
     (device, *_) = devices(health, {})
@@ -311,6 +338,15 @@ def test_what_other_writers_left_on_a_device_restores_nothing() -> None:
     )
     (card,) = restored([replace(device, conditions=strange)], ACTIONS).cards
     assert card.healthy
+
+
+def test_a_gpu_that_an_object_lists_twice_is_one() -> None:
+    """Anybody may write it."""
+    device = Device("gpu", A, 0, {}, topology=DeviceTopology(bus=GPUS[A].bus))
+    again = restored([device, replace(device, minor=5)], ACTIONS)
+    assert [(each.uuid, each.minor) for each in devices(again, {})] == [(A, 5)]
+    other = restored([device, replace(device, uuid=B)], ACTIONS)
+    assert [(each.uuid, each.minor) for each in devices(other, {})] == [(A, 0), (B, 1)]
 
 
 def test_only_gpus_are_restored() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agent.model.devices import Device
 from agent.model.nodestatus import GpuFacts, extended_resources, gpu_labels, status
@@ -29,6 +30,7 @@ def test_healthy_devices_add_up() -> None:
         "koordinator.sh/gpu-core": 200,
         "koordinator.sh/gpu-memory": 32 * GI,
         "koordinator.sh/gpu-memory-ratio": 200,
+        "koordinator.sh/gpu.shared": 200,
         "koordinator.sh/rdma": 100,
     }
 
@@ -47,10 +49,10 @@ def test_whole_cards_are_for_nvidia(vendor: str, there: bool) -> None:
     assert found["koordinator.sh/gpu-core"] == 100
 
 
-def test_shared_cards_behind_a_switch() -> None:
-    cards = [gpu(0), gpu(1)]
-    assert extended_resources(cards, shared=True)["koordinator.sh/gpu.shared"] == 200
-    assert "koordinator.sh/gpu.shared" not in extended_resources(cards)
+def test_a_card_that_is_withheld_is_none_to_share() -> None:
+    """Its amounts are listed as zeros."""
+    held = replace(gpu(0), resources=dict.fromkeys(gpu(0).resources, 0))
+    assert extended_resources([held, gpu(1)])["koordinator.sh/gpu.shared"] == 100
 
 
 def test_capacity_and_allocatable_say_the_same() -> None:

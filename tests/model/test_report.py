@@ -88,6 +88,7 @@ def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
         "koordinator.sh/gpu": 100,
         "koordinator.sh/gpu-core": 100,
         "koordinator.sh/gpu-memory": 80 << 30,
+        "koordinator.sh/gpu.shared": 100,
     }
     assert report.labels["node.koordinator.sh/gpu-model"] == "H200"
     assert "nvidia.com/gpu.count" not in report.labels

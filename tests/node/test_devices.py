@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +19,12 @@ from agent.model.apinode import ApiNode
 from agent.model.availability import Reserved
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.devicefiles import NO_FILES, DeviceFiles
 from agent.model.devicelist import Published, published
 from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.devices import Condition
 from agent.model.gpuactions import GpuActions
+from agent.model.gpuconditions import GPU_DRIVER, RELEASED
 from agent.model.gpus import Ancestor, pci_address
 from agent.model.holding import Grant, Source
 from agent.model.interconnect import GPU_LINKS, Interlink
@@ -45,10 +50,14 @@ def no_child() -> GpuWatcher:
 
 
 def view_of(
-    root: Path, watch: Callable[[], GpuWatcher] = no_child, *, withhold: bool = False
+    root: Path,
+    watch: Callable[[], GpuWatcher] = no_child,
+    *,
+    withhold: bool = False,
+    files: DeviceFiles = NO_FILES,
 ) -> DeviceView:
     checkpoint = CheckpointView(str(root / "kubelet"))
-    return DeviceView(str(root), watch, GpuActions({}), checkpoint, withhold=withhold)
+    return DeviceView(str(root), watch, GpuActions({}), checkpoint, withhold=withhold, files=files)
 
 
 class Node:
@@ -65,7 +74,7 @@ class Node:
         self.pods: tuple[Pod, ...] = ()
         self.seen = SeenDevices()
 
-    def another(self, *, withhold: bool = False) -> DeviceView:
+    def another(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
         """Of an agent that starts anew."""
         timing = GpuTiming(period=0.05, answer=DEADLINE_SECONDS, retry=0.02, most_retry=0.1)
         root, environment = str(self.driver.root), self.driver.environment
@@ -73,7 +82,7 @@ class Node:
         def watch() -> GpuWatcher:
             return GpuWatcher(self.woken.set, root, timing, environment)
 
-        return view_of(self.root, watch, withhold=withhold)
+        return view_of(self.root, watch, withhold=withhold, files=files)
 
     def card(self, bus: str) -> None:
         address = pci_address(bus)
@@ -356,7 +365,32 @@ def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptur
     assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
 
 
-def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None:
+def test_a_running_pod_holds_its_card_whatever_is_written_into_its_annotation_since(
+    mixed: Node,
+) -> None:
+    first = mixed.until(lambda it: len(it.devices) > 1)
+    one, other = first.devices[:2]
+    amounts = {"koordinator.sh/gpu-core": "100"}
+    # The number is that of another card by now.
+    given = {"gpu": [{"minor": one.minor, "id": other.uuid, "resources": amounts}]}
+    changed = msgspec.structs.replace(
+        pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
+    )
+    grants = [
+        Grant("a", "main", "nvidia.com/gpu", (one.uuid,), Source.CHECKPOINT),
+        Grant("a", "side", "", (one.uuid,), Source.CONTAINER),
+    ]
+    seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
+    assert seen is not None
+    assert [(each.device, each.source) for each in seen.existing] == [(one.uuid, Source.CONTAINER)]
+    assert seen.report.held == {
+        ("gpu", one.minor): one.resources,
+        ("gpu", other.minor): {"koordinator.sh/gpu-core": 100},
+    }
+
+
+def test_devices_go_on_from_what_was_said_of_them(tmp_path: Path) -> None:
+    """Network cards have their numbers from it, GPUs what struck them."""
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
     view = view_of(root)
@@ -369,6 +403,86 @@ def test_cards_need_nobodys_numbers_and_network_cards_do(tmp_path: Path) -> None
     assert told is not None
     assert [each.minor for each in told.report.devices] == [5]
     assert view.now(TOPOLOGY, None, ApiNode(), ()) == told, "once told is enough"
+
+
+def test_cards_are_not_asked_about_before_what_struck_them_is_known(mixed: Node) -> None:
+    first = mixed.until(lambda it: it.devices)
+    uuid, time = first.devices[0].uuid, "2026-01-01T00:00:00Z"
+    struck = Condition("XID48", "True", "Reset", "XID 48: reset", time)
+    ill = msgspec.structs.replace(first.devices[0], conditions=(struck,), healthy=False)
+    mixed.view.close()
+    mixed.view = mixed.another()
+    assert mixed.view.now(TOPOLOGY, None, ApiNode(), ()) is None
+    mixed.published = Published((ill,))
+    report = mixed.until(lambda it: len(it.devices) == len(first.devices))
+    told = {each.uuid: [it.type for it in each.conditions] for each in report.devices}
+    assert "XID48" in told[uuid]
+
+
+def test_a_clock_that_is_set_is_no_boot(mixed: Node) -> None:
+    """The kernel counts its start back from the time that it has now."""
+    stat = mixed.root / "proc" / "stat"
+    stat.parent.mkdir()
+    stat.write_text("cpu 1\nbtime 1000000000\n")
+    mixed.until(lambda it: it.devices)
+    mixed.driver.event(0, 79)
+    mixed.until(lambda it: False in health(it))
+    stat.write_text("cpu 1\nbtime 9000000000\n")
+    looks = {id(mixed.seen.readings): mixed.seen.readings}
+
+    def looked(report: DeviceReport) -> bool:
+        looks[id(mixed.seen.readings)] = mixed.seen.readings
+        return len(looks) > 3
+
+    assert False in health(mixed.until(looked))
+
+
+def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
+    mixed: Node, tmp_path: Path
+) -> None:
+    """Of cards their driver has to tell number and instances, and a network card is out of sight
+    while the pod that has it runs."""
+    mixed.until(lambda it: it.devices)
+    nic = buses.plug(mixed.root, "pci0000:17/0000:17:00.0")
+    files = {
+        "infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n",
+        "infiniband_verbs/uverbs0/ibdev": "mlx5_0\n",
+    }
+    buses.put(nic, files)
+    mixed.view.look_again()
+    mixed.until(lambda it: len(it.devices) == 3)
+    before = mixed.seen.files
+    mixed.published = mixed.view.state
+    mixed.view.close()
+    (nic / "infiniband").rename(tmp_path / "elsewhere")
+    mixed.view = mixed.another(files=before)
+    mixed.words = ApiNode(annotations={GPU_DRIVER: RELEASED})
+    mixed.now()
+    assert mixed.seen.files == before
+    assert mixed.view.files == before
+    mixed.words = ApiNode()
+    mixed.until(lambda it: it.gpus.driver_version and mixed.seen.readings)
+    assert mixed.seen.files == before
+
+
+def test_while_pci_was_never_listed_nothing_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent that is short of files must not say that a node has lost its devices."""
+    nic = buses.plug(tmp_path, "pci0000:17/0000:17:00.0")
+    buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    view = view_of(tmp_path)
+
+    def short(path: str) -> list[str]:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "listdir", short)
+        assert view.now(TOPOLOGY, Published(), ApiNode(), ()) is None
+    assert "too many open files" in caplog.text
+    seen = view.now(TOPOLOGY, Published(), ApiNode(), ())
+    assert seen is not None
+    assert [each.type for each in seen.report.devices] == ["rdma"]
 
 
 @pytest.mark.parametrize("wrong", ["79=explode", "x=reset"])

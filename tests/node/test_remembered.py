@@ -12,6 +12,7 @@ from agent.model import apipods
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apinode import ApiNode
 from agent.model.apipods import ApiPod
+from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devicelist import Published
 from agent.model.devices import Device
 from agent.model.gpus import Ancestor, GpuPair
@@ -19,6 +20,7 @@ from agent.model.node_annotations import SYSTEM_QOS
 from agent.model.nodestatus import GpuFacts
 from agent.model.podwords import Words
 from agent.model.qos import QOS_LABEL
+from agent.model.visible import DeviceNode, VisibleGpu
 from agent.node.assigned import Assigned
 from agent.node.remembered import Known, Memory, known
 from tests.node.world import World
@@ -131,10 +133,15 @@ def test_what_was_said_of_devices_is_kept(tmp_path: Path) -> None:
     nic = Device("rdma", "0000:17:00.0", 5, {"koordinator.sh/rdma": 100})
     pairs = (GpuPair("GPU-0", "GPU-1", Ancestor.SWITCH, None, 2, 50_000),)
     said = Published((nic,), {"rdma": {"0000:1a:00.0": 4}}, GpuFacts("nvidia"), pairs)
-    Memory(path).remember(said)
+    nodes = (DeviceNode("/dev/infiniband/uverbs0", 231, 192),)
+    card = CardFiles(VisibleGpu("GPU-0", "0", nodes), 3, True, (VisibleGpu("MIG-0", "0:1"),))
+    adapter = OtherFiles("rdma", "0000:17:00.0", 5, nodes, {"0000:17:00.1": nodes})
+    files = DeviceFiles((card,), (adapter,), {"rdma": nodes})
+    Memory(path).remember(said, files)
     again = Memory(path)
-    assert again.known.devices == said
-    assert again.update(Assigned(), ["a"]).devices == said
+    assert (again.known.devices, again.known.files) == (said, files)
+    updated = again.update(Assigned(), ["a"])
+    assert (updated.devices, updated.files) == (said, files)
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b"[]", b'{"pods": 3}', b"\xff"])

@@ -89,6 +89,17 @@ def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
         assert not sight(pods, [], FILES, [harmless]).pods["p"].each.refused
 
 
+def test_a_plugin_takes_no_card_from_a_pod_that_runs_with_it() -> None:
+    """Hooks must go on to refuse it to the pod that the plugin gave it to."""
+    pods = [given("p", FIRST, runs=True), pod("plugins", "LS")]
+    found = [holding("plugins", "GPU-0")]
+    it = sight(pods, [], FILES, found, before={"GPU-0": frozenset({"p"})})
+    assert it.node.held[0].holders == ("p",)
+    made = [given("p", FIRST), pod("plugins", "LS", containers=(running("c"),))]
+    it = sight(made, [], FILES, found, before={"GPU-0": frozenset({"p"})})
+    assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
+
+
 def test_nor_is_an_instance_of_which_a_plugin_gave_a_replica() -> None:
     instances = tuple(VisibleGpu(f"MIG-{each}", f"0:{number}") for number, each in enumerate("ab"))
     files = DeviceFiles((CardFiles(VisibleGpu("GPU-0", "0"), 0, True, instances),))

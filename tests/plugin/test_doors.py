@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from agent.hooks import cpuset, gpus, requests, rewrites
 from agent.hooks.carried import carried
-from agent.hooks.carriers import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.hooks.cpuset import Give
 from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.cpuset import CpuSet
 from agent.model.doorbell import Asked
+from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.model.limits import Limits
 from agent.model.visible import DeviceNode, VisibleGpu
 from agent.model.wanted import Wanted

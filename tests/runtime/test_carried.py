@@ -55,6 +55,22 @@ def test_what_containerd_tells() -> None:
     )
 
 
+def test_what_the_runtime_made_counts_and_not_what_it_was_asked_for() -> None:
+    """A plugin in the runtime (NRI) changes the specification behind the request."""
+    asked = {
+        "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
+        "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
+    }
+    made = {"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]}
+    found = carriers(json.dumps({"config": asked, "runtimeSpec": made}))
+    assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
+    # The runtime itself reads these, of the request.
+    assert found.annotations == (("cdi.k8s.io/x", "a.example/b=0"),)
+    alone = carriers(json.dumps({"config": asked}))
+    assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
+    assert len(alone.annotations) == 2
+
+
 def test_what_cri_o_tells() -> None:
     told = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
     found = carriers(json.dumps(told))

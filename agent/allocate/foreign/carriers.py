@@ -6,19 +6,26 @@ Whoever made it wrote them into its environment, its mounts, its CDI names or it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
 
+from agent.model.gpunames import (
+    MOUNT_ROOT,
+    NOTHING_NAMED,
+    VISIBLE_DEVICES,
+    is_cdi_annotation,
+    mounted,
+    split,
+)
 from agent.model.holding import Grant, Source
 
-VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
-MOUNTS: Final = "/var/run/nvidia-container-devices/"
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
 """Before the uid of a claim."""
 CPU_DRIVER: Final = "dra.cpu"
-_NOTHING: Final = frozenset({"", "none", "void", MOUNTS.rstrip("/")})
-_CDI_PREFIX: Final = "cdi.k8s.io/"
+_MOST_NAMES: Final = 1024
+"""More than a node has devices: runtimes make no container that names others."""
 
 
 class Carriers(msgspec.Struct, frozen=True):
@@ -33,20 +40,28 @@ class Carriers(msgspec.Struct, frozen=True):
     privileged: bool = False
 
 
-def grants(uid: str, container: str, carriers: Carriers) -> tuple[Grant, ...]:
+def grants(
+    uid: str, container: str, carriers: Carriers, source: Source = Source.CONTAINER
+) -> tuple[Grant, ...]:
     """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
-    the last word."""
+    the last word. `source`: of all but device nodes."""
     named: dict[str, list[str]] = {}
-    for resource, name in _named(carriers):
+    for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
         named.setdefault(resource, []).append(name)
-    found = [
-        Grant(uid, container, resource, tuple(names), Source.CONTAINER)
-        for resource, names in named.items()
-    ]
-    found += [
-        Grant(uid, container, CPU_DRIVER, (value,), Source.CONTAINER, claim)
+    claims = (
+        (key.removeprefix(CPUSET_PREFIX), value)
         for key, value in dict(carriers.environment).items()
-        if (claim := key.removeprefix(CPUSET_PREFIX)) != key
+        if key.startswith(CPUSET_PREFIX)
+    )
+    found = [
+        *(
+            Grant(uid, container, resource, tuple(names), source)
+            for resource, names in named.items()
+        ),
+        *(
+            Grant(uid, container, CPU_DRIVER, (value,), source, claim)
+            for claim, value in islice(claims, _MOST_NAMES)
+        ),
     ]
     if carriers.nodes and not carriers.privileged:
         nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
@@ -57,23 +72,19 @@ def grants(uid: str, container: str, carriers: Carriers) -> tuple[Grant, ...]:
 def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
     """Resource or CDI kind, and name; the resource is "" where nobody says it."""
     visible = dict(carriers.environment).get(VISIBLE_DEVICES, "")
-    if visible not in _NOTHING:
-        for each in visible.split(","):
-            kind, _, name = each.strip().rpartition("=")
-            if name:
-                yield kind, name
-    for path in carriers.mounts:
-        below = path.removeprefix(MOUNTS)
-        if below != path:
-            kind, _, name = below.removeprefix("cdi/").rpartition("/")
-            if below.startswith("cdi/") or not kind:
-                yield kind, name
+    named = [name for path in carriers.mounts if (name := mounted(path))]
+    if visible not in NOTHING_NAMED and visible != MOUNT_ROOT:
+        named = split(visible) + named
+    for each in named:
+        kind, _, name = each.rpartition("=")
+        if name:
+            yield kind, name
     for each in carriers.cdi_devices:
         yield from _qualified(each)
     for key, value in carriers.annotations:
-        if key.startswith(_CDI_PREFIX) or f".{_CDI_PREFIX}" in key:
-            for each in value.split(","):
-                yield from _qualified(each.strip())
+        if is_cdi_annotation(key):
+            for each in split(value):
+                yield from _qualified(each)
 
 
 def _qualified(text: str) -> Iterator[tuple[str, str]]:

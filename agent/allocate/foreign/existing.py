@@ -6,7 +6,7 @@ container's environment does not show, and the environment of MIG what its devic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from typing import Final
 
 import msgspec
@@ -31,12 +31,14 @@ class Existing(msgspec.Struct, frozen=True):
 def existing(
     grants: Iterable[Grant],
     keys: Keys,
-    allocated: Mapping[str, Collection[str]],
+    allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
 ) -> Existing:
-    """`allocated`: by pod (uid) the device types that a scheduler gave it: for them only its word
-    counts. `present`: the pods on this node, None where nobody knows; a kubelet forgets those that
-    ended only when the next one comes."""
+    """`allocated`: by pod (uid) and device type what a scheduler gave it, by id of the device or of
+    its part. For these types its word counts, as it is put in the place of the kubelet's, and what
+    else the pod's containers show: they were made before it, or without it. `present`: the pods on
+    this node, None where nobody knows; a kubelet forgets those that ended only when the next one
+    comes."""
     found: dict[tuple[str, str, str, str], list[Holding]] = {}
     problems: list[str] = []
     notes: list[str] = []
@@ -45,10 +47,16 @@ def existing(
             continue
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
-        problems += [f"{title}: {name!r} is no device of this node" for name in read.unknown]
-        notes += [f"{title}: {name!r} {why}" for name, why in read.left]
+        told = read.unknown[:_MOST_TOLD]
+        problems += [f"{title}: {_quoted(each)} is no device of this node" for each in told]
+        if more := len(read.unknown) - len(told):
+            problems.append(f"{title}: {more} more names are no devices of this node")
+        notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
-            if holding.type in allocated.get(holding.uid, ()):
+            given = allocated.get(holding.uid, {}).get(holding.type)
+            if given is not None and (
+                holding.source is not Source.CONTAINER or given & {holding.device, holding.part}
+            ):
                 continue
             key = holding.uid, holding.container, holding.type, holding.device
             known = found.setdefault(key, [])
@@ -134,6 +142,14 @@ def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[De
         )
         for device in devices
     )
+
+
+_MOST_TOLD: Final = 8
+_LONGEST: Final = 64
+
+
+def _quoted(name: str) -> str:
+    return repr(name[:_LONGEST])
 
 
 _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})

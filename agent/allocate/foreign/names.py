@@ -58,7 +58,8 @@ ROWS: Final = (
     Row(r".*", r"(MIG-[^:]+)::(.+)", r"\1", Form.INSTANCE, r"\1::\2"),
     Row(r".*", r"(MIG-(GPU-[^/:]+)/\d+/\d+)", r"\2", Form.INSTANCE, r"\1"),
     Row(r".*", r"((GPU|MIG)-[^:]+)", r"\1"),
-    Row(_NVIDIA, r"(?:gpu|mig)?(\d+(:\d+)?)", r"index:\1"),
+    Row(_NVIDIA, r"((?i:gpu|mig)-[^:]+)", r"\1"),
+    Row(_NVIDIA, r"(?:gpu|mig)?0*(\d+(:\d+)?)", r"index:\1"),
     Row(_NVIDIA, r"(\d+)::(.+)", r"index:\1", Form.REPLICA, r"\2"),
     Row(_NVIDIA, r"all", why="sees every GPU, and none is kept for it"),
     Row(_CLAIM, r"(?:.+-)?gpu-(\d+)", r"minor:\1"),
@@ -104,11 +105,13 @@ def keys(
         if device.type == DeviceType.GPU:
             found[f"minor:{device.minor}"] = found[f"/dev/nvidia{device.minor}"] = whole
     for gpu in gpus:
-        found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
+        listed = gpu.index >= 0
+        if listed:
+            found[f"index:{gpu.index}"] = Target(DeviceType.GPU, gpu.uuid)
         for instance in gpu.instances:
             part = Target(DeviceType.GPU, gpu.uuid, Form.INSTANCE, instance.uuid)
             found[instance.uuid] = part
-            if instance.index is not None:
+            if listed and instance.index is not None:
                 found[f"index:{gpu.index}:{instance.index}"] = part
     for adapter in rdma:
         physical = adapter.physical
@@ -167,13 +170,14 @@ def _row(resource: str, name: str) -> tuple[Row, re.Match[str]]:
 
 
 def _target(key: str, keys: Keys) -> Target | None:
-    """A beginning of a UUID leads to the one that begins so, as for NVIDIA's runtime."""
+    """The beginning of a UUID leads to the one that has it, in any case as for NVIDIA's runtime."""
     address = pci_address(key)
     if address:
         return keys.get(address)
-    if key in keys or not key.startswith(("GPU-", "MIG-")):
+    beginning = key.upper()
+    if key in keys or not beginning.startswith(("GPU-", "MIG-")):
         return keys.get(key)
-    targets = {each for uuid, each in keys.items() if uuid.startswith(key)}
+    targets = {each for uuid, each in keys.items() if uuid.upper().startswith(beginning)}
     return targets.pop() if len(targets) == 1 else None
 
 

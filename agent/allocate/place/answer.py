@@ -49,9 +49,12 @@ class Granted(msgspec.Struct, frozen=True):
         wish = self.wish
         devices: Holdings = {}
         functions: VirtualFunctions = {}
+        ids: dict[tuple[str, int], str] = {}
         for kind, chosen in self.allocation.devices.items() if self.allocation else ():
             for each in chosen:
                 devices[kind, each.minor] = each.resources
+                if each.uuid:
+                    ids[kind, each.minor] = each.uuid
                 if each.functions:
                     buses = frozenset(function.bus for function in each.functions)
                     functions[kind, each.minor] = buses
@@ -63,6 +66,7 @@ class Granted(msgspec.Struct, frozen=True):
             functions,
             wish.requests,
             wish.priority,
+            ids=ids,
         )
 
     def annotations(self) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
 
 import msgspec
 
@@ -11,7 +10,12 @@ from agent.allocate.devices.inventory import Inventory
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.allocate.place.facts import Imported
 from agent.allocate.place.holding import Holding
-from agent.model.device_allocation import functions_together, together
+from agent.model.device_allocation import (
+    Holdings,
+    VirtualFunctions,
+    functions_together,
+    together,
+)
 
 
 class DeviceOverlap(msgspec.Struct, frozen=True):
@@ -27,16 +31,18 @@ class DeviceOverlap(msgspec.Struct, frozen=True):
 def held_devices(
     inventory: Inventory, holdings: Mapping[str, Holding], imported: Mapping[str, Imported]
 ) -> NodeDevices:
-    """Both by uid. Of the types that a scheduler gave a pod only its word counts."""
+    """Both by uid. Of a device that a scheduler gave a pod only its word counts."""
     devices, functions = [], []
-    for held in holdings.values():
+    own: dict[str, Holdings] = {}
+    for uid, held in holdings.items():
         if held.devices or held.functions:
-            devices.append(held.devices)
-            functions.append(held.functions)
+            own[uid], of_pod = _numbered(held, inventory)
+            devices.append(own[uid])
+            functions.append(of_pod)
     for uid, each in imported.items():
-        told = holdings[uid].kinds if uid in holdings else frozenset()
-        devices.append(_beside(each.devices, told))
-        functions.append(_beside(each.functions, told))
+        told = own.get(uid, {})
+        devices.append({at: amounts for at, amounts in each.devices.items() if at not in told})
+        functions.append(each.functions)
     return node_devices(inventory, together(devices), functions_together(functions))
 
 
@@ -46,10 +52,11 @@ def device_overlaps(
     """By type, minor and what is held; each with those that hold something of it."""
     claims: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
     for held in sorted(holdings, key=lambda each: each.uid):
-        for (kind, minor), amounts in held.devices.items():
+        devices, functions = _numbered(held, inventory)
+        for (kind, minor), amounts in devices.items():
             for name, amount in amounts.items():
                 claims.setdefault((kind, minor, name), []).append((held.uid, amount))
-        for (kind, minor), buses in held.functions.items():
+        for (kind, minor), buses in functions.items():
             for bus in buses:
                 claims.setdefault((kind, minor, bus), []).append((held.uid, 1))
     found = []
@@ -64,11 +71,18 @@ def device_overlaps(
     return tuple(found)
 
 
-_Value = TypeVar("_Value")
-
-
-def _beside(
-    of_devices: Mapping[tuple[str, int], _Value], kinds: frozenset[str]
-) -> dict[tuple[str, int], _Value]:
-    """Those of other types."""
-    return {at: each for at, each in of_devices.items() if at[0] not in kinds}
+def _numbered(held: Holding, inventory: Inventory | None) -> tuple[Holdings, VirtualFunctions]:
+    """With the minors that the devices have now: drivers of GPUs count them anew at each start."""
+    moved = {}
+    for (kind, minor), uuid in held.ids.items():
+        fleet = inventory.fleets.get(kind) if inventory else None
+        if fleet is None or (minor in fleet.devices and fleet.devices[minor].uuid == uuid):
+            continue
+        now = next((at for at, each in fleet.devices.items() if each.uuid == uuid), minor)
+        moved[kind, minor] = kind, now
+    if not moved:
+        return held.devices, held.functions
+    return (
+        together({moved.get(at, at): amounts} for at, amounts in held.devices.items()),
+        functions_together({moved.get(at, at): buses} for at, buses in held.functions.items()),
+    )

@@ -14,14 +14,15 @@ from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
     Holdings,
     VirtualFunctions,
-    allocated,
+    amounts,
+    given,
     virtual_functions,
 )
 
 
 class Holding(msgspec.Struct, frozen=True, gc=False):
-    """`devices` and `functions` by type and minor; `requests`: the pod's total. `faults`: what of
-    its annotations can't be read."""
+    """`devices` and `functions` by type and minor; `ids`: the names for life of devices that were
+    given by one; `requests`: the pod's total. `faults`: what of its annotations can't be read."""
 
     uid: str
     title: str
@@ -31,6 +32,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
     requests: dict[str, int] = {}
     priority: int = 0
     faults: tuple[str, ...] = ()
+    ids: dict[tuple[str, int], str] = {}
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -50,10 +52,15 @@ def holding_of(pod: ApiPod) -> Holding:
     claim = _claim(pod, requests.get("cpu", 0), faults)
     devices: Holdings = {}
     functions: VirtualFunctions = {}
+    ids: dict[tuple[str, int], str] = {}
     if pod.annotations.get(DEVICE_ALLOCATED):
         try:
             functions = virtual_functions(pod.annotations)
-            devices = allocated(pod.annotations)
+            of_pod = given(pod.annotations)
+            devices = amounts(of_pod)
+            ids = {
+                (kind, each.minor): each.id for kind in of_pod for each in of_pod[kind] if each.id
+            }
         except AnnotationError as error:
             faults.append(str(error))
     return Holding(
@@ -65,6 +72,7 @@ def holding_of(pod: ApiPod) -> Holding:
         requests,
         pod.priority or 0,
         tuple(faults),
+        ids,
     )
 
 

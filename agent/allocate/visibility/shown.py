@@ -24,6 +24,7 @@ from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO,
 from agent.model.visible import DeviceNode, HeldDevice, Visible, VisibleGpu
 
 _WHOLE: Final = 100
+_LONGEST: Final = 64
 _PERCENTS: Final = (GPU_CORE, GPU_MEMORY_RATIO, RDMA, FPGA)
 
 
@@ -97,12 +98,13 @@ def shown(
     isolation: Isolation = NO_ISOLATION,
     elsewhere: Elsewhere = MappingProxyType({}),
     before: Holders = MappingProxyType({}),
+    running: Collection[str] = (),
 ) -> dict[str, PodShown]:
     """By uid, for pods that were given devices; none yet for pods with GPUs whose driver has not
     told them. Of devices of types and vendors that are not known here nothing is decided. `pods`:
     whoever has its devices already comes before whoever only claims them. `before`: who had what
     at the last look; who claims some of it anew comes after all others, as whoever may change a
-    pod may change what it claims."""
+    pod may change what it claims. `running`: uids of pods, also of others, that have containers."""
     answers: dict[str, PodShown] = {}
     resolved: list[tuple[DevicePod, dict[str, list[_Found]]]] = []
     for pod in pods:
@@ -130,7 +132,7 @@ def shown(
     taken: _Taken = {}
     for pod, found in resolved:
         try:
-            _check(pod.uid, found, taken, elsewhere, before)
+            _check(pod.uid, found, taken, elsewhere, before, running)
         except _RefusedError as error:
             answers[pod.uid] = PodShown(Visible(refused=str(error)))
             continue
@@ -188,7 +190,7 @@ def _is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
 
 
 def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
-    title = f"{kind} {device.id or device.minor}"
+    title = f"{kind} {device.id[:_LONGEST] or device.minor}"
     if kind == DeviceType.GPU:
         gpu = _gpu(title, device, files.cards or ())
         return _Found(device, (gpu.uuid,), gpu)
@@ -200,7 +202,7 @@ def _find(kind: str, device: Given, files: DeviceFiles) -> _Found:
     nodes: list[DeviceNode] = []
     for bus in device.functions:
         if bus not in other.functions:
-            raise _RefusedError(f"{title} has no virtual function {bus} on this node")
+            raise _RefusedError(f"{title} has no virtual function {bus[:_LONGEST]} on this node")
         nodes += other.functions[bus]
     return _Found(device, device.functions, nodes=tuple(nodes))
 
@@ -240,15 +242,18 @@ def _check(
     taken: _Taken,
     elsewhere: Elsewhere,
     before: Holders,
+    running: Collection[str],
 ) -> None:
-    """Raises _RefusedError for a device that others leave too little of. Who had it before keeps it
-    from a device plugin's pod: plugins know nothing of what schedulers gave."""
+    """Raises _RefusedError for a device that others leave too little of. Plugins know nothing of
+    what schedulers gave: who had a device keeps it from a plugin's pod that has no containers yet,
+    and from any once it has its own."""
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
-            if uid not in before.get(key, ()):
-                for other, title in sorted(elsewhere.get(key, {}).items()):
-                    if other != uid:
-                        raise _RefusedError(f"{key} belongs to pod {title}")
+            had = uid in before.get(key, ())
+            for other, title in sorted(elsewhere.get(key, {}).items()):
+                kept = had and (uid in running or other not in running)
+                if other != uid and not kept:
+                    raise _RefusedError(f"{key} belongs to pod {title}")
             others = taken.get(key, [])
             if not device.fits([other for _, other in others]):
                 raise _RefusedError(f"{key} belongs to pod {others[0][0]}")

@@ -17,6 +17,7 @@ from agent.hooks import carriers
 from agent.hooks.carriers import Carried
 from agent.hooks.changes import Changes, Says
 from agent.hooks.requests import CreateContainer, UpdateContainer, pod_comes, scaled_quota
+from agent.model import gpunames
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -48,11 +49,11 @@ def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
 def carried(request: pb.ContainerResourceHookRequest) -> Carried:
     """What a container that is to be made names of devices in its environment: the protocol shows
     no more. Mounts that the environment speaks of stand there without their names."""
-    value = request.container_envs.get(carriers.VISIBLE_DEVICES)
+    value = request.container_envs.get(gpunames.VISIBLE_DEVICES)
     return Carried(
         environment=() if value is None else (value,),
         preload=request.container_envs.get(carriers.PRELOAD, ""),
-        mounts=(carriers.mount_path("unseen"),) if value == carriers.MOUNT_ROOT else (),
+        mounts=(carriers.mount_path("unseen"),) if value == gpunames.MOUNT_ROOT else (),
     )
 
 

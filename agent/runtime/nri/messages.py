@@ -15,6 +15,7 @@ from agent.hooks import carriers
 from agent.hooks.carriers import Carried
 from agent.hooks.changes import FIELDS, UNCHANGED, CarriedNode, Changes, Says
 from agent.hooks.requests import pod_comes, scaled_quota
+from agent.model import gpunames
 from agent.model.doorbell import Asked, PodComes
 from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.pods import pod_uid
@@ -23,7 +24,7 @@ from agent.proto import nri_pb2 as pb
 SAYS: Final = Says(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
 """The CDI devices of a request are part of the container before a plugin is asked."""
 
-_CDI_OF_RUNTIME: Final = f"{carriers.CDI_ANNOTATIONS}/"
+_CDI_OF_RUNTIME: Final = f"{gpunames.CDI_ANNOTATIONS}/"
 _CHARACTER: Final = "c"
 
 
@@ -79,7 +80,7 @@ def carried(container: pb.Container) -> Carried:
     done; the image's environment can't be told from the request's, and `all` is taken for the
     image's. Runtimes list every node of the host for a privileged one, which asked for none."""
     variables = [each.partition(b"=")[::2] for each in container.env]
-    visible, preload = carriers.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
+    visible, preload = gpunames.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
     named = [value.decode(errors="replace") for name, value in variables if name == visible]
     preloaded = [value.decode(errors="replace") for name, value in variables if name == preload]
     notes = {key: container.annotations[key] for key in container.annotations}
@@ -87,7 +88,7 @@ def carried(container: pb.Container) -> Carried:
         name
         for key, value in sorted(notes.items())
         if key.startswith(_CDI_OF_RUNTIME)
-        for name in carriers.split(value)
+        for name in gpunames.split(value)
     ]
     privileged = any(map(_allows_all, container.linux.resources.devices))
     return Carried(
@@ -101,7 +102,7 @@ def carried(container: pb.Container) -> Carried:
         annotations=tuple(
             each
             for each in sorted(notes.items())
-            if carriers.is_cdi_annotation(each[0]) and not each[0].startswith(_CDI_OF_RUNTIME)
+            if gpunames.is_cdi_annotation(each[0]) and not each[0].startswith(_CDI_OF_RUNTIME)
         ),
         cdi_devices=tuple(
             dict.fromkeys([*(each.name for each in container.CDI_devices), *injected])

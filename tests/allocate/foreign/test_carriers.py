@@ -54,10 +54,11 @@ def visible(value: str) -> Carriers:
                     f"{MOUNTS}/GPU-a1",
                     f"{MOUNTS}/cdi/nvidia.com/gpu/GPU-b1",
                     f"{MOUNTS}/imex/0",
-                    "/data/GPU-b2",
+                    f"/{MOUNTS}/.//GPU-b2/",
+                    "/data/GPU-c",
                 )
             ),
-            {"": ("GPU-a1",), "nvidia.com/gpu": ("GPU-b1",)},
+            {"": ("GPU-a1", "GPU-b2"), "nvidia.com/gpu": ("GPU-b1",)},
         ),
     ],
 )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") ->
 
 def look(
     *found: Grant,
-    allocated: dict[str, Collection[str]] | None = None,
+    allocated: dict[str, dict[str, Set[str]]] | None = None,
     present: Collection[str] | None = None,
 ) -> Existing:
     return existing(found, KEYS, allocated or {}, present)
@@ -66,8 +66,49 @@ def test_for_what_a_scheduler_gave_only_its_word_counts() -> None:
         given_by_kubelet("a", "0000:18:00.1", resource="intel.com/sriov"),
         given_by_kubelet("b", "GPU-b1"),
     )
-    found = look(*entries, allocated={"a": {"gpu"}})
+    found = look(*entries, allocated={"a": {"gpu": {"GPU-b1"}}})
     assert [(each.uid, each.type) for each in found.holdings] == [("a", "rdma"), ("b", "gpu")]
+
+
+def test_and_what_its_container_shows_beside_that() -> None:
+    """Its annotation was changed since, or could not be honoured and the plugin's choice stayed:
+    it runs with what it shows."""
+    entries = (
+        given_by_kubelet("a", "GPU-b1"),
+        *grants("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x"),))),
+        *grants("a", "side", Carriers(cdi_devices=("x.example/vf=0000:18:00.1",))),
+        *grants("a", "side", Carriers(nodes=("/dev/nvidia2",))),
+    )
+    found = look(*entries, allocated={"a": {"gpu": {"MIG-y"}, "rdma": {"0000:18:00.2"}}})
+    assert whats(found) == [
+        ("a", "GPU-a1", Form.WHOLE, ""),
+        ("a", "GPU-b2", Form.INSTANCE, "MIG-x"),
+        ("a", "0000:18:00.0", Form.FUNCTION, "0000:18:00.1"),
+    ]
+    same = {"a": {"gpu": {"GPU-a1", "MIG-x"}, "rdma": {"0000:18:00.0"}}}
+    assert look(*entries, allocated=same).holdings == ()
+
+
+def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
+    """Anybody may write one."""
+    value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
+    (grant,) = grants("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
+    assert len(grant.names) <= 1024
+    found = look(grant)
+    assert whats(found) == [("a", "GPU-a1", Form.WHOLE, "")]
+    assert (
+        found.problems[-1] == "pod a, main: container: 1015 more names are no devices of this node"
+    )
+    assert len(found.problems) < 10
+    long = look(given_by_kubelet("a", "GPU-" + "9" * 9_000))
+    assert len(long.problems[0]) < 200
+
+
+def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
+    answered = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
+    entries = grants("a", "main", answered, Source.ANSWER)
+    assert whats(look(*entries)) == [("a", "GPU-a1", Form.WHOLE, "")]
+    assert look(*entries, allocated={"a": {"gpu": {"GPU-b1"}}}).holdings == ()
 
 
 def test_a_container_shows_less_of_a_replica_than_the_kubelet_knows() -> None:
@@ -132,7 +173,7 @@ def test_claims_and_cpus() -> None:
 def test_both_names_of_one_card_meet() -> None:
     """The pod of the scheduler has the card; the kubelet gave it to another pod too."""
     whole = of_allocation("a", {("gpu", 0): dict(GPU)}, {}, DEVICES)
-    found = look(given_by_kubelet("b", "GPU-a1"), allocated={"a": {"gpu"}})
+    found = look(given_by_kubelet("b", "GPU-a1"), allocated={"a": {"gpu": {"GPU-a1"}}})
     (conflict,) = conflicts((*whole, *found.holdings), {})
     assert (conflict.kept.uid, conflict.refused.uid) == ("a", "b")
 

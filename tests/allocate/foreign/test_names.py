@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.foreign.names import ROWS, keys, meaning
 from agent.model.holding import Form, Grant, Holding, Source
-from tests.allocate.foreign.node import DEVICES, KEYS
+from tests.allocate.foreign.node import DEVICES, GPUS, KEYS
 
 PLUGIN = "nvidia.com/gpu"
 CLAIM = "gpu.nvidia.com"
@@ -16,6 +17,10 @@ CLAIM = "gpu.nvidia.com"
 TABLE = [
     # resource, name, type, device, form, part
     (PLUGIN, "GPU-a1", "gpu", "GPU-a1", Form.WHOLE, ""),
+    # NVIDIA's runtime takes them in any case, and numbers as C reads them.
+    ("", "gpu-A1", "gpu", "GPU-a1", Form.WHOLE, ""),
+    ("nvidia.com/gpu", "mig-X", "gpu", "GPU-b2", Form.INSTANCE, "MIG-x"),
+    ("", "01", "gpu", "GPU-b2", Form.WHOLE, ""),
     (PLUGIN, "GPU-a1::3", "gpu", "GPU-a1", Form.REPLICA, "3"),
     ("nvidia.com/gpu.shared", "GPU-a1::0", "gpu", "GPU-a1", Form.REPLICA, "0"),
     ("example.com/slow-gpu", "GPU-a1::0", "gpu", "GPU-a1", Form.REPLICA, "0"),
@@ -142,3 +147,8 @@ def test_a_device_object_alone_tells_of_cards_and_virtual_functions() -> None:
 def test_any_name_is_held_left_or_unknown(resource: str, name: str) -> None:
     found = meaning(read(resource, name, name), KEYS)
     assert len(found.holdings) + len(found.left) + len(found.unknown) == 1
+
+
+def test_a_card_that_the_driver_does_not_list_has_no_number() -> None:
+    gone = msgspec.structs.replace(GPUS[0], uuid="GPU-gone", index=-1)
+    assert [name for name in keys((), (gone,)) if name.startswith("index:")] == []

@@ -221,15 +221,46 @@ def test_imported_holdings_count_as_held() -> None:
     assert found.allocation.devices["rdma"][0].functions[0].bus == "v2"
 
 
-def test_of_a_pod_with_an_allocation_the_import_of_that_type_does_not_count() -> None:
-    """It is the same, told by the kubelet; or the kubelet gave another card than it was to."""
-    imported = {"a": Imported({("gpu", 0): {CORE: 100, RATIO: 100}, ("rdma", 0): {RDMA: 100}}, {})}
+def test_what_a_pod_was_given_and_an_agent_tells_of_too_counts_once() -> None:
+    imported = {"a": Imported({("gpu", 3): {CORE: 100, RATIO: 100}, ("rdma", 0): {RDMA: 100}}, {})}
     node = facts(devices=[*CARDS_OF_BOTH, nic(0)])
     place = Place(msgspec.structs.replace(node, imported=imported))
+    given = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 50, RATIO: 50}}]}}
+    place.record(holding_of(pod("a", {GPU: 50}, notes=given)))
+    assert cards(granted(place, pod("b", {GPU: 50}))) == [3]
+    assert refusal(place, pod("b", {RDMA: 1})).reasons
+
+
+def test_what_a_pod_runs_with_beside_its_allocation_is_held_too() -> None:
+    """Agents tell of it when containers show another card than the annotation."""
+    imported = {"a": Imported({("gpu", 0): {CORE: 100, RATIO: 100}}, {})}
+    place = Place(msgspec.structs.replace(facts(devices=CARDS_OF_BOTH), imported=imported))
     given = {ALLOCATED: {"gpu": [{"minor": 3, "resources": {CORE: 100, RATIO: 100}}]}}
     place.record(holding_of(pod("a", {CARDS: 1}, notes=given)))
-    assert cards(granted(place, pod("b", {CARDS: 3}))) == [0, 1, 2]
-    assert refusal(place, pod("b", {RDMA: 1})).reasons
+    assert cards(granted(place, pod("b", {CARDS: 2}))) == [1, 2]
+    assert refusal(place, pod("b", {CARDS: 3})).reasons
+
+
+def test_a_pod_holds_the_card_that_it_was_given_whatever_its_number_is_now() -> None:
+    """A driver counts its cards anew when it starts: where one is missing, others move up."""
+    whole = {CORE: 100, RATIO: 100}
+    given = {
+        name: {ALLOCATED: {"gpu": [{"minor": minor, "id": f"GPU-{minor}", "resources": whole}]}}
+        for name, minor in (("a", 2), ("b", 1))
+    }
+    after = [
+        msgspec.structs.replace(each, minor=place) for place, each in enumerate(CARDS_OF_BOTH[1:])
+    ]
+    place = Place(facts(devices=CARDS_OF_BOTH))
+    for uid, notes in given.items():
+        place.record(holding_of(pod(uid, {CARDS: 1}, notes=notes)))
+    assert cards(granted(place, pod("c", {CARDS: 2}))) == [0, 3]
+    place = place.with_facts(facts(devices=after))
+    assert cards(granted(place, pod("c", {CARDS: 1}))) == [2]
+    assert refusal(place, pod("c", {CARDS: 2})).reasons
+    assert place.overlaps() == ()
+    place.record(holding_of(pod("d", {CARDS: 1}, notes=given["a"])))
+    assert [(each.minor, each.uids) for each in place.overlaps()] == [(1, ("a", "d"))] * 2
 
 
 def test_parts_of_gpus_need_the_isolation_that_the_pod_names() -> None:

@@ -136,7 +136,12 @@ def test_an_instance_is_had_by_its_uuid_alone() -> None:
         ({"gpu": [entry(2, "GPU-2")]}, "gpu GPU-2 is divided"),
         ({"rdma": [nic(9)]}, "rdma 9 is not on this node"),
         ({"rdma": [nic(0, 1, "0000:17:00.9")]}, "rdma 0 has no virtual function 0000:17:00.9"),
+        ({"gpu": [entry(0, "GPU-" + "9" * 9000)]}, f"gpu GPU-{'9' * 60} is not on this node"),
         ("{", "annotation scheduling.koordinator.sh/device-allocated: "),
+        (
+            {"rdma": [nic(0)] * 1025},
+            "annotation scheduling.koordinator.sh/device-allocated: Expected `array` of length <=",
+        ),
     ],
 )
 def test_what_cannot_be_given_is_told(given: Any, why: str) -> None:
@@ -231,15 +236,32 @@ def test_nor_what_one_has_by_another_way() -> None:
     assert not found["own"].each.refused
 
 
-def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again() -> None:
+@pytest.mark.parametrize(
+    ("had", "running", "kept"),
+    [
+        ("pod", {"pod", "plugins"}, True),
+        ("pod", {"pod"}, True),
+        ("pod", set(), True),
+        # Made in the moment before it was known whose the card is.
+        ("pod", {"plugins"}, False),
+        ("gone", {"pod"}, False),
+    ],
+)
+def test_what_one_has_stays_its_own_when_a_plugin_gives_it_again(
+    had: str, running: set[str], kept: bool
+) -> None:
     """A device plugin knows nothing of a scheduler's choice: the pod that runs with the card would
     lose it to the one that came later."""
-    given = {"gpu": [entry(0)]}
     elsewhere = {"GPU-1": {"plugins": "ns/plugins"}}
-    found = shown([pod("has", given)], FILES, elsewhere=elsewhere, before={"GPU-1": {"has"}})
-    assert found["has"].devices == {"GPU-1"}
-    found = shown([pod("new", given)], FILES, elsewhere=elsewhere, before={"GPU-1": {"gone"}})
-    assert found["new"].each.refused == "GPU-1 belongs to pod ns/plugins"
+    found = shown(
+        [pod("pod", {"gpu": [entry(0)]})],
+        FILES,
+        elsewhere=elsewhere,
+        before={"GPU-1": {had}},
+        running=running,
+    )["pod"]
+    assert found.devices == ({"GPU-1"} if kept else frozenset())
+    assert found.each.refused == ("" if kept else "GPU-1 belongs to pod ns/plugins")
 
 
 @pytest.mark.parametrize(

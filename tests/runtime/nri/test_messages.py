@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from agent.hooks.carriers import MOUNT_ROOT, Carried
+from agent.hooks.carriers import Carried
 from agent.hooks.changes import CarriedNode, Changes, beyond
+from agent.model.gpunames import MOUNT_ROOT
 from agent.model.visible import Mount
 from agent.proto import nri_pb2 as pb
 from agent.runtime.nri import messages

@@ -1,0 +1,47 @@
+"""Where a container says which GPUs it gets (devices.md §3.2-3.4), before it is made and after, as
+runtimes read it."""
+
+from __future__ import annotations
+
+from posixpath import normpath
+from typing import Final
+
+VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
+CDI_ANNOTATIONS: Final = "cdi.k8s.io"
+MOUNT_ROOT: Final = "/var/run/nvidia-container-devices"
+VOID: Final = "void"
+NOTHING_NAMED: Final = frozenset({"", "none", VOID})
+"""Values of the variable that name no GPU; `none` still asks for the driver's libraries."""
+
+_CDI: Final = "cdi"
+_CDI_PARTS: Final = 4
+
+
+def is_cdi_annotation(key: str) -> bool:
+    """Whether the runtime, or the low-level one of NVIDIA, reads CDI names there."""
+    return f".{key.partition('/')[0]}".endswith(f".{CDI_ANNOTATIONS}") and "/" in key
+
+
+def cleaned(path: str) -> str:
+    """As runtimes read it: POSIX lets two slashes at the beginning stand."""
+    return normpath(f"/{path.lstrip('/')}") if path.startswith("/") else normpath(path)
+
+
+def mounted(container_path: str) -> str | None:
+    """The device that a mount names, behind its kind if that is said; None for a mount of another
+    sense."""
+    path = cleaned(container_path)
+    below = path.removeprefix(f"{MOUNT_ROOT}/")
+    if below == path:
+        return None
+    parts = below.split("/")
+    if len(parts) == 1:
+        return parts[0]
+    if len(parts) == _CDI_PARTS and parts[0] == _CDI:
+        return f"{parts[1]}/{parts[2]}={parts[3]}"
+    return None
+
+
+def split(value: str) -> list[str]:
+    """A list of names without blanks."""
+    return [name for each in value.split(",") if (name := each.strip())]
