@@ -183,7 +183,9 @@ class TestNode:
     def run_cli(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`topolet WORDS` to its end."""
         command = [sys.executable, "-m", "agent", *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=2 * DEADLINE_SECONDS, check=False
+        )
 
     def close(self) -> None:
         """Ends everything that this test began."""

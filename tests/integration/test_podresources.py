@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -90,6 +92,8 @@ def test_memory_of_more_than_one_numa_node_is_where_the_kubelet_says(kubelet: Ku
         pytest.skip("needs two NUMA nodes with memory")
     large = container("main", "1", f"{max(sizes) // MIB + 64}Mi")
     with pod(kubelet, "large", large) as name:
+        # It is listed a moment before it is given anything.
+        eventually("it runs", lambda: running_pid(kubelet, name, "main"), SECONDS)
         held = holdings(kubelet.client.pods(), kubelet.topology, kubelet.client.allocatable()).pods[
             ("default", name)
         ]
@@ -123,9 +127,10 @@ def test_sidecars_are_listed_and_init_containers_are_not(kubelet: Kubelet) -> No
 
 
 def test_pod_that_ended_is_listed_no_more(kubelet: Kubelet) -> None:
-    command = ["/bin/busybox", "sleep", "1"]
-    name = kubelet.run("job", [container("main", "1", command=command)], restartPolicy="Never")
+    name = kubelet.run("job", [container("main", "1")], restartPolicy="Never")
     eventually("it is listed", lambda: kubelet.listed(name), SECONDS)
+    eventually("it runs", lambda: running_pid(kubelet, name, "main"), SECONDS)
+    os.kill(running_pid(kubelet, name, "main"), signal.SIGKILL)
     eventually("and no more", lambda: kubelet.listed(name) is None, SECONDS)
     kubelet.end("job")
 

@@ -76,7 +76,7 @@ def test_an_owner_waits_for_its_decision(world: World) -> None:
 
 def test_an_owner_without_a_decision_is_refused_in_time_and_others_go_on(tmp_path: Path) -> None:
     """Long before the runtime's patience ends, however long a hold is configured to be."""
-    world = World(tmp_path, hold_seconds=30)
+    world = World(tmp_path)
     world.runtime.accept()
     world.runtime.configure(request_timeout=200)
     world.runtime.synchronize()
@@ -163,6 +163,7 @@ def test_the_agent_is_asked_to_look_when_all_is_told(early: World) -> None:
 def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None:
     """What the runtime is being told may come into force after the owner was made."""
     early.publish(EMPTY)
+    early.runtime.patience = 1000
     early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     early.runtime.answers_updates = False
     early.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0-3")}))
@@ -313,6 +314,7 @@ def test_containers_made_without_us_may_hold_anything_until_the_agent_has_looked
     world: World,
 ) -> None:
     world.runtime.drop()
+    world.runtime.patience = 1000
     world.runtime.set_up(container("new", "p"), pods=(pod("p"),))
     assert Look() in world.rings()
     status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status

@@ -46,7 +46,7 @@ def container(container_id: str, uid: str, cpus: str = "", shares: int = 512) ->
 class World(PlayedAgent):
     """`publish` is what the agent does, `rings` what it hears."""
 
-    def __init__(self, folder: Path, hold_seconds: float = 0.5, proc: str = "/proc") -> None:
+    def __init__(self, folder: Path, hold_seconds: float = 30.0, proc: str = "/proc") -> None:
         self.path = folder / "snapshot.json"
         super().__init__(self.path, folder / "bell")
         self.loop = Loop()

@@ -92,7 +92,10 @@ def test_sharer_is_created_at_once(
         assert given_cpus(verdict) == cpus
 
 
-def test_owner_is_held_until_the_agent_has_decided(exchange: Exchange) -> None:
+def test_owner_is_held_until_the_agent_has_decided(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
     exchange.publish(EMPTY)
     call, verdict = exchange.create("own", "LSE", "1")
     assert verdict == HOLD

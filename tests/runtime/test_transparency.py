@@ -183,7 +183,7 @@ def test_a_deadline_that_passes_ends_the_call_at_both_ends(
     channel: grpc.Channel, backend: Backend, service: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as error:
-        channel.unary_unary(f"/{service}/Wait")(b"", timeout=0.2)
+        channel.unary_unary(f"/{service}/Wait")(b"", timeout=1)
     assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
     assert backend.ended.wait(WAIT_SECONDS)
 

@@ -22,7 +22,11 @@ from agent.scheduler.server import Limits, Server, ServerError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-LIMITS = Limits(body_bytes=1000, header_bytes=2000, request_seconds=1.0, threads=4, waiting=8)
+LIMITS = Limits(
+    body_bytes=1000, header_bytes=2000, request_seconds=DEADLINE_SECONDS, threads=4, waiting=8
+)
+HASTY = msgspec.structs.replace(LIMITS, request_seconds=1.0)
+"""For clients that never come to an end."""
 
 # More than the buffers of two sockets hold.
 LARGE_BYTES = 64 << 20
@@ -110,7 +114,9 @@ def paths(authority: Authority) -> tuple[str, str]:
 
 def connection(server: Server, authority: Authority) -> http.client.HTTPSConnection:
     trust = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
-    return http.client.HTTPSConnection("127.0.0.1", server.port, context=trust, timeout=10)
+    return http.client.HTTPSConnection(
+        "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
+    )
 
 
 def ask(
@@ -170,7 +176,7 @@ def test_what_is_wrong_is_said(
 
 def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
     """A connection that stays would lead to this process for ever."""
-    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert ask(made, "GET", "/away") == (503, "another leads\n")
     assert made.sock is None
     made.close()
@@ -179,9 +185,9 @@ def test_who_is_told_that_another_answers_connects_anew(plain: Server) -> None:
 def test_half_a_request_holds_no_server_back(started: Started) -> None:
     limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, stop_seconds=1)
     server = started(limits, shown=None)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as half:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as half:
         half.sendall(b"POST /echo HTTP/1.1\r\n")
-        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
         assert ask(made, "GET", "/healthz")[0] == 200, "the half is being read"
         made.close()
         server.close()
@@ -234,7 +240,7 @@ def test_requests_that_come_in_one_go_are_answered_in_turn(
 
 
 def test_half_a_request_is_no_request(plain: Server) -> None:
-    with socket.create_connection(("127.0.0.1", plain.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(posted(b"no", length=3))
         sock.shutdown(socket.SHUT_WR)
         with http.client.HTTPResponse(sock) as reply:
@@ -256,7 +262,7 @@ def test_half_a_request_is_no_request(plain: Server) -> None:
     ],
 )
 def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
-    with socket.create_connection(("127.0.0.1", plain.port), timeout=10) as sock:
+    with socket.create_connection(("127.0.0.1", plain.port), timeout=DEADLINE_SECONDS) as sock:
         sock.sendall(asked)
         with http.client.HTTPResponse(sock, method=asked[:4].strip().decode()) as reply:
             reply.begin()
@@ -265,7 +271,7 @@ def test_odd_requests(plain: Server, asked: bytes, status: int) -> None:
 
 
 def test_who_speaks_plain_http_is_told(server: Server) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as plain:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS) as plain:
         plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"this port speaks HTTPS only" in plain.recv(4096)
 
@@ -274,7 +280,7 @@ def test_who_only_connects_holds_no_thread(started: Started, authority: Authorit
     """More of them than there are threads; a request of theirs would take for ever."""
     server = started(msgspec.structs.replace(LIMITS, request_seconds=3600.0))
     silent = [
-        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
     ]
     made = connection(server, authority)
@@ -292,14 +298,14 @@ def test_many_halves_hold_nobody_back_for_long(
     limits = msgspec.structs.replace(LIMITS, request_seconds=3600.0, waiting=64)
     server = started(limits, shown=authority if tls else None)
     halves = [
-        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(3 * LIMITS.threads)
     ]
     for each in halves:
         each.sendall(b"\x16\x03\x01\x02" if tls else b"POST /echo HTTP/1.1\r\n")
     made: http.client.HTTPConnection = connection(server, authority)
     if not tls:
-        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
     assert ask(made, "GET", "/healthz") == (200, "ok\n")
     made.close()
     for each in halves:
@@ -314,11 +320,11 @@ def test_of_those_who_only_connect_few_are_kept(
     server = started(shown=authority if tls else None)
     kept: http.client.HTTPConnection = connection(server, authority)
     if not tls:
-        kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+        kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
     assert ask(kept, "GET", "/healthz") == (200, "ok\n")
     spoken = kept.sock
     silent = [
-        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(3 * LIMITS.waiting)
     ]
     for each in silent[: -LIMITS.waiting // 2]:
@@ -333,7 +339,7 @@ def test_of_those_who_only_connect_few_are_kept(
 def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
     """More of them than there are threads."""
     kept = [
-        http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+        http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
     ]
     for _ in range(2):
@@ -344,10 +350,11 @@ def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
 
 
 def test_who_stops_in_the_middle_of_a_greeting_is_dropped_in_time(
-    server: Server, authority: Authority
+    started: Started, authority: Authority
 ) -> None:
+    server = started(HASTY)
     halves = [
-        socket.create_connection(("127.0.0.1", server.port), timeout=10)
+        socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_SECONDS)
         for _ in range(LIMITS.threads + 1)
     ]
     for each in halves:
@@ -371,45 +378,57 @@ def either(
 ) -> http.client.HTTPConnection:
     if request.param == "tls":
         return connection(server, authority)
-    return http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    return http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
 
 
-def test_a_request_that_drips_in_ends_in_time(either: http.client.HTTPConnection) -> None:
+@pytest.fixture(params=["plain", "tls"])
+def hasty(
+    request: pytest.FixtureRequest, started: Started, authority: Authority
+) -> http.client.HTTPConnection:
+    """To a server of little patience."""
+    if request.param == "tls":
+        return connection(started(HASTY), authority)
+    return http.client.HTTPConnection(
+        "127.0.0.1", started(HASTY, shown=None).port, timeout=DEADLINE_SECONDS
+    )
+
+
+def test_a_request_that_drips_in_ends_in_time(hasty: http.client.HTTPConnection) -> None:
     """Each byte comes within any limit of a single read."""
-    assert ask(either, "GET", "/healthz")[0] == 200
-    either.putrequest("POST", "/echo")
-    either.putheader("Content-Type", "application/json")
-    either.putheader("Content-Length", "1000")
-    either.endheaders()
+    assert ask(hasty, "GET", "/healthz")[0] == 200
+    hasty.putrequest("POST", "/echo")
+    hasty.putheader("Content-Type", "application/json")
+    hasty.putheader("Content-Length", "1000")
+    hasty.endheaders()
     ended = threading.Event()
 
     def drip() -> None:
         while not ended.wait(0.1):
             try:
-                either.sock.send(b"x")
+                hasty.sock.send(b"x")
             except OSError:
                 return
 
     thread = threading.Thread(target=drip)
     thread.start()
     try:
-        assert either.getresponse().status == 408
+        assert hasty.getresponse().status == 408
     finally:
         ended.set()
         thread.join()
-        either.close()
+        hasty.close()
 
 
 def test_who_takes_an_answer_in_drips_is_dropped_in_time(
-    either: http.client.HTTPConnection,
+    hasty: http.client.HTTPConnection,
 ) -> None:
-    either.request("GET", "/large")
+    hasty.request("GET", "/large")
     taken = 0
 
     def ended() -> bool:
         nonlocal taken
         try:
-            some = either.sock.recv(64 << 10)
+            some = hasty.sock.recv(64 << 10)
         except ConnectionResetError:
             return True
         taken += len(some)
@@ -417,11 +436,11 @@ def test_who_takes_an_answer_in_drips_is_dropped_in_time(
 
     eventually("the server gives up", ended)
     assert taken < LARGE_BYTES
-    either.close()
+    hasty.close()
 
 
 def test_answers_on_one_plain_connection(plain: Server) -> None:
-    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=10)
+    made = http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
     assert ask(made, "POST", "/echo", b"hello") == (200, '"hello"')
     first = made.sock
     assert ask(made, "POST", "/echo", b"no")[0] == 400
@@ -438,7 +457,9 @@ def shown_by(
     if name:
         folder = (of or authority).folder
         trust.load_cert_chain(folder / f"{name}.crt", folder / f"{name}.key")
-    return http.client.HTTPSConnection("127.0.0.1", server.port, context=trust, timeout=10)
+    return http.client.HTTPSConnection(
+        "127.0.0.1", server.port, context=trust, timeout=DEADLINE_SECONDS
+    )
 
 
 @pytest.fixture(scope="module")

@@ -188,9 +188,13 @@ def soon(seconds: float) -> bool:
     return threading.Event().wait(seconds / 100)
 
 
+def in_time(seconds: float) -> bool:
+    return threading.Event().wait(seconds)
+
+
 def test_where_all_has_been_told_nothing_is_listed_anew(watching: Watching, server: Server) -> None:
     server.put("second")
-    assert watching.catch_up(soon)
+    assert watching.catch_up(in_time)
     assert pods(watching) == {"first", "second"}
     assert watching._pods.syncs == 1
 

@@ -64,6 +64,8 @@ class FakeRuntime:
 
     def __init__(self, folder: Path, loop: Loop) -> None:
         self.path = str(folder / "nri.sock")
+        self.patience = 60_000
+        """In milliseconds; a call is held for half of it."""
         self.answers_updates = True
         self.updates: list[pb.ContainerUpdate] = []
         self.update_error: ttrpc.Status | None = None
@@ -127,7 +129,7 @@ class FakeRuntime:
         self.synchronize(*containers, pods=pods)
 
     def configure(self, **fields: object) -> pb.ConfigureResponse:
-        fields = {"NRI_version": "v0.12.3", **fields}
+        fields = {"NRI_version": "v0.12.3", "request_timeout": self.patience, **fields}
         request = pb.ConfigureRequest(runtime_name="fake", **fields)  # type: ignore[arg-type]
         return self.call("Configure", request, pb.ConfigureResponse)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +11,13 @@ from agent.discover import cpus, pci
 from agent.discover.hotplug import SUBSYSTEMS
 from agent.host.uevents import Uevents
 from agent.model.gpus import Ancestor
-from agent.model.pci import Function, proximity
+from agent.model.pci import Function
+from tests.discover.test_pci import proximity
 from tests.vm.guest import FAR_BUS, FAR_NODE
+from tests.waiting import eventually
 
 DISK, RANDOM = 0x010802, 0x1AF4
 DRIVER = Path("/sys/bus/pci/drivers/nvme")
-DEADLINE_SECONDS = 30.0
 
 
 def look() -> dict[str, Function]:
@@ -81,10 +81,7 @@ def test_virtual_functions_that_come_and_go(driven: Function, uevents: Uevents) 
     switch = Path("/", pci.DEVICES, found.address, "sriov_numvfs")
     switch.write_text("2")
     try:
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not uevents.read(SUBSYSTEMS):
-            assert time.monotonic() < deadline, "the kernel told of nothing"
-            time.sleep(0.05)
+        eventually("the kernel tells", lambda: uevents.read(SUBSYSTEMS))
         functions = look()
         numbers = functions[found.address].virtual
         assert [number for number, _ in numbers] == [0, 1]

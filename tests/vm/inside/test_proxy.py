@@ -146,6 +146,11 @@ def test_container_made_behind_the_proxy_is_corrected(settled: Settled) -> None:
 
 def test_kill_of_agent_and_proxy_changes_nothing(settled: Settled) -> None:
     node = settled.node
+
+    def pauses() -> dict[str, str]:
+        return {each.name: node.sandbox_cpus(each.id) for each in node.direct.sandboxes()}
+
+    eventually("pause containers follow", lambda: pauses() == RUNS_ON)
     node.kill_agent()
     node.kill_proxy()
     assert settled.cpus() == RUNS_ON

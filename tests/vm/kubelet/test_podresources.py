@@ -16,4 +16,4 @@ __all__ = [
     "test_what_is_reserved_is_what_the_kubelet_was_told_to_keep",
 ]
 
-pytestmark = pytest.mark.timeout(480)
+pytestmark = pytest.mark.timeout(1200)
