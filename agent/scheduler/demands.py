@@ -16,6 +16,7 @@ from agent.scheduler.groups import parts
 from agent.scheduler.shapes import Answer, Fit, Misfit
 
 _GROUP: Final = "no room for the whole group"
+_ANY: Final = Group("", "", 0)
 
 
 class OfPod(msgspec.Struct, frozen=True):
@@ -46,10 +47,9 @@ class OfPod(msgspec.Struct, frozen=True):
 
 
 class OfGroup(msgspec.Struct, frozen=True):
-    """So many such pods of one group."""
+    """So many such pods of one group. What is held for the group is no room for others alike."""
 
     wish: Wish
-    group: Group
     pods: int
 
     @property
@@ -61,7 +61,7 @@ class OfGroup(msgspec.Struct, frozen=True):
         return self.wish.shape, self.pods
 
     def answer(self, place: Place) -> Answer:
-        found = together(place, parts(self.group, self.wish, self.pods))
+        found = together(place, parts(_ANY, self.wish, self.pods))
         if isinstance(found, Refused):
             return Misfit(
                 f"{_GROUP}: {found.text()}", found.unresolvable, f"{_GROUP}: {found.words()}"

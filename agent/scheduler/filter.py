@@ -65,6 +65,8 @@ def alone(nodes: Sequence[str], node: str, reason: str) -> ExtenderFilterResult:
     return ExtenderFilterResult((node,), {}, others)
 
 
-def refused(nodes: Iterable[str], reason: str) -> ExtenderFilterResult:
-    """None of the nodes, all for one reason that nobody's eviction changes."""
-    return ExtenderFilterResult((), {}, dict.fromkeys(nodes, reason))
+def refused(nodes: Iterable[str], reason: str, but: str = "") -> ExtenderFilterResult:
+    """None of the nodes, all for one reason, that an eviction changes on node `but` alone."""
+    unresolvable = dict.fromkeys(nodes, reason)
+    failed = {but: unresolvable.pop(but)} if but in unresolvable else {}
+    return ExtenderFilterResult((), failed, unresolvable)

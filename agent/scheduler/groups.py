@@ -22,6 +22,7 @@ from agent.allocate.place.together import together
 from agent.allocate.place.wish import Wish
 from agent.scheduler.cluster import Cluster, ReserveError
 from agent.scheduler.groupname import Group
+from agent.scheduler.shapes import Misfit
 
 HELD_SECONDS: Final = 60.0
 
@@ -118,24 +119,27 @@ class Groups:
         self._due = min(self._due, until)
         return None
 
-    def lacks(self, group: Group, wish: Wish) -> str | None:
+    def lacks(self, group: Group, wish: Wish) -> Misfit | None:
         """Why the pod can't be a member of a group that has its node; None where it can, or the
         group has none yet."""
         held = self._known(group)
         if held is None:
             return None
         if held.group.size != group.size:
-            return f"{group.title} has the size {held.group.size} already, not {group.size}"
+            text = f"{group.title} has the size {held.group.size} already, not {group.size}"
+            return Misfit(text, unresolvable=True)
         members = self._alive(held)
         if wish.uid in members:
             return None
-        if not held.parts:
-            if len(members) >= group.size:
-                return f"{group.title} has its {group.size} members"
-            refused = self.hold(group, wish, held.node)
-            return f"{group.title} is on node {held.node}: {refused.text()}" if refused else None
-        found = self._part(group, held, wish)
-        return found if isinstance(found, str) else None
+        if held.parts:
+            found = self._part(group, held, wish)
+            return Misfit(found, unresolvable=True) if isinstance(found, str) else None
+        if len(members) >= group.size:
+            return Misfit(f"{group.title} has its {group.size} members", unresolvable=True)
+        full = self.hold(group, wish, held.node)
+        if full is None:
+            return None
+        return Misfit(f"{group.title} is on node {held.node}: {full.text()}", full.unresolvable)
 
     def take(self, group: Group, wish: Wish, node: str) -> Granted | str:
         """Reserves a part for the pod itself; a text says why that can't be."""
@@ -147,8 +151,8 @@ class Groups:
             return f"{group.title} is held to node {held.node}"
         elif wish.uid in self._alive(held):
             return f"pod {wish.title} has its part of {group.title} already"
-        elif reason := self.lacks(group, wish):
-            return reason
+        elif lack := self.lacks(group, wish):
+            return lack.reason
         held = self._held[group.title]
         found = self._part(group, held, wish)
         if isinstance(found, str):

@@ -17,7 +17,7 @@ def demand(asked: Asked, cluster: Cluster) -> Demand:
     if asked.group is None:
         return OfPod(asked.wish)
     missing = asked.group.size - len(cluster.companions(asked.group))
-    return OfGroup(asked.wish, asked.group, max(1, missing))
+    return OfGroup(asked.wish, max(1, missing))
 
 
 class RoomFor(msgspec.Struct, frozen=True):

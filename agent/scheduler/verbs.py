@@ -123,7 +123,7 @@ class Deciding:
                 node = self._groups.node(group)
                 if node is not None:
                     return self._member(asked.wish, group, node, nodes)
-            answers = self._group_answers(asked.wish, group, nodes)
+            answers = self._group_answers(asked.wish, group.size, nodes)
             best = first_choice(list(answers), list(answers.values()))
             if best is None:
                 return filtered(list(answers), list(answers.values()), best_alone=True)
@@ -132,14 +132,14 @@ class Deciding:
                     self._groups.hold(group, asked.wish, best)
         return refused(nodes, f"{group.title}: its nodes are taken faster than they can be held")
 
-    def _group_answers(self, wish: Wish, group: Group, nodes: Sequence[str]) -> dict[str, Answer]:
+    def _group_answers(self, wish: Wish, size: int, nodes: Sequence[str]) -> dict[str, Answer]:
         """Room for all takes long to find: nodes are asked for it that have room for one, those
         that suit one best first, some at a time until there is such a node."""
         of_one = dict(zip(nodes, self._answers(wish, nodes), strict=True))
         fits = {node: answer for node, answer in of_one.items() if isinstance(answer, Fit)}
         found = {node: answer for node, answer in of_one.items() if node not in fits}
         ranked = sorted(fits, key=lambda node: (fits[node].key, node))
-        question = RoomFor(self._cluster, OfGroup(wish, group, group.size))
+        question = RoomFor(self._cluster, OfGroup(wish, size))
         for first in range(0, len(ranked), _GROUP_AT_ONCE):
             some = ranked[first : first + _GROUP_AT_ONCE]
             answers = self._shapes.answers(question, some)
@@ -152,7 +152,10 @@ class Deciding:
         self, wish: Wish, group: Group, node: str, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
         """Under the lock."""
-        reason = self._cluster.eligible(node, wish) or self._groups.lacks(group, wish)
-        if reason is not None:
-            return refused(nodes, reason)
+        hindrance = self._cluster.eligible(node, wish)
+        if hindrance is not None:
+            return refused(nodes, hindrance)
+        lack = self._groups.lacks(group, wish)
+        if lack is not None:
+            return refused(nodes, lack.reason, but="" if lack.unresolvable else node)
         return alone(nodes, node, f"{group.title} is on node {node}")

@@ -38,6 +38,12 @@ def held_cpus(cluster: Cluster, node: str) -> int:
     return sum(len(each.claim.cpus) for each in state.place.holdings.values())
 
 
+def lack(groups: Groups, group: Group, name: str, cpus: int = 8) -> str:
+    found = groups.lacks(group, wish(name, cpus))
+    assert found is not None
+    return found.reason
+
+
 def taken(groups: Groups, group: Group, name: str, node: str = "a", cpus: int = 8) -> Granted:
     found = groups.take(group, wish(name, cpus), node)
     assert isinstance(found, Granted), found
@@ -56,7 +62,7 @@ def test_the_whole_group_is_held_and_each_member_takes_its_part(
         granted = taken(groups, TRIO, name)
         assert granted.uid == f"uid-{name}"
         assert held_cpus(cluster, "a") == 24
-    assert groups.lacks(TRIO, wish("p3")) == "group default/g has its 3 members"
+    assert lack(groups, TRIO, "p3") == "group default/g has its 3 members"
 
 
 def test_a_group_has_no_more_members_than_it_says(groups: Groups) -> None:
@@ -115,9 +121,8 @@ def test_late_members_learn_that_their_node_is_full(
     other = state.place.offer(wish("other", 16))
     assert isinstance(other, Granted)
     cluster.reserve("a", other)
-    text = groups.lacks(TRIO, wish("p1"))
-    assert text is not None
-    assert text.startswith("group default/g is on node a: cpu: not enough free CPUs")
+    text = "group default/g is on node a: cpu: not enough free CPUs"
+    assert lack(groups, TRIO, "p1").startswith(text)
 
 
 def test_members_that_ended_are_replaced(cluster: Cluster, groups: Groups) -> None:
@@ -153,7 +158,7 @@ def test_a_member_that_wants_less_takes_a_part_all_the_same(
 def test_a_member_that_wants_more_is_told_what_is_held(groups: Groups) -> None:
     groups.hold(PAIR, wish("p0"), "a")
     text = "group default/g holds too small a part on node a: cpu: asked 16000, held 8000"
-    assert groups.lacks(PAIR, wish("p1", 16)) == text
+    assert lack(groups, PAIR, "p1", 16) == text
     assert groups.take(PAIR, wish("p1", 16), "a") == text
 
 
@@ -181,7 +186,7 @@ def test_all_members_say_the_same_size(groups: Groups) -> None:
     groups.hold(TRIO, wish("p0"), "a")
     text = "group default/g has the size 3 already, not 2"
     assert groups.node(PAIR) == "a"
-    assert groups.lacks(PAIR, wish("p1")) == text
+    assert lack(groups, PAIR, "p1") == text
     assert groups.take(PAIR, wish("p1"), "a") == text
 
 
@@ -232,7 +237,7 @@ def test_all_members_say_the_size_of_those_that_are_bound(cluster: Cluster) -> N
     groups = Groups(cluster)
     assert groups.node(PAIR) == "b"
     text = "group default/g has the size 3 already, not 2"
-    assert groups.lacks(PAIR, wish("p1")) == text
+    assert lack(groups, PAIR, "p1") == text
     clusters.tell(cluster, body, ChangeKind.DELETED)
     groups.expire()
     assert groups.node(PAIR) is None

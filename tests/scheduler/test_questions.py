@@ -6,6 +6,7 @@ from agent.allocate.place.answer import Granted
 from agent.scheduler.cluster import Cluster
 from agent.scheduler.demands import OfGroup, OfPod
 from agent.scheduler.groupname import Group
+from agent.scheduler.groups import Groups
 from agent.scheduler.questions import RoomFor
 from agent.scheduler.shapes import UNKNOWN, Fit, Misfit
 from benchmarks.fleet import SMALL, owner
@@ -31,9 +32,17 @@ def test_what_the_pod_holds_itself_is_no_room_for_others_of_its_shape(cluster: C
 
 def test_a_group_needs_room_for_all(cluster: Cluster) -> None:
     wish = clusters.wish(owner(12, 8))
-    two, three = (OfGroup(wish, Group("default", "g", size), size) for size in (2, 3))
+    two, three = (OfGroup(wish, size) for size in (2, 3))
     assert isinstance(RoomFor(cluster, two).answer("a"), Fit)
     assert isinstance(RoomFor(cluster, three).answer("a"), Misfit)
+
+
+def test_what_is_held_for_the_group_itself_is_no_room_for_others_of_its_shape(
+    cluster: Cluster,
+) -> None:
+    wish, group = clusters.wish(owner(12, 8)), Group("default", "g", 2)
+    assert Groups(cluster).hold(group, wish, "a") is None
+    assert isinstance(RoomFor(cluster, OfGroup(wish, 2)).answer("a"), Misfit)
 
 
 def test_a_node_that_is_gone_is_unknown_and_one_without_an_agent_says_so(cluster: Cluster) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
+from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apipods import ApiPod
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.scheduler import verbs
@@ -281,6 +282,23 @@ def test_a_held_group_is_offered_no_other_node(scene: Scene) -> None:
     assert scene.fits(later, ["b"]) == []
     scene.now += 60
     assert scene.fits(later, ["b"]) == ["b"]
+
+
+def test_the_full_node_of_a_group_may_be_freed_for_a_late_member_by_an_eviction(
+    scene: Scene,
+) -> None:
+    first = owner(12, 8).pod("p", node="a")
+    first["metadata"]["annotations"] = {GROUP: "g/2", RESOURCE_STATUS: '{"cpuset":"0-11"}'}
+    clusters.tell(scene.cluster, first)
+    stranger = owner(16, 8).pod("stranger", node="a")
+    stranger["metadata"]["annotations"] = {RESOURCE_STATUS: '{"cpuset":"12-27"}'}
+    clusters.tell(scene.cluster, stranger)
+    result = scene.filter(scene.pod(owner(12, 8), "q", **{GROUP: "g/2"}), ["a", "b"])
+    assert not result.node_names
+    for said, node in ((result.failed_nodes, "a"), (result.failed_and_unresolvable_nodes, "b")):
+        assert isinstance(said, dict)
+        assert said.keys() == {node}
+        assert said[node].startswith("group default/g is on node a: cpu: not enough free CPUs")
 
 
 def test_a_group_whose_time_is_over_frees_its_node_for_others(scene: Scene) -> None:
