@@ -8,6 +8,7 @@ thirty words of each.
 
 from __future__ import annotations
 
+import contextlib
 import http
 import logging
 import re
@@ -157,7 +158,7 @@ class _Gateway(server.Gateway):
 
 
 class _Connection(server.HTTPConnection):
-    answered = False
+    silent = True
 
     def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
         if parent.ssl_adapter is None:
@@ -168,7 +169,7 @@ class _Connection(server.HTTPConnection):
         """A caller's next request mostly follows closely: as long as most threads are idle, one
         waits for it, which saves the way through two other threads."""
         while super().communicate():  # type: ignore[no-untyped-call]
-            self.answered = True
+            self.silent = False
             if not (self.server.ready and self.server.at_ease and self._soon()):
                 return True
         return False
@@ -224,16 +225,14 @@ class _Http(server.HTTPServer):
 
     def _make_room(self) -> None:
         """Who was never answered may take half of the places of those who wait, and no more: who
-        came first goes first."""
-        # cheroot takes connections from its selector in this thread alone, as it wants it.
-        selector = self._connections._selector
-        silent = [
-            each for _, each in selector.connections if each is not self and not each.answered
-        ]
+        came first goes first, as one that hangs up."""
+        idle = (each for _, each in self._connections._selector.connections if each is not self)
+        silent = [each for each in idle if each.silent]
         if len(silent) >= self.limits.waiting // 2:
             first = min(silent, key=lambda each: each.last_used)
-            selector.unregister(first.socket.fileno())
-            first.close()
+            first.silent = False
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(first.socket, socket.SHUT_RDWR)
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
         """cheroot's word, in our log."""
