@@ -21,7 +21,7 @@ DEV_NULL: Final = "/dev/null"
 
 _CARD: Final = re.compile(r"/dev/nvidia\d+|/dev/nvidia-caps/nvidia-cap\d+")
 _CAPABILITY: Final = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d+)")
-_OF_NO_INSTANCE: Final = 2
+_OF_NO_INSTANCE: Final = frozenset({"0", "1", "2"})
 _FAMILIES: Final = {
     "rdma": re.compile(r"/dev/infiniband/(?:uverbs|umad|issm|ucm)\d+"),
     "fpga": re.compile(r"/dev/(?:dfl-(?:fme|port)\.|intel-fpga-(?:fme|port)\.|xclmgmt)\d+"),
@@ -111,7 +111,7 @@ def is_instance_node(path: str) -> bool:
     """Whether it opens a MIG instance; the first two of its kind are for who configures and
     monitors them."""
     capability = _CAPABILITY.fullmatch(path)
-    return capability is not None and int(capability[1]) > _OF_NO_INSTANCE
+    return capability is not None and capability[1] not in _OF_NO_INSTANCE
 
 
 def is_node_of(device_type: str, path: str) -> bool:
@@ -132,12 +132,13 @@ def refers(name: str, uuid: str, index: str) -> bool:
     name = name.partition("::")[0]
     number = _NUMBER.fullmatch(name)
     if number:
-        return [int(part) for part in number[2].split(":")] == _numbers(index)
+        return _numbers(number[2]) == _numbers(index)
     return bool(name) and uuid.upper().startswith(name.upper())
 
 
-def _numbers(index: str) -> list[int]:
-    return [int(part) for part in index.split(":") if part]
+def _numbers(index: str) -> list[str]:
+    """As texts, whose length nobody bounds."""
+    return [part.lstrip("0") for part in index.split(":")] if index else []
 
 
 def written(gpu: VisibleGpu, like: Iterable[str]) -> str | None:

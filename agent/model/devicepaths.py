@@ -7,8 +7,11 @@ numbers the driver tells in /proc/driver/nvidia-caps/mig-minors.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
 from typing import Final
+
+import msgspec
 
 from agent.model.devicefiles import NO_FILES, CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceType
@@ -44,19 +47,21 @@ def device_files(
     before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
     """Of the node's `devices`, by what was found of each; `gpus` None: not told yet. One whose
-    files can't be seen now has those of `before`: an RDMA device hides in the network namespace of
-    the pod that has it."""
+    files can't be seen now has those of `before` that no other has now: an RDMA device, or a
+    virtual function of it, hides in the network namespace of the pod that has it."""
     listed = list(devices)
     minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
-    now = {each.uuid: each for each in (*_rdma(rdma), *_fpgas(fpgas))}
-    earlier = {each.uuid: each for each in before.others}
+    now = {(each.type, each.uuid): each for each in (*_rdma(rdma), *_fpgas(fpgas))}
+    earlier = {(each.type, each.uuid): each for each in before.others}
+    seen = frozenset(
+        node.path for each in now.values() for node in chain(each.nodes, *each.functions.values())
+    )
     others = []
     for device in listed:
-        files = now.get(device.uuid) or earlier.get(device.uuid)
-        if files is not None and files.type == device.type:
-            others.append(
-                OtherFiles(device.type, device.uuid, device.minor, files.nodes, files.functions)
-            )
+        key = device.type, device.uuid
+        files = _with_hidden(now.get(key), earlier.get(key), seen)
+        if files is not None:
+            others.append(msgspec.structs.replace(files, minor=device.minor))
     return DeviceFiles(
         None
         if gpus is None
@@ -67,6 +72,26 @@ def device_files(
         tuple(sorted(others, key=lambda each: (each.type, each.minor, each.uuid))),
         {DeviceType.RDMA.value: tuple(map(_node, rdma.common))} if rdma.common else before.common,
     )
+
+
+def _with_hidden(
+    now: OtherFiles | None, before: OtherFiles | None, seen: Collection[str]
+) -> OtherFiles | None:
+    """Where no files are seen now, those of before that are nobody's now (`seen`, by path)."""
+    if before is None:
+        return now
+    functions = {bus: _but(nodes, seen) for bus, nodes in before.functions.items()}
+    if now is None:
+        return msgspec.structs.replace(before, nodes=_but(before.nodes, seen), functions=functions)
+    return msgspec.structs.replace(
+        now,
+        nodes=now.nodes or _but(before.nodes, seen),
+        functions={bus: own or functions.get(bus, ()) for bus, own in now.functions.items()},
+    )
+
+
+def _but(nodes: Iterable[DeviceNode], seen: Collection[str]) -> tuple[DeviceNode, ...]:
+    return tuple(each for each in nodes if each.path not in seen)
 
 
 def _card(gpu: Gpu, minor: int | None, capability_nodes: Mapping[str, DeviceNode]) -> CardFiles:

@@ -39,7 +39,7 @@ from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading
-from agent.model.holding import Grant, Holding
+from agent.model.holding import Form, Grant, Holding
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
@@ -103,6 +103,8 @@ class DeviceView:
         self.state = Published()
         """What is said from now on."""
         self._said: frozenset[str] = frozenset()
+        self._plugins_gave: frozenset[tuple[str, str]] = frozenset()
+        """Type and id of whole devices, by the last look."""
 
     def look_again(self) -> None:
         """Something was plugged in or out."""
@@ -156,12 +158,12 @@ class DeviceView:
             ),
             self.state,
             gpuconditions.rfc3339(int(self._clock())),
-            {
+            self._plugins_gave.union(
                 (kind, name)
                 for of_pod in allocations.values()
                 for kind, of_kind in names(of_pod, self.state.devices).items()
                 for name in of_kind
-            },
+            ),
         )
         self.state = Published(made.devices, made.gone, self._gpus.facts, self._gpus.pairs)
         known = keys(made.devices, cards, plugged.rdma.devices, plugged.fpgas.devices)
@@ -170,6 +172,9 @@ class DeviceView:
             known,
             {uid: names(of_pod, made.devices) for uid, of_pod in allocations.items()},
             {pod.uid for pod in pods},
+        )
+        self._plugins_gave = frozenset(
+            (each.type, each.device) for each in found.holdings if each.form is Form.WHOLE
         )
         held = {
             uid: amounts(renumbered(of_pod, made.devices)) for uid, of_pod in allocations.items()

@@ -168,6 +168,9 @@ def test_a_name_has_the_form_of_those_that_it_replaces(
         ("1:0", False),
         ("all", False),
         ("", False),
+        ("0" * 5000 + "1", True),
+        ("1" * 5000, False),
+        ("1:" + "0" * 5000, False),
     ],
 )
 def test_what_a_name_means(name: str, refers: bool) -> None:
@@ -188,6 +191,13 @@ def test_what_a_name_means(name: str, refers: bool) -> None:
 )
 def test_nodes_of_cards(path: str, is_card: bool) -> None:
     assert carriers.is_card_node(path) is is_card
+
+
+@pytest.mark.parametrize(
+    ("number", "is_instance"), [("0", False), ("2", False), ("3", True), ("9" * 5000, True)]
+)
+def test_nodes_of_instances(number: str, is_instance: bool) -> None:
+    assert carriers.is_instance_node(f"/dev/nvidia-caps/nvidia-cap{number}") is is_instance
 
 
 def test_nodes_of_other_devices() -> None:

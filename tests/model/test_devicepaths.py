@@ -110,6 +110,33 @@ def test_a_device_that_hides_in_its_pods_namespace_keeps_its_files() -> None:
     assert device_files([], [], *NOTHING, before=before).others == ()
 
 
+def hidden(*, physical: int | None, virtual: int | None) -> Rdma:
+    """The links that can be seen, by their numbers."""
+
+    def links(number: int | None) -> tuple[Link, ...]:
+        return () if number is None else (link(number),)
+
+    function = RdmaFunction(Function(VIRTUAL, physical=PHYSICAL), links(virtual), number=0)
+    return Rdma((RdmaDevice(RdmaFunction(Function(PHYSICAL), links(physical)), (function,)),))
+
+
+def test_a_virtual_function_that_hides_keeps_its_files_too() -> None:
+    devices = [Device("rdma", PHYSICAL, 4, {})]
+    before = device_files(devices, [], RDMA, Fpgas())
+    now = device_files(devices, [], hidden(physical=0, virtual=None), Fpgas(), before=before)
+    assert now == before
+
+
+def test_but_none_that_another_device_has_by_now() -> None:
+    devices = [Device("rdma", PHYSICAL, 4, {}), Device("rdma", "0000:99:00.0", 5, {})]
+    before = device_files(devices, [], RDMA, Fpgas())
+    other = RdmaDevice(RdmaFunction(Function("0000:99:00.0"), (link(1),)))
+    for seen in (hidden(physical=0, virtual=None), Rdma()):
+        rdma = Rdma((*seen.devices, other))
+        (first, _) = device_files(devices, [], rdma, Fpgas(), before=before).others
+        assert (first.nodes, first.functions) == ((UVERBS,), {VIRTUAL: ()})
+
+
 def test_fpgas_come_by_their_ports() -> None:
     port = AcceleratorPort("dfl-port.0", char_device=CharDevice("/dev/dfl-port.0", (240, 1)))
     virtual = Function("0000:b1:00.1", physical="0000:b1:00.0")

@@ -465,6 +465,28 @@ def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
     assert mixed.seen.files == before
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_network_card_that_a_plugin_gave_is_well_out_of_sight(tmp_path: Path, held: bool) -> None:
+    """It went into the pod's network namespace."""
+    root = tmp_path / "root"
+    (root / "sys").mkdir(parents=True)
+    nic = buses.plug(root, "pci0000:17/0000:17:00.0")
+    buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
+    view = view_of(root)
+    names = ("0000:17:00.0",) if held else ()
+    grants = [Grant("a", "main", "example.com/nic", names, Source.CHECKPOINT)]
+
+    def well() -> list[bool]:
+        seen = view.now(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)
+        assert seen is not None
+        return health(seen.report)
+
+    assert well() == [True]
+    (nic / "infiniband").rename(tmp_path / "elsewhere")
+    view.look_again()
+    assert well() == [held]
+
+
 def test_while_pci_was_never_listed_nothing_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

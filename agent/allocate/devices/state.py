@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.allocate.devices.inventory import Inventory
+from agent.allocate.devices.partitions import MAX_MINOR
 from agent.allocate.devices.scores import summed
 from agent.model.device_allocation import Holdings, VirtualFunctions
 
@@ -35,7 +36,8 @@ class NodeDevices(msgspec.Struct, frozen=True):
 def node_devices(
     inventory: Inventory, held: Holdings, taken: VirtualFunctions | None = None
 ) -> NodeDevices:
-    """What is held beyond what a device has, or of one that is not there, leaves nothing free."""
+    """What is held beyond what a device has, or of one that is not there, leaves nothing free; a
+    minor that no machine has is nobody's."""
     stocks = {}
     for kind, fleet in inventory.fleets.items():
         used = 0
@@ -44,7 +46,7 @@ def node_devices(
             of_device = held.get((kind, minor))
             free[minor] = _less(total, of_device) if of_device else total
         for (of_kind, minor), amounts in held.items():
-            if of_kind == kind and any(amounts.values()):
+            if of_kind == kind and 0 <= minor <= MAX_MINOR and any(amounts.values()):
                 used |= 1 << minor
         stocks[kind] = Stock(free, summed(free.values()), used, fleet.healthy & ~used)
     return NodeDevices(inventory, stocks, taken or {})

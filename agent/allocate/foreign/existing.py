@@ -11,9 +11,9 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.foreign.names import Keys, meaning
+from agent.allocate.foreign.names import Keys, is_number, meaning
 from agent.model.device_allocation import Holdings, VirtualFunctions
-from agent.model.devices import Device
+from agent.model.devices import Device, DeviceType
 from agent.model.holding import Form, Grant, Holding, Source
 
 _ORDER: Final = {source: place for place, source in enumerate(Source)}
@@ -45,6 +45,11 @@ def existing(
     for grant in sorted(grants, key=_grant_order):
         if present is not None and grant.uid not in present:
             continue
+        of_pod = allocated.get(grant.uid, {})
+        if DeviceType.GPU in of_pod:
+            # A number may be another card's since the container was made.
+            kept = tuple(name for name in grant.names if not is_number(name))
+            grant = msgspec.structs.replace(grant, names=kept)
         read = meaning(grant, keys)
         title = f"pod {grant.uid}, {grant.container}: {grant.resource or grant.source.value}"
         told = read.unknown[:_MOST_TOLD]
@@ -53,7 +58,7 @@ def existing(
             problems.append(f"{title}: {more} more names are no devices of this node")
         notes += [f"{title}: {_quoted(name)} {why}" for name, why in read.left]
         for holding in read.holdings:
-            given = allocated.get(holding.uid, {}).get(holding.type)
+            given = of_pod.get(holding.type)
             if given is not None and (
                 holding.source is not Source.CONTAINER or given & {holding.device, holding.part}
             ):

@@ -51,6 +51,8 @@ _NVIDIA: Final = r"((.+\.)?nvidia\.com/(gpu|mig-[^/]+)(\.shared)?)?"
 _CLAIM: Final = r"gpu\.nvidia\.com|k8s\.gpu\.nvidia\.com/(device|claim)"
 """Of NVIDIA's DRA driver, and its CDI kinds, whose names begin with the uid of a claim."""
 
+_NUMBER: Final = re.compile(r"(?:gpu|mig)?\d+(?::\d+)?(?:::.*)?")
+
 _NOT_OURS: Final = "is no device that is accounted for here"
 
 ROWS: Final = (
@@ -124,6 +126,11 @@ def keys(
         target = found.get(fpga.address, Target(DeviceType.FPGA, fpga.address))
         found |= {port.char_device.path: target for port in fpga.ports if port.char_device}
     return found
+
+
+def is_number(name: str) -> bool:
+    """Whether it is NVML's number of a card or of an instance, or of a replica of one."""
+    return _NUMBER.fullmatch(name) is not None
 
 
 def meaning(grant: Grant, keys: Keys) -> Meaning:

@@ -31,17 +31,22 @@ class DeviceOverlap(msgspec.Struct, frozen=True):
 def held_devices(
     inventory: Inventory, holdings: Mapping[str, Holding], imported: Mapping[str, Imported]
 ) -> NodeDevices:
-    """Both by uid. Of a device that a scheduler gave a pod only its word counts."""
+    """Both by uid. Of a device that a scheduler gave a pod only its word counts; where that names
+    no amount, the pod has all of it, as its node sees it (`allocate.visibility`)."""
     devices, functions = [], []
     own: dict[str, Holdings] = {}
     for uid, held in holdings.items():
         if held.devices or held.functions:
-            own[uid], of_pod = _numbered(held, inventory)
+            told, of_pod = _numbered(held, inventory)
+            own[uid] = {
+                at: each if any(each.values()) or at in of_pod else _all_of(inventory, at)
+                for at, each in told.items()
+            }
             devices.append(own[uid])
             functions.append(of_pod)
     for uid, each in imported.items():
-        told = own.get(uid, {})
-        devices.append({at: amounts for at, amounts in each.devices.items() if at not in told})
+        given = own.get(uid, {})
+        devices.append({at: amounts for at, amounts in each.devices.items() if at not in given})
         functions.append(each.functions)
     return node_devices(inventory, together(devices), functions_together(functions))
 
@@ -69,6 +74,12 @@ def device_overlaps(
             uids = tuple(uid for uid, amount in of if amount)
             found.append(DeviceOverlap(kind, minor, what, uids))
     return tuple(found)
+
+
+def _all_of(inventory: Inventory, at: tuple[str, int]) -> dict[str, int]:
+    kind, minor = at
+    fleet = inventory.fleets.get(kind)
+    return fleet.devices[minor].resources if fleet and minor in fleet.devices else {}
 
 
 def _numbered(held: Holding, inventory: Inventory | None) -> tuple[Holdings, VirtualFunctions]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.state import node_devices
 from agent.model.device_allocation import (
@@ -30,6 +32,13 @@ def test_more_than_there_is_and_devices_that_are_gone() -> None:
     assert stock.free == {0: part(0)}
     assert stock.used == 0b100001
     assert "rdma" not in node([gpu(0)], nics={0: 10}).stocks
+
+
+@pytest.mark.parametrize("minor", [-1, 1024, 10**18])
+def test_a_number_that_no_device_has_is_nothing(minor: int) -> None:
+    """Anybody may write it into the annotation of a pod."""
+    stock = node_devices(inventory([gpu(0)]), {("gpu", minor): part(100)}).stocks["gpu"]
+    assert (stock.free, stock.used, stock.idle) == ({0: part(100)}, 0, 1)
 
 
 def test_of_two_devices_with_one_minor_the_later_counts() -> None:

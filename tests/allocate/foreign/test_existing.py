@@ -104,6 +104,18 @@ def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
     assert len(long.problems[0]) < 200
 
 
+def test_but_by_no_number_which_may_be_another_cards_since() -> None:
+    """Numbers move up when a card falls off, and hooks write them where a request has them."""
+    named = Carriers(
+        environment=(("NVIDIA_VISIBLE_DEVICES", "1"),),
+        cdi_devices=("nvidia.com/gpu=gpu0", "nvidia.com/gpu=1:2"),
+    )
+    entries = grants("a", "main", named)
+    assert len(look(*entries).holdings) == 3
+    assert look(*entries, allocated={"a": {"gpu": {"GPU-a1"}}}).holdings == ()
+    assert len(look(*entries, allocated={"a": {"rdma": {"0000:18:00.0"}}}).holdings) == 3
+
+
 def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
     answered = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
     entries = grants("a", "main", answered, Source.ANSWER)

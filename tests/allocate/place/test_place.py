@@ -241,6 +241,21 @@ def test_what_a_pod_runs_with_beside_its_allocation_is_held_too() -> None:
     assert refusal(place, pod("b", {CARDS: 3})).reasons
 
 
+@pytest.mark.parametrize("amounts", [None, {}, {CORE: 0, RATIO: 0}])
+def test_who_says_nothing_of_its_part_of_a_device_holds_all_of_it(
+    amounts: dict[str, int] | None,
+) -> None:
+    """As on its node, where nobody else is let in."""
+    place = Place(facts(devices=[*CARDS_OF_BOTH, nic(0, functions=["v1", "v2"])]))
+    given = {ALLOCATED: {"gpu": [{"minor": 3, "resources": amounts}]}}
+    place.record(holding_of(pod("a", {CARDS: 1}, notes=given)))
+    assert cards(granted(place, pod("b", {CARDS: 3}))) == [0, 1, 2]
+    assert refusal(place, pod("b", {CARDS: 4})).reasons
+    function = {"minor": 0, "extension": {"vfs": [{"busID": "v1"}]}}
+    place.record(holding_of(pod("c", {RDMA: 1}, notes={ALLOCATED: {"rdma": [function]}})))
+    assert granted(place, pod("d", {RDMA: 1}, notes={HINT: {"rdma": {"vfSelector": {}}}}))
+
+
 def test_a_pod_holds_the_card_that_it_was_given_whatever_its_number_is_now() -> None:
     """A driver counts its cards anew when it starts: where one is missing, others move up."""
     whole = {CORE: 100, RATIO: 100}
