@@ -64,7 +64,7 @@ class Api:
                 key = urllib.parse.quote(NODE_NAME, safe="")
                 request.add_header(f"Impersonate-Extra-{key}", who.node)
         try:
-            with urllib.request.urlopen(request, context=self._tls, timeout=10) as answer:
+            with urllib.request.urlopen(request, context=self._tls, timeout=60) as answer:
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:

@@ -33,7 +33,7 @@ from tests.faults.node import PlayedNode, Pod, large_machine, this_machine
 KILLS_PER_LIFE = 50
 MOST_RESTORE_KILLS = 5
 MOMENT_SECONDS = 0.03
-SANDBOX_SECONDS = 5.0
+SANDBOX_SECONDS = 30.0
 WRONGS = ("lost_pins", "overlaps", "illegal", "unjournalled", "not_restored", "crashes")
 
 

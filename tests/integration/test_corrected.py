@@ -62,10 +62,11 @@ def test_devices_and_cpus_are_those_that_containers_really_have(
         own: ContainerResources | None = None
 
         def kubelet_has_both() -> bool:
+            """All that they asked for: it is given, and told, one after the other."""
             nonlocal own
             own = main_of(kubelet.client, shares)
             took = main_of(kubelet.client, taker)
-            return bool(own and own.cpus and took and took.devices)
+            return bool(own and own.cpus and own.memory and took and took.devices)
 
         eventually("the kubelet gave both", kubelet_has_both, START_SECONDS)
         gpus.start_agent(

@@ -23,7 +23,8 @@ from agent.kube.errors import (
     TooManyRequestsError,
     UnauthorizedError,
 )
-from agent.kube.listwatch import PAGE, ListWatch
+from agent.kube.listing import PAGE
+from agent.kube.listwatch import ListWatch
 from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.stream import Stream

@@ -130,7 +130,7 @@ def test_too_many_connections_are_closed_and_places_come_back(
 def test_no_descriptor_left_pauses_and_does_not_spin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(page, "_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(page, "_PAUSE_SECONDS", 1.0)
     loop = Loop()
     server = PageServer(loop, "127.0.0.1", 0, PAGES)
     real, refused = server._socket, 0
