@@ -66,7 +66,7 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
     for device in _others(node, uid):
         whole_and_parts = _related(device, node.held)
         for name in names:
-            if (name.lower() == _ALL and given) or any(
+            if (name.lower() == _ALL and given and device.is_gpu) or any(
                 carriers.refers(name, each.uuid, each.index) for each in whole_and_parts
             ):
                 raise TakenError(f"{name} of its request is {device.uuid}, another pod's")

@@ -61,13 +61,18 @@ class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
 class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     """A device of the node by all its names, and the pods (uids) that a scheduler gave it to.
     `card`: the uuid of the card that a MIG instance is a part of; `nodes`: the paths of what is its
-    own, of an instance without its card's."""
+    own, of an instance without its card's; none where they are open to many at once."""
 
     uuid: str
     index: str = ""
     card: str = ""
     nodes: tuple[str, ...] = ()
     holders: tuple[str, ...] = ()
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a card or a MIG instance."""
+        return self.uuid.startswith(("GPU-", "MIG-"))
 
 
 class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,5 +86,8 @@ class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def concerns_all(self) -> bool:
-        """Whether a container that nothing was decided about has to be looked into."""
-        return self.unasked != "leave" or any(each.holders for each in self.held)
+        """Whether a container that nothing was decided about has to be looked into: it may name
+        what others have, or bring files of it."""
+        return self.unasked != "leave" or any(
+            each.holders and (each.is_gpu or each.nodes) for each in self.held
+        )

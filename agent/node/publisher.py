@@ -38,7 +38,7 @@ class Publisher:
         self.device_holders: Holders = {
             each.uuid: each.holders for each in (told.held if told else ()) if each.holders
         }
-        """Also by the word of an agent before us, which tells it of all but whole NICs."""
+        """Also by the word of an agent before us."""
 
     @property
     def generation(self) -> int:

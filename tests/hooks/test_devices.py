@@ -450,6 +450,11 @@ def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
         assert devices.unallocated("other", asks_for_nothing, HELD, given=True) == env("void")
 
 
+def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
+    nic = NodeDevices((HeldDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
+    assert devices.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
+
+
 def test_a_list_without_end_holds_nobody_up() -> None:
     """The proxy has one thread for all requests of a node."""
     endless = Carried((",".join(map(str, range(10, 30_000))),))
@@ -554,6 +559,8 @@ def test_what_was_decided_for_the_container() -> None:
     [
         (NodeDevices(), False),
         (NodeDevices((HeldDevice("GPU-a"),)), False),
+        # Its files are open to many at once.
+        (NodeDevices((HeldDevice("0000:17:00.0", holders=("other",)),)), False),
         (NodeDevices((HeldDevice("GPU-a", holders=("other",)),)), True),
         (NodeDevices(unasked="hide"), True),
     ],

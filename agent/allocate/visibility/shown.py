@@ -144,8 +144,9 @@ def shown(
 
 
 def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, ...]:
-    """Every device of the node with the pods that have it, as hooks need to know them. The files of
-    an RDMA device are left out: they are open to many at once, those of its functions are not."""
+    """Every device of the node with the pods that have it, as hooks and the agent after us need to
+    know them. An RDMA device is without its files: they are open to many at once, those of its
+    functions are not."""
     holders: dict[str, list[str]] = {}
     for uid, pod in sorted(pods.items()):
         for device in pod.devices:
@@ -168,8 +169,7 @@ def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, 
             for part in each.instances
         ]
     for other in files.others:
-        if other.type != DeviceType.RDMA:
-            devices.append(one(other.uuid, other.nodes))
+        devices.append(one(other.uuid, () if other.type == DeviceType.RDMA else other.nodes))
         devices += [one(bus, nodes) for bus, nodes in sorted(other.functions.items())]
     return tuple(devices)
 

@@ -185,7 +185,7 @@ def test_nothing_is_decided_until_the_driver_has_told_its_cards() -> None:
     early = DeviceFiles(None, FILES.others, FILES.common)
     pods = [pod("gpu", {"gpu": [entry(0)], "rdma": [nic(1)]}), pod("rdma", {"rdma": [nic(1)]})]
     assert list(shown(pods, early)) == ["rdma"]
-    assert held(early, {})[0].uuid == "0000:17:00.1"
+    assert [each.uuid for each in held(early, {})][:2] == ["0000:17:00.0", "0000:17:00.1"]
 
 
 def test_nobody_is_given_what_another_pod_has() -> None:
@@ -415,15 +415,17 @@ def test_what_hooks_hear_of_every_device() -> None:
     pods = [
         pod("a", {"gpu": [entry(0, percent=50)], "rdma": [nic(0, 1, "0000:17:00.1")]}),
         pod("b", {"gpu": [entry(0, percent=50)]}),
-        pod("c", {"gpu": [entry(2, "MIG-1")]}),
+        pod("c", {"gpu": [entry(2, "MIG-1")], "rdma": [nic(1)]}),
     ]
     assert held(FILES, shown(pods, FILES)) == (
         HeldDevice("GPU-0", "0", nodes=("/dev/nvidia1",)),
         HeldDevice("GPU-1", "1", nodes=("/dev/nvidia0",), holders=("a", "b")),
         HeldDevice("GPU-2", "2", nodes=("/dev/nvidia2",)),
         HeldDevice("MIG-1", "2:0", "GPU-2", ("/dev/nvidia-caps/nvidia-cap3",), ("c",)),
+        HeldDevice("0000:17:00.0"),
         HeldDevice("0000:17:00.1", nodes=("/dev/infiniband/uverbs1",), holders=("a",)),
         HeldDevice("0000:17:00.2", nodes=("/dev/infiniband/uverbs2",)),
+        HeldDevice("0000:ca:00.0", holders=("c",)),
         HeldDevice("0000:b1:00.0", nodes=("/dev/dfl-port.0",)),
     )
 
