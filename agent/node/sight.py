@@ -9,8 +9,9 @@ from typing import Final
 
 import msgspec
 
+from agent.allocate.visibility.held import held
 from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation
-from agent.allocate.visibility.shown import DevicePod, Holders, PodShown, held, shown
+from agent.allocate.visibility.shown import DevicePod, Holders, PodShown, shown
 from agent.allocate.visibility.wishes import container_wishes
 from agent.model.apipods import ApiPod
 from agent.model.devicefiles import DeviceFiles

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from agent.allocate.visibility.held import held
 from agent.allocate.visibility.isolation import Isolation
-from agent.allocate.visibility.shown import DevicePod, held, shown
+from agent.allocate.visibility.shown import DevicePod, shown
 from agent.allocate.visibility.split import ContainerWish
 from agent.host import files
 from agent.model import snapshot as snapshots

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
+from agent.allocate.visibility.held import held
 from agent.allocate.visibility.isolation import Isolation
-from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
+from agent.allocate.visibility.shown import DevicePod, PodShown, shown
 from agent.allocate.visibility.split import ContainerWish
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
