@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http
 import logging
+import queue
 import re
 import select
 import socket
@@ -221,7 +222,11 @@ class _Http(server.HTTPServer):
             self._make_room()
             self.put_conn(conn)
         else:
-            super().process_conn(conn)
+            try:
+                self.requests.put(conn)
+            except queue.Full:
+                # cheroot would say 503, and leave the rest to the collection of garbage.
+                conn.close()
 
     def _make_room(self) -> None:
         """Who was never answered may take half of the places of those who wait, and no more: who

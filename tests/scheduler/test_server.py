@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import http.client
 import json
 import re
@@ -334,6 +335,41 @@ def test_of_those_who_only_connect_few_are_kept(
     kept.close()
     for each in silent:
         each.close()
+
+
+def test_requests_beyond_those_that_may_wait_end_at_once(started: Started) -> None:
+    """A connection that only the collection of garbage ends would keep a file of the process."""
+    held = Held()
+    server = started(msgspec.structs.replace(LIMITS, threads=1), held, shown=None)
+    asked = b"POST /held HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    many: list[socket.socket] = []
+    ended: set[socket.socket] = set()
+
+    def all_but_those_that_wait() -> bool:
+        for each in many:
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    while each.recv(4096):
+                        pass
+                except ConnectionError:
+                    pass
+                ended.add(each)
+        return len(ended) == len(many) - 1 - LIMITS.waiting
+
+    gc.disable()
+    try:
+        for _ in range(2 * LIMITS.waiting):
+            made = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+            made.sendall(asked + b"Content-Length: 0\r\n\r\n")
+            made.setblocking(False)
+            many.append(made)
+            held.asked.wait(DEADLINE_SECONDS)
+        eventually("the others end", all_but_those_that_wait)
+    finally:
+        gc.enable()
+        held.go.set()
+        for each in many:
+            each.close()
 
 
 def test_who_was_answered_holds_no_thread_for_long(plain: Server) -> None:
