@@ -400,14 +400,21 @@ def test_calls_under_way_end_after_a_goaway_and_new_ones_go_elsewhere(
     relay: object, back: Path, front: Path, service: str
 ) -> None:
     old, new = Backend(), Backend()
-    first = serve(back, old)
+    # gRPC removes the path of a server that stops, at any later moment.
+    first = serve(back.with_name("first.sock"), old)
+    back.symlink_to("first.sock")
     with connected(front) as channel:
         echo, wait = (channel.unary_unary(f"/{service}/{name}") for name in ("Echo", "Wait"))
         under_way = wait.future(b"kept", timeout=WAIT_SECONDS)
         assert old.entered.wait(WAIT_SECONDS)
+        states: list[grpc.ChannelConnectivity] = []
+        channel.subscribe(states.append)
+        eventually("connected", lambda: states == [grpc.ChannelConnectivity.READY])
         stopped = first.stop(WAIT_SECONDS)
-        back.unlink(missing_ok=True)
+        back.unlink()
         second = serve(back, new)
+        # A call that comes to the first one before its client knows is cancelled.
+        eventually("the GOAWAY", lambda: states[-1] is not grpc.ChannelConnectivity.READY)
         assert echo(b"new", timeout=WAIT_SECONDS, wait_for_ready=True) == b"new"
         assert new.metadata
         assert not under_way.done()

@@ -35,7 +35,8 @@ class DevicePlugin(grpc.GenericRpcHandler):
         self._server.start()
         request = _field(1, b"v1beta1") + _field(2, b"card.sock") + _field(3, RESOURCE.encode())
         with grpc.insecure_channel(f"unix:{registry}") as channel:
-            channel.unary_unary("/v1beta1.Registration/Register")(request, timeout=START_SECONDS)
+            register = channel.unary_unary("/v1beta1.Registration/Register")
+            register(request, timeout=START_SECONDS, wait_for_ready=True)
 
     def has(
         self, devices: dict[str, tuple[int, ...]], ill: dict[str, tuple[int, ...]] | None = None
