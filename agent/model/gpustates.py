@@ -67,6 +67,8 @@ def _ills(reading: GpuReading) -> Iterator[tuple[str, str]]:
         yield gpuactions.REMAP_FAILED, "no spare rows are left where memory failed"
     if rows is not None and rows.pending:
         yield gpuactions.REMAP_PENDING, "a reset will replace rows of memory that failed"
+    if reading.retirement_pending:
+        yield gpuactions.RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
     # Where rows are remapped, an error that was contained leaves the card as good as it was.
     if rows is None and reading.ecc_uncorrected:
         errors = f"{reading.ecc_uncorrected} uncorrectable ECC errors"

@@ -264,6 +264,24 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
     assert reading.remapped is not None
     assert (reading.remapped.uncorrectable, reading.remapped.pending) == (2, True)
     assert (reading.remapped.failed, reading.recovery_action) == (False, 1)
+    assert reading.retirement_pending is None
+
+
+def test_a_card_before_ampere_tells_that_pages_wait_to_be_retired(start: Start) -> None:
+    machine = gpumachines.dgx1()
+    driver, session = start(machine)
+    assert {each.retirement_pending for each in look(session).readings} == {False}
+    driver.tell(machine.but(2, retired__pending=1))
+    readings = look(session).readings
+    assert [each.retirement_pending for each in readings].index(True) == 2
+    assert {each.remapped for each in readings} == {None}
+    driver.tell(machine)
+    assert {each.retirement_pending for each in look(session).readings} == {False}
+
+
+def test_a_card_that_remaps_rows_is_not_asked_for_pages(start: Start) -> None:
+    _, session = start(gpumachines.a100_hgx().but(0, retired__pending=1))
+    assert look(session).readings[0].retirement_pending is None
 
 
 @pytest.mark.parametrize(
