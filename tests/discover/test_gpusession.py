@@ -118,6 +118,16 @@ def test_mig(start: Start) -> None:
     assert instance.memory_bytes == 20096 << 20
 
 
+def test_what_a_card_has_not_in_mig_mode_it_has_again_after_it(start: Start) -> None:
+    whole = gpumachines.a100_hgx()
+    divided = dataclasses.replace(whole.cards[0], mig=(1, 1))
+    machine = Machine((divided,)).but(0, **{"return.nvmlDeviceGetUtilizationRates": 3})
+    driver, session = start(machine)
+    assert [each.gpu_percent for each in look(session).readings] == [None]
+    driver.tell(Machine(whole.cards[:1]))
+    assert [each.gpu_percent for each in look(session).readings] == [30]
+
+
 def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start) -> None:
     going = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
     card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(going,))
