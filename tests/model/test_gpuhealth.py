@@ -75,6 +75,7 @@ PAGES_PENDING, PAGES_DONE = (
     sight(remapped=None, retirement_pending=pending) for pending in (True, False)
 )
 ADVISED = sight(recovery_action=1)
+UNTOLD = sight(remapped=None, recovery_action=None)
 REPEATED = sight()
 BUSY = sight(processes=pids(1, 2))
 XID = {number: GpuEvent(A, number) for number in (13, 43, 48, 63, 79, 94, 95, 154, 9999)}
@@ -156,6 +157,19 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([sight(ecc_uncorrected=2)], [[]]),
         ([sight(ecc_corrected=99)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
+        # No answer to the question refutes nothing, and is no evidence for an XID either.
+        ([PAGES_PENDING, UNTOLD, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
+        ([PENDING, UNTOLD, REPEATED], [*[["RowRemapPending"]] * 2, []]),
+        ([ADVISED, UNTOLD, REPEATED], [*[["RecoveryAction"]] * 2, []]),
+        ([sight(remapped=None, ecc_uncorrected=2), UNTOLD, sight(ecc_uncorrected=0)],
+         [*[["UncorrectableEcc"]] * 2, []]),
+        ([XID[95], PENDING, UNTOLD], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
+        ([PENDING, XID[95], UNTOLD, REPEATED],
+         [["RowRemapPending"], *[["RowRemapPending", "XID95"]] * 2, ["XID95"]]),
+        ([PENDING, LOST, UNTOLD, REPEATED],
+         [["RowRemapPending"], ["GpuLost", "RowRemapPending"], ["RowRemapPending"], []]),
+        # But of another driver, which may know nothing of it.
+        ([PENDING, sight(driver="440", remapped=None)], [["RowRemapPending"], []]),
         ([LOST, LOST, REPEATED], [["GpuLost"], ["GpuLost"], []]),
         ([sight(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
         ([sight(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
