@@ -34,6 +34,8 @@ def _reading(nvml: Nvml, uuid: str, handle: Any) -> GpuReading:
     ask = nvml.maybe
     rates = ask("nvmlDeviceGetUtilizationRates", handle)
     rows = ask("nvmlDeviceGetRemappedRows", handle)
+    # Before Ampere pages are retired where later cards remap rows.
+    pages = ask("nvmlDeviceGetRetiredPagesPendingStatus", handle) if rows is None else None
     return GpuReading(
         uuid,
         _used(nvml, handle),
@@ -49,6 +51,7 @@ def _reading(nvml: Nvml, uuid: str, handle: Any) -> GpuReading:
         ask("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _SINCE_LOAD),
         ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOAD),
         None if rows is None else RemappedRows(rows[0], rows[1], rows[2] != 0, rows[3] != 0),
+        None if pages is None else pages != 0,
         _recovery_action(nvml, handle),
         _processes(nvml, handle),
     )

@@ -55,6 +55,9 @@ _NO_SUCH_THING: Final = (
     pynvml.NVML_ERROR_NOT_SUPPORTED,
     pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
 )
+"""Asked for again at each look all the same, which costs microseconds: MIG mode and links that
+come up change what a card has while the driver stays."""
+
 _PASSING: Final = (
     pynvml.NVML_ERROR_TIMEOUT,
     pynvml.NVML_ERROR_IN_USE,

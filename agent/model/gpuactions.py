@@ -52,6 +52,7 @@ RESET_REQUIRED: Final = "ResetRequired"
 NOT_ENUMERATED: Final = "NotEnumerated"
 REMAP_PENDING: Final = "RowRemapPending"
 REMAP_FAILED: Final = "RowRemapFailure"
+RETIREMENT_PENDING: Final = "PageRetirementPending"
 UNCORRECTABLE: Final = "UncorrectableEcc"
 ADVISED: Final = "RecoveryAction"
 DRIVER_NOT_LOADED: Final = "DriverNotLoaded"
@@ -62,6 +63,7 @@ STATES: Final[Mapping[str, Action]] = {
     NOT_ENUMERATED: Action.REBOOT,
     REMAP_PENDING: Action.RESET,
     REMAP_FAILED: Action.SUPPORT,
+    RETIREMENT_PENDING: Action.RESET,
     UNCORRECTABLE: Action.RESET,
     ADVISED: Action.RESET,
 }

@@ -1,9 +1,10 @@
 """Whether a GPU may be given out: what struck it, and what proves that it is well again.
 
-Two kinds of trouble. A *state* is what a look shows (`agent.model.gpustates`). An *XID* happens
-once and stays until there is evidence after it that what the XID asked for was done (`_EVIDENCE`):
-that a card answers questions proves nothing. An XID that only asks for another application is over
-when no process of then holds the card any more, or after a while.
+Two kinds of trouble. A *state* is what a look shows (`agent.model.gpustates`), until one shows that
+it is over: without an answer it stays. An *XID* happens once and stays until there is evidence
+after it that what the XID asked for was done (`_EVIDENCE`): that a card answers questions proves
+nothing. An XID that only asks for another application is over when no process of then holds the
+card any more, or after a while.
 
 Nothing here reads a clock: times are seconds since 1970, given with every step.
 """
@@ -206,11 +207,14 @@ class _Look:
             for each in card.ailments
             if gpuactions.is_xid(each.reason)
         ]
-        if not states and reading is not None:
+        # Another driver may know nothing of such a state, and would keep it for ever.
+        untold = frozenset() if self._other_driver else self._states.unanswered(card.gpu)
+        kept = [each for each in card.ailments if each.reason in untold]
+        if not states and not kept and reading is not None:
             xids = [left for each in xids if (left := self._after(each, reading))]
         gpu = card.gpu if self._states.enumerates(card.gpu) else replace(card.gpu, index=-1)
         known = replace(card, gpu=gpu, energy_millijoules=before if energy is None else energy)
-        return _with(known, [*xids, *states], self._now)
+        return _with(known, [*xids, *states, *kept], self._now)
 
     def _after(self, ailment: Ailment, reading: GpuReading) -> Ailment | None:
         """What is left of an XID at a card that shows no trouble now."""

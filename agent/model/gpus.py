@@ -130,7 +130,9 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 class GpuReading(msgspec.Struct, frozen=True):
     """One card now. ECC counts are those since the driver was loaded, and so is the energy;
-    `recovery_action`: what the driver wants done, 0 nothing; `processes` None: it can't tell."""
+    `retirement_pending`: pages of memory that failed wait for a reset, None where rows are remapped
+    in their place; `recovery_action`: what the driver wants done, 0 nothing; `processes` None: it
+    can't tell."""
 
     uuid: str
     memory_used_bytes: int | None = None
@@ -146,6 +148,7 @@ class GpuReading(msgspec.Struct, frozen=True):
     ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
     remapped: RemappedRows | None = None
+    retirement_pending: bool | None = None
     recovery_action: int | None = None
     processes: tuple[GpuProcess, ...] | None = None
 

@@ -1,4 +1,4 @@
-"""What one look shows of each card: states, which are gone when a look does not show them."""
+"""What one look shows of each card: states, and which of them it tells nothing of."""
 
 from __future__ import annotations
 
@@ -52,6 +52,19 @@ class GpuStates:
         if reading is not None:
             yield from _ills(reading)
 
+    def unanswered(self, gpu: Gpu) -> frozenset[str]:
+        """Reasons that the card's reading neither shows nor refutes: the driver did not tell."""
+        reading = self.reading(gpu) or GpuReading(gpu.uuid)
+        rows, pages = reading.remapped, reading.retirement_pending
+        answered = {
+            gpuactions.REMAP_PENDING: rows is not None,
+            gpuactions.REMAP_FAILED: rows is not None,
+            gpuactions.RETIREMENT_PENDING: rows is not None or pages is not None,
+            gpuactions.UNCORRECTABLE: reading.ecc_uncorrected is not None,
+            gpuactions.ADVISED: reading.recovery_action is not None,
+        }
+        return frozenset(reason for reason, told in answered.items() if not told)
+
     def _silence(self, gpu: Gpu) -> SilentGpu | None:
         """A lost card keeps its index even where the driver no longer tells whose it is."""
         for each in self._silent:
@@ -67,6 +80,8 @@ def _ills(reading: GpuReading) -> Iterator[tuple[str, str]]:
         yield gpuactions.REMAP_FAILED, "no spare rows are left where memory failed"
     if rows is not None and rows.pending:
         yield gpuactions.REMAP_PENDING, "a reset will replace rows of memory that failed"
+    if reading.retirement_pending:
+        yield gpuactions.RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
     # Where rows are remapped, an error that was contained leaves the card as good as it was.
     if rows is None and reading.ecc_uncorrected:
         errors = f"{reading.ecc_uncorrected} uncorrectable ECC errors"

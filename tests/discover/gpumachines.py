@@ -84,7 +84,7 @@ def dgx1() -> Machine:
             place,
             memory=(16384, 300, 0),
             links=tuple((2, GPU, bus(buses[other])) for other in far[place]),
-            facts={"ecc": "0 0", "utilization": "0 0"},
+            facts={"ecc": "0 0", "utilization": "0 0", "retired.pending": 0},
         )
         for place in range(8)
     )

@@ -118,6 +118,16 @@ def test_mig(start: Start) -> None:
     assert instance.memory_bytes == 20096 << 20
 
 
+def test_what_a_card_has_not_in_mig_mode_it_has_again_after_it(start: Start) -> None:
+    whole = gpumachines.a100_hgx()
+    divided = dataclasses.replace(whole.cards[0], mig=(1, 1))
+    machine = Machine((divided,)).but(0, **{"return.nvmlDeviceGetUtilizationRates": 3})
+    driver, session = start(machine)
+    assert [each.gpu_percent for each in look(session).readings] == [None]
+    driver.tell(Machine(whole.cards[:1]))
+    assert [each.gpu_percent for each in look(session).readings] == [30]
+
+
 def test_an_instance_that_is_being_taken_away_takes_no_card_with_it(start: Start) -> None:
     going = {"uuid": "MIG-1", "return.nvmlDeviceGetGpuInstanceId": 6}
     card = dataclasses.replace(gpumachines.with_mig().cards[1], instances=(going,))
@@ -264,6 +274,24 @@ def test_ecc_errors_remapped_rows_and_the_drivers_advice_are_read(start: Start) 
     assert reading.remapped is not None
     assert (reading.remapped.uncorrectable, reading.remapped.pending) == (2, True)
     assert (reading.remapped.failed, reading.recovery_action) == (False, 1)
+    assert reading.retirement_pending is None
+
+
+def test_a_card_before_ampere_tells_that_pages_wait_to_be_retired(start: Start) -> None:
+    machine = gpumachines.dgx1()
+    driver, session = start(machine)
+    assert {each.retirement_pending for each in look(session).readings} == {False}
+    driver.tell(machine.but(2, retired__pending=1))
+    readings = look(session).readings
+    assert [each.retirement_pending for each in readings].index(True) == 2
+    assert {each.remapped for each in readings} == {None}
+    driver.tell(machine)
+    assert {each.retirement_pending for each in look(session).readings} == {False}
+
+
+def test_a_card_that_remaps_rows_is_not_asked_for_pages(start: Start) -> None:
+    _, session = start(gpumachines.a100_hgx().but(0, retired__pending=1))
+    assert look(session).readings[0].retirement_pending is None
 
 
 @pytest.mark.parametrize(

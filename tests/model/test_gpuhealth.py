@@ -71,7 +71,11 @@ def without_driver(fault: str) -> GpuSight:
 LOST = sight(without=[A], silent=[SilentGpu(0, "GpuLost")])
 MISSING = sight(without=[A])
 PENDING = sight(remapped=RemappedRows(0, 1, True, False))
+PAGES_PENDING, PAGES_DONE = (
+    sight(remapped=None, retirement_pending=pending) for pending in (True, False)
+)
 ADVISED = sight(recovery_action=1)
+UNTOLD = sight(remapped=None, recovery_action=None)
 REPEATED = sight()
 BUSY = sight(processes=pids(1, 2))
 XID = {number: GpuEvent(A, number) for number in (13, 43, 48, 63, 79, 94, 95, 154, 9999)}
@@ -111,6 +115,9 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         # Rows were remapped; the driver no longer advises anything.
         ([XID[48], PENDING, REPEATED], [["XID48"], ["RowRemapPending", "XID48"], []]),
         ([XID[95], ADVISED, REPEATED], [["XID95"], ["RecoveryAction", "XID95"], []]),
+        # Before Ampere: pages were retired.
+        ([XID[48], PAGES_PENDING, PAGES_DONE],
+         [["XID48"], ["PageRetirementPending", "XID48"], []]),
         # Trouble before the XID says nothing of what came after it.
         ([PENDING, XID[95], REPEATED],
          [["RowRemapPending"], ["RowRemapPending", "XID95"], ["XID95"]]),
@@ -143,12 +150,26 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([XID[94], BUSY, (BUSY, {"restart_seconds": 2 * HOUR})], [["XID94"], ["XID94"], []]),
         # States come and go with what is seen.
         ([PENDING, REPEATED], [["RowRemapPending"], []]),
+        ([PAGES_PENDING, PAGES_PENDING, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
         ([sight(remapped=RemappedRows(0, 9, False, True)), REPEATED], [["RowRemapFailure"], []]),
         ([sight(remapped=None, ecc_uncorrected=2), sight(remapped=None, ecc_uncorrected=0)],
          [["UncorrectableEcc"], []]),
         ([sight(ecc_uncorrected=2)], [[]]),
         ([sight(ecc_corrected=99)], [[]]),
         ([ADVISED, REPEATED], [["RecoveryAction"], []]),
+        # No answer to the question refutes nothing, and is no evidence for an XID either.
+        ([PAGES_PENDING, UNTOLD, PAGES_DONE], [*[["PageRetirementPending"]] * 2, []]),
+        ([PENDING, UNTOLD, REPEATED], [*[["RowRemapPending"]] * 2, []]),
+        ([ADVISED, UNTOLD, REPEATED], [*[["RecoveryAction"]] * 2, []]),
+        ([sight(remapped=None, ecc_uncorrected=2), UNTOLD, sight(ecc_uncorrected=0)],
+         [*[["UncorrectableEcc"]] * 2, []]),
+        ([XID[95], PENDING, UNTOLD], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
+        ([PENDING, XID[95], UNTOLD, REPEATED],
+         [["RowRemapPending"], *[["RowRemapPending", "XID95"]] * 2, ["XID95"]]),
+        ([PENDING, LOST, UNTOLD, REPEATED],
+         [["RowRemapPending"], ["GpuLost", "RowRemapPending"], ["RowRemapPending"], []]),
+        # But of another driver, which may know nothing of it.
+        ([PENDING, sight(driver="440", remapped=None)], [["RowRemapPending"], []]),
         ([LOST, LOST, REPEATED], [["GpuLost"], ["GpuLost"], []]),
         ([sight(without=[A], silent=[SilentGpu(5, "ResetRequired", A)])], [["ResetRequired"]]),
         ([sight(without=[A], silent=[SilentGpu(7, "GpuLost")])], [["NotEnumerated"]]),
@@ -390,6 +411,7 @@ _sights = st.one_of(
         remapped=st.one_of(
             st.none(), st.builds(RemappedRows, *[st.integers(0, 2)] * 2, *[st.booleans()] * 2)
         ),
+        retirement_pending=st.one_of(st.none(), st.booleans()),
         ecc_uncorrected=st.one_of(st.none(), st.integers(0, 2)),
         recovery_action=st.one_of(st.none(), st.integers(0, 2)),
         processes=st.one_of(

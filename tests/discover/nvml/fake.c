@@ -482,6 +482,12 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     return NUMBERS(device, "remapped", correctable, uncorrectable, pending, failure);
 }
 
+nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device,
+                                                    ENUM(nvmlEnableState_t) * pending) {
+    ENTER(device);
+    return NUMBERS(device, "retired.pending", (unsigned int *)pending);
+}
+
 /* `clock.T` and `clock.most.T`, MHz. */
 nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, ENUM(nvmlClockType_t) type,
                                     unsigned int *clock) {
