@@ -60,7 +60,7 @@ class GpuStates:
             gpuactions.REMAP_PENDING: rows is not None,
             gpuactions.REMAP_FAILED: rows is not None,
             gpuactions.RETIREMENT_PENDING: rows is not None or pages is not None,
-            gpuactions.UNCORRECTABLE: reading.ecc_uncorrected is not None,
+            gpuactions.UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
             gpuactions.ADVISED: reading.recovery_action is not None,
         }
         return frozenset(reason for reason, told in answered.items() if not told)

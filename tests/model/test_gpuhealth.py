@@ -163,6 +163,9 @@ def after(*steps: Any, actions: GpuActions = ACTIONS, **options: Any) -> list[li
         ([ADVISED, UNTOLD, REPEATED], [*[["RecoveryAction"]] * 2, []]),
         ([sight(remapped=None, ecc_uncorrected=2), UNTOLD, sight(ecc_uncorrected=0)],
          [*[["UncorrectableEcc"]] * 2, []]),
+        # Rows that are remapped refute what is a trouble only without them.
+        ([sight(remapped=None, ecc_uncorrected=2), sight(ecc_uncorrected=None)],
+         [["UncorrectableEcc"], []]),
         ([XID[95], PENDING, UNTOLD], [["XID95"], *[["RowRemapPending", "XID95"]] * 2]),
         ([PENDING, XID[95], UNTOLD, REPEATED],
          [["RowRemapPending"], *[["RowRemapPending", "XID95"]] * 2, ["XID95"]]),
