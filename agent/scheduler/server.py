@@ -159,8 +159,6 @@ class _Gateway(server.Gateway):
 
 
 class _Connection(server.HTTPConnection):
-    silent = True
-
     def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
         if parent.ssl_adapter is None:
             sock = streams.bounded(sock, parent.limits.request_seconds, parent.pressed)
@@ -170,10 +168,13 @@ class _Connection(server.HTTPConnection):
         """A caller's next request mostly follows closely: as long as most threads are idle, one
         waits for it, which saves the way through two other threads."""
         while super().communicate():  # type: ignore[no-untyped-call]
-            self.silent = False
             if not (self.server.ready and self.server.at_ease and self._soon()):
                 return True
         return False
+
+    def close(self) -> None:
+        self.server.silent.pop(self, None)
+        super().close()
 
     def _soon(self) -> bool:
         if self.rfile.has_data():
@@ -189,12 +190,14 @@ def _file(sock: Any, mode: str, _: int) -> streams.Reader | streams.Writer:
 
 class _Http(server.HTTPServer):
     ConnectionClass = _Connection
-    _connections: Any
 
     def __init__(self, address: tuple[str, int], pages: Mapping[str, Route], limits: Limits):
         super().__init__(address, _Gateway, server_name="topolet")
         self.pages = pages
         self.limits = limits
+        self.silent: dict[_Connection, None] = {}
+        """Who has connected and not said a byte yet, the first to come first; of the thread that
+        accepts alone."""
         self.requests = ThreadPool(
             self,
             min=limits.threads,
@@ -220,8 +223,10 @@ class _Http(server.HTTPServer):
         """A thread is for who has said something: who only connects waits with the idle ones."""
         if conn.last_used is None:
             self._make_room()
+            self.silent[conn] = None
             self.put_conn(conn)
         else:
+            self.silent.pop(conn, None)
             try:
                 self.requests.put(conn)
             except queue.Full:
@@ -229,13 +234,11 @@ class _Http(server.HTTPServer):
                 conn.close()
 
     def _make_room(self) -> None:
-        """Who was never answered may take half of the places of those who wait, and no more: who
-        came first goes first, as one that hangs up."""
-        idle = (each for _, each in self._connections._selector.connections if each is not self)
-        silent = [each for each in idle if each.silent]
-        if len(silent) >= self.limits.waiting // 2:
-            first = min(silent, key=lambda each: each.last_used)
-            first.silent = False
+        """Who is silent may take half of the places of those who wait, and no more: who came first
+        goes first, as one that hangs up."""
+        if len(self.silent) >= self.limits.waiting // 2:
+            first = next(iter(self.silent))
+            del self.silent[first]
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(first.socket, socket.SHUT_RDWR)
 
