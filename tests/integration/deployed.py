@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+from agent.kube.errors import ForbiddenError
 from tests.deploy.api import Api, RefusedError
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
@@ -43,6 +45,33 @@ def applied(api: Api, body: Object) -> bool:
             raise
         return False
     return True
+
+
+def lift_policies(server: ApiServer) -> None:
+    """The next tests on this server know of none; it hears of that by a watch of its own."""
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    for each in json.loads(server.admin.get(path))["items"]:
+        server.admin.delete(f"{path}/{each['metadata']['name']}")
+    account = {"name": "default", "namespace": "default"}
+    server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+    allocated = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
+    body = {
+        "metadata": {"name": "lifted", "annotations": allocated},
+        "spec": {
+            "nodeName": "none",
+            "automountServiceAccountToken": False,
+            "containers": [{"name": "c", "image": "none"}],
+        },
+    }
+
+    def allowed() -> bool:
+        try:
+            server.create("/api/v1/namespaces/default/pods?dryRun=All", body)
+        except ForbiddenError:
+            return False
+        return True
+
+    eventually("policies are lifted", allowed)
 
 
 def there(api: Api, path: str) -> bool:

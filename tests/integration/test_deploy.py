@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(apiserver: ApiServer) -> Cluster:
+def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "deployer")
     made = Cluster(api)
     deployed.apply(api, objects("crds", "base", "policies"))
@@ -116,7 +116,8 @@ def cluster(apiserver: ApiServer) -> Cluster:
     eventually("policies in force", partial(_in_force, made))
     api.apply(pod("held", annotations=CPUS), OURS)
     api.apply(pod("free"))
-    return made
+    yield made
+    deployed.lift_policies(apiserver)
 
 
 def _refuses(cluster: Cluster, body: Object, who: Who) -> bool:

@@ -158,7 +158,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         yield made
         path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
         api.request("DELETE", path + asked["metadata"]["name"])
-        api.apply(binding)
+        deployed.lift_policies(apiserver)
 
 
 def _applied(api: Api, body: Object) -> bool:
