@@ -167,6 +167,7 @@ _claimed: Final = Shared[dict[int, dict[str, int]]]()
 _resources: Final = Shared[dict[str, int]]()
 _NO_DEVICES: Final[Holdings] = {}
 _NO_FUNCTIONS: Final[VirtualFunctions] = {}
+_NO_IDS: Final[dict[tuple[str, int], str]] = {}
 
 
 def _ready(text: bytes) -> bool:
@@ -184,6 +185,7 @@ def _compact(holding: Holding) -> Holding:
         devices=holding.devices or _NO_DEVICES,
         functions=holding.functions or _NO_FUNCTIONS,
         requests=_requests.of(holding.requests),
+        ids=holding.ids or _NO_IDS,
     )
 
 
