@@ -106,9 +106,15 @@ def _keeps_off(
     for device in _others(node, uid) if asked else ():
         parts = (each for each in node.held if device.uuid in (each.uuid, each.card))
         for path in chain.from_iterable(each.nodes for each in parts):
-            for place, name in sorted(asked.items()):
-                if path == place or path.startswith(f"{place}/"):
+            for place in _with_folders(path):
+                if (name := asked.get(place)) is not None:
                     raise TakenError(f"{name} of its request is {device.uuid}, another pod's")
+
+
+def _with_folders(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _environment(carried: Carried, visible: Visible) -> tuple[tuple[str, str], ...]:

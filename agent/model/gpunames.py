@@ -8,6 +8,8 @@ from typing import Final
 
 VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 CDI_ANNOTATIONS: Final = "cdi.k8s.io"
+CDI_OF_RUNTIME: Final = f"{CDI_ANNOTATIONS}/"
+"""Begins the annotations that the runtime reads itself."""
 MOUNT_ROOT: Final = "/var/run/nvidia-container-devices"
 VOID: Final = "void"
 NOTHING_NAMED: Final = frozenset({"", "none", VOID})
@@ -15,6 +17,11 @@ NOTHING_NAMED: Final = frozenset({"", "none", VOID})
 
 _CDI: Final = "cdi"
 _CDI_PARTS: Final = 4
+
+
+def is_uuid(text: str) -> bool:
+    """Whether it begins as UUIDs of cards and MIG instances do."""
+    return text.startswith(("GPU-", "MIG-"))
 
 
 def is_cdi_annotation(key: str) -> bool:

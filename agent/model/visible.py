@@ -6,6 +6,8 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from agent.model.gpunames import is_uuid
+
 Unasked: TypeAlias = Literal["leave", "hide", "deny"]
 """What becomes of a container that no device was given to: as it came; sees no GPU unless its
 request names some, or it serves the node's devices; without such exceptions, and `all` is no
@@ -72,7 +74,7 @@ class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
     @property
     def is_gpu(self) -> bool:
         """Whether it is a card or a MIG instance."""
-        return self.uuid.startswith(("GPU-", "MIG-"))
+        return is_uuid(self.uuid)
 
 
 class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.foreign.carriers import Carriers
-from agent.model import jsontext
+from agent.model import gpunames, jsontext
 
 
 class _Variable(msgspec.Struct):
@@ -80,9 +80,6 @@ class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
 
 _decoder: Final = msgspec.json.Decoder(_Info)
 
-_OF_REQUEST: Final = "cdi.k8s.io/"
-"""Annotations of the request that the runtime reads itself, and puts into no spec."""
-
 
 def carriers(info: str) -> Carriers:
     """Of the text under `info`; nothing where it can't be read. What the spec says comes last, so
@@ -106,10 +103,11 @@ def carriers(info: str) -> Carriers:
         mounts = [mount.container_path for mount in config.mounts or ()]
     else:
         mounts = [mount.destination for mount in spec.mounts]
+    # What the runtime reads itself stands in no spec.
     annotations = {
         key: value
         for key, value in (config.annotations or {}).items()
-        if told.spec is None or key.startswith(_OF_REQUEST)
+        if told.spec is None or key.startswith(gpunames.CDI_OF_RUNTIME)
     }
     nodes = [
         *(device.host_path for device in asked),

@@ -25,7 +25,7 @@ from agent.scheduler.podstatus import patch_status
 from agent.scheduler.sacrifice import Sacrifice, Tenant, sacrifice
 from agent.scheduler.shapes import Fit
 from agent.scheduler.tenants import Tenants
-from agent.scheduler.waiter import Waiter
+from agent.scheduler.waiter import Waiter, party
 from agent.scheduler.waiting import Waiting
 
 SETTLE_SECONDS: Final = 1.0
@@ -51,10 +51,6 @@ class Plan(msgspec.Struct, frozen=True):
     node: str
     victims: tuple[Tenant, ...]
     until: float
-
-    @property
-    def party(self) -> str:
-        return _party(self.waiter.uid, self.waiter.group)
 
 
 class Evictor:
@@ -88,7 +84,7 @@ class Evictor:
 
     def rest(self, uid: str, group: Group | None = None) -> None:
         """Somebody else makes room now for that pod, and the group that it is a member of."""
-        self._rests_until[_party(uid, group)] = self._clock() + REST_SECONDS
+        self._rests_until[party(uid, group)] = self._clock() + REST_SECONDS
 
     def round(self) -> None:
         """Follows the plans, and makes others for those who wait. Who does not lead has none."""
@@ -102,7 +98,7 @@ class Evictor:
             if until <= now:
                 del self._rests_until[uid]
         for waiter in self._due(now)[:_PODS]:
-            self._rests_until[_party(waiter.uid, waiter.group)] = now + REST_SECONDS
+            self._rests_until[waiter.party] = now + REST_SECONDS
             found = self._sacrifice(waiter)
             if found is not None:
                 self._carry_out(waiter, found, now)
@@ -111,23 +107,23 @@ class Evictor:
         if not self._waiting.waits(plan.waiter.uid) or now >= plan.until:
             self._end(plan)
         elif plan.until > now + AFTER_SECONDS and self._tenants.gone(plan.victims):
-            self._plans[plan.party] = msgspec.structs.replace(plan, until=now + AFTER_SECONDS)
+            soon = msgspec.structs.replace(plan, until=now + AFTER_SECONDS)
+            self._plans[plan.waiter.party] = soon
 
     def _end(self, plan: Plan) -> None:
         """Others may have the node again."""
-        if self._plans.pop(plan.party, None) is not None:
+        if self._plans.pop(plan.waiter.party, None) is not None:
             self._waiting.give_up(plan.waiter.uid, plan.node)
 
     def _due(self, now: float) -> list[Waiter]:
         """Of each group the first."""
         waiters = self._waiting.waiters()
-        served = {_party(each.uid, each.group) for each in waiters if each.nominated}
+        served = {each.party for each in waiters if each.nominated}
         served |= self._plans.keys() | self._rests_until.keys()
         found: dict[str, Waiter] = {}
         for each in waiters:
-            party = _party(each.uid, each.group)
-            if party not in served and _ready(each, now):
-                found.setdefault(party, each)
+            if each.party not in served and _ready(each, now):
+                found.setdefault(each.party, each)
         return list(found.values())
 
     def _sacrifice(self, waiter: Waiter) -> Sacrifice | None:
@@ -163,7 +159,7 @@ class Evictor:
             log.warning("pod %s: no room is made for it: %s", waiter.title, error)
             return
         plan = Plan(waiter, chosen.node, chosen.victims, now + PLAN_SECONDS)
-        self._plans[plan.party] = plan
+        self._plans[waiter.party] = plan
         self._waiting.keep(waiter.uid, chosen.node)
         if not self._evicted(waiter, chosen.node, victims):
             self._end(plan)
@@ -213,8 +209,3 @@ def _ready(waiter: Waiter, now: float) -> bool:
         and bool(waiter.candidates)
         and now - waiter.refused_at >= SETTLE_SECONDS
     )
-
-
-def _party(uid: str, group: Group | None) -> str:
-    """Who is placed as one: a pod by its uid, or a group."""
-    return uid if group is None else group.title

@@ -34,6 +34,15 @@ class Waiter(msgspec.Struct, frozen=True, eq=False):
         return f"{self.namespace}/{self.name}"
 
     @property
+    def party(self) -> str:
+        return party(self.uid, self.group)
+
+    @property
     def rank(self) -> tuple[int, float, str]:
         """The smaller comes first: the most important, then who waits longest."""
         return -self.priority, self.since, self.uid
+
+
+def party(uid: str, group: Group | None) -> str:
+    """Who is placed as one: a pod by its uid, or a group."""
+    return uid if group is None else group.title

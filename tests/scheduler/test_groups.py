@@ -214,11 +214,17 @@ def test_a_group_that_the_watch_has_shown_is_known_by_it(
     assert groups.node(PAIR) is None
 
 
-def test_members_that_were_bound_before_this_process_began_are_known(cluster: Cluster) -> None:
-    """By what the watches tell of them alone."""
+def first_of_trio(cluster: Cluster) -> clusters.Object:
+    """Bound already."""
     body = owner(8, 8).pod("p0", node="b")
     body["metadata"]["annotations"][GROUP] = "g/3"
     clusters.tell(cluster, body)
+    return body
+
+
+def test_members_that_were_bound_before_this_process_began_are_known(cluster: Cluster) -> None:
+    """By what the watches tell of them alone."""
+    body = first_of_trio(cluster)
     groups = Groups(cluster)
     assert groups.node(TRIO) == "b"
     assert groups.lacks(TRIO, wish("p1")) is None
@@ -231,9 +237,7 @@ def test_members_that_were_bound_before_this_process_began_are_known(cluster: Cl
 
 def test_all_members_say_the_size_of_those_that_are_bound(cluster: Cluster) -> None:
     """Whether they were bound a moment ago, or before this process began."""
-    body = owner(8, 8).pod("p0", node="b")
-    body["metadata"]["annotations"][GROUP] = "g/3"
-    clusters.tell(cluster, body)
+    body = first_of_trio(cluster)
     groups = Groups(cluster)
     assert groups.node(PAIR) == "b"
     text = "group default/g has the size 3 already, not 2"

@@ -120,6 +120,10 @@ def connection(server: Server, authority: Authority) -> http.client.HTTPSConnect
     )
 
 
+def plainly(server: Server) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
+
+
 def ask(
     made: http.client.HTTPConnection,
     method: str,
@@ -304,9 +308,7 @@ def test_many_halves_hold_nobody_back_for_long(
     ]
     for each in halves:
         each.sendall(b"\x16\x03\x01\x02" if tls else b"POST /echo HTTP/1.1\r\n")
-    made: http.client.HTTPConnection = connection(server, authority)
-    if not tls:
-        made = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
+    made = connection(server, authority) if tls else plainly(server)
     assert ask(made, "GET", "/healthz") == (200, "ok\n")
     made.close()
     for each in halves:
@@ -319,9 +321,7 @@ def test_of_those_who_only_connect_few_are_kept(
 ) -> None:
     """Each takes a file of the process: without one it could not renew its lease."""
     server = started(shown=authority if tls else None)
-    kept: http.client.HTTPConnection = connection(server, authority)
-    if not tls:
-        kept = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_SECONDS)
+    kept = connection(server, authority) if tls else plainly(server)
     assert ask(kept, "GET", "/healthz") == (200, "ok\n")
     spoken = kept.sock
     silent = [
@@ -414,7 +414,7 @@ def either(
 ) -> http.client.HTTPConnection:
     if request.param == "tls":
         return connection(server, authority)
-    return http.client.HTTPConnection("127.0.0.1", plain.port, timeout=DEADLINE_SECONDS)
+    return plainly(plain)
 
 
 @pytest.fixture(params=["plain", "tls"])

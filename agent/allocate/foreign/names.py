@@ -15,6 +15,7 @@ import msgspec
 from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.devices import Device, DeviceType
 from agent.model.fpga import Fpga
+from agent.model.gpunames import is_uuid
 from agent.model.gpus import Gpu, pci_address
 from agent.model.holding import Form, Grant, Holding
 from agent.model.rdma import RdmaDevice
@@ -182,7 +183,7 @@ def _target(key: str, keys: Keys) -> Target | None:
     if address:
         return keys.get(address)
     beginning = key.upper()
-    if key in keys or not beginning.startswith(("GPU-", "MIG-")):
+    if key in keys or not is_uuid(beginning):
         return keys.get(key)
     targets = {each for uuid, each in keys.items() if uuid.upper().startswith(beginning)}
     return targets.pop() if len(targets) == 1 else None

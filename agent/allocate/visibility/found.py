@@ -10,6 +10,7 @@ import msgspec
 from agent.model.device_allocation import Given
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import DeviceType
+from agent.model.gpunames import is_uuid
 from agent.model.nodestatus import FPGA, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA
 from agent.model.visible import DeviceNode, VisibleGpu
 
@@ -59,7 +60,7 @@ def is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
     ids = [each.id for each in devices if each.id]
     if not ids:
         return files.cards is None or bool(files.cards)
-    return any(each.startswith(("GPU-", "MIG-")) for each in ids)
+    return any(map(is_uuid, ids))
 
 
 def find(kind: str, device: Given, files: DeviceFiles) -> Found:

@@ -24,7 +24,6 @@ from agent.proto import nri_pb2 as pb
 SAYS: Final = Says(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
 """The CDI devices of a request are part of the container before a plugin is asked."""
 
-_CDI_OF_RUNTIME: Final = f"{gpunames.CDI_ANNOTATIONS}/"
 _CHARACTER: Final = "c"
 
 
@@ -87,7 +86,7 @@ def carried(container: pb.Container) -> Carried:
     injected = [
         name
         for key, value in sorted(notes.items())
-        if key.startswith(_CDI_OF_RUNTIME)
+        if key.startswith(gpunames.CDI_OF_RUNTIME)
         for name in gpunames.split(value)
     ]
     privileged = any(map(_allows_all, container.linux.resources.devices))
@@ -100,9 +99,9 @@ def carried(container: pb.Container) -> Carried:
             if carriers.mounted_name(each.destination) is not None
         ),
         annotations=tuple(
-            each
-            for each in sorted(notes.items())
-            if gpunames.is_cdi_annotation(each[0]) and not each[0].startswith(_CDI_OF_RUNTIME)
+            (key, value)
+            for key, value in sorted(notes.items())
+            if gpunames.is_cdi_annotation(key) and not key.startswith(gpunames.CDI_OF_RUNTIME)
         ),
         cdi_devices=tuple(
             dict.fromkeys([*(each.name for each in container.CDI_devices), *injected])
