@@ -9,17 +9,68 @@ RUNTIME ?=
 # End by itself after so many seconds: make run SECONDS=20
 SECONDS ?=
 
-.PHONY: run test lint clean
+# Four workers on two processors: most of the time of the slow suites is waiting.
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
+
+# Property tests, without those that start servers.
+FUZZ := $(BIN)/python -m pytest -n 2 -m hypothesis --fuzz 8 tests \
+	$(addprefix --ignore=tests/,cluster integration vm)
+
+# Once for each further version of kube-apiserver: the suites that talk to one, without those that need
+# a kube-scheduler of the same version or a whole node.
+API_SERVERS := $(sort $(patsubst tests/tools/kube-apiserver-%,%,$(wildcard tests/tools/kube-apiserver-*)))
+API_SERVER_SUITES := $(addprefix tests/integration/test_, $(addsuffix .py, \
+	cluster day deploy kube outage reinstall webhook)) \
+	$(addprefix tests/integration/extender/test_, $(addsuffix .py, \
+	bind evictor gpulinks outage scheduler_process scheduler_state))
+
+.PHONY: run test test-all test-fuzz test-api-servers test-cluster plan-tests prepare-tests \
+	all-suites fuzz api-servers lint clean
 
 run: $(VENV)/.run
 	@demo/prepare run
 	@$(BIN)/python -m demo $(if $(RUNTIME),--runtime $(RUNTIME)) $(if $(SECONDS),--seconds $(SECONDS))
 
-test: $(VENV)/.test
+# All that runs within fifteen minutes; test-all adds the tests that are marked "long".
+test: prepare-tests
+	$(PYTEST) -m "not long"
+
+# Its three parts run one after the other, also after one has failed.
+test-all: ALL := -a
+test-all: prepare-tests
+	@$(MAKE) --no-print-directory --keep-going all-suites fuzz api-servers
+
+test-fuzz: prepare-tests fuzz
+
+test-api-servers: ALL := -a
+test-api-servers: prepare-tests api-servers
+
+all-suites:
+	$(PYTEST)
+
+fuzz:
+	$(FUZZ)
+
+api-servers:
+	@failed=; for version in $(API_SERVERS); do \
+		echo "Against kube-apiserver $$version:"; \
+		TOPOLET_APISERVER=$$version $(PYTEST) $(API_SERVER_SUITES) || failed="$$failed $$version"; \
+	done; [ -z "$$failed" ] || { echo "Failed against kube-apiserver$$failed"; exit 1; }
+
+# A whole cluster, with a guest as its second node.
+test-cluster: prepare-tests
+	$(BIN)/python -m pytest tests/cluster
+
+# Before anything is installed, the Python packages too.
+plan-tests:
+	@tests/plan $(ALL) $(PYTHON)
+
+prepare-tests: plan-tests $(VENV)/.test
 	@demo/prepare test
 	@tests/vm/prepare
-	@tests/tools/prepare $(BIN)/python
-	$(BIN)/python -m pytest
+	@tests/cluster/prepare
+	@tests/tools/prepare $(ALL) $(BIN)/python
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
@@ -29,6 +80,7 @@ lint: $(VENV)/.lint
 	$(BIN)/lint-imports
 	$(BIN)/python protos/regenerate.py --check
 	$(BIN)/python docs/reference.py --check
+	$(BIN)/python -m tests.structure
 
 clean:
 	rm -rf $(VENV) var

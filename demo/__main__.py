@@ -18,19 +18,18 @@ import time
 from collections import deque
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cli.topology import Screen
 from agent.discover import cpus
 from agent.host.locks import Lock, LockedError
 from agent.model import snapshot as snapshots
 from agent.model.snapshot import Snapshot
 from agent.model.topology import Topology
-from agent.node.observed import Observer
-from agent.node.placement import Locator
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
 from agent.view import node
-from agent.view.screen import Screen
 from demo.containerd import ContainerdError
-from demo.pods import PodSpec, remove_pod, run_pod
-from demo.stage import CGROUP_ROOT, NAMESPACE, Stage, StageError
+from demo.pods import remove_pod, run_pod
+from demo.stage import NAMESPACE, Stage, StageError
 
 FRAME_SECONDS = 0.2
 TURN_SECONDS = 6.0
@@ -45,12 +44,10 @@ class Show:
         self._topology = topology
         self._events: deque[str] = deque(maxlen=EVENTS)
         self._hierarchy = Hierarchy()
-        self._observer = Observer(stage.direct, Locator(self._hierarchy))
+        self._observer = RuntimeView(stage.direct, CgroupLocator(self._hierarchy))
         self._runtime = stage.direct.version()
         own = str(max(topology.online))
-        self._lse = PodSpec(
-            "lse", "LSE", own, "guaranteed", namespace=NAMESPACE, cgroup_root=CGROUP_ROOT
-        )
+        self._lse = stage.pod("lse", "guaranteed", own)
         self._lse_sandbox = ""
         self._next_turn = 0.0
 
@@ -61,15 +58,7 @@ class Show:
     def begin(self) -> None:
         """The LS and the BE pod."""
         for name, kube_class in (("ls", "burstable"), ("be", "besteffort")):
-            spec = PodSpec(
-                name,
-                name.upper(),
-                "",
-                kube_class,
-                namespace=NAMESPACE,
-                cgroup_root=CGROUP_ROOT,
-            )
-            run_pod(self._stage.cri, spec)
+            run_pod(self._stage.cri, self._stage.pod(name, kube_class))
             self.tell(f"{name.upper()} pod {NAMESPACE}/{name} came, asking for no CPUs")
         self._next_turn = time.monotonic() + 2
 
@@ -121,7 +110,7 @@ class Show:
         """What cgroupfs says, whatever we believe."""
         found = []
         with contextlib.suppress(RpcError):
-            for pod in self._observer.look().pods:
+            for pod in self._observer.observe().pods:
                 for each in pod.containers:
                     with contextlib.suppress(CgroupError):
                         if each.group is not None:

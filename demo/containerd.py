@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Iterable
 
+from agent.cri.client import Cri
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 from demo import image, runtime_config
 from demo.pods import remove_pod
 

@@ -25,11 +25,16 @@ def busybox() -> str | None:
 
 
 def write_archive(
-    path: pathlib.Path, binary: str, name: str = NAME, applets: Iterable[str] = ("sh",)
+    path: pathlib.Path,
+    binary: str,
+    name: str = NAME,
+    applets: Iterable[str] = ("sh",),
+    programs: Iterable[pathlib.Path] = (),
 ) -> None:
-    """A docker-archive of one layer whose default command sleeps: also serves as pause image.
+    """Writes a docker-archive of one layer whose default command sleeps: a pause image too.
 
-    `applets` are there by their names. An image of another name has another id.
+    `applets` are busybox's, by name; `programs` are further static programs. An image of another
+    name has another id.
     """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
@@ -41,6 +46,8 @@ def write_archive(
         _add(tar, BUSYBOX.lstrip("/"), content, 0o755)
         _add(tar, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534::/:\n", 0o644)
         _add(tar, "etc/group", b"root:x:0:\nnogroup:x:65534:\n", 0o644)
+        for program in programs:
+            _add(tar, f"bin/{program.name}", program.read_bytes(), 0o755)
         for applet in applets:
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, BUSYBOX

@@ -7,11 +7,11 @@ import json
 import uuid
 from dataclasses import dataclass, field
 
+from agent.cri.client import Cri
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.qos import QOS_LABEL
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 from demo import image
 
 
@@ -89,6 +89,14 @@ def create_request(spec: PodSpec, sandbox_id: str, name: str = "main") -> pb.Cre
         ),
         sandbox_config=spec.config(),
     )
+
+
+def large_environment(config: pb.ContainerConfig, size_bytes: int) -> None:
+    """Adds variables of so many bytes together, as several ConfigMaps in `envFrom` do. The kernel
+    takes at most 128 KiB of one (MAX_ARG_STRLEN)."""
+    piece = b"x" * 15_000
+    for number in range(-(-size_bytes // len(piece))):
+        config.envs.add(key=f"LARGE_{number}", value=piece)
 
 
 def create_container(cri: Cri, request: pb.CreateContainerRequest) -> str:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
+import os
 import pathlib
 import random
 import socket
 import subprocess
 import time
 import urllib.request
+from collections import deque
 from collections.abc import Callable, Iterator
 
+from agent.cri.client import Cri
+from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
-from demo.cgroups import remove_cgroups
+from demo.cgroups import OwnCgroup
 from demo.children import Child, topolet
 from demo.containerd import Containerd, ContainerdError, import_image, missing
-from demo.pods import remove_pod
+from demo.pods import PodSpec, remove_pod
 
 NAMESPACE = "topolet-demo"
-CGROUP_ROOT = "/topolet-demo"
+DEMO_ANNOTATION = "demo.topolet.io/folder"
+"""Names the demo that a pod belongs to, as several may use one runtime."""
 START_SECONDS = 20.0
 
 
@@ -33,6 +38,8 @@ class Stage:
 
     def __init__(self, folder: pathlib.Path, runtime: str | None) -> None:
         self.folder = folder
+        self._identity = identity(folder)
+        self._cgroup = OwnCgroup(NAMESPACE, self._identity)
         self.state = folder / "state"
         self.snapshot = self.state / "snapshot.json"
         self.private = None if runtime else Containerd(folder / "containerd")
@@ -65,9 +72,25 @@ class Stage:
         except ContainerdError as error:
             raise StageError(str(error)) from error
         self._clear()
+        try:
+            self._cgroup.claim()
+        except OSError as error:
+            raise StageError(str(error)) from error
         tell("starting proxy and agent")
         self.start_proxy()
         self.start_agent()
+
+    def pod(self, name: str, kube_class: str, cpuset: str = "") -> PodSpec:
+        """One of this demo, of the QoS class that its name says."""
+        return PodSpec(
+            name,
+            name.upper(),
+            cpuset,
+            kube_class,
+            namespace=NAMESPACE,
+            cgroup_root=self._cgroup.root,
+            annotations={DEMO_ANNOTATION: self._identity},
+        )
 
     def start_proxy(self) -> None:
         """Returns when it accepts."""
@@ -104,7 +127,7 @@ class Stage:
         self.direct.close()
         if self.private:
             self.private.stop()
-        remove_cgroups(CGROUP_ROOT)
+        self._cgroup.remove()
         return said
 
     def _clear(self) -> None:
@@ -113,18 +136,25 @@ class Stage:
             remove_pod(self.direct, sandbox)
         if self.state.exists():
             self._give_back()
-        remove_cgroups(CGROUP_ROOT)
+        self._cgroup.remove()
 
     def _give_back(self) -> str:
         done = subprocess.run(self._restore, capture_output=True, text=True, check=False)
         return (done.stdout + done.stderr).strip()
 
     def _own_sandboxes(self) -> list[str]:
+        """Lists them itself, as the agent's client keeps only annotations that the agent reads."""
         try:
-            found = self.direct.sandboxes()
+            found = self.direct.call(
+                "ListPodSandbox", pb.ListPodSandboxRequest(), pb.ListPodSandboxResponse
+            )
         except RpcError:
             return []
-        return [each.id for each in found if self.private or each.namespace == NAMESPACE]
+        return [
+            each.id
+            for each in found.items
+            if self.private or each.annotations.get(DEMO_ANNOTATION) == self._identity
+        ]
 
     def _ready(self) -> bool:
         with (
@@ -143,13 +173,31 @@ class Stage:
             time.sleep(0.02)
 
 
+def identity(folder: pathlib.Path) -> str:
+    """A short text for names that the whole machine shares: another for each folder."""
+    return hashlib.sha256(bytes(folder.resolve())).hexdigest()[:8]
+
+
 def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on now, that the kernel gives no outgoing
-    connection, and that this process was not told before."""
+    """A TCP port of the loopback for a program that binds it later.
+
+    Nobody listens there now, and the kernel uses it for no outgoing connection. An abstract socket
+    with the port's number claims it against other processes that call this function. The process
+    keeps its last 64 claims until it ends.
+    """
     for port in _ports:
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0topolet-port-{port}")
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            claim.close()
+            continue
+        if len(_claims) == _claims.maxlen:
+            os.close(_claims[0])
+        _claims.append(claim.detach())
+        return port
     raise AssertionError("never without ports")
 
 
@@ -162,6 +210,8 @@ def _in_turn() -> Iterator[int]:
 
 
 _ports = _in_turn()
+# File descriptors, that the end of the process closes.
+_claims: deque[int] = deque(maxlen=64)
 
 
 def _accepts(path: str) -> bool:

@@ -1,31 +1,53 @@
-"""What several suites share: the snapshots of real machines beside the checkout."""
+"""What several suites share: files of tests/data, the modules of each worker, summaries."""
 
 from __future__ import annotations
 
-import os
-import re
+import logging
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from agent.telemetry.logs import Logfmt
+from tests import tools
+
 # A busy machine is no fault of the code.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-SHARED = Path(
-    os.environ.get("TOPOLET_SHARED") or Path(__file__).resolve().parents[1].parent / "shared"
-)
+pytest_plugins = ("tests.skips", "tests.fuzz")
 
-_MEMORY_BLOCK = re.compile("/node[0-9]+/memory[0-9]+")
-"""A thousand links per node that nobody reads."""
-
+DATA = Path(__file__).resolve().parent / "data"
 
 # Python before 3.11.4 knows no filters; later ones warn without.
 _FILTER: dict[str, Any] = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+
+
+def pytest_configure() -> None:
+    """No run begins where TOPOLET_APISERVER has no version that we know."""
+    try:
+        tools.api_server()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def pytest_report_header() -> str:
+    return f"kube-apiserver: {tools.api_server()}"
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A test that runs a command in its own process leaves no handler and no level behind."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    for handler in root.handlers[:]:
+        if isinstance(handler.formatter, Logfmt):
+            root.removeHandler(handler)
+            root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -34,19 +56,49 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     folders: dict[str, str] = {}
 
     def unpacked(name: str) -> str:
-        tarball = SHARED / "sysfs" / f"{name}.tar.bz2"
-        if not tarball.exists():
-            pytest.skip(f"no {tarball}")
         if name not in folders:
             folder = tmp_path_factory.mktemp("snapshot")
-            with tarfile.open(tarball) as archive:
-                members = [each for each in archive if not _MEMORY_BLOCK.search(each.name)]
-                archive.extractall(folder, members, **_FILTER)
+            with tarfile.open(DATA / "sysfs" / f"{name}.tar.bz2") as archive:
+                archive.extractall(folder, **_FILTER)
             (root,) = folder.iterdir()
             folders[name] = str(root)
         return folders[name]
 
     return unpacked
+
+
+_LONGEST = ("tests/vm/", "tests/cluster/", "tests/critest/", "tests/integration/")
+"""Suites that start first, so that no worker begins a long one when the others have finished."""
+_ONE_WORKER = {
+    "tests/cluster/": "cluster",
+    "tests/vm/": "guests",
+    "tests/critest/": "critest",
+    "tests/integration/test_image.py": "image",
+    "tests/integration/test_daemonset.py": "image",
+}
+"""Workers by the beginning of a test's id. The modules of one share what they start, or compete."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        ranks = (each for each, suite in enumerate(_LONGEST) if item.nodeid.startswith(suite))
+        return next(ranks, len(_LONGEST))
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Gives a worker whole modules, or all modules of one name in _ONE_WORKER. (The marker
+    xdist_group has no effect with pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByModule(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            names = (name for start, name in _ONE_WORKER.items() if nodeid.startswith(start))
+            return next(names, nodeid.partition("::")[0])
+
+    return ByModule(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -56,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                suite = "/".join(report.nodeid.split("/")[:2])
+                suite = "/".join(report.nodeid.partition("::")[0].split("/")[:2])
                 seconds[suite] = seconds.get(suite, 0.0) + report.duration
                 if report.when == "call":
                     summaries += [

@@ -26,6 +26,8 @@ from agent.cgroup.hierarchy import CPUS
 from agent.cli import agent as _agent  # noqa: F401 - imported once, here
 from agent.cli import restore as _restore  # noqa: F401
 from agent.cli.main import main as topolet
+from agent.host.inotify import Inotify
+from agent.host.uevents import Uevents
 from tests.faults.board import Board
 from tests.faults.cgroups import effective, padded
 
@@ -73,12 +75,24 @@ def _become(order: dict[str, Any], orders: socket.socket) -> None:
         plain = order["plain"]
         if plain:
             _play_kernel(Path(plain["path"]), plain["version"])
+        _refuse(order["refused"])
         _count_steps(Board(Path(order["board"])))
         code = topolet(order["words"])
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _refuse(kinds: list[str]) -> None:
+    """What the kernel has no more of for this process."""
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    for kind in kinds:
+        of = {"inotify": Inotify, "uevents": Uevents}[kind]
+        setattr(of, "__init__", refused)  # noqa: B010 - mypy takes no assignment here
 
 
 def _count_steps(board: Board) -> None:

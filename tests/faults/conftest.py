@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,10 +20,11 @@ class Around:
         self.node = node
         self.launcher = launcher
 
-    def start(self, *flags: str) -> None:
+    def start(self, *flags: str, refused: Sequence[str] = ()) -> None:
         """Returns when it has looked."""
         since = time.monotonic_ns()
-        self.launcher.start((*self.node.agent_words, *flags), self.node.cgroups)
+        words = (*self.node.agent_words, *flags)
+        self.launcher.start(words, self.node.cgroups, refused=refused)
         assert self.node.looked(since, lambda: self.launcher.running), self.launcher.log()
 
     def restore(self) -> None:

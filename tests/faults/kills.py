@@ -26,7 +26,7 @@ from types import FrameType
 
 from agent.cgroup.journal import Journal
 from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.doorbell import Look
+from agent.model.notifications import SnapshotRequest
 from tests.faults.launcher import Launcher
 from tests.faults.node import PlayedNode, Pod, large_machine, this_machine
 
@@ -92,16 +92,16 @@ class Life:
             end = time.monotonic() + choice.uniform(0, MOMENT_SECONDS)
             while time.monotonic() < end:
                 node.churn(choice)
-                node.ring(Look())
+                node.notify(SnapshotRequest())
                 time.sleep(choice.uniform(0, MOMENT_SECONDS / 10))
             return
         before = board.passed
         board.dies_at = before + choice.randint(1, self._steps_of_look + 1)
         for _ in range(choice.randint(1, 3)):
             node.churn(choice)
-        rung = time.monotonic_ns()
-        node.ring(Look())
-        if node.looked(rung, lambda: self._launcher.running):
+        notified = time.monotonic_ns()
+        node.notify(SnapshotRequest())
+        if node.looked(notified, lambda: self._launcher.running):
             self._steps_of_look = board.passed - before
             self._check_settled()
 
@@ -227,7 +227,7 @@ class Life:
         if left := Journal(node.state / "journal").originals:
             self._tally.add("not_restored", f"the journal still has {sorted(left)}")
         for line in launcher.log().splitlines():
-            if "round failed" in line or "Traceback" in line:
+            if "the pass failed" in line or "Traceback" in line:
                 self._tally.add("crashes", line)
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.faults.board import Board
@@ -40,19 +39,21 @@ class Launcher:
     def __enter__(self) -> Launcher:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._answers.close()
         self._orders.close()
         self._server.wait()
         self.board.close()
 
-    def start(self, words: Sequence[str], cgroups: Cgroups, dies_at: int = 0) -> None:
-        """`topolet WORDS`; returns at once."""
+    def start(
+        self,
+        words: Sequence[str],
+        cgroups: Cgroups,
+        dies_at: int = 0,
+        refused: Sequence[str] = (),
+    ) -> None:
+        """`topolet WORDS`; returns at once. `refused`: what the kernel gives it none of (inotify,
+        uevents)."""
         assert not self._running
         self.board.clear(dies_at)
         plain: dict[str, Any] | None = None
@@ -63,6 +64,7 @@ class Launcher:
             "log": str(self.log_path),
             "board": str(self.board_path),
             "plain": plain,
+            "refused": list(refused),
         }
         self._send(order)
         self._running = True

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from agent.model import doorbell
+from agent.cri.client import Placement, RuntimeContainer, Sandbox
+from agent.model import notifications
 from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.doorbell import PodComes, Ring
+from agent.model.notifications import Notification, PodAnnounced
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.snapshot import Snapshot, SnapshotError
-from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
 from benchmarks import trees
 from tests.faults.cgroups import Cgroups, PlainCgroups, RealCgroups
 from tests.faults.runtime import PlayedRuntime
@@ -99,7 +99,7 @@ class PlayedNode:
         self._claimable = sorted(cpus)[:-1][:15]
         self._beyond = max(cpus) + 80
         self._made = 0
-        self._bell = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._notifier = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         common = (f"--state-dir={self.state}", f"--root={root}")
         common += (f"--cgroup-root={cgroups.root}", f"--runtime-endpoint=unix://{self.socket_path}")
         self.restore_words = ("restore", *common)
@@ -114,7 +114,7 @@ class PlayedNode:
             self._make(f"{cgroups.top}{group}")
 
     def close(self) -> None:
-        self._bell.close()
+        self._notifier.close()
         self.runtime.close()
         self.cgroups.close()
 
@@ -133,10 +133,12 @@ class PlayedNode:
         except (FileNotFoundError, SnapshotError):
             return None
 
-    def ring(self, ring: Ring) -> bool:
+    def notify(self, notification: Notification) -> bool:
         """Whether the agent heard it."""
         try:
-            self._bell.sendto(doorbell.encode(ring), str(self.state / "doorbell.sock"))
+            self._notifier.sendto(
+                notifications.encode(notification), str(self.state / "doorbell.sock")
+            )
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             return False
         return True
@@ -188,7 +190,9 @@ class PlayedNode:
         pod = Pod(f"p{self._made}", qos, claim, parent)
         if announced:
             sandbox = self._listed(pod)
-            self.ring(PodComes(pod.uid, "ns", pod.uid, sandbox.labels, sandbox.annotations, parent))
+            self.notify(
+                PodAnnounced(pod.uid, "ns", pod.uid, sandbox.labels, sandbox.annotations, parent)
+            )
         self._make(parent)
         self._make(pod.sandbox_group)
         with self.runtime.lock:

@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import msgspec
 
+from agent.cri.client import Placement, RuntimeContainer, Sandbox
 from agent.model.cpuset import CpuSet
 from agent.model.pods import ContainerState
 from agent.proto import cri_pb2 as pb
-from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
 
 _STATES = {
     ContainerState.CREATED: pb.CONTAINER_CREATED,

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.hierarchy import Hierarchy
-from agent.node.observed import Observer
-from agent.node.placement import Locator
+from agent.cri.client import Cri
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 from demo.stage import free_port
 from tests.faults.conftest import Around
 from tests.integration.harness import eventually
@@ -67,33 +66,33 @@ def test_silent_runtime_makes_the_agent_unready_and_loses_nothing(around: Around
 
 
 @pytest.fixture
-def observer(around: Around) -> Iterator[Observer]:
+def observer(around: Around) -> Iterator[RuntimeView]:
     cri = Cri(str(around.node.socket_path), CALL_SECONDS)
     hierarchy = Hierarchy(str(around.node.cgroups.root))
-    yield Observer(cri, Locator(hierarchy))
+    yield RuntimeView(cri, CgroupLocator(hierarchy))
     around.node.runtime.relent()
     cri.close()
     hierarchy.close()
 
 
 def test_one_status_that_hangs_hides_no_container_and_is_left_alone_for_a_while(
-    around: Around, observer: Observer
+    around: Around, observer: RuntimeView
 ) -> None:
     groups = {around.running("LS"), around.running("LS"), around.running("LS")}
     hung = min(around.node.runtime.containers)
     around.node.runtime.hang(hung)
     for _ in range(2):
-        seen = {one.group for pod in observer.look().pods for one in pod.containers}
+        seen = {one.group for pod in observer.observe().pods for one in pod.containers}
         assert seen == groups, "the names of groups tell what the runtime does not"
         assert around.node.runtime.asked.count(hung) == 1
 
 
 def test_statuses_that_all_hang_are_a_runtime_that_does_not_answer(
-    around: Around, observer: Observer
+    around: Around, observer: RuntimeView
 ) -> None:
     for _ in range(3):
         around.running("LS")
     around.node.runtime.hang(*around.node.runtime.containers)
     with pytest.raises(RpcError):
-        observer.look()
+        observer.observe()
     assert len(around.node.runtime.asked) == 2

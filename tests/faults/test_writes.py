@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent.cgroup.handles import Handles
-from agent.node.look import RoundError
+from agent.node.reconcile import ReconcileError
 from tests.node.world import World
 
 OWN = "kubepods/burstable/podown/c-own-main"
@@ -52,12 +52,12 @@ def test_refused_write_is_named_blocks_the_owner_and_no_one_else(
     with monkeypatch.context() as patch:
         before_writes(patch, LS, refuse)
         for _ in range(2):
-            with pytest.raises(RoundError, match=f"ns/ls main: .*{os.strerror(number)}"):
-                agent.look()
+            with pytest.raises(ReconcileError, match=f"ns/ls main: .*{os.strerror(number)}"):
+                agent.reconcile()
             assert (three.cpus(OWN), three.cpus(LS), three.cpus(BE)) == ("1", "0-3", "0,2-3")
             blocked = three.snapshot().pods["own"].each.blocked
             assert blocked == "a container of pod ns/ls still holds CPUs 1"
-    agent.look()
+    agent.reconcile()
     assert (three.cpus(OWN), three.cpus(LS)) == ("1", "0,2-3")
     assert three.snapshot().pods["own"].each.blocked == ""
 
@@ -67,7 +67,7 @@ def test_group_that_goes_between_plan_and_write_fails_nothing(
 ) -> None:
     gone = three.cpuset / LS
     before_writes(monkeypatch, LS, lambda: shutil.rmtree(gone, ignore_errors=True))
-    three.agent().look()
+    three.agent().reconcile()
     assert not gone.exists()
     assert (three.cpus(OWN), three.cpus(BE)) == ("1", "0,2-3")
     assert three.snapshot().pods["own"].each.blocked == ""
@@ -89,7 +89,7 @@ def test_full_disk_stops_writes_and_not_the_agent(three: World, small_disk: Path
     """No value is taken that could not be given back; what stands, stands."""
     spared = three.runtime.listed_sandboxes.pop(0)
     agent = three.agent()
-    agent.look()
+    agent.reconcile()
     snapshot = (small_disk / "snapshot.json").read_bytes()
     three.runtime.listed_sandboxes.append(spared)
     ballast = small_disk / "ballast"
@@ -97,12 +97,12 @@ def test_full_disk_stops_writes_and_not_the_agent(three: World, small_disk: Path
         while free := os.statvfs(small_disk).f_bavail:
             file.write(bytes(4096 * free))
     for _ in range(2):
-        with pytest.raises((RoundError, OSError), match="No space left"):
-            agent.look()
+        with pytest.raises((ReconcileError, OSError), match="No space left"):
+            agent.reconcile()
         assert (three.cpus(OWN), three.cpus(LS), three.cpus(BE)) == ("0-3", "0-3", "0-3")
         assert (small_disk / "snapshot.json").read_bytes() == snapshot
         assert not list(small_disk.glob(".*.tmp"))
     assert not (small_disk / "journal").exists()
     ballast.unlink()
-    agent.look()
+    agent.reconcile()
     assert (three.cpus(OWN), three.cpus(LS), three.cpus(BE)) == ("1", "0,2-3", "0,2-3")

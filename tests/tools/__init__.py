@@ -20,6 +20,10 @@ _HERE = Path(__file__).resolve().parent
 _FLAGS = ("-trimpath", "-buildvcs=false", "-mod=readonly", "-ldflags=-s -w")
 _BUILD_SECONDS = 1200
 
+API_SERVERS = {"1.34": "kube-apiserver-1.34", "1.37": "kube-apiserver-1.37"}
+"""Sets of one kube-apiserver each, by version: those beside the one of the set "kubernetes" that
+`make test-all` runs the API server's suites against."""
+
 _MODULES = {
     "containerd": "github.com/containerd/containerd/v2",
     "cri-tools": "sigs.k8s.io/cri-tools",
@@ -27,6 +31,7 @@ _MODULES = {
     "koord-runtime-proxy": "github.com/koordinator-sh/koordinator",
     "etcd": "go.etcd.io/etcd/server/v3",
     "kubernetes": "k8s.io/kubernetes",
+    **dict.fromkeys(API_SERVERS.values(), "k8s.io/kubernetes"),
 }
 SOURCES = {"go-nvml": "github.com/NVIDIA/go-nvml"}
 """Only read, for what they bring beside their Go."""
@@ -45,6 +50,7 @@ _COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "koord-runtime-proxy": (("install", *_FLAGS, "tool"),),
     "etcd": (("install", *_FLAGS, "."),),
     "kubernetes": (("install", *_FLAGS, "tool"),),
+    **dict.fromkeys(API_SERVERS.values(), (("install", *_FLAGS, "tool"),)),
 }
 NAMES = tuple(_MODULES)
 ASSETS = ("etcd", "kubernetes")
@@ -82,25 +88,50 @@ def built(name: str) -> Path | str:
 
 def folder(name: str) -> Path:
     """Where `built` puts the set. Another version, or another way to build it, is another place."""
-    module = _HERE / name
-    pins = (module / "go.mod").read_text()
-    version = re.search(rf"{re.escape(_MODULES[name])} (v\S+)", pins)
-    assert version is not None, f"{module}/go.mod does not name {_MODULES[name]}"
     recipe = hashlib.sha256(repr(_COMMANDS[name]).encode())
-    for file in sorted(each for each in module.rglob("*") if each.is_file()):
+    for file in sorted(each for each in (_HERE / name).rglob("*") if each.is_file()):
         recipe.update(file.read_bytes())
     digest = recipe.hexdigest()[:8]
-    return cache() / f"{name}-{version[1]}-{digest}"
+    return cache() / f"{name}-{_version(name)}-{digest}"
+
+
+def _version(name: str) -> str:
+    """The version that the module of the set pins, as "v1.36.3"."""
+    path = _HERE / name / "go.mod"
+    found = re.search(rf"{re.escape(_MODULES[name])} (v\S+)", path.read_text())
+    assert found is not None, f"{path} does not name {_MODULES[name]}"
+    return found[1]
 
 
 def kubernetes(program: str) -> Path | str:
     """A program of Kubernetes, or etcd: from the folder KUBEBUILDER_ASSETS where that is set, else
-    built; or the reason why it can't be had."""
+    built; or the reason why it can't be had. TOPOLET_APISERVER decides first, about kube-apiserver.
+    """
+    if program == "kube-apiserver" and (chosen := _chosen_api_server()):
+        where = built(chosen)
+        return where if isinstance(where, str) else where / program
     if assets := os.environ.get("KUBEBUILDER_ASSETS"):
         given = Path(assets).absolute() / program
         return given if given.exists() else f"{program}: not in KUBEBUILDER_ASSETS, {assets}"
     where = built("etcd" if program == "etcd" else "kubernetes")
     return where if isinstance(where, str) else where / program
+
+
+def api_server() -> str:
+    """Which kube-apiserver tests start, in words."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS")
+    chosen = _chosen_api_server()
+    if assets and not chosen:
+        return f"that of {assets}"
+    return _version(chosen or "kubernetes")
+
+
+def _chosen_api_server() -> str | None:
+    """The set of the version in TOPOLET_APISERVER; None: the usual one."""
+    version = os.environ.get("TOPOLET_APISERVER")
+    if version and version not in API_SERVERS:
+        raise ValueError(f"TOPOLET_APISERVER={version}: not one of {', '.join(API_SERVERS)}")
+    return API_SERVERS[version] if version else None
 
 
 @functools.cache

@@ -1,18 +1,30 @@
-"""Builds every set and says how long it took; what can't be had is said and left out."""
+"""Builds every set and says how long it took; what can't be had is said and left out.
+
+    python -m tests.tools [-n] [-a]
+
+-n: only says what would be built. -a: also the API servers of further versions.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 
-from tests.tools import ASSETS, NAMES, SOURCES, built, folder, source
+from tests.tools import API_SERVERS, ASSETS, NAMES, SOURCES, built, folder, source
 
 
 def main() -> None:
-    given = ASSETS if os.environ.get("KUBEBUILDER_ASSETS") else ()
-    for name in NAMES:
-        if name in given or folder(name).exists():
-            continue
+    flags = sys.argv[1:]
+    needless = set(ASSETS) if os.environ.get("KUBEBUILDER_ASSETS") else set()
+    if "-a" not in flags:
+        needless.update(API_SERVERS.values())
+    lacking = [name for name in NAMES if name not in needless and not folder(name).exists()]
+    if "-n" in flags:
+        if lacking:
+            print(f"build: {' '.join(folder(name).name for name in lacking)}")
+        return
+    for name in lacking:
         print(f"building: {folder(name).name}", flush=True)
         began = time.monotonic()
         where = built(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import tools
+from tests import conftest, tools
 
 # Tells its calls; "builds" where it is asked to, slowly enough for another caller to come.
 _GO = """#!/bin/sh
@@ -87,3 +87,36 @@ def test_another_recipe_is_built_elsewhere(
     with (copy / change).open("a") as file:
         file.write("// more\n")
     assert tools.folder("cri-tools") != before
+
+
+def test_every_folder_with_a_module_is_built_or_read() -> None:
+    """The Makefile finds the versions of kube-apiserver by their folders."""
+    folders = {each.parent.name for each in Path(tools.__file__).parent.glob("*/go.mod")}
+    assert folders == {*tools.NAMES, *tools.SOURCES}
+    versions = {f"kube-apiserver-{version}" for version in tools.API_SERVERS}
+    assert {each for each in folders if each.startswith("kube-apiserver-")} == versions
+
+
+@pytest.mark.parametrize("version", tools.API_SERVERS)
+def test_an_api_server_can_be_chosen(
+    version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before what KUBEBUILDER_ASSETS has, and of all programs only that one."""
+    monkeypatch.setattr(tools, "built", Path)
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(tmp_path))
+    monkeypatch.delenv("TOPOLET_APISERVER", raising=False)
+    (tmp_path / "kubectl").touch()
+    assert tools.api_server() == f"that of {tmp_path}"
+    monkeypatch.setenv("TOPOLET_APISERVER", version)
+    assert tools.api_server().startswith(f"v{version}.")
+    chosen = tools.kubernetes("kube-apiserver")
+    assert chosen == Path(f"kube-apiserver-{version}") / "kube-apiserver"
+    assert tools.kubernetes("kubectl") == tmp_path / "kubectl"
+
+
+def test_no_run_begins_with_an_api_server_that_nobody_builds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOPOLET_APISERVER", "1.2")
+    with pytest.raises(pytest.UsageError, match=r"TOPOLET_APISERVER=1\.2: not one of 1\.34, 1\.37"):
+        conftest.pytest_configure()

@@ -1,5 +1,5 @@
-"""What lies in `inside` and `kubelet` runs in a guest only; `test_guest.py` starts it."""
+"""What lies in these folders runs in a guest only; `test_guest.py` starts it."""
 
 import os
 
-collect_ignore = [] if "TOPOLET_GUEST" in os.environ else ["inside", "kubelet"]
+collect_ignore = [] if "TOPOLET_GUEST" in os.environ else ["inside", "kubelet", "static"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import fcntl
 import itertools
 import os
 import pathlib
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -83,6 +85,16 @@ def kernel() -> pathlib.Path | None:
     return max(images, key=lambda image: image.stat().st_ctime, default=None)
 
 
+@contextlib.contextmanager
+def turn() -> Iterator[None]:
+    """One guest at a time on this machine: two of them and other tests leave each too little CPU
+    time for the deadlines of the kubelet and the runtime in it."""
+    _cache().mkdir(parents=True, exist_ok=True)
+    with open(_cache() / "guest.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def run(share: pathlib.Path, paths: list[str], limit_seconds: float) -> tuple[int, list[Case]]:
     """pytest's exit code and outcomes of `paths` (below the repository) in a fresh guest.
 
@@ -132,27 +144,37 @@ def command(share: pathlib.Path, paths: list[str]) -> list[str]:
     """What boots the guest."""
     start = pathlib.Path(__file__).with_name("start.sh")
     words = [start, share, REPOSITORY, sys.executable, _cache(), *paths]
-    numa = [f"--numa={_MEMORY_GB}G,cpus={cpus}" for cpus in NODES]
+    # One thread, because sixteen on a few CPUs mostly wait for each other.
+    options = ["-accel tcg,thread=single", *(f"-device {each}" for each in _DEVICES)]
+    return emulator(share, list(map(str, words)), _MEMORY_GB, options)
+
+
+def emulator(
+    share: pathlib.Path, words: list[str], memory_gb: int, options: Sequence[str]
+) -> list[str]:
+    """What boots a guest that runs `words`; `memory_gb` is that of each NUMA node."""
+    image = kernel()
+    assert image is not None
+    numa = [f"--numa={memory_gb}G,cpus={cpus}" for cpus in NODES]
     numa += [
         f"--numa-distance={one},{other}={DISTANCES[one][other]}"
         for one, other in itertools.combinations(range(len(NODES)), 2)
     ]
-    # One thread, because sixteen on a few CPUs mostly wait for each other; and this machine's files
-    # a second time, to be mounted with a cache.
-    options = (
-        "-accel tcg,thread=single -cpu Skylake-Server"
-        " -fsdev local,id=whole,path=/,security_model=none,readonly=on,multidevs=remap"
-        " -device virtio-9p-pci,fsdev=whole,mount_tag=whole"
-        + "".join(f" -device {each}" for each in _DEVICES)
-    )
+    # This machine's files are there a second time, to be mounted with a cache.
+    everything = [
+        "-cpu Skylake-Server",
+        "-fsdev local,id=whole,path=/,security_model=none,readonly=on,multidevs=remap",
+        "-device virtio-9p-pci,fsdev=whole,mount_tag=whole",
+        *options,
+    ]
     return [
-        *("vng", "--run", str(kernel()), "--disable-kvm", "--force-9p", "--user=root", "--verbose"),
-        *("--cpus=16,sockets=2,cores=4,threads=2", f"--memory={_MEMORY_GB * len(NODES)}G"),
+        *("vng", "--run", str(image), "--disable-kvm", "--force-9p", "--user=root", "--verbose"),
+        *("--cpus=16,sockets=2,cores=4,threads=2", f"--memory={memory_gb * len(NODES)}G"),
         *numa,
-        f"--qemu-opts={options}",
+        f"--qemu-opts={' '.join(everything)}",
         "--append=mitigations=off",
         f"--rwdir={share}",
-        *("--exec", shlex.join(map(str, words))),
+        *("--exec", shlex.join(words)),
     ]
 
 

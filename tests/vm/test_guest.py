@@ -4,7 +4,7 @@ import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,6 +15,13 @@ LIMIT_SECONDS = 1200.0
 """An end to a guest that hangs; an idle machine is done in a sixth of that."""
 KUBELET_LIMIT_SECONDS = 1500.0
 """The same where a kubelet starts, which emulated takes minutes."""
+
+STATIC_LIMIT_SECONDS = 2400.0
+"""The same where it starts twice, with a dozen pods."""
+TURN_SECONDS = 1800.0
+"""A guest may have to wait for another one, which is a node of the cluster."""
+KILLS = "tests/vm/inside/test_proxy.py::test_kill_of_agent_and_proxy_changes_nothing"
+"""Two minutes, which `make test` does not have."""
 
 
 @pytest.fixture
@@ -49,46 +56,76 @@ def test_guest_that_dies_before_its_first_step_is_booted_once_more(
 
 
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(LIMIT_SECONDS + 60)
-def test_everything_holds_on_four_numa_nodes_with_cgroup_v2(
-    share: pathlib.Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.timeout(LIMIT_SECONDS + TURN_SECONDS)
+def test_proxy_devices_and_cgroups_on_four_numa_nodes_with_cgroup_v2(
+    share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
     hold(
         share,
-        capsys,
+        record_property,
         [
-            "tests/vm/inside",
+            "tests/vm/inside/test_devices.py",
+            "tests/vm/inside/test_proxy.py",
+            f"--deselect={KILLS}",
+            "tests/vm/inside/test_topology.py",
             "tests/cgroup/test_kernel.py",
-            "tests/cgroup/test_model.py",
             "tests/cgroup/test_values_kernel.py",
         ],
     )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
-@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + 60)
+@pytest.mark.timeout(LIMIT_SECONDS + TURN_SECONDS)
+def test_limits_kills_and_an_agent_alone_on_four_numa_nodes_with_cgroup_v2(
+    share: pathlib.Path, record_property: Callable[[str, object], None]
+) -> None:
+    paths = [
+        "tests/vm/inside/test_limits.py",
+        "tests/vm/inside/test_reconciler.py",
+        KILLS,
+        "tests/cgroup/test_model.py",
+    ]
+    hold(share, record_property, paths)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
+@pytest.mark.timeout(KUBELET_LIMIT_SECONDS + TURN_SECONDS)
 def test_what_a_kubelet_tells_on_four_numa_nodes_with_cgroup_v2(
-    share: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    share: pathlib.Path, record_property: Callable[[str, object], None]
 ) -> None:
     kubelet = tools.kubernetes("kubelet")
     if isinstance(kubelet, str):
         pytest.skip(kubelet)
-    hold(share, capsys, ["tests/vm/kubelet"], KUBELET_LIMIT_SECONDS)
+    hold(share, record_property, ["tests/vm/kubelet"], KUBELET_LIMIT_SECONDS)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(bool(guest.lacking()), reason="; ".join(guest.lacking()))
+@pytest.mark.timeout(STATIC_LIMIT_SECONDS + TURN_SECONDS)
+def test_owners_beside_a_static_kubelet_have_what_its_checkpoint_names(
+    share: pathlib.Path, record_property: Callable[[str, object], None]
+) -> None:
+    kubelet = tools.kubernetes("kubelet")
+    if isinstance(kubelet, str):
+        pytest.skip(kubelet)
+    hold(share, record_property, ["tests/vm/static"], STATIC_LIMIT_SECONDS)
 
 
 def hold(
     share: pathlib.Path,
-    capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
     paths: list[str],
     limit_seconds: float = LIMIT_SECONDS,
 ) -> None:
     """All tests of `paths` pass in the guest."""
-    begin = time.monotonic()
-    code, cases = guest.run(share, paths, limit_seconds)
-    with capsys.disabled():
-        print(f"\nin the guest ({time.monotonic() - begin:.0f} s with its boot):")
-        for each in cases:
-            print(f"  {each.seconds:6.1f} s  {each.outcome:7}  {each.name}")
+    with guest.turn():
+        begin = time.monotonic()
+        code, cases = guest.run(share, paths, limit_seconds)
+    lines = [f"in the guest ({time.monotonic() - begin:.0f} s with its boot):"]
+    lines += [f"  {each.seconds:6.1f} s  {each.outcome:7}  {each.name}" for each in cases]
+    record_property("summary", "\n".join(lines))
     assert code == 0, (share / "output.txt").read_text()
     # pytest is content with tests that skip themselves; these must have run.
     ours = {each.outcome for each in cases if each.name.startswith("tests.vm.")}

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.discover import cpus, pci
-from agent.discover.hotplug import SUBSYSTEMS
 from agent.host.uevents import Uevents
 from agent.model.gpus import Ancestor
 from agent.model.pci import Function
+from agent.node.triggers import SUBSYSTEMS
 from tests.discover.test_pci import proximity
 from tests.vm.guest import FAR_BUS, FAR_NODE
 from tests.waiting import eventually

@@ -1,0 +1,307 @@
+"""The words of scenarios: what a user does to a cluster, and what the kernel's files show then."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet
+from agent.model.node_annotations import RESERVATION
+from agent.model.resources import CPU_MANAGER_POLICY
+from tests.cluster import pods
+from tests.cluster.controlplane import ControlPlane
+from tests.cluster.machine import ProgramError
+from tests.cluster.node import Node
+from tests.deploy.manifests import DEPLOY
+from tests.integration.apiserver.certificates import serving_secret
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+NAMESPACE = "topolet-system"
+HOST, GUEST = "n1", "g1"
+START_SECONDS = 120.0
+"""For what takes seconds on an idle machine, on the emulated one too."""
+
+_POLL_SECONDS = 0.1
+_AGENT_PORT, _SCHEDULER_PORT = 9326, 9329
+
+
+class Cluster:
+    """One API server; `nodes` by name. A test's pods are in namespace default. `images`: those
+    that every node has."""
+
+    def __init__(self, control: ControlPlane, images: Path) -> None:
+        self.control = control
+        self.images = images
+        self.nodes: dict[str, Node] = {}
+
+    # what a user does
+    def kubectl(self, *words: str, stdin: str = "") -> str:
+        """Raises ProgramError."""
+        return self.control.kubectl(*words, stdin=stdin)
+
+    def apply(self, folder: str) -> None:
+        """A kustomization below deploy/, as the README says."""
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-k", str(DEPLOY / folder))
+
+    def delete(self, folder: str) -> None:
+        """All objects of a kustomization below deploy/."""
+        self.kubectl("delete", "--ignore-not-found", "-k", str(DEPLOY / folder))
+
+    def create(self, *objects: Object) -> None:
+        """Raises ProgramError where the server refuses one."""
+        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        self.kubectl("create", "-f", "-", stdin=text)
+
+    def pod(self, name: str, **words: Any) -> None:
+        """Creates a pod (words: as of `pods.manifest`) and waits until its containers run."""
+        self.create(pods.manifest(name, **words))
+        self.wait_running(name)
+
+    def delete_pod(self, *names: str, namespace: str = "default") -> None:
+        """Returns when the API server no longer has them."""
+        self.kubectl("delete", "pod", "-n", namespace, *names)
+
+    def annotate(self, kind: str, name: str, **annotations: str) -> None:
+        """Sets annotations as `kubectl annotate` does."""
+        words = [f"{key}={value}" for key, value in annotations.items()]
+        self.kubectl("annotate", "--overwrite", kind, name, *words)
+
+    @contextlib.contextmanager
+    def api_server_away(self) -> Iterator[None]:
+        """Kills it by SIGKILL; it is back, and ready, at the end."""
+        self.control.stop_server()
+        try:
+            yield
+        finally:
+            self.control.start_server()
+
+    def api_server_away_for(self, seconds: float) -> None:
+        """For a scenario about the length of an outage, in which clients lengthen their pauses."""
+        with self.api_server_away():
+            time.sleep(seconds)
+
+    def stays_so_for(self, seconds: float) -> None:
+        """Waits while a block of `following` records every change."""
+        time.sleep(seconds)
+
+    def delete_component(self, name: str) -> None:
+        """All pods of a component of ours; its controller makes others."""
+        self.kubectl("delete", "pods", "-n", NAMESPACE, *_selector(name))
+
+    def install_scheduler(self) -> None:
+        """As docs/scheduler.md says; our own parts come with it, in the mode reconcile."""
+        self.kubectl("apply", "-f", str(DEPLOY / "base" / "namespace.yaml"))
+        self.create(serving_secret(NAMESPACE, "topolet-scheduler"))
+        self.apply("overlays/scheduler")
+
+    # what is there
+    def get(self, kind: str, name: str, namespace: str = "default") -> Object | None:
+        """None where it is not there."""
+        words = ("get", kind, name, "-n", namespace, "--ignore-not-found", "-o", "json")
+        text = self.kubectl(*words)
+        found: Object | None = json.loads(text) if text.strip() else None
+        return found
+
+    def objects(self, kind: str, *words: str, namespace: str = "default") -> list[Object]:
+        """`words`: further ones of kubectl, as a selector."""
+        text = self.kubectl("get", kind, "-n", namespace, "-o", "json", *words)
+        found: list[Object] = json.loads(text)["items"]
+        return found
+
+    def wait_running(self, *names: str, seconds: float = START_SECONDS) -> None:
+        """Until all containers of these pods run."""
+        for name in names:
+            self.eventually(
+                f"pod {name} runs",
+                lambda name=name: _runs(self.get("pod", name)),
+                seconds,
+            )
+
+    def wait_ready(self, component: str, count: int = 1, seconds: float = START_SECONDS) -> None:
+        """Until that many pods of a component of ours are Ready."""
+
+        def ready() -> bool:
+            found = self.objects("pods", *_selector(component), namespace=NAMESPACE)
+            return sum(_condition(each, "Ready") for each in found) >= count
+
+        self.eventually(f"{count} pods of {component} are Ready", ready, seconds)
+
+    def wait_agent_ready(self, node: str, seconds: float = START_SECONDS) -> None:
+        """Until the node has one agent, apart from any that is being deleted, and it is Ready."""
+
+        def ready() -> bool:
+            found = self._agent_pods(node)
+            return len(found) == 1 and _condition(found[0], "Ready")
+
+        self.eventually(f"the agent of {node} is Ready", ready, seconds)
+
+    def wait_node_ready(self, name: str, seconds: float = START_SECONDS) -> None:
+        """Until a pod may come to it: Ready, and without the taint of a node that is not."""
+
+        def ready() -> bool:
+            self.nodes[name].machine.alive("kubelet")
+            node = self.get("node", name)
+            if node is None or not _condition(node, "Ready"):
+                return False
+            taints = node["spec"].get("taints", ())
+            return not any("node.kubernetes.io/not-ready" in each["key"] for each in taints)
+
+        self.eventually(f"node {name} is Ready", ready, seconds)
+
+    def eventually(self, what: str, check: Any, seconds: float = START_SECONDS) -> None:
+        """Waits until `check()` holds. A program that fails, such as kubectl without an API server,
+        counts as a check that does not hold."""
+
+        def held() -> object:
+            try:
+                return check()
+            except ProgramError:
+                return False
+            finally:
+                time.sleep(_POLL_SECONDS)
+
+        eventually(what, held, seconds)
+
+    def allocated(self, name: str) -> CpuSet:
+        """The CPUs that the pod's annotation says; none without it."""
+        pod = self.get("pod", name)
+        text = (pod or {}).get("metadata", {}).get("annotations", {}).get(RESOURCE_STATUS, "{}")
+        return CpuSet.parse(json.loads(text).get("cpuset", ""))
+
+    def refused(self, name: str) -> str:
+        """Why a scheduler finds no node for the pod; "" where it has not said so."""
+        pod = self.get("pod", name)
+        for each in (pod or {}).get("status", {}).get("conditions", ()):
+            if each["type"] == "PodScheduled" and each["status"] == "False":
+                return str(each.get("message", ""))
+        return ""
+
+    def reserved(self, node: str) -> str:
+        """The CPUs that the node's NodeResourceTopology keeps from pods."""
+        return str(self._topology_annotation(node, RESERVATION).get("reservedCPUs", ""))
+
+    def events(self, name: str, reason: str) -> list[str]:
+        """What Events of that reason say about the pod, not about one of its name before it."""
+        pod = self.get("pod", name)
+        assert pod is not None, f"no pod {name}"
+        about = f"reason={reason},involvedObject.uid={pod['metadata']['uid']}"
+        found = self.objects("events", f"--field-selector={about}")
+        return [str(each.get("message", "")) for each in found]
+
+    def logs(self, name: str) -> str:
+        """What the pod's container printed."""
+        return self.kubectl("logs", name)
+
+    def cpu_manager_policy(self, node: str) -> str:
+        """The kubelet's, as the node's NodeResourceTopology has it."""
+        return str(self._topology_annotation(node, CPU_MANAGER_POLICY).get("policy", ""))
+
+    def agent_restarts(self, node: str) -> int:
+        """How often the kubelet restarted the container of our agent's pod there."""
+        pod = self.get("pod", self.agent_pod(node), NAMESPACE)
+        assert pod is not None
+        return sum(int(each["restartCount"]) for each in pod["status"]["containerStatuses"])
+
+    def agent_pod(self, node: str) -> str:
+        """The name of our agent's pod there, apart from any that is being deleted."""
+        (found,) = self._agent_pods(node)
+        return str(found["metadata"]["name"])
+
+    def agent_metric(self, node: str, name: str) -> float:
+        """The sum of the series that our agent there has of that name."""
+        return sum(self._series(self.agent_pod(node), _AGENT_PORT, name))
+
+    def scheduler_metric(self, name: str) -> float:
+        """The sum of the series that our extenders have of that name."""
+        return sum(self._scheduler_series(name))
+
+    def watch_ages_seconds(self) -> list[float]:
+        """How long each watch of agents and extenders is out of touch with the API server."""
+        ages = self._scheduler_series("topolet_scheduler_watch_age_seconds")
+        for node in self.nodes:
+            ages += self._series(self.agent_pod(node), _AGENT_PORT, "topolet_watch_age_seconds")
+        return ages
+
+    # what the kernel's files show
+    def cpus_of(self, name: str, container: str = "main") -> CpuSet:
+        """Where a container of a running pod may run. Raises KeyError where it has no cgroup."""
+        node, pattern = self._cpuset_files(name, container)
+        for text in node.machine.read(*pattern).values():
+            return CpuSet.parse(text.strip())
+        raise KeyError(f"no cgroup of {name}/{container} on {node.name}")
+
+    def cpus(self, *names: str) -> dict[str, str]:
+        """The same of several pods, as lists such as 0-3,7."""
+        return {name: str(self.cpus_of(name)) for name in names}
+
+    @contextlib.contextmanager
+    def following(self, *names: str) -> Iterator[dict[str, list[str]]]:
+        """Each cpuset that the pods' containers had meanwhile, in order; filled at the end."""
+        seen: dict[str, list[str]] = {}
+        files = {name: self._cpuset_files(name, "main") for name in names}
+        with contextlib.ExitStack() as stack:
+            followed = {
+                name: stack.enter_context(node.machine.following(patterns))
+                for name, (node, patterns) in files.items()
+            }
+            yield seen
+        for name, texts in followed.items():
+            seen[name] = [text.strip() for each in texts.values() for text in each]
+
+    def _topology_annotation(self, node: str, key: str) -> Object:
+        topology = self.get("noderesourcetopologies.topology.node.k8s.io", node)
+        annotations = (topology or {}).get("metadata", {}).get("annotations", {})
+        found: Object = json.loads(annotations.get(key, "{}"))
+        return found
+
+    def _scheduler_series(self, name: str) -> list[float]:
+        found = self.objects("pods", *_selector("scheduler"), namespace=NAMESPACE)
+        pods = [each["metadata"]["name"] for each in found]
+        return [each for pod in pods for each in self._series(pod, _SCHEDULER_PORT, name)]
+
+    def _series(self, pod: str, port: int, name: str) -> list[float]:
+        found = self.get("pod", pod, NAMESPACE)
+        assert found is not None, f"no pod {pod}"
+        node = self.nodes[found["spec"]["nodeName"]]
+        url = f"http://{found['status']['podIP']}:{port}/metrics"
+        lines = node.machine.run("busybox", "wget", "-q", "-O-", url).splitlines()
+        series = [each for each in lines if each.startswith((f"{name} ", f"{name}{{"))]
+        assert series, f"{pod} has no metric {name}"
+        return [float(each.rpartition(" ")[2]) for each in series]
+
+    def _agent_pods(self, node: str) -> list[Object]:
+        words = (*_selector("agent"), f"--field-selector=spec.nodeName={node}")
+        found = self.objects("pods", *words, namespace=NAMESPACE)
+        return [each for each in found if "deletionTimestamp" not in each["metadata"]]
+
+    def _cpuset_files(self, name: str, container: str) -> tuple[Node, list[str]]:
+        pod = self.get("pod", name)
+        assert pod is not None, f"no pod {name}"
+        node = self.nodes[pod["spec"]["nodeName"]]
+        (full,) = (
+            each["containerID"]
+            for each in pod["status"]["containerStatuses"]
+            if each["name"] == container
+        )
+        return node, node.cpuset_files(full.rpartition("//")[2])
+
+
+def _selector(component: str) -> tuple[str, str]:
+    return "-l", f"app.kubernetes.io/component={component}"
+
+
+def _runs(pod: Object | None) -> bool:
+    statuses = (pod or {}).get("status", {}).get("containerStatuses", ())
+    return bool(statuses) and all("running" in each["state"] for each in statuses)
+
+
+def _condition(thing: Object, kind: str) -> bool:
+    conditions = thing.get("status", {}).get("conditions", ())
+    return any(each["type"] == kind and each["status"] == "True" for each in conditions)

@@ -1,0 +1,72 @@
+"""One cluster for all tests of this folder; the guest joins it when the first one asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import failures, guest, host
+from tests.cluster.cluster import HOST, Cluster
+from tests.vm.guest import turn
+
+
+@pytest.fixture(scope="package")
+def cluster() -> Iterator[Cluster]:
+    """Control plane and node `n1`, with our proxy and nothing else of ours."""
+    with host.running() as it:
+        yield it
+
+
+@pytest.fixture(scope="package")
+def installed(cluster: Cluster) -> Cluster:
+    """Like `cluster`, with our agent and our scheduler, installed as the documents say."""
+    with failures.written(cluster, "install"):
+        cluster.install_scheduler()
+        cluster.apply("overlays/proxy")
+        cluster.wait_agent_ready(HOST)
+        cluster.wait_ready("scheduler")
+        cluster.wait_ready("kube-scheduler", 2)
+    return cluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with the guest run last: it takes CPU time from all others."""
+    folder = Path(__file__).parent
+    places = [place for place, each in enumerate(items) if each.path.is_relative_to(folder)]
+    ours = [items[place] for place in places]
+    ours.sort(key=lambda each: "with_guest" in getattr(each, "fixturenames", ()))
+    for place, each in zip(places, ours, strict=True):
+        items[place] = each
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """The report of a failed test that uses the cluster names the folder of what is left."""
+    report = yield
+    found = [each for each in getattr(item, "funcargs", {}).values() if isinstance(each, Cluster)]
+    noted = call.excinfo is not None and hasattr(call.excinfo.value, "__notes__")
+    if report.failed and found and not noted:
+        where = failures.collected(found[0], item.name)
+        report.sections.append(("logs and objects", str(where)))
+    return report
+
+
+@pytest.fixture
+def pods_gone(installed: Cluster) -> Iterator[None]:
+    """Deletes all pods before and after a test, so that no test sees those of another."""
+    words = ("delete", "pods", "--all", "-n", "default", "--grace-period=1")
+    installed.kubectl(*words)
+    yield
+    installed.kubectl(*words, "--wait=false")
+
+
+@pytest.fixture(scope="package")
+def with_guest(installed: Cluster) -> Iterator[Cluster]:
+    """Like `installed`, with a second node `g1`, emulated and slow, on which our agent is Ready."""
+    with turn():
+        guest.join(installed)
+        yield installed

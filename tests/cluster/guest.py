@@ -1,0 +1,133 @@
+"""A second node in an emulated machine: 16 CPUs on 4 NUMA nodes, cgroup v2 (tests.vm.guest).
+
+The emulator runs in the world of the first node and sees its files. The guest's network leads to
+the API server, at the address of the Service `kubernetes`, and nowhere else; the API server reaches
+the guest's kubelet.
+"""
+
+from __future__ import annotations
+
+import compileall
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from demo import image
+from tests.cluster import controlplane, failures, images
+from tests.cluster.cluster import GUEST, HOST, NAMESPACE, START_SECONDS, Cluster
+from tests.cluster.machine import Machine
+from tests.cluster.node import Node
+from tests.vm import guest
+from tests.waiting import eventually
+
+ADDRESS = "10.200.0.2"
+TAINT = {"key": "topolet.test/guest", "effect": "NoSchedule"}
+"""Keeps other pods away, as Services don't reach pods of the guest."""
+
+_MEMORY_GB = 2
+_PORT = "topolet"
+_NETWORK = {
+    "type": "bridge",
+    "bridge": "cni0",
+    "ipam": {
+        "type": "host-local",
+        "ranges": [
+            [{"subnet": "10.0.0.0/8", "rangeStart": "10.200.1.1", "rangeEnd": "10.200.1.250"}]
+        ],
+        "dataDir": "/run/cni-addresses",
+    },
+}
+# The emulator listens there for the guest's kubelet. Who connects gets the address of the emulator,
+# which it does for callers from 127.0.0.1 only; from the guest's own nothing would come through.
+_REACHED = f"""ip addr add {ADDRESS}/32 dev lo
+ip route replace local {ADDRESS}/32 dev lo table local proto kernel scope host src 127.0.0.1
+"""
+_BOOT_SECONDS = 300.0
+_PATIENT = (
+    *("daemonset", "topolet-agent", "--type=json", "--patch"),
+    '[{"op": "replace", "path": "/spec/template/spec/containers/0/startupProbe/failureThreshold",'
+    ' "value": 300}]',
+)
+"""An agent takes longer to start there than its startup probe allows on a real machine."""
+
+
+def join(cluster: Cluster) -> None:
+    """Boots the guest and makes it a node on which our agent is Ready. Skips the test where the
+    guest can't run. The guest ends with the world."""
+    if reasons := guest.lacking():
+        pytest.skip("; ".join(reasons))
+    with failures.written(cluster, "guest"):
+        cluster.kubectl("patch", "-n", NAMESPACE, *_PATIENT)
+        _join(cluster, _boot(cluster))
+        cluster.wait_agent_ready(HOST)
+        cluster.wait_agent_ready(GUEST, 2 * START_SECONDS)
+
+
+def _join(cluster: Cluster, machine: Machine) -> None:
+    url = f"https://{controlplane.SERVICE_ADDRESS}"
+    kubeconfig = cluster.control.node_config(GUEST, url)
+    # A program on the host's file system is slow, as the guest maps it.
+    node = Node(machine, GUEST, ADDRESS, kubeconfig, _NETWORK, program="/run/bin/kubelet")
+    cluster.nodes[GUEST] = node
+    images.join(machine, cluster.images)
+    node.start_containerd()
+    # The guest is slow: the agent's answer must not come too late for its slowness alone.
+    node.start_proxy("--hold-seconds=30")
+    machine.run("sh", "-ec", "mkdir /run/bin; cp $(command -v kubelet) /run/bin/kubelet")
+    node.start_kubelet(runtimeRequestTimeout="4m", registerWithTaints=[TAINT])
+    cluster.wait_node_ready(GUEST, 2 * START_SECONDS)
+
+
+def _boot(cluster: Cluster) -> Machine:
+    """Boots a guest that dies before its first step once more, as qemu itself sometimes crashes."""
+    # The guest can't write what it compiles.
+    for folder in ("agent", "demo"):
+        compileall.compile_dir(guest.REPOSITORY / folder, quiet=1)
+    world = cluster.control.world
+    world.run("sh", "-ec", _REACHED)
+    share = world.folder / "guest"
+    (share / "logs").mkdir(parents=True)
+    output = share / "output.txt"
+    for last in (False, True):
+        world.start("guest", *_command(share), env={"HOME": str(share)})
+        try:
+            eventually("the guest is ready", _ready(cluster, output), _BOOT_SECONDS)
+            break
+        except AssertionError:
+            if last or output.exists():
+                raise
+    machine = Machine(share / "port.sock", share / "logs", {"PATH": world.path})
+    machine.run("true")
+    return machine
+
+
+def _ready(cluster: Cluster, output: Path) -> Callable[[], bool]:
+    def ready() -> bool:
+        text = output.read_text(errors="replace") if output.exists() else ""
+        return cluster.control.world.alive("guest") and "ready" in text
+
+    return ready
+
+
+def _command(share: Path) -> list[str]:
+    forward = share / "forward"
+    busybox = image.busybox()
+    forward.write_text(f"#!/bin/sh\nexec {busybox} nc {controlplane.ADDRESS} {controlplane.PORT}\n")
+    forward.chmod(0o755)
+    words = [str(Path(__file__).with_name("guest.sh")), str(share), ADDRESS]
+    words += [sys.executable, str(share / "logs"), _PORT]
+    network = (
+        "-netdev user,id=net,net=10.0.0.0/8,host=10.0.0.2,restrict=on"
+        f",hostfwd=tcp:{ADDRESS}:10250-{ADDRESS}:10250"
+        f",guestfwd=tcp:{controlplane.SERVICE_ADDRESS}:443-cmd:{forward}"
+    )
+    options = [
+        network,
+        "-device virtio-net-pci,netdev=net",
+        f"-chardev socket,id=port,path={share / 'port.sock'},server=on,wait=off",
+        "-device virtio-serial-pci",
+        f"-device virtserialport,chardev=port,name={_PORT}",
+    ]
+    return guest.emulator(share, words, _MEMORY_GB, options)

@@ -1,0 +1,32 @@
+#!/bin/sh
+# The guest's program: folders of its own where a node writes, a network that leads to the API server
+# and nowhere else, then tests/cluster/inside.py.
+#   guest.sh SHARE ADDRESS PYTHON LOGS PORT
+set -eu
+share=$1 address=$2 python=$3 logs=$4 port=$5
+here=$(cd "$(dirname "$0")" && pwd)
+exec >"$share/output.txt" 2>&1
+echo "guest started, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+
+for module in virtio_net virtio_console bridge veth overlay; do
+    modprobe "$module"
+done
+. "$here/../vm/root.sh"
+for folder in var/lib/kubelet var/lib/containerd var/lib/cni var/log etc/cni etc/containerd; do
+    mount -t tmpfs tmpfs "$root/$folder"
+done
+mkdir -p "$root/var/log/pods" "$root/var/log/containers" "$root/run/containerd" "$root/run/topolet"
+
+# Pods are on the same link as the guest itself, where the emulator answers for the API server.
+ip link set lo up
+until ip link set eth0 up 2>/dev/null; do sleep 0.1; done
+ip link add cni0 type bridge
+ip link set eth0 master cni0
+ip addr add "$address/8" dev cni0
+ip link set cni0 up
+echo "+cpuset +cpu +io +memory +hugetlb +pids" >/sys/fs/cgroup/cgroup.subtree_control
+echo "ready, $(cut -d ' ' -f 1 /proc/uptime) s after boot"
+
+# More threads than that in each Go program would stand in each other's way on an emulated machine.
+exec chroot "$root" env PATH="$PATH" HOME=/run/tmp TMPDIR=/run/tmp GOMAXPROCS=4 \
+    PYTHONDONTWRITEBYTECODE=1 "$python" "$here/inside.py" "$logs" port "$port"

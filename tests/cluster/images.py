@@ -1,0 +1,102 @@
+"""Images that a containerd has unpacked, kept in the cache of tests/tools.
+
+containerd keeps its knowledge of images in two databases, and their layers in folders that nobody
+changes. So a node has the images once it has a copy of the databases and mounts the folders.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from demo import image
+from tests import tools
+from tests.cluster import world
+from tests.cluster.machine import Machine
+from tests.cluster.node import start_containerd
+from tests.deploy.manifests import objects
+from tests.integration import image as ours
+
+KUBE_SCHEDULER = "registry.k8s.io/kube-scheduler:v1.36.3"
+"""What deploy/overlays/scheduler names."""
+
+_DATABASES = (
+    "io.containerd.metadata.v1.bolt/meta.db",
+    "io.containerd.snapshotter.v1.overlayfs/metadata.db",
+)
+_BLOBS = "io.containerd.content.v1.content/blobs"
+_LAYERS = "io.containerd.snapshotter.v1.overlayfs/snapshots"
+_KEPT = 3
+"""Several checkouts may run tests in turn, each with its own images."""
+
+# Read-only, so that no containerd removes what others use.
+_JOIN = f"""images=$1 root=/var/lib/containerd
+cd "$images"
+for each in {" ".join(_DATABASES)}; do
+    mkdir -p $root/$(dirname $each)
+    cp $each $root/$each
+done
+for each in {_BLOBS} {_LAYERS}/*; do
+    mkdir -p $root/$each
+    mount --bind -o ro "$images/$each" $root/$each
+done
+"""
+
+
+def join(machine: Machine, images: Path) -> None:
+    """Gives the images to a machine whose containerd has never run."""
+    machine.run("sh", "-ec", _JOIN, "sh", images)
+
+
+def prepared(programs: str) -> Path:
+    """The folder with the images of Topolet, of pods and pause, and of kube-scheduler. Makes it
+    after one of them has changed, or skips the test. `programs`: as of a world."""
+    busybox, scheduler = image.busybox(), tools.kubernetes("kube-scheduler")
+    assert busybox is not None
+    assert isinstance(scheduler, Path)
+    digest = hashlib.sha256(f"{ours.digest()} {programs}".encode())
+    for program in (Path(busybox), scheduler):
+        made = program.stat()
+        digest.update(f" {program} {made.st_size} {made.st_mtime_ns}".encode())
+    folder = tools.cache() / "cluster-images"
+    folder.mkdir(parents=True, exist_ok=True)
+    ready = folder / digest.hexdigest()[:16]
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not ready.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as unfinished:
+                _prepare(Path(unfinished), programs, busybox, scheduler)
+                (Path(unfinished) / "containerd").rename(ready)
+            kept = sorted(
+                (each for each in folder.iterdir() if each.is_dir()),
+                key=lambda each: each.stat().st_mtime,
+            )
+            for each in kept[:-_KEPT]:
+                shutil.rmtree(each)
+        os.utime(ready)
+    return ready
+
+
+def _prepare(folder: Path, programs: str, busybox: str, scheduler: Path) -> None:
+    archives = [folder / f"{name}.tar" for name in ("topolet", "busybox", "kube-scheduler")]
+    ours.write_archive(archives[0], f"docker.io/library/{our_name()}")
+    image.write_archive(archives[1], busybox)
+    image.write_archive(archives[2], busybox, KUBE_SCHEDULER, programs=(scheduler,))
+    with world.made(programs) as place:
+        start_containerd(place)
+        for archive in archives:
+            place.run("ctr", "-n", "k8s.io", "images", "import", "--local", archive)
+        place.end("containerd")
+        for name in (*_DATABASES, _BLOBS, _LAYERS):
+            (folder / "containerd" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(place.folder / "containerd" / name, folder / "containerd" / name)
+
+
+def our_name() -> str:
+    """The name of our image in the manifests."""
+    (daemons,) = (each for each in objects("base") if each["kind"] == "DaemonSet")
+    return str(daemons["spec"]["template"]["spec"]["containers"][0]["image"])

@@ -1,0 +1,140 @@
+"""A machine of the cluster as the harness sees it: a world on this machine, or the guest."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.waiting import DEADLINE_SECONDS
+
+TERMINATION_SECONDS = 10.0
+
+
+class MachineError(RuntimeError):
+    """The machine could not carry out a request; the text says why."""
+
+
+class Machine:
+    """Speaks to `inside.py` through the socket at `path`. `logs`: where logs of processes are."""
+
+    def __init__(self, path: Path, logs: Path, env: Mapping[str, str] | None = None) -> None:
+        self.logs = logs
+        self._env = dict(env or {})
+        self._lock = threading.Lock()
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.connect(str(path))
+        self._lines = self._socket.makefile("rb")
+
+    def close(self) -> None:
+        """Closes the connection; processes on the machine go on."""
+        self._lines.close()
+        self._socket.close()
+
+    # programs
+    def run(
+        self,
+        *words: str | Path,
+        stdin: str = "",
+        seconds: float = 4 * DEADLINE_SECONDS,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """Runs a program and returns its standard output. Raises ProgramError."""
+        answer = self._ask(
+            "run",
+            patience_seconds=seconds,
+            words=list(map(str, words)),
+            stdin=stdin,
+            seconds=seconds,
+            env={**self._env, **(env or {})},
+        )
+        if answer["code"]:
+            output = f"{answer['out'][-2000:]}{answer['err'][-4000:]}"
+            raise ProgramError(answer["code"], list(map(str, words)), output)
+        return str(answer["out"])
+
+    def start(self, name: str, *words: str | Path, env: Mapping[str, str] | None = None) -> int:
+        """Starts a process under that name and returns its pid."""
+        everything = {**self._env, **(env or {})}
+        return int(
+            self._ask("start", name=name, words=list(map(str, words)), env=everything)["pid"]
+        )
+
+    def ended(self, name: str) -> int | None:
+        """Its exit code; None while it runs."""
+        code: int | None = self._ask("code", name=name)["code"]
+        return code
+
+    def end(self, name: str, number: int = signal.SIGTERM) -> int:
+        """Ends a process and returns its exit code."""
+        answer = self._ask(
+            "end",
+            patience_seconds=TERMINATION_SECONDS,
+            name=name,
+            number=number,
+            seconds=TERMINATION_SECONDS,
+        )
+        return int(answer["code"])
+
+    def alive(self, name: str) -> bool:
+        """True; fails with the end of the log if the process has ended."""
+        code = self.ended(name)
+        assert code is None, f"{name} ended with {code}:\n{self.log(name)[-3000:]}"
+        return True
+
+    def log(self, name: str) -> str:
+        file = self.logs / f"{name}.log"
+        return file.read_text(errors="replace") if file.exists() else ""
+
+    # files
+    def read(self, *patterns: str) -> dict[str, str]:
+        """The texts of the matching files, by path; `**` matches any number of folders."""
+        files: dict[str, str] = self._ask("read", patterns=list(patterns))["files"]
+        return files
+
+    def write(self, path: str, text: str) -> None:
+        self._ask("write", path=path, text=text)
+
+    def remove(self, path: str) -> None:
+        self._ask("remove", path=path)
+
+    @contextlib.contextmanager
+    def following(self, patterns: Sequence[str]) -> Iterator[dict[str, list[str]]]:
+        """Records each text that the files hold during the block, in order; filled at its end."""
+        name = uuid.uuid4().hex
+        seen: dict[str, list[str]] = {}
+        self._ask("follow", name=name, patterns=list(patterns))
+        try:
+            yield seen
+        finally:
+            seen |= self._ask("followed", name=name)["files"]
+
+    def _ask(self, verb: str, patience_seconds: float = 0.0, **words: Any) -> dict[str, Any]:
+        line = json.dumps({"verb": verb, **words}).encode() + b"\n"
+        with self._lock:
+            self._socket.settimeout(patience_seconds + 2 * DEADLINE_SECONDS)
+            try:
+                self._socket.sendall(line)
+                said = self._lines.readline()
+            except OSError as error:
+                raise MachineError(f"{verb}: the machine does not answer: {error}") from None
+        if not said:
+            raise MachineError(f"{verb}: the machine is gone")
+        answer: dict[str, Any] = json.loads(said)
+        if "error" in answer:
+            raise MachineError(str(answer["error"]))
+        return answer
+
+
+class ProgramError(subprocess.CalledProcessError):
+    """A program failed; the text has its output."""
+
+    def __str__(self) -> str:
+        return f"{' '.join(self.cmd)}: exit code {self.returncode}: {self.output}"

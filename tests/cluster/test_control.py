@@ -1,0 +1,104 @@
+"""What becomes of a node with pods while parts of the control plane go away and come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from agent.model.cpuset import CpuSet
+from agent.model.node_annotations import RESERVATION
+from tests.cluster.cluster import HOST, NAMESPACE, Cluster
+from tests.cluster.pods import manifest
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("pods_gone"),
+]
+
+OUTAGE_SECONDS = 120.0
+"""Long enough that watches which back off are at their longest pauses."""
+BACK_SECONDS = 30.0
+"""docs/scheduler.md states 10 for a watch; here all parts of a cluster begin again on two CPUs."""
+
+
+@pytest.fixture
+def nothing_reserved(installed: Cluster) -> Iterator[None]:
+    """No reservation of a test outlives it."""
+    yield
+    installed.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
+
+
+@pytest.fixture
+def scheduler_back(installed: Cluster) -> Iterator[None]:
+    """What a test did to policies and to the account of our scheduler, a new API server and a new
+    pod have not seen: where it fails, the next one does not fail for it."""
+    yield
+    with installed.api_server_away():
+        pass
+    installed.delete_component("scheduler")
+    installed.wait_ready("scheduler")
+
+
+def test_pods_keep_their_cpus_while_the_api_server_is_away(installed: Cluster) -> None:
+    cluster = installed
+    cluster.pod("ls", qos="LS", cpu="100m")
+    cluster.pod("lse", qos="LSE", cpu=1)
+    before = cluster.cpus("ls", "lse")
+    with cluster.following("ls", "lse") as seen, cluster.api_server_away():
+        cluster.nodes[HOST].kill_proxy()
+        cluster.nodes[HOST].restart_kubelet()
+        cluster.stays_so_for(15)
+    assert seen == {name: [cpus] for name, cpus in before.items()}
+    cluster.wait_node_ready(HOST)
+    cluster.delete_pod("lse")
+    cluster.eventually("the CPU is back", lambda: cluster.cpus("ls") == {"ls": "0-1"})
+
+
+@pytest.mark.usefixtures("nothing_reserved")
+def test_cpu_reserved_after_an_outage_is_given_to_nobody(installed: Cluster) -> None:
+    """The decision after an outage is made from what the server says then, not from before."""
+    cluster = installed
+    cluster.api_server_away_for(OUTAGE_SECONDS)
+    cluster.annotate("node", HOST, **{RESERVATION: json.dumps({"reservedCPUs": "1"})})
+    cluster.eventually(
+        "all watches are back",
+        lambda: max(cluster.watch_ages_seconds()) < OUTAGE_SECONDS / 2,
+        BACK_SECONDS,
+    )
+    cluster.eventually("the agent reports it", lambda: "1" in cluster.reserved(HOST))
+    cluster.create(manifest("lse", qos="LSE", cpu=1))
+    cluster.eventually(
+        "the scheduler has decided", lambda: cluster.allocated("lse") or cluster.refused("lse")
+    )
+    assert cluster.allocated("lse") <= CpuSet([0])
+    cluster.kubectl("annotate", "node", HOST, f"{RESERVATION}-")
+    cluster.wait_running("lse")
+    assert cluster.cpus_of("lse") == cluster.allocated("lse")
+
+
+@pytest.mark.usefixtures("scheduler_back")
+def test_pods_without_our_keys_come_whatever_is_done_to_the_policies(installed: Cluster) -> None:
+    cluster = installed
+    for number in range(3):
+        cluster.delete("policies")
+        cluster.pod(f"without-{number}", cpu="10m")
+        cluster.apply("policies")
+        cluster.pod(f"with-{number}", cpu="10m")
+        cluster.delete_pod(f"without-{number}", f"with-{number}")
+
+
+def test_scheduler_that_is_gone_holds_up_nobody_else(installed: Cluster) -> None:
+    cluster = installed
+    words = ("-n", NAMESPACE, "scale", "deployment", "topolet-scheduler")
+    cluster.kubectl(*words, "--replicas=0")
+    try:
+        cluster.create(manifest("lse", qos="LSE", cpu=1))
+        cluster.pod("plain", cpu="10m")
+        assert not cluster.allocated("lse")
+    finally:
+        cluster.kubectl(*words, "--replicas=2")
+    cluster.wait_running("lse")
+    assert cluster.cpus_of("lse") == cluster.allocated("lse")

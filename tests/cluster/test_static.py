@@ -1,0 +1,87 @@
+"""Owners and plain Guaranteed pods beside a kubelet of the policy static with one reserved CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.model.annotations import RESOURCE_SPEC
+from agent.model.cpuset import CpuSet, union
+from agent.node.pod_events import CLAIM_NOT_HONORED
+from tests.cluster import failures
+from tests.cluster.cluster import GUEST, START_SECONDS, Cluster
+from tests.cluster.pods import manifest
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(1800),
+    pytest.mark.usefixtures("pods_gone"),
+]
+
+ALL = CpuSet.parse("0-15")
+RESERVED = CpuSet([0])
+THERE: dict[str, Any] = {"node": GUEST, "hostNetwork": True}
+"""Plugins of a pod's network take seconds each there."""
+SPREAD = {RESOURCE_SPEC: json.dumps({"preferredCPUBindPolicy": "SpreadByPCPUs"})}
+WRITTEN = 'topolet_scheduler_corrections_total{result="written"}'
+
+
+@pytest.fixture
+def static(with_guest: Cluster) -> Iterator[Cluster]:
+    """The guest's kubelet is static until the end of the test; its node is empty at both changes,
+    as an administrator drains it."""
+    cluster = with_guest
+    _configure(cluster, "static", str(RESERVED))
+    yield cluster
+    with failures.written(cluster, "static-kubelet"):
+        cluster.kubectl("delete", "pods", "--all", "-n", "default", "--wait=false")
+        cluster.eventually("no pod is left", lambda: not cluster.objects("pods"), 2 * START_SECONDS)
+        _configure(cluster, "none", None)
+
+
+def _configure(cluster: Cluster, policy: str, reserved: str | None) -> None:
+    """Returns when kubelet and agent say so."""
+    node = cluster.nodes[GUEST]
+    node.restart_kubelet(cpuManagerPolicy=policy, reservedSystemCPUs=reserved)
+    cluster.wait_node_ready(GUEST)
+    cluster.eventually(
+        f"the agent reports the policy {policy}",
+        lambda: cluster.cpu_manager_policy(GUEST) == policy,
+    )
+
+
+def test_both_kinds_coming_at_once_have_what_they_asked_for(static: Cluster) -> None:
+    """What our scheduler chooses for lse-2 is corrected: it is asked for halves of two cores, and
+    the kubelet gives a whole one."""
+    cluster = static
+    cpus = {"plain-2": 2, "lse-2": 2, "plain-3": 3, "lse-4": 4}
+    owners = ("lse-2", "lse-4")
+    corrected = cluster.scheduler_metric(WRITTEN)
+    cluster.pod("plain-2", cpu=2, guaranteed=True, **THERE)
+    with cluster.following("plain-2") as seen:
+        cluster.create(
+            manifest("lse-2", qos="LSE", cpu=2, annotations=SPREAD, **THERE),
+            manifest("plain-3", cpu=3, guaranteed=True, **THERE),
+            manifest("lse-4", qos="LSE", cpu=4, **THERE),
+            manifest("ls", qos="LS", cpu="100m", **THERE),
+        )
+        cluster.wait_running("lse-2", "plain-3", "lse-4", "ls", seconds=2 * START_SECONDS)
+        for name in owners:
+            cluster.eventually(
+                f"the annotation of {name} says what the kubelet gave it",
+                lambda name=name: cluster.allocated(name) == cluster.cpus_of(name),
+            )
+    own = {name: cluster.cpus_of(name) for name in cpus}
+    assert {name: len(each) for name, each in own.items()} == cpus
+    taken = union(own.values())
+    assert len(taken) == sum(cpus.values()), f"nobody shares: {own}"
+    assert not taken & RESERVED
+    assert cluster.cpus_of("ls") == ALL - taken
+    assert seen == {"plain-2": [str(own["plain-2"])]}
+    assert [each for name in own for each in cluster.events(name, CLAIM_NOT_HONORED)] == []
+    assert cluster.scheduler_metric(WRITTEN) > corrected
+    assert cluster.agent_metric(GUEST, "topolet_cpu_overlaps_total") == 0
+    assert cluster.agent_metric(GUEST, "topolet_containers_short_of_cpus") == 0

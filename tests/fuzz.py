@@ -1,0 +1,48 @@
+"""`--fuzz FACTOR`: every property test tries so many times its examples, from a random seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+_SETTINGS = "_hypothesis_internal_use_settings"
+_TIMEOUT_SECONDS = 300
+"""Of a test with its usual number of examples."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fuzz",
+        type=int,
+        default=1,
+        metavar="FACTOR",
+        help="try FACTOR times the examples of each property test, from a random seed",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """After hypothesis has marked its tests."""
+    factor = config.getoption("fuzz")
+    if factor > 1:
+        tests = [each for each in items if each.get_closest_marker("hypothesis")]
+        for item in tests:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_SECONDS * factor), append=False)
+        for test in {_holder(item): None for item in tests}:
+            _lengthen(test, factor)
+
+
+def _holder(item: pytest.Item) -> Any:
+    """What has the settings: the function, or the class of a state machine."""
+    test = getattr(item, "obj", None)
+    of_class = getattr(item, "cls", None)
+    return of_class if hasattr(of_class, "settings") else getattr(test, "__func__", test)
+
+
+def _lengthen(test: Any, factor: int) -> None:
+    name = "settings" if isinstance(test, type) else _SETTINGS
+    before = getattr(test, name)
+    more = before.max_examples * factor
+    setattr(test, name, settings(before, max_examples=more, derandomize=False, database=None))

@@ -1,0 +1,46 @@
+"""What `make test` prints before it begins."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.skips import ROOT
+from tests.tools import API_SERVERS
+
+
+@pytest.mark.parametrize("flags", [(), ("-a",)], ids=["test", "test-all"])
+def test_everything_that_a_bare_machine_lacks_is_named(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """And nothing is installed: the machine has no apt-get. Only test-all builds API servers."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("sh", "dirname", "sed", "grep", "cat", "uname", "id"):
+        found = shutil.which(name)
+        assert found is not None
+        (programs / name).symlink_to(found)
+    done = subprocess.run(
+        [ROOT / "tests" / "plan", *flags, sys.executable],
+        env={"PATH": str(programs), "HOME": str(tmp_path), "TOPOLET_CACHE": str(tmp_path / "no")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    installed = " ".join(line for line in lines if line.startswith("install:")).split()
+    assert {"containerd", "gcc", "hwloc-nox", "openssl", "buildah"} <= set(installed)
+    assert "fetch: docker-registry" in lines
+    assert "fetch: linux-image-amd64" in lines
+    (built,) = [line for line in lines if line.startswith("build:")]
+    assert " kubernetes-v" in built
+    for name in API_SERVERS.values():
+        assert (f" {name}-v" in built) == bool(flags)
+    assert any(line.startswith("start:") for line in lines)
+    assert not (tmp_path / "no").exists()

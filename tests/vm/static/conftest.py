@@ -1,0 +1,32 @@
+"""A kubelet with the static policy and one reserved CPU, behind our proxy and beside our agent."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+
+from demo.containerd import Containerd
+from tests.integration.harness import fresh_node
+from tests.integration.kubelet import standalone
+from tests.vm.kubelet.conftest import containerd, program_on_tmpfs
+from tests.vm.static.company import Company
+
+__all__ = ["company", "containerd", "program_on_tmpfs"]
+
+HOLD = "--hold-seconds=60"
+"""The guest is slow: the agent's answer must not come too late for its slowness alone."""
+
+
+@pytest.fixture(scope="module")
+def company(containerd: Containerd, program_on_tmpfs: None) -> Iterator[Company]:
+    """Agent and proxy start before the kubelet, whose folder the agent reads."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="topolet-"))
+    with fresh_node(containerd) as node:
+        kubelet_dir = f"--kubelet-dir={folder / 'root'}"
+        node.start_agent(kubelet_dir)
+        node.start_proxy(HOLD)
+        with standalone.running(containerd, node.cri_socket, folder) as kubelet:
+            yield Company(node, kubelet, kubelet_dir)
