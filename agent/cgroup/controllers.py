@@ -18,11 +18,9 @@ _ALL: Final[tuple[Controller, ...]] = ("cpu", "cpuset", "memory")
 
 
 class Controllers:
-    """One machine's; holds no state but where they are, and files open.
-
-    `handles`: those of the Hierarchy beside it, so that both together stay within what the process
-    may have open. Raises CgroupError where `root` can't be listed.
-    """
+    """The controllers of one machine; holds no state but their place and open files. `handles`:
+    shared with the Hierarchy, so that both together stay within the limit of open files. Raises
+    CgroupError when `root` can't be listed."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", handles: Handles | None = None) -> None:
         self._mounts: dict[str, tuple[Literal[1, 2], str]] = {
@@ -51,7 +49,7 @@ class Controllers:
             return False
 
     def read(self, group: str, file: str) -> str | None:
-        """Without the line's end; None where the group is there and the file is not. Raises
+        """Without the line end; None when the group exists and the file does not. Raises
         CgroupError, GroupGone."""
         path = f"{self._directory(group, file)}/{file}"
         try:

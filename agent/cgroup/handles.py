@@ -14,11 +14,15 @@ from collections import OrderedDict
 from typing import Final
 
 _READ_BYTES: Final = 65_536  # a CPU list of 8,192 lone ids is shorter
+_FEW: Final = 64
 _MAY_NOT: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
 class Handles:
     """Reads and writes by path; those used last stay open, half as many as the process may have.
+
+    Files of groups that were removed are closed each time that as many more are open as were before
+    it, so that pods that come and go leave none behind.
 
     Only files of the kernel are kept: those that have content and no size. Others may be replaced
     by a file of the same name, and are opened each time. Not for several threads.
@@ -29,6 +33,7 @@ class Handles:
         self._limit = soft // 2 if limit is None else limit
         self._kept: OrderedDict[str, int] = OrderedDict()
         self._read_only: set[str] = set()
+        self._close_removed_at = _FEW
 
     def read(self, path: str) -> bytes:
         """The content. Raises OSError."""
@@ -85,12 +90,22 @@ class Handles:
             if not keep:
                 os.close(handle)
         if keep:
+            if len(self._kept) >= self._close_removed_at:
+                self._close_removed()
             if len(self._kept) >= self._limit:
                 self._drop(next(iter(self._kept)))
             self._kept[path] = handle
             if not writable:
                 self._read_only.add(path)
         return data
+
+    def _close_removed(self) -> None:
+        for path, handle in list(self._kept.items()):
+            try:
+                os.pread(handle, 1, 0)
+            except OSError:
+                self._drop(path)
+        self._close_removed_at = max(_FEW, 2 * len(self._kept))
 
     def _drop(self, path: str) -> None:
         os.close(self._kept.pop(path))

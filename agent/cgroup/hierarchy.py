@@ -42,12 +42,9 @@ class Populated(CgroupError):  # noqa: N818 - a kernel's rule, not a fault
 
 
 class Hierarchy:
-    """One machine's cpuset hierarchy; holds no state but where it is, and files open (`handles`).
-
-    `root` is where cgroup file systems are mounted, `proc` a procfs. Where v1 and v2 are mounted
-    beside each other, the one that has the cpuset controller is taken. Raises CgroupError on a
-    machine that has it in neither.
-    """
+    """The cpuset hierarchy of one machine; holds no state but its place and open files (`handles`).
+    `root`: the mount point of the cgroup file systems, `proc` a procfs. Of v1 and v2 next to each
+    other it is the one with the cpuset controller. Raises CgroupError when neither has it."""
 
     def __init__(self, root: str = "/sys/fs/cgroup", proc: str = "/proc") -> None:
         self.proc = proc
@@ -66,7 +63,7 @@ class Hierarchy:
         self.handles.close()
 
     def own_cpus(self, group: str) -> CpuSet:
-        """What stands in `cpuset.cpus`: on v2 empty for a group that inherits."""
+        """The content of `cpuset.cpus`: on v2 empty for a group that inherits."""
         return self._own(group, CPUS)
 
     def own_mems(self, group: str) -> CpuSet:
@@ -164,7 +161,7 @@ class Hierarchy:
             group = group.rpartition("/")[0] or "/"
 
     def _read(self, group: str, name: str) -> CpuSet | None:
-        """None where the group is there and the file is not."""
+        """None when the group exists and the file does not."""
         path = f"{self._directory(group)}/{name}"
         try:
             return _set(self.handles.read(path))
@@ -192,9 +189,9 @@ class Hierarchy:
 
 
 # A pass asks for the same few values and the same groups again and again.
-@lru_cache(maxsize=8_192)
+@lru_cache(maxsize=1_024)
 def below(group: str) -> str:
-    """The group's folder, relative to that of `/`. Raises CgroupError for what is no group."""
+    """The group's folder, relative to that of `/`. Raises CgroupError for an invalid group."""
     if group == "/":
         return ""
     head, *parts = group.split("/")
@@ -214,10 +211,8 @@ def _set(text: bytes) -> CpuSet:
 
 
 def mounted(root: str, controller: str) -> tuple[Literal[1, 2], str] | None:
-    """Where one of `cpu`, `cpuset` and `memory` is: its version and the folder of the group `/`.
-
-    Of v1 and v2 beside each other, the one that has the controller. Raises CgroupError.
-    """
+    """The version of `cpu`, `cpuset` or `memory` and the folder of its group `/`. Of v1 and v2 next
+    to each other it is the one with the controller. Raises CgroupError."""
     for path in _v1_mounts(root, controller):
         if os.path.exists(f"{path}/{_OF_V1[controller]}"):
             return 1, path

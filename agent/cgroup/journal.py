@@ -39,12 +39,9 @@ class JournalError(Exception):
 
 
 class Journal:
-    """The originals: of cpusets by group, of other files by group and file's name. Not for more
-    than one thread or process at a time.
-
-    Reading never fails: what can't be understood is set aside as `NAME.broken`, said in `problems`,
-    and the rest is used.
-    """
+    """The original values: of cpusets by group, of other files by group and file name. For one
+    thread and process at a time. Reading never fails: an invalid file is kept as `NAME.broken` and
+    reported in `problems`, and its valid lines are used."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -68,10 +65,8 @@ class Journal:
         return (key in self._originals) if isinstance(key, str) else (key in self._values)
 
     def update(self, remember: Iterable[Original], forget: Iterable[str] = ()) -> None:
-        """Drop some entries and add others, durably; an entry that is there is never replaced.
-
-        No change, no write. Raises JournalError, and then holds what it held before.
-        """
+        """Removes some entries and adds others, durably; an existing entry is never replaced.
+        Writes nothing without a change. Raises JournalError, and then keeps its last content."""
         after = dict(self._originals)
         for group in forget:
             after.pop(group, None)
@@ -82,7 +77,7 @@ class Journal:
             self._originals = after
 
     def forget(self, groups: Iterable[str]) -> None:
-        """Drop entries: their groups have their values back, or are no more."""
+        """Removes entries: their groups have their values back, or do not exist any more."""
         self.update((), groups)
 
     def update_values(

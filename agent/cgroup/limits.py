@@ -10,7 +10,7 @@ import msgspec
 from agent.cgroup import notation
 from agent.cgroup.controllers import Controller, Controllers
 from agent.cgroup.hierarchy import CgroupError
-from agent.model.limits import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, Limits
 
 
 class Field(msgspec.Struct, frozen=True):
@@ -35,10 +35,8 @@ _MEMORY: Final = (notation.MEMORY, notation.MEMORY_MAX)
 
 
 def read(controllers: Controllers, group: str) -> Limits:
-    """What the group has; None for what the machine does not know. Raises CgroupError, GroupGone.
-
-    Shares of a v2 weight are the fewest that it may stand for.
-    """
+    """The values of the group; None for those that the machine does not have. Raises CgroupError,
+    GroupGone. Shares of a v2 weight are the fewest that it may stand for."""
     texts = {}
     for field in FIELDS:
         version = controllers.version(field.controller)
@@ -63,7 +61,7 @@ def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Li
 
 
 def files(controllers: Controllers, limits: Limits) -> Iterator[str]:
-    """Those that the limits say something about; none of a controller that the machine has not."""
+    """The files of the limits that are set; none of a missing controller."""
     for field in FIELDS:
         version = controllers.version(field.controller)
         if version is not None and getattr(limits, field.name) is not None:
@@ -80,7 +78,7 @@ def lifts(limits: Limits, file: str) -> bool:
 
 
 def text(controllers: Controllers, group: str, file: str, limits: Limits, old: str) -> str:
-    """What is to stand in the file, where `old` stands. Raises CgroupError, ValueError."""
+    """The wanted content of the file, whose content is `old`. Raises CgroupError, ValueError."""
     quota, shares, memory = limits.quota_microseconds, limits.shares, limits.memory_limit_bytes
     if file == notation.QUOTA and quota is not None:
         return notation.quota_text(quota, _period(controllers, group))

@@ -14,9 +14,13 @@ SCOPE_PREFIXES: Final = ("cri-containerd", "crio", "docker")
 """What containerd, CRI-O and Docker put before a container's id in a scope's name."""
 
 _SLICE: Final = ".slice"
+_KUBEPODS: Final = "kubepods"
 # Where a container goes whose pod names no parent; containerd's is its namespace.
 _DEFAULT_PARENTS: Final = {"cri-containerd": "/k8s.io", "crio": "/crio", "docker": "/docker"}
 _DEFAULT_SLICE: Final = "system.slice"
+# Not Docker's: kubelets run in its containers (RKE).
+_CRI_PARENTS: Final = ("k8s.io", "crio")
+_CRI_SCOPES: Final = ("cri-containerd-", "crio-")
 
 
 def slice_group(unit: str) -> str | None:
@@ -33,14 +37,25 @@ def slice_group(unit: str) -> str | None:
     return "".join(f"/{'-'.join(words[: end + 1])}{_SLICE}" for end in range(len(words)))
 
 
+def of_pods(group: str) -> bool:
+    """Whether the group is at or below the root of the kubelet's pods under any --cgroup-root
+    (`/a/kubepods`, `/a.slice/a-kubepods.slice`), or at or below a container of containerd's CRI or
+    of CRI-O: a kubelet with --cgroups-per-qos=false makes no such root."""
+    return any(map(_of_pods, group.split("/")))
+
+
+def _of_pods(name: str) -> bool:
+    if name.endswith(_SLICE):
+        return _KUBEPODS in name.removesuffix(_SLICE).split("-")
+    return name in (_KUBEPODS, *_CRI_PARENTS) or name.startswith(_CRI_SCOPES)
+
+
 def container_groups(
     cgroup_parent: str, container_id: str, prefixes: tuple[str, ...] = SCOPE_PREFIXES
 ) -> tuple[str, ...]:
     """Every group that the container may be in, likeliest first; none for a malformed parent.
-
-    `cgroup_parent` is the sandbox's as CRI says it: a folder, a slice, or a path of slices. Where
-    it is empty the runtimes' defaults stand in.
-    """
+    `cgroup_parent` is the sandbox's in CRI: a folder, a slice, or a path of slices. An empty one
+    means the runtimes' defaults."""
     last = cgroup_parent.rstrip("/").rpartition("/")[2]
     if not cgroup_parent:
         plain = [
@@ -60,12 +75,9 @@ def container_groups(
 
 
 def from_cgroups_path(cgroups_path: str) -> str | None:
-    """The group that an OCI runtime makes of `linux.cgroupsPath`.
-
-    A path, or `slice:prefix:name` for the systemd driver (no slice is `system.slice`,
-    a name that is a slice needs no prefix). None where the text alone does not say: an empty or a
-    relative path depends on the runtime's own group.
-    """
+    """The group that an OCI runtime makes of `linux.cgroupsPath`: a path, or `slice:prefix:name`
+    for the systemd driver (no slice means `system.slice`, a name that is a slice needs no prefix).
+    None for an empty or a relative path, which depends on the runtime's own group."""
     parts = cgroups_path.split(":")
     if len(parts) != 3 or "/" in parts[2]:
         clean = [part for part in cgroups_path.split("/") if part not in ("", ".")]

@@ -15,18 +15,20 @@ kernel rounds memory down to pages. Pure; texts are without the line's end.
 from __future__ import annotations
 
 import resource
-from fractions import Fraction
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from agent.model.cpuset import CpuSet
-from agent.model.limits import (
+from agent.model.wanted import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,
     MOST_SHARES,
     PERIOD_MICROSECONDS,
     UNLIMITED,
 )
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 QUOTA: Final = "cpu.cfs_quota_us"
 PERIOD: Final = "cpu.cfs_period_us"
@@ -115,6 +117,8 @@ def grows(file: str, old: str, new: str) -> bool:
 
 def _amount(file: str, text: str) -> Fraction | int:
     if file == MAX:
+        from fractions import Fraction  # most nodes compare none: 0.1 MB
+
         quota, period = _parts(text)
         return _ENDLESS if quota is None else Fraction(quota, period)
     if file == QUOTA:

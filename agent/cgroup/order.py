@@ -59,7 +59,7 @@ def parent(group: str) -> str:
     return group.rpartition("/")[0] or "/"
 
 
-@lru_cache(maxsize=8_192)
+@lru_cache(maxsize=1_024)
 def ancestors(group: str) -> tuple[str, ...]:
     """From right below the root down to the group's parent; without the root."""
     parts = group.split("/")
@@ -77,12 +77,9 @@ def effective(tree: Tree, group: str) -> CpuSet:
 
 
 def plan(tree: Tree, wanted: Mapping[str, CpuSet]) -> list[Write]:
-    """The writes that bring `tree` to `wanted`, in order.
-
-    Raises ValueError for an unfulfillable wish: an empty set, the root, a group missing from the
-    tree, or CPUs beyond those of a wanted ancestor. CPUs that the root lacks are not looked for:
-    the kernel refuses them.
-    """
+    """The writes that bring `tree` to `wanted`, in order. Raises ValueError for an impossible
+    request: an empty set, the root, a group missing from the tree, or CPUs beyond those of a wanted
+    ancestor. CPUs that the root lacks are not checked: the kernel refuses them."""
     targets = _targets(tree, wanted)
     changed = [group for group in _top_down(targets) if targets[group] != tree.cpus[group]]
     return list(_ordered(tree, targets, changed))

@@ -1,4 +1,4 @@
-"""What became of the groups that somebody wanted changed."""
+"""The outcomes of writes to groups."""
 
 from __future__ import annotations
 

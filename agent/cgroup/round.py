@@ -1,8 +1,6 @@
-"""One pass over the hierarchy: what is asked, what was read, what was written, what came of it.
-
-A failed write does not end the pass. But what rests on it is not tried: a write that takes a CPU
-which the failed group still holds, or that the kernel's rule now forbids.
-"""
+"""One pass over the hierarchy: request, read, write, outcome. A failed write does not end the pass,
+but the writes that depend on it are skipped: those that take a CPU which the failed group still
+holds, and those that the kernel's rule now forbids."""
 
 from __future__ import annotations
 
@@ -17,10 +15,8 @@ from agent.model.cpuset import CpuSet
 
 
 class Round:
-    """Used once: `ask` for each group, then `plan`, `run`, `read_back`, `outcome`.
-
-    Only `own` raises for the state of the machine; otherwise the outcome tells.
-    """
+    """Used once: `ask` for each group, then `plan`, `run`, `read_back`, `outcome`. Only `own`
+    raises for the state of the machine; otherwise the outcome reports it."""
 
     def __init__(self, hierarchy: Hierarchy) -> None:
         self._hierarchy = hierarchy
@@ -74,7 +70,7 @@ class Round:
     def settle(
         self, group: str, state: State, new: CpuSet | None = None, note: str | None = None
     ) -> None:
-        """Note how the group ended; `new` where it differs from the value first read."""
+        """Records the result of the group; `new` when it differs from the value first read."""
         old = self._own.get(group)
         note = note or self._notes.get(group)
         self._changes[group] = Change(group, state, old, old if new is None else new, note)
@@ -154,7 +150,7 @@ class Round:
         return not self._inherits or self._hierarchy.effective_cpus(group) == cpus
 
     def _read_below(self, group: str) -> None:
-        """Groups that vanish meanwhile are left out: they hold nothing any more."""
+        """Skips groups that are removed in between: they hold nothing any more."""
         stack = list(self._hierarchy.children(group))
         while stack:
             each = stack.pop()

@@ -1,7 +1,5 @@
-"""One pass over files of limits: what is asked, in which order it is written, what came of it.
-
-A failed write does not end the pass: what rests on it is refused by the kernel in its turn.
-"""
+"""One pass over files of limits: request, order of writes, outcome. A failed write does not end the
+pass: the kernel refuses the writes that depend on it."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.notation import MEMORY_CURRENT, MEMORY_MAX, MEMS, MIGRATE
 from agent.cgroup.order import ancestors, parent
 from agent.cgroup.outcome import State, ValueChange
-from agent.model.limits import Limits
+from agent.model.wanted import Limits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 
@@ -78,7 +76,7 @@ class ValueRound:
         self._settle(group, file, state, step.old if step else None, None, str(reason))
 
     def run(self) -> None:
-        """Write in order, and settle each file by what stands there then."""
+        """Writes in order, and records the content of each file afterwards."""
         for step in _ordered(self.steps(), self._controllers.version("cpuset") == 1):
             if (step.group, step.file) in self._steps:
                 try:

@@ -11,7 +11,8 @@ becomes part of the outcome, and the other files are still served.
   reclaims and refuses (EBUSY).
 * v2 moves pages whenever memory nodes change; v1 does with `migrate`, which is written first. v2
   keeps nodes that the parent has not, and they are not in force: that is not looked at.
-* The groups that pods have in common are the kubelet's and refused (koordinator.md §2.8).
+* The groups that pods have in common belong to the kubelet (pkg/kubelet/cm,
+  qos_container_manager_linux.go, UpdateCgroups): values for them are refused.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.notation import MAX, QUOTA
 from agent.cgroup.outcome import State, ValueOutcome
 from agent.cgroup.valueround import ValueRound
-from agent.model.limits import UNLIMITED, Limits
 from agent.model.qos import is_qos_root
+from agent.model.wanted import UNLIMITED, Limits
 
 read: Final = fields.read
 
@@ -61,12 +62,10 @@ def apply(controllers: Controllers, journal: Journal, wanted: Mapping[str, Limit
 def restore(
     controllers: Controllers, journal: Journal, only: Collection[tuple[str, str]] | None = None
 ) -> ValueOutcome:
-    """Give every journalled file its original value back, and drop the entries so settled; of the
-    files (group and name) in `only`, where it is given.
-
-    Memory nodes that were empty come back so on v2; where the kernel refuses that, as those of what
-    is above, which the note says. On v1 such a group keeps what it has.
-    """
+    """Restores the original value of every journalled file, or of those in `only` (group and name),
+    and removes the restored entries. Empty memory nodes become empty again on v2; when the kernel
+    refuses that, they become those of the parent, and the note says so. On v1 such a group keeps
+    its nodes."""
     round_ = ValueRound(controllers)
     for (group, file), original in journal.values.items():
         if only is None or (group, file) in only:
@@ -87,8 +86,8 @@ def _remember(
     round_: ValueRound,
     lifts: Collection[tuple[str, str]],
 ) -> None:
-    """What stands where a limit is lifted for good was put there by others since, as a kubelet does
-    with every resize: that is what comes back."""
+    """When another process wrote a limit that was lifted for good, as a kubelet does with every
+    resize, that value becomes the original."""
     new = [
         OriginalValue(step.group, step.file, step.old)
         for step in round_.steps()

@@ -56,15 +56,12 @@ def restore(
     chosen: Mapping[str, CpuSet] | None = None,
     only: Collection[str] | None = None,
 ) -> Outcome:
-    """Give every journalled group its original value back, and drop the entries so settled; of
-    those in `only`, where it is given.
-
-    `chosen` adds groups whose value was ours from their creation on, and wins over the journal; on
-    v2 an empty set there lets the group inherit; where the kernel refuses that, it gets every CPU
-    of what is above, which the note says. On v1 a value beyond what the parent then has is
-    cut to the parent's, which the note says, and a group whose value was empty (so nobody ran in
-    it) keeps what it has.
-    """
+    """Restores the original value of every journalled group, or of those in `only`, and removes the
+    restored entries. `chosen` adds groups whose value was ours from their creation on, and
+    overrides the journal; on v2 an empty set lets the group inherit; when the kernel refuses that,
+    it gets every CPU of the parent, and the note says so. On v1 a value beyond the parent's is cut
+    to the parent's, which the note says, and a group whose value was empty (so that it had no
+    process) keeps its value."""
     values = {
         group: CpuSet.parse(each.cpus)
         for group, each in journal.originals.items()

@@ -5,9 +5,10 @@ A file that a group of CPUs shares is read once per group, through the group's l
 
 from __future__ import annotations
 
+import os
 import re
 
-from agent.discover import caches, kinds, numa, sockets
+from agent.discover import numa, sockets
 from agent.discover.facts import CPU, DiscoveryError, cpu_list, numbered, optional
 from agent.host.files import Tree
 from agent.model.cpuset import CpuSet, CpuSetError
@@ -40,8 +41,8 @@ def _topology(tree: Tree) -> Topology:
     for socket, members in sockets.sockets(tree, cores).items():
         socket_of.update(dict.fromkeys(members, socket))
         die_of.update(sockets.dies(tree, members))
-    l3_of = caches.l3_groups(tree, online, cores)
-    kind_of = kinds.core_kinds(tree, online, cores)
+    l3_of = sockets.l3_groups(tree, online, cores)
+    kind_of = sockets.core_kinds(tree, online, cores)
     nodes, node_of = _node_of(tree, numa.nodes(tree, online), online)
     present = optional(cpu_list, tree, f"{CPU}/present") or folders
     return Topology(
@@ -66,11 +67,9 @@ def _topology(tree: Tree) -> Topology:
 
 
 def _online(tree: Tree, folders: CpuSet) -> CpuSet:
-    """The CPUs that run.
-
-    The kernel describes only those, so where some CPUs have a `topology` folder and others have
-    none, the others do not run, whatever the list says. Before 2.6.26 there is no list.
-    """
+    """The CPUs that run. The kernel describes only those, so when some CPUs have a `topology`
+    folder and others have none, the others do not run, whatever the list says. Kernels before
+    2.6.26 have no list."""
     listed = cpu_list(tree, f"{CPU}/online")
     if listed is None:
         listed = CpuSet(cpu for cpu in folders if tree.text(f"{CPU}/cpu{cpu}/online") != "0")
@@ -103,7 +102,7 @@ def _node_of(
 
 
 def _isolated(tree: Tree) -> CpuSet:
-    """CPUs kept away from the scheduler; before 4.2 only the command line tells."""
+    """CPUs kept away from the scheduler; before 4.2 only the command line has them."""
     if tree.exists(f"{CPU}/isolated"):
         return optional(cpu_list, tree, f"{CPU}/isolated") or CpuSet()
     match = _ISOLCPUS.search(tree.read("proc/cmdline") or b"")
@@ -111,3 +110,30 @@ def _isolated(tree: Tree) -> CpuSet:
         return CpuSet.parse(match[1].decode().rstrip(",")) if match else CpuSet()
     except CpuSetError:
         return CpuSet()
+
+
+_WATCHED = ("sys/devices/system/cpu/online", "sys/devices/system/node/online")
+
+
+class TopologyView:
+    """`root` is where the host's /sys is."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._topology: Topology | None = None
+        self._online: tuple[bytes, ...] = ()
+
+    def topology(self) -> Topology:
+        """Raises DiscoveryError."""
+        online = tuple(self._read(path) for path in _WATCHED)
+        if self._topology is None or online != self._online:
+            self._topology = read(self._root)
+            self._online = online
+        return self._topology
+
+    def _read(self, path: str) -> bytes:
+        try:
+            with open(os.path.join(self._root, path), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""

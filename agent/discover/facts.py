@@ -1,9 +1,6 @@
-"""One sysfs file as one value.
-
-Where a file is absent or blank the value is None: kernels, architectures and snapshots differ in
-what they offer. Text that is there and makes no sense raises DiscoveryError, or gives None for the
-facts that the caller calls optional.
-"""
+"""One sysfs file as one value. An absent or blank file gives None: kernels, architectures and
+snapshots differ in their files. An invalid text raises DiscoveryError, or gives None for facts that
+the caller calls optional."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def integer(tree: Tree, path: str) -> int | None:
 
 
 def optional(read: Callable[[Tree, str], CpuSet | None], tree: Tree, path: str) -> CpuSet | None:
-    """What `read` makes of the file, None where it makes no sense."""
+    """The result of `read`, None for an invalid file."""
     try:
         return read(tree, path)
     except DiscoveryError:
@@ -70,11 +67,9 @@ def numbered(tree: Tree, path: str, prefix: str) -> CpuSet:
 def partition(
     cpus: CpuSet, sharers: Callable[[int], CpuSet | None]
 ) -> Iterator[tuple[int, CpuSet]]:
-    """Splits `cpus` into groups; asks each group's lowest CPU, once, who shares with it.
-
-    A CPU that an earlier group has claimed stays there, so the groups are disjoint even where the
-    files contradict each other. None means: nobody but itself.
-    """
+    """Splits `cpus` into groups; asks each group's lowest CPU, once, for the CPUs that share with
+    it. A CPU of an earlier group stays there, so the groups are disjoint even when the files
+    contradict each other. None: it shares with no other CPU."""
     rest = cpus.mask
     while rest:
         low = rest & -rest

@@ -1,4 +1,5 @@
-"""FPGAs: `fpga_region` of the kernel's DFL, `fpga` of Intel's OPAE driver (devices.md §5.1).
+"""FPGAs: `fpga_region` of the kernel's DFL, `fpga` of Intel's OPAE driver
+(intel-device-plugins-for-kubernetes: pkg/fpga/dfl_linux.go and pkg/fpga/intel_fpga_linux.go).
 
 Below `region0` of DFL lie `dfl-port.0/{afu_id,dev}`, `dfl-fme.0/dev` and, for each region inside,
 `dfl-fme.0/dfl-fme-region.1/fpga_region/region1/compat_id`. Below `intel-fpga-dev.0` of OPAE lie
@@ -15,8 +16,15 @@ import msgspec
 
 from agent.discover.reader import Reader
 from agent.host.files import Tree
-from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver, Fpgas
-from agent.model.pci import Function, address_key, is_address
+from agent.model.pci import (
+    AcceleratorPort,
+    Fpga,
+    FpgaDriver,
+    Fpgas,
+    Function,
+    address_key,
+    is_address,
+)
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
 
@@ -50,8 +58,8 @@ _LAYOUTS: Final = (
 
 
 def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
-    """The FPGAs among `functions`. One of no PCI function that is here is told as a problem: it
-    has neither address nor place."""
+    """The FPGAs among `functions`. One without a PCI function here is reported as a problem: it has
+    neither address nor place."""
     reader = Reader(Tree(root))
     found: dict[str, Fpga] = {}
     for layout in _LAYOUTS:

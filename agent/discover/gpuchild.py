@@ -1,8 +1,7 @@
-"""The process that has NVML in it: answers looks and passes events on, until its parent is gone.
-
-A process of its own because a driver can be replaced only under a process that ends, can hang, and
-is large: `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, its standard input a socket.
-"""
+"""The child process with NVML: it answers requests and passes events on, until its parent ends. It
+is a process of its own because a driver can be replaced only under a process that ends, can hang,
+and is large: `python -P -m agent.discover.gpuchild [DRIVER_ROOT]`, with a socket as standard
+input."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ class _Child:
             self._tell(event)
 
     def _pass_last_events_on(self, events: EventReader) -> None:
-        """What a card that is gone told before; no more than it may have told meanwhile."""
+        """The last events of a lost card; at most as many as may have come since."""
         if events.silent:
             return
         for _ in range(_MOST_LAST_EVENTS):

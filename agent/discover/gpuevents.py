@@ -1,4 +1,4 @@
-"""What the driver tells unasked: XIDs, and what makes a look worthwhile."""
+"""Events of the driver: XIDs, and those that need a new report."""
 
 from __future__ import annotations
 

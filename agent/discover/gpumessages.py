@@ -29,7 +29,7 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
 
 
 class Over(msgspec.Struct, frozen=True, tag="over"):
-    """The child's last word: there is no driver to talk to, for this reason."""
+    """The child's last message: there is no usable driver, for this reason."""
 
     fault: str
     message: str

@@ -1,4 +1,4 @@
-"""What the GPUs read now: use, processes, and the counters that tell of their health."""
+"""The current readings of the GPUs: use, processes, and the counters that show their health."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAMPLED_MICROSECONDS: Final = 1_000_000
 def readings(
     nvml: Nvml, handles: dict[str, Any], indices: dict[str, int]
 ) -> tuple[tuple[GpuReading, ...], tuple[SilentGpu, ...]]:
-    """Of a card that went silent meanwhile only that. Raises DriverGoneError."""
+    """Of a card that stopped answering only that. Raises DriverGoneError."""
     found: list[GpuReading] = []
     silent: list[SilentGpu] = []
     for uuid, handle in handles.items():
@@ -70,7 +70,7 @@ def _recovery_action(nvml: Nvml, handle: Any) -> int | None:
 
 
 def _processes(nvml: Nvml, handle: Any) -> tuple[GpuProcess, ...] | None:
-    """A process that computes and draws is told once, as one that computes."""
+    """A process that computes and draws is listed once, as computing."""
     # The names without a version raise an error of their own where the driver is older.
     compute = nvml.maybe("nvmlDeviceGetComputeRunningProcesses_v3", handle)
     graphics = nvml.maybe("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)

@@ -29,10 +29,8 @@ class SessionError(Exception):
 
 
 class GpuSession:
-    """Starts the child. Used by one thread, and closed by it; the child ends with that thread.
-
-    `events` are those that came meanwhile. After a SessionError there is nothing left but `close`.
-    """
+    """Starts the child. One thread uses and closes it; the child ends with that thread. `events`:
+    those that came in between. After a SessionError only `close` is allowed."""
 
     def __init__(self, driver_root: str = "", environment: Mapping[str, str] | None = None) -> None:
         words = [sys.executable, "-P", "-m", "agent.discover.gpuchild", driver_root]
@@ -63,7 +61,7 @@ class GpuSession:
         return self._socket.fileno()
 
     def look(self, seconds: float) -> GpuSight:
-        """Raises SessionError, `DriverHung` when there is no answer in time."""
+        """Requests a report. Raises SessionError, `DriverHung` without an answer in time."""
         self._asked += 1
         # Of one that went, reading tells why it did.
         with contextlib.suppress(OSError):
@@ -97,7 +95,7 @@ class GpuSession:
         return self._process.poll() is not None
 
     def _answers(self, seconds: float) -> list[Answer]:
-        """Those that came within the time; what is told goes to `events`."""
+        """The answers within the time; events go to `events`."""
         if not self._poll.poll(seconds * 1000):
             return []
         try:

@@ -16,9 +16,9 @@ from agent.model.gpus import CHILD_ENDED, LET_GO, NO_ANSWER, GpuEvent, GpuSight
 
 
 class GpuTiming(msgspec.Struct, frozen=True):
-    """Seconds: between two looks; between two at least, however many events come; until an answer
-    must be there, and the first, for which the driver may have to wake every card; until another
-    try, doubled each time up to the most."""
+    """Seconds: between two reports; at least between two, however many events come; until the
+    answer, and the first answer, for which the driver may have to wake every card; until another
+    try, doubled each time up to the maximum."""
 
     period: float = 10.0
     least: float = 1.0
@@ -39,7 +39,7 @@ the driver's library that ends them."""
 
 
 class GpuNews(msgspec.Struct, frozen=True):
-    """Events, and the look after them; None: nobody looked since."""
+    """Events, and the report after them; None: there was none since."""
 
     events: tuple[GpuEvent, ...]
     sight: GpuSight | None
@@ -84,7 +84,7 @@ class GpuWatcher:
 
     def let_go(self) -> None:
         """Ends the child, which keeps the driver from being unloaded and cards from being reset; a
-        sight with the fault `LetGo` tells that it did. There is no other until `resume`."""
+        report with the fault `LetGo` confirms it. There is no other child until `resume`."""
         with self._lock:
             self._released = True
             if self._session is not None:
@@ -96,12 +96,12 @@ class GpuWatcher:
         self.look_now()
 
     def look_now(self) -> None:
-        """For who learned elsewhere that something changed; also ends the wait for a driver."""
+        """Requests a report after a change that came by another way; also ends the wait for a
+        driver."""
         os.eventfd_write(self._wake, 1)
 
     def take(self) -> tuple[GpuNews, ...]:
-        """What came since it was taken last, in its order: a look proves nothing of an event that
-        came after it."""
+        """The news since the last call, in order: a report proves nothing about a later event."""
         with self._lock:
             news, self._pending = tuple(self._pending), []
         return news
@@ -197,8 +197,8 @@ class GpuWatcher:
         self._news()
 
     def _open(self) -> GpuNews:
-        """Taken off the end: what has no look yet, or more than an agent that does not listen can
-        be kept."""
+        """Drops from the end news without a report yet, or more than may be kept for an agent that
+        does not take it."""
         if self._pending and (self._pending[-1].sight is None or len(self._pending) >= _KEPT):
             return self._pending.pop()
         return GpuNews((), None)

@@ -1,10 +1,7 @@
-"""NVML through pynvml, the one place that knows it: its library, its errors, its traps.
-
-One error policy for all: what can't be told has no value; a card that is gone is that card's
-trouble; a driver that is gone or was replaced ends the session, as the old library stays mapped as
-long as the process lives. What may pass is asked again. Calls come from one thread, as pynvml
-shares buffers.
-"""
+"""NVML through pynvml, with its library, errors and traps in one module. The error policy: a value
+that the driver does not know is missing; a lost card is a fault of that card; a driver that was
+unloaded or replaced ends the session, as the old library stays mapped for the life of the process.
+Transient errors are retried. One thread makes the calls, as pynvml shares buffers."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ class NvmlError(Exception):
 
 
 class DriverGoneError(NvmlError):
-    """There is no driver, or not the one any more whose library this process has."""
+    """There is no driver, or another one than this process has the library of."""
 
 
 class GpuGoneError(NvmlError):
@@ -85,8 +82,8 @@ class GpuGoneError(NvmlError):
 
 
 class Nvml:
-    """An open session. `driver_root`: where the driver's own tree is, as that of a driver in a
-    container; the linker looks where it has no library, or is "". Raises DriverGoneError."""
+    """An open session. `driver_root`: the driver's own tree, for a driver in a container; without a
+    library there, or with "", the linker's paths count. Raises DriverGoneError."""
 
     def __init__(self, driver_root: str = "") -> None:
         # pynvml asks for the library by its SONAME, and gets the one that is loaded already.
@@ -118,8 +115,8 @@ class Nvml:
         raise _error(call, code)
 
     def known(self, call: str, *arguments: object) -> Any:
-        """None where the driver says that there is no such thing; who can't be told what a card is
-        must not take it for another kind. Raises NvmlError."""
+        """None when the driver says that there is no such thing; an unknown kind of card must not
+        count as another kind. Raises NvmlError."""
         try:
             return self.must(call, *arguments)
         except NvmlError as error:
@@ -128,7 +125,7 @@ class Nvml:
             raise
 
     def maybe(self, call: str, *arguments: object) -> Any:
-        """None where there is no answer. Raises DriverGoneError, GpuGoneError."""
+        """None without an answer. Raises DriverGoneError, GpuGoneError."""
         try:
             return self.must(call, *arguments)
         except (DriverGoneError, GpuGoneError):

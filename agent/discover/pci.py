@@ -1,4 +1,4 @@
-"""PCI functions: `sys/bus/pci/devices` (devices.md §5).
+"""PCI functions: `sys/bus/pci/devices` (kernel: Documentation/ABI/testing/sysfs-bus-pci).
 
 An entry there is a link into the tree of buses, and its text the way to the function:
 `../../../devices/pci0000:17/0000:17:00.0/0000:18:00.0`. Bridges are taken from it: they may be
@@ -33,10 +33,8 @@ class Functions(msgspec.Struct, frozen=True):
 
 
 def read(root: str, topology: Topology) -> Functions:
-    """The functions of the machine whose /sys lies below `root`, placed on `topology`.
-
-    Raises DiscoveryError where they can't even be listed; a machine without PCI has none.
-    """
+    """The functions of the machine whose /sys is below `root`, placed on `topology`. Raises
+    DiscoveryError when they can't be listed; a machine without PCI has none."""
     tree = Tree(root)
     try:
         entries = tree.names(DEVICES)
@@ -165,7 +163,7 @@ def _way(above: list[str]) -> tuple[str, ...]:
 
 
 def _nearest(topology: Topology) -> dict[int, int]:
-    """For each node the nearest that has CPUs, the lower of two; itself where it has some."""
+    """For each node the nearest one with CPUs, the lower of two; a node with CPUs itself."""
     with_cpus = [at for at, node in enumerate(topology.numa_nodes) if node.cpus]
     found = {}
     for node in topology.numa_nodes:

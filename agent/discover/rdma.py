@@ -1,7 +1,7 @@
-"""RDMA devices: the PCI functions that have an `infiniband` folder (devices.md §5.1).
+"""RDMA devices: the PCI functions that have an `infiniband` folder (Mellanox/rdmamap: rdma_map.go).
 
-Not the class of a function tells: HCAs are Ethernet, InfiniBand, serial bus or other controllers by
-their class. What has no PCI function (`scif0`, soft RoCE) is no device to share out.
+The class of a function does not tell: HCAs are Ethernet, InfiniBand, serial bus or other
+controllers by their class. What has no PCI function (`scif0`, soft RoCE) is not shared out.
 """
 
 from __future__ import annotations

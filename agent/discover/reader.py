@@ -1,8 +1,5 @@
-"""Facts about many devices, where one that is broken must not hide the others.
-
-A fact whose file is absent is None, and so is one that can't be read or makes no sense; the latter
-are told as problems.
-"""
+"""Facts about many devices: one broken device must not hide the others. A fact whose file is absent
+is None, and so is an unreadable or invalid one, which is also reported as a problem."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class Reader:
         return int(text, 16)
 
     def cpus(self, list_path: str, mask_path: str) -> CpuSet | None:
-        """The list, else the mask; an empty set tells nothing."""
+        """The list, otherwise the mask; an empty set means nothing."""
         return (
             self._told(lambda: cpu_list(self.tree, list_path), list_path)
             or self._told(lambda: cpu_map(self.tree, mask_path), mask_path)

@@ -1,14 +1,25 @@
-"""Which CPUs share a core, a die, a socket: `cpuN/topology`.
+"""CPUs that share a core, die, socket or L3 cache, and the core kinds of a hybrid machine.
 
-Three generations of names: `core_cpus`, `package_cpus` (5.2 and later), before them
-`thread_siblings`, `core_siblings`; `die_id` came with the new names.
+`cpuN/topology` has three generations of names: `core_cpus`, `package_cpus` (5.2 and later), before
+them `thread_siblings`, `core_siblings`; `die_id` came with the new names. `cpuN/cache/indexM`: the
+index is only a number, `level` and `type` describe the cache. Intel's kernels register one PMU for
+each core kind, with the CPUs that it counts; ARM's give each CPU a capacity relative to the
+strongest (1024).
 """
 
 from __future__ import annotations
 
 import re
 
-from agent.discover.facts import CPU, cpu_list, cpu_map, integer, optional_integer, partition
+from agent.discover.facts import (
+    CPU,
+    cpu_list,
+    cpu_map,
+    integer,
+    optional,
+    optional_integer,
+    partition,
+)
 from agent.host.files import Tree
 from agent.model.cpuset import EMPTY, CpuSet, union
 
@@ -29,10 +40,8 @@ class Siblings:
         ]
 
     def of(self, cpu: int) -> CpuSet | None:
-        """The CPUs that share with `cpu`, offline ones possibly among them; None if unknown.
-
-        An empty mask tells nothing: a CPU shares with itself at least.
-        """
+        """The CPUs that share with `cpu`, possibly also offline ones; None if unknown. An empty
+        mask means nothing: a CPU shares with itself at least."""
         for index, (name, read) in enumerate(self._order):
             found = read(self._tree, f"{CPU}/cpu{cpu}/topology/{name}")
             if found:
@@ -129,3 +138,69 @@ def _has_compute_units(tree: Tree, groups: dict[int, CpuSet]) -> bool:
     if b"AuthenticAMD" not in cpuinfo or not _COMPUTE_UNITS.search(cpuinfo):
         return False
     return len({optional_integer(tree, f"{CPU}/cpu{cpu}/topology/core_id") for cpu in pair}) > 1
+
+
+def l3_groups(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, int]:
+    """The lowest CPU that shares the L3, for each CPU that has one."""
+    first: dict[int, int] = {}
+    unclaimed = rest = cpus.mask
+    index = "index3"
+    while rest:
+        low = rest & -rest
+        cpu = low.bit_length() - 1
+        threads = cores[cpu].mask if cpu in cores else low
+        found = _l3(tree, cpu, index)
+        if found is None:
+            rest &= ~(threads | low)
+            continue
+        index, sharers = found
+        # Some ia64 kernels give empty maps: then the cache is the core's.
+        members = CpuSet.from_int((sharers.mask if sharers else threads) & unclaimed | low)
+        unclaimed &= ~members.mask
+        rest &= unclaimed
+        first.update(dict.fromkeys(members, members.first() or 0))
+    return first
+
+
+def _l3(tree: Tree, cpu: int, likely: str) -> tuple[str, CpuSet] | None:
+    """Index name and sharers of the CPU's L3; `likely` is tried first."""
+    folder = f"{CPU}/cpu{cpu}/cache"
+    if (sharers := _sharers(tree, f"{folder}/{likely}")) is not None:
+        return likely, sharers
+    for name in sorted(tree.names(folder)):
+        if name.startswith("index") and name != likely:
+            sharers = _sharers(tree, f"{folder}/{name}")
+            if sharers is not None:
+                return name, sharers
+    return None
+
+
+def _sharers(tree: Tree, cache: str) -> CpuSet | None:
+    if optional_integer(tree, f"{cache}/level") != 3:
+        return None
+    if tree.text(f"{cache}/type") == "Instruction":
+        return None
+    found = optional(cpu_map, tree, f"{cache}/shared_cpu_map")
+    return found if found is not None else optional(cpu_list, tree, f"{cache}/shared_cpu_list")
+
+
+_PMU_KINDS = ("core", "atom", "lowpower")
+
+
+def core_kinds(tree: Tree, cpus: CpuSet, cores: dict[int, CpuSet]) -> dict[int, str]:
+    """The kind of each CPU (`core`, `atom`, `capacity-446`); empty where all are alike."""
+    kinds: dict[int, str] = {}
+    for kind in _PMU_KINDS:
+        members = optional(cpu_list, tree, f"sys/devices/cpu_{kind}/cpus")
+        if members is not None:
+            kinds.update(dict.fromkeys(members & cpus, kind))
+    if not kinds and _capacity(tree, min(cores)) is not None:
+        for first, threads in cores.items():
+            capacity = _capacity(tree, first)
+            if capacity is not None:
+                kinds.update(dict.fromkeys(threads, f"capacity-{capacity}"))
+    return kinds if len(set(kinds.values())) > 1 else {}
+
+
+def _capacity(tree: Tree, cpu: int) -> int | None:
+    return optional_integer(tree, f"{CPU}/cpu{cpu}/cpu_capacity")

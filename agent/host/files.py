@@ -49,14 +49,14 @@ class Tree:
         return data
 
     def text(self, path: str) -> str | None:
-        """The content up to the first NUL, stripped; None where it is absent or blank."""
+        """The content up to the first NUL, stripped; None when absent or blank."""
         data = self.read(path)
         if data is None:
             return None
         return data.partition(b"\0")[0].decode("utf-8", "replace").strip() or None
 
     def names(self, path: str) -> list[str]:
-        """The entries of a directory in no particular order; empty where it is absent."""
+        """The entries of a directory in no particular order; empty when absent."""
         try:
             return os.listdir(self._base + path)
         except OSError as error:
@@ -82,8 +82,8 @@ Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 def stamp(*paths: str) -> Stamp:
-    """Differs when one of the files was replaced or written, also where a link above them was
-    swapped, as the kubelet does; an empty path stands for no file."""
+    """Changes when one of the files is replaced or written, also through a changed link above them,
+    as the kubelet's; an empty path stands for no file."""
     return tuple(_stamp_of(path) for path in paths)
 
 
@@ -95,6 +95,15 @@ def _stamp_of(path: str) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def read(path: str, most_bytes: int) -> bytes:
+    """The content. Raises OSError, also for a file that is larger: EFBIG."""
+    with open(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"more than {most_bytes} bytes", path)
+    return data
 
 
 def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None:
@@ -127,3 +136,12 @@ def replace(path: str, data: bytes, *, durable: bool, mode: int = 0o644) -> None
             os.fsync(folder_fd)
         finally:
             os.close(folder_fd)
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot, the same in every container, "" without one."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

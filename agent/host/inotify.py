@@ -54,6 +54,10 @@ class Inotify:
         number = self._libc.inotify_add_watch(self._fd, path, mask | _ONLY_DIRECTORIES)
         return self._checked(number, directory)
 
+    def unwatch(self, number: int) -> None:
+        """Ends a watch; does nothing where the kernel has ended it."""
+        self._libc.inotify_rm_watch(self._fd, number)
+
     def read(self) -> list[Event]:
         """What has come, oldest first; nothing if nothing has."""
         events: list[Event] = []

@@ -1,4 +1,6 @@
-"""A unix socket that appears whole, replaces a dead one, and has one owner at a time."""
+"""Listening unix sockets. A new one appears whole, replaces a dead one, and has one owner at a
+time. An inherited one belongs to the service manager (sd_listen_fds(3)): it exists before the
+process and stays after it, so that clients wait in between."""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import contextlib
 import os
 import socket
 import stat
+from collections.abc import MutableMapping
 from typing import Final
 
 from agent.host.locks import Lock, LockedError
@@ -20,9 +23,8 @@ class ListenError(Exception):
 
 class Listener:
     """Listens at `path`: bound under another name in its folder and renamed, so that clients find
-    the old socket or the new one and never none that refuses. `PATH.lock` is held meanwhile; a
-    process that is killed leaves both files behind, and the next one takes them over.
-    """
+    the old socket or the new one and never one that refuses. `PATH.lock` is held in between; a
+    killed process leaves both files, and the next one takes them over."""
 
     def __init__(self, path: str, mode: int = 0o600) -> None:
         """Raises ListenError."""
@@ -65,3 +67,32 @@ class Listener:
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
         self._lock.release()
+
+
+_FIRST: Final = 3
+
+
+class ActivationError(Exception):
+    """The service manager gave something else than one listening unix stream socket."""
+
+
+def inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
+    """The socket that this process inherited, None without one; removes the variables about it,
+    which are not for children. Raises ActivationError."""
+    given = {name: environment.pop(name, "") for name in ("LISTEN_PID", "LISTEN_FDS")}
+    environment.pop("LISTEN_FDNAMES", None)
+    if given["LISTEN_PID"] != str(os.getpid()) or given["LISTEN_FDS"] in ("", "0"):
+        return None
+    if given["LISTEN_FDS"] != "1":
+        raise ActivationError(f"LISTEN_FDS={given['LISTEN_FDS']}: one socket is served, no more")
+    try:
+        it = socket.socket(fileno=_FIRST)
+    except OSError as error:
+        raise ActivationError(f"descriptor {_FIRST} is no socket: {error.strerror}") from None
+    listens = it.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if it.family != socket.AF_UNIX or it.type != socket.SOCK_STREAM or not listens:
+        it.detach()
+        raise ActivationError(f"descriptor {_FIRST} is no listening unix stream socket")
+    it.setblocking(False)
+    os.set_inheritable(_FIRST, False)
+    return it

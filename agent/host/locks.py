@@ -46,7 +46,7 @@ class Lock:
 
 
 class SharedLock:
-    """A lock that holders of one kind have together, or one holder alone; the file stays."""
+    """A lock that holders of one kind share, or that one holder has exclusively; the file stays."""
 
     def __init__(self, path: str, holder: str, *, alone: bool) -> None:
         """`holder`: what others are told. Raises LockedError, or OSError when the file can't be

@@ -1,4 +1,4 @@
-"""Who is connected to a unix socket (sock_diag(7))."""
+"""The processes that are connected to a unix socket (sock_diag(7))."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _READ_BYTES: Final = 1 << 16
 
 
 def of(path: str, proc: str = "/proc") -> tuple[str, ...]:
-    """Processes other than ours at the far end of connections to the listening socket at `path`, as
-    `name (PID)`, sorted; none where the kernel does not tell."""
+    """Other processes at the far end of connections to the listening socket at `path`, as `name
+    (PID)`, sorted; none when the kernel does not report them."""
     try:
         far_ends = {
             peer for name, peer in _sockets() if name.rstrip("\0") == path and peer is not None

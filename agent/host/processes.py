@@ -1,11 +1,123 @@
-"""What the kernel says of processes: `/proc/PID`."""
+"""What the kernel says of processes: `/proc/PID` (proc(5)). A process chooses its own name, command
+line and groups, so each read is bounded."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from typing import Final
+
+import msgspec
 
 _ALLOWED = "Cpus_allowed_list:"
+_FIRST_WORD_BYTES: Final = 4096
+"""The longest path (PATH_MAX)."""
+_MOST_WORDS_BYTES: Final = 256 << 10
+"""Of a command line; the kernel allows megabytes."""
+_MOST_STATUS_BYTES: Final = 1 << 20
+"""The line of groups holds up to 65,536 numbers (NGROUPS_MAX)."""
+_MOST_CGROUP_BYTES: Final = 128 << 10
+"""One line for each hierarchy, with a path."""
+_MOST_NAME_BYTES: Final = 64
+
+
+class GoneError(Exception):
+    """The process has ended."""
+
+
+class UnreadableError(Exception):
+    """The process exists and can't be read; the message says what and why."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """Fields of `/proc/PID/status`. `uids`: real, effective, saved and file system; `pids`: the
+    process's number in each PID namespace, from that of the procfs inwards, empty before Linux
+    4.1 (no NSpid)."""
+
+    parent: int
+    uids: tuple[int, ...]
+    pids: tuple[int, ...]
+
+
+class Process:
+    """One process. It holds the process's folder of the procfs open, so it never reads another one
+    that has got the same number since. The methods raise GoneError and UnreadableError."""
+
+    def __init__(self, proc: str, pid: int) -> None:
+        """Raises GoneError, UnreadableError."""
+        self.pid = pid
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with self._errors_of("its folder"):
+            self._folder = os.open(f"{proc}/{pid}", flags)
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._folder)
+
+    def first_word(self) -> str:
+        """The first word of the command line, cut at _FIRST_WORD_BYTES."""
+        return os.fsdecode(self._read("cmdline", _FIRST_WORD_BYTES).partition(b"\0")[0])
+
+    def words(self) -> list[str]:
+        """The command line, with its empty words."""
+        text = self._read("cmdline", _MOST_WORDS_BYTES + 1)
+        if len(text) > _MOST_WORDS_BYTES:
+            raise UnreadableError(
+                f"process {self.pid}: its command line is longer than {_MOST_WORDS_BYTES} bytes"
+            )
+        return os.fsdecode(text.removesuffix(b"\0")).split("\0")
+
+    def name(self) -> str:
+        """The name of the executed file, unless the process set another: 15 bytes at most."""
+        return os.fsdecode(self._read("comm", _MOST_NAME_BYTES).removesuffix(b"\n"))
+
+    def groups(self) -> dict[str, str]:
+        """The cgroups by the controllers of their hierarchy, "" for v2, relative to the reader's
+        cgroup namespace (cgroup_namespaces(7))."""
+        found = {}
+        # The name of a group may hold any byte but these two.
+        for line in self._read("cgroup", _MOST_CGROUP_BYTES).split(b"\n"):
+            _, _, rest = line.partition(b":")
+            controllers, colon, group = rest.partition(b":")
+            if colon:
+                found[os.fsdecode(controllers)] = os.fsdecode(group)
+        return found
+
+    def status(self) -> Status:
+        text = self._read("status", _MOST_STATUS_BYTES).decode("ascii", "replace")
+        fields = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
+        try:
+            return Status(
+                int(fields["PPid"]),
+                tuple(map(int, fields["Uid"].split())),
+                tuple(map(int, fields.get("NSpid", "").split())),
+            )
+        except (KeyError, ValueError) as error:
+            raise UnreadableError(f"process {self.pid}: its status: {error!r}") from None
+
+    def _read(self, name: str, most_bytes: int) -> bytes:
+        with (
+            self._errors_of(name),
+            open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._folder), "rb") as file,
+        ):
+            return file.read(most_bytes)
+
+    @contextlib.contextmanager
+    def _errors_of(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except (FileNotFoundError, ProcessLookupError):
+            raise GoneError(f"process {self.pid} has ended") from None
+        except OSError as error:
+            raise UnreadableError(f"process {self.pid}: {what}: {error.strerror}") from None
+
+
+def pids(proc: str) -> list[int]:
+    """The processes of a procfs, by number. Raises OSError without a procfs."""
+    return sorted(int(entry) for entry in os.listdir(proc) if entry.isdecimal())
 
 
 def allowed_cpus(proc: str, pid: int) -> str | None:
@@ -19,16 +131,3 @@ def allowed_cpus(proc: str, pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None
-
-
-def named(proc: str, name: str) -> Iterator[tuple[int, list[str]]]:
-    """Processes whose program has this name, by pid: pid and command line. Raises OSError where
-    there is no procfs."""
-    for pid in sorted(int(entry) for entry in os.listdir(proc) if entry.isdigit()):
-        try:
-            with open(f"{proc}/{pid}/cmdline", "rb") as file:
-                words = os.fsdecode(file.read()).rstrip("\0").split("\0")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if os.path.basename(words[0]) == name:
-            yield pid, words

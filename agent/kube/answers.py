@@ -11,7 +11,7 @@ import msgspec
 import urllib3
 
 from agent.kube import errors
-from agent.kube.errors import MalformedError, UnreachableError
+from agent.kube.errors import TooLargeError, UnreachableError
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: Limits) -> Answer:
-    """The whole answer where it is a yes, and the connection back for the next. Raises KubeError
-    where it is a no or can't be read."""
+    """The body of a successful answer; the connection goes back to the pool. Raises KubeError for
+    any other status, and for an answer that can't be read."""
     deadline = time.monotonic() + limits.whole_seconds
     body = bytearray()
     with contextlib.ExitStack() as unread:
@@ -41,7 +41,7 @@ def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: Limits) -> A
         for chunk in chunks(response):
             body += chunk
             if len(body) > limits.body_bytes:
-                raise MalformedError(f"{asked}: an answer of more than {limits.body_bytes} bytes")
+                raise TooLargeError(f"{asked}: an answer of more than {limits.body_bytes} bytes")
             if time.monotonic() > deadline:
                 raise UnreachableError(f"{asked}: no end after {limits.whole_seconds:.0f} s")
         unread.pop_all()

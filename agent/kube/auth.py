@@ -1,4 +1,4 @@
-"""Where the API server is, and who we are to it."""
+"""The address of the API server, and the credentials for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from agent.kube.errors import StoreError
 
 
 class AccessError(StoreError):
-    """We can't say where the server is or who we are; the message names the file or variable."""
+    """The address or the credentials are missing or invalid; the message names the file or
+    variable."""
 
 
 class Access(Protocol):
@@ -26,7 +27,7 @@ class Access(Protocol):
 
     @property
     def server_name(self) -> str | None:
-        """The name in the server's certificate where it is not the URL's host."""
+        """The name in the server's certificate when it is not the URL's host."""
         ...
 
     def headers(self) -> dict[str, str]:
@@ -38,7 +39,7 @@ class Access(Protocol):
         ...
 
     def renew(self) -> bool:
-        """The server refused the last headers; False where there are no others. Raises
+        """The server refused the last headers. False when there are no others. Raises
         AccessError."""
         ...
 

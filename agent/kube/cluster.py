@@ -8,18 +8,16 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.kube import kinds
-from agent.kube.backoff import spread
-from agent.kube.discovery import Discovery
+from agent.kube import difference, events, kinds
+from agent.kube.difference import Ours
 from agent.kube.errors import ConflictError, MalformedError, NotFoundError
-from agent.kube.kinds import Kind, kind_named
+from agent.kube.kinds import Discovery, Kind, kind_named
 from agent.kube.listwatch import ListWatch
-from agent.kube.mirror import as_type
-from agent.kube.objects import Changed, Object
+from agent.kube.objects import Changed, Object, Read
+from agent.kube.schedule import spread
 from agent.kube.transport import FIELD_MANAGER, Transport
-from agent.model import difference, jsontext, nodestatus, nodetopology
-from agent.model.difference import Ours
-from agent.model.jsontext import JsonError
+from agent.model import bounds, nodestatus, nodetopology
+from agent.model.bounds import JsonError
 
 T = TypeVar("T")
 
@@ -48,15 +46,23 @@ class Cluster:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.discovery = Discovery(transport, clock, recheck_seconds)
+        self.reachability = transport.reachability
         self._transport = transport
+        self._node_name = node_name
         self._first_seconds = spread(node_name, spread_seconds)
         self._recheck_seconds = recheck_seconds
         self._clock = clock
         self._applied: dict[tuple[str, str, str], tuple[bytes, float]] = {}
 
+    def recorder(
+        self, controller: str, action: str, results: Callable[[str], None]
+    ) -> events.Recorder:
+        """For Events about pods of the node."""
+        return events.Recorder(self._transport, controller, self._node_name, action, results)
+
     def version(self, kind: str) -> str | None:
-        """Of the API, the best that the server and we speak, None where it does not have the
-        kind."""
+        """The best API version that the server and Topolet have in common, None when it does not
+        serve the kind."""
         return self.discovery.version(kind_named(kind))
 
     def get(self, kind: str, name: str) -> Object | None:
@@ -73,7 +79,7 @@ class Cluster:
         return self._apply(wanted, "")
 
     def apply_status(self, wanted: Object) -> bool:
-        """The same for the status, of an object that is there."""
+        """The same for the status of an existing object."""
         return self._apply(wanted, "/status")
 
     def delete(self, kind: str, name: str) -> bool:
@@ -90,24 +96,24 @@ class Cluster:
         return True
 
     def forget(self, kind: str, name: str) -> None:
-        """Somebody changed the object: the next apply looks at it."""
+        """Another client changed the object: the next apply reads it."""
         for key, (sent, _) in list(self._applied.items()):
             if key[:2] == (kind, name):
                 self._applied[key] = sent, -self._recheck_seconds
 
-    def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
+    def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         """Only those of the node come over the wire."""
-        return self._watch(kinds.POD, f"spec.nodeName={node_name}", type_, changed)
+        return self._watch(kinds.POD, f"spec.nodeName={node_name}", read, changed)
 
-    def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
-        return self._watch(kinds.NODE, f"metadata.name={name}", type_, changed)
+    def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
+        return self._watch(kinds.NODE, f"metadata.name={name}", read, changed)
 
-    def _watch(self, kind: Kind, fields: str, type_: type[T], changed: Changed[T]) -> ListWatch[T]:
+    def _watch(self, kind: Kind, fields: str, read: Read[T], changed: Changed[T]) -> ListWatch[T]:
         return ListWatch(
             self._transport,
             kinds.path(kind.group, kind.versions[0], kind.plural),
             {"fieldSelector": fields},
-            as_type(type_),
+            read,
             changed,
             first_seconds=self._first_seconds,
         )
@@ -131,7 +137,7 @@ class Cluster:
         return changed
 
     def _applied_now(self, kind: Kind, wanted: Object, subresource: str) -> bool:
-        """Raises ConflictError where somebody wrote at the same time."""
+        """Raises ConflictError after a concurrent write."""
         version = wanted["apiVersion"].rpartition("/")[2]
         path = kinds.path(kind.group, version, kind.plural, wanted["metadata"]["name"])
         seen = self._found(kind, path)
@@ -172,7 +178,7 @@ def _version_of(found: Object) -> str:
 
 def _decoded(path: str, body: bytes) -> Object:
     try:
-        found = jsontext.decode(_object, body)
+        found = bounds.decode(_object, body)
     except JsonError as error:
         raise MalformedError(f"{path}: {error}") from error
     if not isinstance(found.get("metadata"), dict):

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import stat
+from typing import Any, Final
+
+MOST_BYTES: Final = 4 << 20
 
 
 class DocumentError(ValueError):
-    """A text that is no YAML; the message says where."""
+    """A file without YAML, and what is not a regular file or too large; the message says where."""
+
+
+def text(path: str) -> bytes:
+    """The content of a regular file of at most MOST_BYTES. A pipe or a device in its place is an
+    error at once. Raises OSError, DocumentError."""
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise DocumentError("is not a regular file")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise DocumentError(f"is larger than {MOST_BYTES} bytes")
+    return content
 
 
 def read(path: str) -> Any:
@@ -14,8 +30,8 @@ def read(path: str) -> Any:
     import yaml  # a megabyte that an agent beside no kubelet does without
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    with open(path, "rb") as file:
-        try:
-            return yaml.load(file, loader)
-        except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
-            raise DocumentError(str(error)) from error
+    content = text(path)
+    try:
+        return yaml.load(content, loader)
+    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        raise DocumentError(str(error)) from error

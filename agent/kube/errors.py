@@ -6,17 +6,19 @@ import re
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.bounds import JsonError
 
 
 class StoreError(RuntimeError):
-    """An object that can't be written or read; the message names kind, name and reason."""
+    """An object can't be written or read; the message names kind, name and reason.
+    `retry_after_seconds`: when the store wants the next request, None when it does not say."""
+
+    retry_after_seconds: float | None = None
 
 
 class KubeError(StoreError):
-    """The API server could not do what was asked. `retry_after_seconds`: its own word on when to
-    ask again, None where it said nothing."""
+    """The API server could not do what was asked."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -24,7 +26,7 @@ class KubeError(StoreError):
 
 
 class UnreachableError(KubeError):
-    """No answer, or one that ends in its middle or is no HTTP."""
+    """No answer, or one that is cut off or not HTTP."""
 
 
 class ServerError(KubeError):
@@ -45,13 +47,17 @@ class MalformedError(ServerError):
     """An answer that makes no sense."""
 
 
+class TooLargeError(MalformedError):
+    """An answer beyond the bounds of what is read."""
+
+
 class UnauthorizedError(KubeError):
-    """It does not know who we are."""
+    """The server does not accept the credentials."""
 
 
 class ForbiddenError(KubeError):
-    """It knows who we are and refuses: a role lacks `verb` on `resource` of `group`, or, with all
-    three empty, an admission policy said no."""
+    """The server refuses the account: a role lacks `verb` on `resource` of `group`, or, with all
+    three empty, an admission policy refused."""
 
     def __init__(self, message: str, verb: str = "", resource: str = "", group: str = "") -> None:
         super().__init__(message)
@@ -61,11 +67,11 @@ class ForbiddenError(KubeError):
 
 
 class NotFoundError(KubeError):
-    """Neither the object nor, perhaps, its kind is there."""
+    """The object does not exist, or its kind."""
 
 
 class ConflictError(KubeError):
-    """Somebody else's write stands against ours. `fields`: those that others own."""
+    """A write of another client conflicts. `fields`: those that others own."""
 
     def __init__(self, message: str, fields: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -113,7 +119,7 @@ class Status(msgspec.Struct, frozen=True):
 def status_of(body: bytes) -> Status:
     """The Status in a body; a proxy's page or a torn one becomes its message."""
     try:
-        return jsontext.decode(_status, body)
+        return bounds.decode(_status, body)
     except JsonError:
         return Status(message=body[:_EXCERPT_BYTES].decode("utf-8", "replace").strip())
 
@@ -121,8 +127,8 @@ def status_of(body: bytes) -> Status:
 def refusal(
     asked: str, status: Status, code: int = 0, retry_after_seconds: float | None = None
 ) -> KubeError:
-    """The error for a Status. `asked` says what was asked, for the message; `code` is that of HTTP,
-    0 for one that came in a stream; `retry_after_seconds` is the header's and wins."""
+    """The error for a Status. `asked` describes the request, for the message; `code` is the HTTP
+    status, 0 for a Status in a stream; `retry_after_seconds` of the header overrides the body's."""
     code = code or status.code
     details = status.details or Details()
     if retry_after_seconds is None:

@@ -1,22 +1,23 @@
-"""A Watch of files: standalone mode has no server that would tell."""
+"""A watch of files, for standalone mode without a server."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeVar
 
 from agent.kube.errors import StoreError
-from agent.kube.mirror import Metadata, Mirror, as_type
-from agent.kube.objects import Changed, Key
+from agent.kube.mirror import Metadata, Mirror
+from agent.kube.objects import Changed, Key, Read
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 PERIOD_SECONDS: Final = 1.0
 
-Read = Callable[[], Iterable[tuple[Metadata, bytes]]]
+Found = Callable[[], Iterable[tuple[Metadata, bytes]]]
 """All objects that are followed, as JSON. Raises StoreError."""
 
 
@@ -25,19 +26,25 @@ class FolderWatch(Generic[T]):
 
     def __init__(
         self,
-        read: Read,
-        type_: type[T],
+        found: Found,
+        read: Read[T],
         changed: Changed[T],
         period_seconds: float = PERIOD_SECONDS,
     ) -> None:
-        self._read = read
+        self._found = found
         self._changed = changed
         self._period = period_seconds
-        self._mirror: Mirror[T] = Mirror(as_type(type_))
+        self._mirror: Mirror[T] = Mirror(read)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch of a folder", daemon=True)
+        self._read_at = time.monotonic()
         self.synced = False
         self.trouble: str | None = None
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the last read of the folder that succeeded."""
+        return time.monotonic() - self._read_at
 
     def objects(self) -> dict[Key, T]:
         return self._mirror.values()
@@ -61,7 +68,7 @@ class FolderWatch(Generic[T]):
             changes = self._mirror.replace(
                 [
                     (metadata.key, self._mirror.understood(metadata, text))
-                    for metadata, text in self._read()
+                    for metadata, text in self._found()
                 ]
             )
         except StoreError as error:
@@ -70,6 +77,7 @@ class FolderWatch(Generic[T]):
             self.trouble = str(error)
             return
         self.trouble = None
+        self._read_at = time.monotonic()
         if (changes or not self.synced) and not self._stopped.is_set():
             self._changed(changes)
         self.synced = True

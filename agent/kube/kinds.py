@@ -1,13 +1,18 @@
-"""The kinds of objects that we touch, and where the API server has them."""
+"""The kinds of objects that Topolet uses, their paths, and the versions of each that the API server
+serves, which change with its CustomResourceDefinitions."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from agent.kube.errors import StoreError
-from agent.kube.transport import segment
+from agent.kube.errors import MalformedError, NotFoundError, StoreError
+from agent.kube.transport import Transport, segment
+from agent.model import bounds
+from agent.model.bounds import JsonError
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -50,3 +55,61 @@ def path(group: str, version: str, plural: str = "", name: str = "") -> str:
 
 def pod_path(namespace: str, name: str) -> str:
     return f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(name)}"
+
+
+RECHECK_SECONDS: Final = 300.0
+
+
+class Discovery:
+    """Remembers an answer for a while."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        clock: Callable[[], float] = time.monotonic,
+        recheck_seconds: float = RECHECK_SECONDS,
+    ) -> None:
+        self._transport = transport
+        self._clock = clock
+        self._recheck_seconds = recheck_seconds
+        self._known: dict[str, tuple[float, str | None]] = {}
+
+    def version(self, kind: Kind) -> str | None:
+        """The best of the kind's versions that is served, None when none is. Raises KubeError."""
+        if not kind.group:
+            return kind.versions[0]
+        known = self._known.get(kind.name)
+        if known is None or self._clock() - known[0] >= self._recheck_seconds:
+            known = self._clock(), self._asked(kind)
+            self._known[kind.name] = known
+        return known[1]
+
+    def forget(self, kind: Kind) -> None:
+        """The server denied knowing it."""
+        self._known.pop(kind.name, None)
+
+    def _asked(self, kind: Kind) -> str | None:
+        for version in kind.versions:
+            of_version = path(kind.group, version)
+            try:
+                body = self._transport.get(of_version)
+            except NotFoundError:
+                continue
+            try:
+                served = bounds.decode(_resources, body).resources or ()
+            except JsonError as error:
+                raise MalformedError(f"GET {of_version}: {error}") from error
+            if any(each.name == kind.plural for each in served):
+                return version
+        return None
+
+
+class _Resource(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _ResourceList(msgspec.Struct, frozen=True):
+    resources: list[_Resource] | None = None
+
+
+_resources = msgspec.json.Decoder(_ResourceList)

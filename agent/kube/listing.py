@@ -8,12 +8,14 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from agent.kube import wire
-from agent.kube.errors import GoneError, MalformedError
+from agent.kube.errors import GoneError, MalformedError, TooLargeError
 from agent.kube.transport import Query
 
 T = TypeVar("T")
 
 PAGE: Final = 500
+_SHRINKS: Final = 25
+"""By what a page shrinks: 500 objects, 20, 1."""
 
 
 class Listed(msgspec.Struct, Generic[T]):
@@ -31,23 +33,32 @@ def listed(
     *,
     remembered: bool = False,
 ) -> Listed[T]:
-    """`take` makes what is kept of an object, page by page. `remembered`: from the server's memory,
-    which is as old as it likes. Raises KubeError, AccessError and whatever `take` raises."""
+    """`take` makes what is kept of an object, page by page. `remembered`: from the server's cache,
+    which may be old and answers without pages. After an answer that is too large the list begins
+    anew with smaller pages. Raises KubeError, AccessError and whatever `take` raises."""
     asked = f"list of {path}"
-    query: Query = {**select, "limit": PAGE}
+    size = PAGE
+    query: Query = {**select, "limit": size}
     if remembered:
         query = {**query, "resourceVersion": "0"}
     found: list[T] = []
     while True:
         try:
             page = wire.page(asked, get(path, query))
+        except TooLargeError:
+            if size == 1:
+                raise
+            size = max(1, size // _SHRINKS)
+            found.clear()
+            query = {**select, "limit": size}
+            continue
         except GoneError:
             if "continue" not in query:
                 raise
             # The server offers to go on with a newer state: what changed meanwhile on the pages
             # before would be lost.
             found.clear()
-            query = dict(select)
+            query = dict(select) if size == PAGE else {**select, "limit": size}
             continue
         found.extend(map(take, page.items or ()))
         token = page.metadata.continue_
@@ -55,7 +66,7 @@ def listed(
             break
         if query.get("continue") == token:
             raise MalformedError(f"{asked}: the same page again")
-        query = {**select, "limit": PAGE, "continue": token}
+        query = {**select, "limit": size, "continue": token}
     if not page.metadata.resource_version:
         raise MalformedError(f"{asked}: has no resourceVersion")
     return Listed(found, page.metadata.resource_version)

@@ -1,7 +1,8 @@
 """Follows objects of the API server on one thread and one connection, and spares the server.
 
-Whatever it answers, it is asked at most five times in ten seconds while there is no progress; once
-it answers again, nothing was lost and nothing is told twice.
+Whatever the server answers, a watch sends at most five requests in ten seconds (`schedule`). After
+an outage it asks within seconds once the server answers any request of the process. Each change is
+reported once.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ from typing import Final, Generic, TypeVar
 import msgspec
 
 from agent.kube import errors, listing, wire
-from agent.kube.backoff import Backoff
 from agent.kube.errors import (
     GoneError,
-    KubeError,
     MalformedError,
     RejectedError,
     ServerError,
     StoreError,
+    TooManyRequestsError,
     UnreachableError,
 )
-from agent.kube.mirror import Known, Metadata, Mirror, Read
-from agent.kube.objects import Change, Changed, Key
-from agent.kube.pace import Pace
+from agent.kube.mirror import Known, Metadata, Mirror
+from agent.kube.objects import Change, Changed, Key, Read
+from agent.kube.schedule import Pace, Schedule
 from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
 from agent.kube.wire import Event
@@ -34,13 +34,18 @@ from agent.kube.wire import Event
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+# For the first watch, which brings all that exists, however short the watches after it are.
+INITIAL_SECONDS: Final = 300.0
 # A watch that lived so long was none that the server could not serve.
 HEALTHY_SECONDS: Final = 10.0
+# After so long without an event or a bookmark a watch may wait for a version that the server, once
+# restored from a backup, has not reached.
+SILENT_SECONDS: Final = 240.0
 
 
 class ListWatch(Generic[T]):
-    """A Watch of what `path` lists under `select`: WatchList where it is served, else list and
-    watch."""
+    """A watch of the objects at `path` that `select` matches: WatchList when the server has it,
+    otherwise list and watch."""
 
     def __init__(
         self,
@@ -54,21 +59,28 @@ class ListWatch(Generic[T]):
         pace: Pace | None = None,
     ) -> None:
         """`first_seconds`: how long to wait before the first request."""
-        self._path = path
+        self.path = path
         self._select = dict(select)
         self._changed = changed
         self._first_seconds = first_seconds
         self._pace = pace or Pace()
         self._stream = Stream(transport)
         self._mirror: Mirror[T] = Mirror(read)
-        self._backoff = Backoff(self._pace.random)
+        self._schedule = Schedule(self._pace.random, self._pace.cap_seconds)
+        self._reachability = transport.reachability
+        self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"watch {path}", daemon=True)
         self._version: str | None = None
-        self._asked = 0
         self._lists_only = False
         self._list_next = False
         self._anew = False
+        self._shown = False
+        self._asked_at_breaks = 0
+        self.breaks = 0
+        """Counts failures and calls of `doubt`."""
+        self._touched_at = self._heard_at = self._pace.clock()
         self.synced = False
         self.trouble: str | None = None
         self.syncs = 0
@@ -78,116 +90,174 @@ class ListWatch(Generic[T]):
 
     @property
     def version(self) -> str | None:
-        """The resourceVersion up to which all has been told; None while that is not known."""
+        """The resourceVersion up to which all changes were reported; None while it is unknown."""
         return self._version
 
+    @property
+    def age_seconds(self) -> float:
+        """Since the last answer, event or bookmark of the server."""
+        return max(0.0, self._pace.clock() - self._touched_at)
+
+    @property
+    def caught_up(self) -> bool:
+        """False after a failure, until a list, or a comparison by the caller (`shown`), proves that
+        every change since then was reported."""
+        return self._shown
+
     def resync(self) -> None:
-        """From any thread: lists all anew, as of now or later; `syncs` grows when that is told."""
-        self._anew = True
-        self._stream.interrupt()
+        """Callable from any thread: lists everything again, as of now or later; `syncs` grows when
+        that is reported."""
+        with self._lock:
+            # The request that follows, and lists, is not to be interrupted.
+            self._anew = True
+            self._woken.set()
+            self._stream.interrupt()
+
+    def doubt(self) -> None:
+        """From any thread: a new proof is needed that all has been reported."""
+        with self._lock:
+            self.breaks += 1
+            self._shown = False
+
+    def shown(self, breaks: int) -> None:
+        """Callable from any thread: everything was reported, unless `breaks` has grown since."""
+        with self._lock:
+            self._shown = self._shown or breaks == self.breaks
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
+        self._woken.set()
         self._stream.close()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)
 
     def run(self) -> None:
         """Until it is stopped: the body of the thread."""
+        self._reachability.listen(self._woken.set)
         try:
             self._run()
         finally:
+            self._reachability.ignore(self._woken.set)
             self._stream.drop()
 
     def _run(self) -> None:
-        if self._pace.wait(self._stopped, self._first_seconds):
-            return
+        self._rest(self._first_seconds)
         while not self._stopped.is_set():
-            asked_after: float | None = None
-            if self._anew:
-                self._anew, self._version = False, None
+            self._rest(self._schedule.wait(self._pace.clock()))
+            if self._stopped.is_set():
+                return
+            with self._lock:
+                self._woken.clear()
+                if self._anew:
+                    self._anew, self._version = False, None
+                self._asked_at_breaks = self.breaks
+            self._schedule.asks(self._pace.clock())
+            error: StoreError | None = None
             try:
                 if self._step():
                     continue
-            except StoreError as error:
+            except StoreError as failure:
                 if self._anew:
                     continue
-                if isinstance(error, KubeError):
-                    asked_after = error.retry_after_seconds
-                    if _spoils_version(error):
-                        self._version = None
+                error = failure
                 self._failed(error)
-            if self._pace.wait(self._stopped, self._backoff.next(asked_after)):
-                return
+            self._pause(error)
+
+    def _pause(self, error: StoreError | None) -> None:
+        """After a request that failed, or was granted and ended too soon."""
+        spoiled = _spoils_version(error)
+        if spoiled:
+            self._version = None
+        seconds = self._schedule.after(error, spoiled=spoiled)
+        if isinstance(error, TooManyRequestsError):
+            self._rest(seconds)
+            return
+        until = self._pace.clock() + seconds
+        if seconds and self._pace.wait(self._woken, seconds) and not self._anew:
+            now = self._pace.clock()
+            hastened = self._pace.return_seconds * self._pace.random()
+            self._rest(min(until - now, hastened) if self._schedule.hastens(now) else until - now)
+
+    def _rest(self, seconds: float) -> None:
+        if seconds > 0:
+            self._pace.wait(self._stopped, seconds)
 
     def _step(self) -> bool:
         """The one request that is next, list or watch. True where another may follow at once."""
-        self._asked += 1
         if self._version is None and (self._lists_only or self._list_next):
             self._list()
-            if self._asked > 1:
-                return False
-            self._backoff.next()  # the pause that is left out counts
             return True
         return self._watch()
 
     def _failed(self, error: StoreError) -> None:
         if self._stopped.is_set():
             return
+        self.doubt()
         if str(error) != self.trouble:
-            log.warning("watch of %s: %s", self._path, error)
+            log.warning("watch of %s: %s", self.path, error)
         self.trouble = str(error)
 
     def _served(self) -> None:
         if self.trouble is not None:
-            log.info("watch of %s goes on", self._path)
+            log.info("watch of %s goes on", self.path)
         self.trouble = None
 
     def _progressed(self) -> None:
         self._served()
-        self._asked = 0
-        self._backoff.reset()
+        self._schedule.progressed()
 
     def _list(self) -> None:
         def take(raw: msgspec.Raw) -> tuple[Key, Known[T] | None]:
-            return self._understood(wire.metadata(f"list of {self._path}", raw), raw)
+            return self._understood(wire.metadata(f"list of {self.path}", raw), raw)
+
+        def page(path: str, query: Query) -> bytes:
+            body = self._stream.get(path, query)
+            self._touch()
+            return body
 
         # From the server's memory the first time: we have seen nothing yet.
-        listed = listing.listed(
-            self._path, self._select, self._stream.get, take, remembered=not self.syncs
-        )
+        remembered = not self.syncs
+        listed = listing.listed(self.path, self._select, page, take, remembered=remembered)
         self._list_next = False
-        self._sync(listed.found, listed.version)
+        self._sync(listed.found, listed.version, fresh=not remembered)
 
     def _watch(self) -> bool:
-        asked = f"watch of {self._path}"
-        server_seconds = self._pace.watch_seconds * (0.8 + 0.4 * self._pace.random())
-        seconds = server_seconds + self._pace.grace_seconds
+        asked = f"watch of {self.path}"
         began = self._pace.clock()
         initial = self._version is None
+        least_seconds = INITIAL_SECONDS if initial else 1.0
+        asked_seconds = max(self._pace.watch_seconds, least_seconds)
+        server_seconds = max(1, int(asked_seconds * (0.8 + 0.4 * self._pace.random())))
+        seconds = server_seconds + self._pace.grace_seconds
         try:
-            heard = self._follow(self._watch_query(max(1, int(server_seconds))), seconds)
+            goes_on = asked_seconds <= self._pace.watch_seconds
+            heard = self._follow(self._watch_query(server_seconds), seconds, goes_on=goes_on)
         except RejectedError:
             self._lists_only = self._lists_only or initial
             raise
         except StoreError:
             self._list_next = self._version is None
-            if self._healthy_since(began):
-                self._backoff.reset()
+            if self._pace.clock() - began >= HEALTHY_SECONDS:
+                self._schedule.progressed()
             raise
         if self._version is None:
             self._list_next = True
             raise UnreachableError(f"{asked}: ends before all was told")
-        if not self._healthy_since(began):
+        if not goes_on:
+            return True
+        # The server's clock is not ours, and counts whole seconds.
+        if self._pace.clock() - began < min(HEALTHY_SECONDS, server_seconds - 1):
             if not heard:
                 raise UnreachableError(f"{asked}: ends at once")
+            self.doubt()
             return False
+        self._touch()
         self._progressed()
-        if not heard:
-            # So is a watch from a version that the server will only reach one day.
+        if self._pace.clock() - self._heard_at >= SILENT_SECONDS:
+            # It may wait for a version that the server has not reached.
             self._version = None
         return True
 
@@ -205,40 +275,45 @@ class ListWatch(Generic[T]):
             **start,
         }
 
-    def _follow(self, query: Query, seconds: float) -> bool:
-        """Takes in what the server tells until it ends; False when that was nothing."""
+    def _follow(self, query: Query, seconds: float, *, goes_on: bool) -> bool:
+        """Takes in events until the server ends the watch; False when there was none. Without
+        `goes_on` it ends the watch once it has all that exists."""
         heard = False
         initial: list[tuple[Key, Known[T] | None]] | None = None
         if self._version is None:
             initial = []
         lines = self._stream.lines(
-            self._path, query, seconds, silence_seconds=None if initial is not None else seconds
+            self.path, query, seconds, silence_seconds=None if initial is not None else seconds
         )
         if initial is None:
             self._served()
+        self._touch()
         with contextlib.closing(lines):
             if self._anew:
-                raise UnreachableError(f"watch of {self._path}: all is asked for anew")
+                raise UnreachableError(f"watch of {self.path}: it is asked for anew")
             for line in lines:
                 if self._stopped.is_set():
                     break
+                self._touch()
                 event, metadata = self._event(line)
-                heard = True
+                self._heard_at, heard = self._touched_at, True
                 if initial is None:
                     self._heard(event, metadata)
                 elif event.type != "BOOKMARK":
                     initial.append(self._understood(metadata, event.object))
                 elif wire.ends_initial(metadata):
-                    self._sync(initial, metadata.resource_version)
+                    self._sync(initial, metadata.resource_version, fresh=True)
                     initial = None
+                    if not goes_on:
+                        break
                     self._stream.allow_silence(seconds)
         return heard
 
-    def _healthy_since(self, began: float) -> bool:
-        return self._pace.clock() - began >= HEALTHY_SECONDS
+    def _touch(self) -> None:
+        self._touched_at = self._pace.clock()
 
     def _event(self, line: bytes) -> tuple[Event, Metadata]:
-        asked = f"watch of {self._path}"
+        asked = f"watch of {self.path}"
         event = wire.event(asked, line)
         if event.type == "ERROR":
             raise errors.refusal(asked, errors.status_of(bytes(event.object)))
@@ -257,10 +332,14 @@ class ListWatch(Generic[T]):
     def _understood(self, metadata: Metadata, raw: msgspec.Raw) -> tuple[Key, Known[T] | None]:
         return metadata.key, self._mirror.understood(metadata, bytes(raw))
 
-    def _sync(self, found: list[tuple[Key, Known[T] | None]], version: str) -> None:
+    def _sync(self, found: list[tuple[Key, Known[T] | None]], version: str, *, fresh: bool) -> None:
+        """`fresh`: the list has all changes made before the request for it."""
         self._tell(self._mirror.replace(found), first=not self.syncs)
         self._version = version
+        self._heard_at = self._pace.clock()
         self.syncs += 1
+        if fresh:
+            self.shown(self._asked_at_breaks)
         self.synced = True
         self._served()
 
@@ -269,7 +348,7 @@ class ListWatch(Generic[T]):
             self._changed(changes)
 
 
-def _spoils_version(error: KubeError) -> bool:
+def _spoils_version(error: StoreError | None) -> bool:
     """Whether another watch from the same version would end likewise."""
     return isinstance(error, GoneError | MalformedError | RejectedError) or (
         isinstance(error, ServerError) and error.future_version

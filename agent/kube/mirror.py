@@ -1,30 +1,20 @@
-"""What is known of watched objects, and what changes when more is heard."""
+"""The known state of watched objects, and the changes that new events make."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from sys import intern
 from typing import Generic, TypeVar
 
 import msgspec
 
-from agent.kube.objects import Change, ChangeKind, Key
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.kube.objects import Change, ChangeKind, Key, Read
+from agent.model.bounds import JsonError
 from agent.model.objects import ObjectError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-Read = Callable[[bytes], T]
-"""An object's JSON as the value that is kept. Raises JsonError or ObjectError."""
-
-
-def as_type(type_: type[T]) -> Read[T]:
-    """The fields that the type has."""
-    decoder = msgspec.json.Decoder(type_)
-    return lambda text: jsontext.decode(decoder, text)
 
 
 class Metadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -42,7 +32,7 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Known(msgspec.Struct, Generic[T], frozen=True):
-    """One object; `uid` tells it from another of its name."""
+    """One object; `uid` distinguishes it from another of its name."""
 
     uid: str
     version: str
@@ -61,8 +51,8 @@ class Mirror(Generic[T]):
         return {key: known.value for key, known in self._known.copy().items()}
 
     def understood(self, metadata: Metadata, raw: bytes) -> Known[T] | None:
-        """What would be known of one that is there; None: nothing. Changes nothing, so that the
-        bytes of all that is there are never held at once."""
+        """The value of an existing object; None: it has none. Changes nothing, so that the bytes of
+        all objects are never in memory at once."""
         before = self._known.get(metadata.key)
         if before and (before.uid, before.version) == (metadata.uid, metadata.resource_version):
             return before
@@ -74,7 +64,7 @@ class Mirror(Generic[T]):
         return Known(metadata.uid, metadata.resource_version, value)
 
     def replace(self, found: Iterable[tuple[Key, Known[T] | None]]) -> list[Change[T]]:
-        """All that is there, each as it was understood."""
+        """Replaces everything by these values of `understood`."""
         changes: list[Change[T]] = []
         gone = set(self._known)
         for key, known in found:
@@ -85,7 +75,7 @@ class Mirror(Generic[T]):
         return changes
 
     def put(self, metadata: Metadata, raw: bytes) -> list[Change[T]]:
-        """One that is there."""
+        """Adds or replaces one object."""
         return self._take(metadata.key, self.understood(metadata, raw))
 
     def drop(self, key: Key) -> list[Change[T]]:

@@ -1,4 +1,4 @@
-"""Where objects are kept, be it an API server or a folder: the same for who uses it."""
+"""The interface to stored objects: an API server or a folder."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     value: T
 
 
+Read = Callable[[bytes], T]
+"""An object's JSON as the value that is kept of it. Raises JsonError or ObjectError."""
+
 Changed = Callable[[Sequence[Change[T]]], None]
 """Called on the watch's thread: what belongs together, in its order; every change once. The first
 call is for all that is there, be it nothing."""
@@ -45,22 +48,27 @@ class Watch(Protocol[T]):
 
     @property
     def synced(self) -> bool:
-        """Whether all that existed has been told."""
+        """Whether all existing objects were reported."""
         ...
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing can be told now."""
+        """Why the watch fails now."""
+        ...
+
+    @property
+    def age_seconds(self) -> float:
+        """Since the store of the objects answered last."""
         ...
 
     def objects(self) -> dict[Key, T]:
-        """What is there now, as far as it is known."""
+        """The known objects."""
         ...
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """At once, from any thread; nothing is told afterwards."""
+        """Stops at once, from any thread; no change is reported afterwards."""
         ...
 
 
@@ -80,21 +88,21 @@ class Objects(Protocol):
         ...
 
     def apply_status(self, wanted: Object) -> bool:
-        """The same for the status, of an object that is there."""
+        """The same for the status of an existing object."""
         ...
 
     def forget(self, kind: str, name: str) -> None:
-        """Somebody else changed the object: the next apply looks at it."""
+        """Another client changed the object: the next apply reads it."""
         ...
 
     def delete(self, kind: str, name: str) -> bool:
         """False when there was none."""
         ...
 
-    def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> Watch[T]:
-        """The pods of one node, each decoded as `type_`."""
+    def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> Watch[T]:
+        """The pods of one node, each as `read` makes it."""
         ...
 
-    def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> Watch[T]:
+    def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> Watch[T]:
         """The one Node."""
         ...

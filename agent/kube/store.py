@@ -1,8 +1,6 @@
-"""The embedded store of standalone mode: what would go to the API server, as YAML files.
-
-One file an object: `<folder>/<kind in lower case>/<name>.yaml`; pods, which nobody but a person
-puts there, in `pod/<namespace>/<name>.yaml`.
-"""
+"""The embedded store of standalone mode: YAML files instead of the API server. One file for each
+object: `<folder>/<kind in lower case>/<name>.yaml`; pods, which only people add, in
+`pod/<namespace>/<name>.yaml`."""
 
 from __future__ import annotations
 
@@ -21,9 +19,9 @@ from agent.kube.errors import StoreError
 from agent.kube.folderwatch import PERIOD_SECONDS, FolderWatch
 from agent.kube.kinds import kind_named
 from agent.kube.mirror import Metadata
-from agent.kube.objects import Changed, Object
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.kube.objects import Changed, Object, Read
+from agent.model import bounds
+from agent.model.bounds import JsonError
 from agent.model.nodestatus import DOMAIN
 from agent.model.resources import LABEL_PREFIX
 
@@ -34,7 +32,7 @@ class EmbeddedStore:
     """Objects by kind and name; cluster-scoped kinds only."""
 
     def __init__(self, folder: str, *, period_seconds: float = PERIOD_SECONDS) -> None:
-        """A watch looks again after each period."""
+        """A watch reads the folder again after each period."""
         self._folder = folder
         self._period = period_seconds
 
@@ -43,11 +41,9 @@ class EmbeddedStore:
         return _read(f"{kind} {name}", self._path(kind, name))
 
     def apply(self, wanted: Object) -> bool:
-        """Stores the object; False when it is stored like this already. Raises StoreError.
-
-        What others wrote of a Node stays: a Node that can't be read is an error here, while an
-        object that is ours alone is replaced.
-        """
+        """Stores the object; False when it is stored like this already. Raises StoreError. The
+        fields that others wrote to a Node stay: an unreadable Node is an error, while an object of
+        ours alone is replaced."""
         kind, name = wanted["kind"], wanted["metadata"]["name"]
         stored: Object | None = None
         try:
@@ -81,7 +77,7 @@ class EmbeddedStore:
         return kind_named(kind).versions[0]
 
     def forget(self, kind: str, name: str) -> None:
-        """Every apply looks at what is stored."""
+        """Does nothing: every apply reads the stored object."""
 
     def _put(self, wanted: Object, stored: Object | None) -> bool:
         kind, name = wanted["kind"], wanted["metadata"]["name"]
@@ -107,13 +103,13 @@ class EmbeddedStore:
             raise StoreError(f"{kind} {name} in {path}: {error}") from error
         return True
 
-    def watch_pods(self, node_name: str, type_: type[T], changed: Changed[T]) -> FolderWatch[T]:
+    def watch_pods(self, node_name: str, read: Read[T], changed: Changed[T]) -> FolderWatch[T]:
         """Of that node: those whose `spec.nodeName` it is."""
-        return FolderWatch(lambda: self._pods(node_name), type_, changed, self._period)
+        return FolderWatch(lambda: self._pods(node_name), read, changed, self._period)
 
-    def watch_node(self, name: str, type_: type[T], changed: Changed[T]) -> FolderWatch[T]:
+    def watch_node(self, name: str, read: Read[T], changed: Changed[T]) -> FolderWatch[T]:
         """The one Node."""
-        return FolderWatch(lambda: self._one("Node", name), type_, changed, self._period)
+        return FolderWatch(lambda: self._one("Node", name), read, changed, self._period)
 
     def _one(self, kind: str, name: str) -> Iterator[tuple[Metadata, bytes]]:
         if (found := self.get(kind, name)) is not None:
@@ -151,10 +147,10 @@ def _read(what: str, path: str) -> Object | None:
 
 
 def _told(what: str, found: Object) -> tuple[Metadata, bytes]:
-    """As a server would tell it; its content is its version."""
+    """As a server reports it; the content is the version."""
     try:
         text = msgspec.json.encode(found)
-        metadata = jsontext.decode(_object, text).metadata
+        metadata = bounds.decode(_object, text).metadata
     except (TypeError, msgspec.MsgspecError, RecursionError, JsonError) as error:
         raise StoreError(f"{what}: {error}") from error
     version = hashlib.blake2b(text, digest_size=8).hexdigest()
@@ -180,7 +176,7 @@ _SHARED = ("Node",)
 
 
 def _beside_others(stored: Object, wanted: Object) -> Object:
-    """The stored object with our fields as wanted; of its labels all of ours are."""
+    """The stored object with our fields as wanted, and all of its labels of ours."""
     merged = _merged(stored, wanted)
     if ours := wanted["metadata"].get("labels"):
         labels = merged["metadata"]["labels"]

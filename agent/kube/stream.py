@@ -23,8 +23,8 @@ from agent.kube.transport import Query, Transport
 
 
 class Stream:
-    """One connection, kept between requests. One thread asks, any other may close it: that wakes
-    who waits for an answer, and ends the stream for good."""
+    """One connection, kept between requests. One thread sends requests, any other may close it:
+    that ends a pending request and the stream."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -43,9 +43,10 @@ class Stream:
     def lines(
         self, path: str, query: Query, seconds: float, *, silence_seconds: float | None = None
     ) -> Generator[bytes, None, None]:
-        """Returns when the server grants it. Then come the lines of the answer until its end; after
-        `seconds` that is an error, whatever came. So is silence, longer than Limits allow or
-        `silence_seconds`. Who stops before the end closes it. Both raise KubeError, AccessError."""
+        """Returns when the server accepts the request. Then yields the lines of the answer until
+        its end; after `seconds` that is an error, whatever came. So is silence longer than Limits
+        allow or `silence_seconds`. Closing it before the end closes the connection. Both raise
+        KubeError, AccessError."""
         asked = f"GET {path}"
         with self._guarded(asked):
             response = self._ask(path, query)
@@ -99,7 +100,7 @@ class Stream:
     def _guarded(self, asked: str) -> Iterator[None]:
         done = False
         try:
-            with troubles(asked):
+            with self._transport.reachability.reported(), troubles(asked):
                 yield
             done = True
         except KubeError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -15,7 +16,64 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from agent.kube.answers import Answer, Limits, granted, troubles
 from agent.kube.auth import Access
-from agent.kube.errors import UnauthorizedError
+from agent.kube.errors import (
+    KubeError,
+    ServerError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnreachableError,
+)
+
+Listener = Callable[[], None]
+
+
+class Reachability:
+    """A process has one for each server. Every request reports its outcome. A watch that pauses
+    after it got no answer listens: the first answer to any request ends the pauses of all watches.
+    Any thread may call every method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._away = False
+        self._listeners: set[Listener] = set()
+
+    @contextlib.contextmanager
+    def reported(self) -> Iterator[None]:
+        """Around a request. A 429 or a 5xx neither begins an absence of the server nor ends one."""
+        try:
+            yield
+        except UnreachableError:
+            self._away = True
+            raise
+        except (ServerError, TooManyRequestsError):
+            raise
+        except KubeError:
+            self._answered()
+            raise
+        else:
+            self._answered()
+
+    def listen(self, listener: Listener) -> None:
+        """Until `ignore`: the thread whose request gets the first answer after one without an
+        answer calls the listener, which must not block."""
+        with self._lock:
+            self._listeners.add(listener)
+
+    def ignore(self, listener: Listener) -> None:
+        """A listener that does not listen is ignored as well."""
+        with self._lock:
+            self._listeners.discard(listener)
+
+    def _answered(self) -> None:
+        if not self._away:
+            return
+        with self._lock:
+            returned, self._away = self._away, False
+            listeners = tuple(self._listeners)
+        if returned:
+            for each in listeners:
+                each()
+
 
 FIELD_MANAGER: Final = "topolet"
 Query = Mapping[str, str | int]
@@ -38,10 +96,13 @@ class Transport:
         user_agent: str = "topolet",
         limits: Limits | None = None,
         connections: int = 2,
+        reachability: Reachability | None = None,
     ) -> None:
-        """`connections` are kept; more requests at once open others, each for itself."""
+        """`connections` are kept; more requests at once open others, each for itself.
+        `reachability`: shared by all that ask the same server."""
         self.limits = limits or Limits()
         self.access = access
+        self.reachability = reachability or Reachability()
         self._user_agent = user_agent
         self._kept = connections
         self._lock = threading.Lock()
@@ -55,9 +116,9 @@ class Transport:
         return self.request("POST", path, body=wanted).body
 
     def apply(self, path: str, wanted: Any, *, force: bool = True) -> Answer:
-        """Server-side apply: our fields become those of `wanted`, the others' stay. With `force`
-        fields of `wanted` that somebody else owns become ours, else that is a ConflictError.
-        Status 201 means that the object is new."""
+        """Server-side apply: our fields become those of `wanted`, the others' stay. With `force` it
+        takes fields of `wanted` that others own, otherwise that is a ConflictError. Status 201: the
+        object is new."""
         query = {"fieldManager": FIELD_MANAGER, "force": "true" if force else "false"}
         return self.request("PATCH", path, query, wanted, APPLY)
 
@@ -87,7 +148,7 @@ class Transport:
             headers = self.headers()
             if data is not None:
                 headers["Content-Type"] = content_type
-            with troubles(asked):
+            with self.reachability.reported(), troubles(asked):
                 response = self._connections().urlopen(
                     method,
                     self.target(path, query),
@@ -124,7 +185,7 @@ class Transport:
         }
 
     def used_up(self, refused: Mapping[str, str]) -> bool:
-        """After a 401: whether there are no other credentials than those."""
+        """After a 401: whether there are no other credentials."""
         if self.access.headers().get("Authorization") != refused.get("Authorization"):
             return False  # another thread renewed them meanwhile
         return not self.access.renew() or (
@@ -132,7 +193,7 @@ class Transport:
         )
 
     def target(self, path: str, query: Query | None) -> str:
-        """What stands in the request line."""
+        """The target in the request line."""
         prefix = urllib3.util.parse_url(self.access.server).path or ""
         return prefix + path + (f"?{urlencode(query)}" if query else "")
 

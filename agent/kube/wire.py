@@ -8,8 +8,8 @@ import msgspec
 
 from agent.kube.errors import MalformedError
 from agent.kube.mirror import Metadata
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.bounds import JsonError
 
 _INITIAL_END: Final = "k8s.io/initial-events-end"
 
@@ -42,22 +42,22 @@ class _Object(msgspec.Struct, frozen=True):
 def page(asked: str, body: bytes) -> Page:
     """Raises MalformedError, as all here."""
     try:
-        return jsontext.decode(_pages, body)
+        return bounds.decode(_pages, body)
     except JsonError as error:
         raise MalformedError(f"{asked}: {error}") from error
 
 
 def event(asked: str, line: bytes) -> Event:
     try:
-        return jsontext.decode(_events, line)
+        return bounds.decode(_events, line)
     except JsonError as error:
         raise MalformedError(f"{asked}: {error}") from error
 
 
 def metadata(asked: str, text: msgspec.Raw) -> Metadata:
-    """Of an object that has a name and a version, or a version alone."""
+    """The metadata of an object with a name and a version, or with a version alone."""
     try:
-        found = jsontext.decode(_objects, bytes(text)).metadata
+        found = bounds.decode(_objects, bytes(text)).metadata
     except JsonError as error:
         raise MalformedError(f"{asked}: {error}") from error
     if not found.resource_version:
@@ -66,7 +66,7 @@ def metadata(asked: str, text: msgspec.Raw) -> Metadata:
 
 
 def ends_initial(bookmark: Metadata) -> bool:
-    """Whether all that existed has been told (WatchList)."""
+    """Whether all existing objects were reported (WatchList)."""
     return (bookmark.annotations or {}).get(_INITIAL_END) == "true"
 
 

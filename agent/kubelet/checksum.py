@@ -1,5 +1,5 @@
 """The checksum of the kubelet's state files: FNV-1a over what Go's spew prints of the object
-(`%#v`, sorted keys; peers.md §3.8).
+(`%#v`, sorted keys; kubelet: pkg/kubelet/checkpointmanager/checksum/checksum.go, getChecksum).
 
 Rendered are texts without their type: a struct's field is preceded by its Go type, what a map or a
 list holds is not.

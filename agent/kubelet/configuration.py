@@ -96,6 +96,29 @@ def of_object(content: object, source: str) -> KubeletConfiguration:
     return _values(_decoded(content, source), source)
 
 
+def to_object(configuration: KubeletConfiguration) -> dict[str, Any]:
+    """The reverse of `of_object`, without the source."""
+    it = configuration
+    options = {} if it.max_numa_nodes is None else {_MAX_NUMA_NODES: str(it.max_numa_nodes)}
+    said = {
+        "cpuManagerPolicy": it.cpu_manager_policy,
+        "cpuManagerPolicyOptions": it.cpu_manager_options,
+        "topologyManagerPolicy": it.topology_manager_policy,
+        "topologyManagerScope": it.topology_manager_scope,
+        "topologyManagerPolicyOptions": options,
+        "memoryManagerPolicy": it.memory_manager_policy,
+        "reservedMemory": [
+            {"numaNode": node, "limits": {"memory": str(amount)}}
+            for node, amount in sorted(it.reserved_memory_bytes.items())
+        ],
+        "reservedSystemCPUs": str(it.reserved_cpus),
+        "kubeReserved": {"cpu": f"{it.reserved_milli}m"},
+        "cgroupDriver": it.cgroup_driver,
+        "cgroupRoot": it.cgroup_root,
+    }
+    return {name: value for name, value in said.items() if value}
+
+
 def of_command_line(
     words: Sequence[str], content: object | None, source: str
 ) -> KubeletConfiguration:
@@ -157,6 +180,10 @@ def _reserved_memory(text: str, source: str) -> list[_ReservedMemory]:
 
 
 def _values(written: _Object, source: str) -> KubeletConfiguration:
+    try:
+        msgspec.json.encode(written)
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{source}: a value is not UTF-8: {error.object[:60]!r}") from None
     try:
         reserved = CpuSet.parse(written.reserved_system_cpus or "")
     except CpuSetError as error:

@@ -10,11 +10,12 @@ from google.protobuf.message import DecodeError
 
 from agent.allocate.foreign.names import Keys, meaning
 from agent.kubelet.podresources import MAX_REPLY_BYTES, SERVICE
-from agent.model.corrections import ContainerCorrection, Corrections, OwnDevice
 from agent.model.holding import Grant, Source
+from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice
+from agent.model.verdict import Code
 from agent.proto import podresources_pb2 as pb
 from agent.rpc.channel import Channel
-from agent.rpc.grpc import Code, RpcError
+from agent.rpc.grpc import RpcError
 
 METHODS: Final = ("List", "GetAllocatableResources", "Get")
 ANSWER_SECONDS: Final = 10.0
@@ -41,7 +42,7 @@ class CorrectedLister:
         """The reply's message. Raises RpcError."""
         known = self._known()
         if known is None:
-            raise RpcError(Code.UNAVAILABLE, "the agent has not looked at this node yet")
+            raise RpcError(Code.UNAVAILABLE, "the agent did not complete its first pass yet")
         reply = self._channel.call(f"/{SERVICE}/{method}", request, ANSWER_SECONDS)
         return corrected(method, reply, *known)
 

@@ -1,4 +1,5 @@
-"""The kubelet's cpu_manager_state file (peers.md §3.8): which CPUs its static policy gave away.
+"""The kubelet's cpu_manager_state file: which CPUs its static policy gave away (kubelet:
+pkg/kubelet/cm/cpumanager/state/checkpoint.go).
 
 Version 1 has CPUs by container id, 2 by pod uid and container name, 3 those of whole pods too; 4
 has all of it a second time as a JSON text, and that one counts.
@@ -71,8 +72,8 @@ def read(path: str) -> CpuManagerState:
 
 @functools.lru_cache(maxsize=1)  # the agent looks often, the kubelet seldom writes
 def decode(raw: bytes) -> CpuManagerState:
-    """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
-    told in `checked`."""
+    """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
+    checksum."""
     outer = statefile.parse(raw)
     unwrapped = statefile.unwrap(outer)
     content, checked = unwrapped or (outer, Checked.UNKNOWN)
@@ -122,8 +123,8 @@ def encode(state: CpuManagerState) -> bytes:
 
 
 def _forms(content: dict[str, Any]) -> Iterator[tuple[int, int]]:
-    """The versions that this content may be, with their checksums, likeliest first: without any
-    entries several look alike, and version 2 was written under two type names."""
+    """The versions that this content may have, with their checksums, likeliest first: without
+    entries several are alike, and version 2 was written under two type names."""
     by_pod, by_id = _split(content)
     unreadable: list[str] = []
     pods = _readable(_pod_texts(content), "podEntries", unreadable)

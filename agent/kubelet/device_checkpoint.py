@@ -1,4 +1,5 @@
-"""The kubelet's device checkpoint (peers.md §3.8): which devices its plugins gave to containers.
+"""The kubelet's device checkpoint: which devices its plugins gave to containers (kubelet:
+pkg/kubelet/cm/devicemanager/checkpoint/checkpoint.go).
 
 Only `Data` is covered by the checksum.
 """
@@ -36,11 +37,9 @@ class DeviceEntry(msgspec.Struct, frozen=True):
 
 
 class DeviceCheckpoint(msgspec.Struct, frozen=True):
-    """`registered`: device ids by resource. `boot_id` is empty where the kubelet wrote none.
-
-    Version 1 had device ids without NUMA nodes, and they are below NO_NODE here; `version` is None
-    of an unknown one. `problems` name what could not be read; all else is used.
-    """
+    """`registered`: device ids by resource. `boot_id` is empty when the kubelet wrote none. Version
+    1 has device ids without NUMA nodes, which are under NO_NODE here; `version` None: unknown.
+    `problems` name what could not be read; the rest is used."""
 
     entries: tuple[DeviceEntry, ...] = ()
     registered: dict[str, tuple[str, ...]] = {}
@@ -73,8 +72,8 @@ def read(path: str) -> DeviceCheckpoint:
 
 
 def decode(raw: bytes) -> DeviceCheckpoint:
-    """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
-    told in `checked`."""
+    """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
+    checksum."""
     outer = statefile.parse(raw)
     data = statefile.member(outer, "Data", dict, None)
     if data is None:

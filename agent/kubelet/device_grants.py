@@ -1,19 +1,51 @@
-"""The kubelet's device checkpoint as grants: what plugins gave to which container."""
+"""The kubelet's device checkpoint as grants: which devices its plugins gave to which container. The
+ids name the devices; the answer of the plugin (v1beta1 ContainerAllocateResponse) adds the carriers
+of ids that name none."""
 
 from __future__ import annotations
 
-from agent.allocate.foreign import carriers
-from agent.kubelet import device_answer
+from collections.abc import Iterator
+from typing import Final
+
+from agent.allocate.foreign import grants
+from agent.allocate.foreign.grants import Carriers
+from agent.hooks import wire
 from agent.kubelet.device_checkpoint import DeviceCheckpoint, DeviceEntry
 from agent.model.holding import Grant, Source
 
+_ENVIRONMENT: Final = 1
+_MOUNTS: Final = 2
+_DEVICES: Final = 3
+_ANNOTATIONS: Final = 4
+_CDI_DEVICES: Final = 5
+_CONTAINER_PATH: Final = 1
+_HOST_PATH: Final = 2
+_NAME: Final = 1
 
-def grants(
+
+def carriers(answer: bytes) -> Carriers:
+    """Raises ValueError for bytes that are not such a message."""
+    return Carriers(
+        environment=tuple(wire.string_map(answer, _ENVIRONMENT).items()),
+        cdi_devices=tuple(wire.text(each, _NAME) for each in _messages(answer, _CDI_DEVICES)),
+        annotations=tuple(wire.string_map(answer, _ANNOTATIONS).items()),
+        mounts=tuple(wire.text(each, _CONTAINER_PATH) for each in _messages(answer, _MOUNTS)),
+        nodes=tuple(wire.text(each, _HOST_PATH) for each in _messages(answer, _DEVICES)),
+    )
+
+
+def _messages(answer: bytes, wanted: int) -> Iterator[bytes]:
+    for field, kind, payload in wire.fields(answer):
+        if (field, kind) == (wanted, wire.BYTES):
+            yield payload
+
+
+def of_checkpoint(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
 ) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
-    """The grants, and problems. The ids say what was given; the plugin's answer tells more only of
-    ids that mean nothing. After a reboot (`boot_id`: of this one) a kubelet still gives a pod what
-    it had, so entries of the one before count for pods that are still to run here."""
+    """The grants, and problems. The ids name the devices; the plugin's answer adds the carriers of
+    ids without a meaning. After a reboot (`boot_id`: of this boot) a kubelet still gives a pod its
+    devices, so entries of the last boot count for pods that will run again."""
     found: list[Grant] = []
     problems = list(checkpoint.problems)
     if boot_id and checkpoint.boot_id and checkpoint.boot_id != boot_id:
@@ -29,8 +61,8 @@ def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[Grant, ...]:
     if not entry.answer:
         return ()
     try:
-        answered = device_answer.carriers(entry.answer)
+        answered = carriers(entry.answer)
     except ValueError as error:
         problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
         return ()
-    return carriers.grants(entry.uid, entry.container, answered, Source.ANSWER)
+    return grants.of_carriers(entry.uid, entry.container, answered, Source.ANSWER)

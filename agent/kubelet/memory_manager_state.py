@@ -1,9 +1,6 @@
-"""The kubelet's memory_manager_state file (peers.md §3.8): what memory of which NUMA nodes its
-static policy gave away.
-
-Version 1 has the memory of containers, 2 that of whole pods too; 3 has all of it a second time as a
-JSON text, and that one counts.
-"""
+"""The kubelet's memory_manager_state file: the memory of NUMA nodes that its static policy gave
+away (kubelet: pkg/kubelet/cm/memorymanager/state/checkpoint.go). Version 1 has the memory of
+containers, 2 that of whole pods too; 3 repeats all of it as a JSON text, which counts."""
 
 from __future__ import annotations
 
@@ -98,8 +95,8 @@ def read(path: str) -> MemoryManagerState:
 
 
 def decode(raw: bytes) -> MemoryManagerState:
-    """Raises StateFileError for a text that is torn or of an unknown shape; a wrong checksum is
-    told in `checked`."""
+    """Raises StateFileError for a torn text or an unknown format; `checked` reports a wrong
+    checksum."""
     outer = statefile.parse(raw)
     unwrapped = statefile.unwrap(outer)
     content, checked = unwrapped or (outer, Checked.UNKNOWN)
@@ -127,8 +124,8 @@ def decode(raw: bytes) -> MemoryManagerState:
 
 
 def _forms(state: MemoryManagerState) -> Iterator[tuple[int, int]]:
-    """The versions that this state may be, with their checksums, likeliest first: without entries
-    of pods two look alike, and each was written under two type names."""
+    """The versions that this state may have, with their checksums, likeliest first: without entries
+    of pods two are alike, and each was written under two type names."""
     head = (
         ("PolicyName", "string", state.policy),
         ("MachineState", "state.NUMANodeMap", checksum.mapping(state.machine, _node)),

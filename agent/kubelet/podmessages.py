@@ -1,4 +1,5 @@
-"""The messages of the PodResources API as values; what can't be true is refused by name."""
+"""The messages of the PodResources API as values; the error for an impossible value names its
+field."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ MAX_SIZE_BYTES: Final = (1 << 63) - 1
 """The largest amount that Kubernetes can write."""
 
 _NO_NODE: Final = -1
-"""The kernel's word for none, which some device plugins hand on (devices.md §3.6)."""
+"""The number that the kernel gives for no NUMA node (Documentation/ABI/testing/sysfs-bus-pci,
+numa_node), which some device plugins hand on."""
 
 
 class FieldError(ValueError):

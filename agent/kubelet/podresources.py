@@ -11,12 +11,14 @@ from google.protobuf.message import DecodeError, Message
 from agent.kubelet import podmessages
 from agent.kubelet.podmessages import FieldError
 from agent.model.podresources import Allocatable, PodResources
+from agent.model.verdict import Code
 from agent.proto import podresources_pb2 as pb
 from agent.rpc.channel import Channel
-from agent.rpc.grpc import NO_ANSWER, Code, RpcError
+from agent.rpc.grpc import NO_ANSWER, RpcError
 
 MAX_REPLY_BYTES: Final = 16 << 20
-"""More than any node's pods need, and what other clients take (peers.md §1.5)."""
+"""More than any node's pods need, and the limit of other clients (resource-topology-exporter:
+pkg/podres/client.go, DefaultMaxMsgSize)."""
 
 SERVICE: Final = "v1.PodResourcesLister"
 
@@ -35,7 +37,7 @@ class PodResourcesError(Exception):
 
 
 class NobodyAnswersError(PodResourcesError):
-    """There is no kubelet, it is starting, or it does not answer in time."""
+    """The kubelet does not run, is starting, or does not answer in time."""
 
 
 class NotServedError(PodResourcesError):

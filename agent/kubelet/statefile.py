@@ -9,8 +9,8 @@ import msgspec
 
 from agent.kubelet import checksum
 from agent.kubelet.checksum import Checked
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.bounds import JsonError
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Any])
 
@@ -63,14 +63,14 @@ def load(path: str) -> bytes | None:
 def parse(text: bytes | str) -> dict[str, Any]:
     """Raises StateFileError."""
     try:
-        return jsontext.decode(_OBJECT, text)
+        return bounds.decode(_OBJECT, text)
     except JsonError as error:
         raise StateFileError(str(error)) from None
 
 
 def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
-    """The content of `data`, a JSON text that its own checksum covers; None where there is none.
-    What stands beside it is for kubelets that don't know `data`. Raises StateFileError."""
+    """The content of `data`, a JSON text with its own checksum; None without it. The other fields
+    are for kubelets that don't know `data`. Raises StateFileError."""
     if "data" not in outer:
         return None
     data = member(outer, "data", str, "")
@@ -82,8 +82,9 @@ def unwrap(outer: dict[str, Any]) -> tuple[dict[str, Any], Checked] | None:
 
 
 def judge(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, Checked]:
-    """The version of a content and what its checksum says. `forms` are the versions that it may be
-    with their checksums, likeliest first; none: nothing can be said. A kubelet does not check 0."""
+    """The version of a content and the state of its checksum. `forms` are its possible versions
+    with their checksums, likeliest first; without any the version is unknown. A kubelet does not
+    check 0."""
     first = None
     for version, computed in forms:
         if recorded and computed == recorded:
@@ -95,13 +96,13 @@ def judge(recorded: int, forms: Iterable[tuple[int, int]]) -> tuple[int | None, 
 
 
 def number(content: dict[str, Any], name: str) -> int:
-    """A checksum; 0 where it is absent. Raises StateFileError."""
+    """A checksum; 0 when absent. Raises StateFileError."""
     value: int = member(content, name, int, 0)
     return value
 
 
 def member(content: dict[str, Any], name: str, kind: type, default: Any) -> Any:
-    """A field of a JSON object; the default where it is absent or null. Raises StateFileError."""
+    """A field of a JSON object; the default when absent or null. Raises StateFileError."""
     value = content.get(name)
     if value is None:
         return default

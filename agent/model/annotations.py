@@ -3,14 +3,15 @@ said otherwise)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from agent.model import jsontext
+from agent.model import bounds
+from agent.model.bounds import JsonError
 from agent.model.cpuset import CpuSet, CpuSetError
-from agent.model.jsontext import JsonError
 from agent.model.quantities import Quantity, QuantityError, cpu, milli, whole
 
 RESOURCE_STATUS = "scheduling.koordinator.sh/resource-status"
@@ -30,20 +31,32 @@ class AnnotationError(ValueError):
     """An annotation that can't be understood; `key` names it, the text says why."""
 
     def __init__(self, key: str, reason: str) -> None:
+        reason = bounds.reason(reason)
         super().__init__(f"annotation {key}: {reason}")
         self.key = key
         self.reason = reason
 
 
+def text_of(annotations: Mapping[str, str], key: str, most_bytes: int) -> str:
+    """The annotation, "" when absent. Raises AnnotationError when it is too long."""
+    text = annotations.get(key, "")
+    if why := bounds.excess(text, most_bytes):
+        raise AnnotationError(key, why)
+    return text
+
+
 def decoded(
-    annotations: Mapping[str, str], key: str, decoder: msgspec.json.Decoder[_Value | None]
+    annotations: Mapping[str, str],
+    key: str,
+    decoder: msgspec.json.Decoder[_Value | None],
+    most_bytes: int = bounds.POD_VALUE_BYTES,
 ) -> _Value | None:
-    """None where it is absent, empty or null. Raises AnnotationError."""
-    text = annotations.get(key)
+    """None when absent, empty or null. Raises AnnotationError."""
+    text = text_of(annotations, key, most_bytes)
     if not text:
         return None
     try:
-        return jsontext.decode(decoder, text)
+        return bounds.decode(decoder, text)
     except JsonError as error:
         raise AnnotationError(key, str(error)) from None
 
@@ -60,7 +73,7 @@ class NumaNodeResources(msgspec.Struct, frozen=True):
     """What a pod got of one NUMA node; quantities as Kubernetes writes them."""
 
     node: int
-    resources: dict[str, Quantity] = {}
+    resources: Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] = {}
 
 
 class SharedPool(msgspec.Struct, frozen=True):
@@ -74,8 +87,12 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
     """What the scheduler decided: own CPUs (Linux list), NUMA nodes to share."""
 
     cpuset: str = ""
-    numa_node_resources: tuple[NumaNodeResources, ...] = ()
-    cpu_shared_pools: tuple[SharedPool, ...] = ()
+    numa_node_resources: Annotated[
+        tuple[NumaNodeResources, ...], msgspec.Meta(max_length=bounds.MOST_NODES)
+    ] = ()
+    cpu_shared_pools: Annotated[
+        tuple[SharedPool, ...], msgspec.Meta(max_length=bounds.MOST_NODES)
+    ] = ()
 
     def cpus(self) -> CpuSet:
         """The pod's own CPUs, empty when it has none. Raises AnnotationError."""
@@ -110,31 +127,71 @@ class ResourceStatus(msgspec.Struct, frozen=True, rename="camel"):
 def status_text(cpus: CpuSet, amounts: Mapping[int, Mapping[str, int]]) -> str:
     """The resource-status that reads back as these CPUs and amounts (as of `amounts()`)."""
     parts = [
-        {"node": node, "resources": {name: _text(name, of[name]) for name in sorted(of)}}
+        {"node": node, _RESOURCES: {name: _text(name, of[name]) for name in sorted(of)}}
         for node, of in sorted(amounts.items())
     ]
     status: dict[str, object] = {}
     if cpus:
         status["cpuset"] = str(cpus)
     if parts:
-        status["numaNodeResources"] = parts
+        status[_NODES] = parts
     return msgspec.json.encode(status).decode()
+
+
+def with_cpus(text: str, cpus: CpuSet, node_of: Mapping[int, int]) -> str:
+    """A resource-status with other CPUs than its scheduler chose; `node_of`: the NUMA node of each
+    CPU. Its numbers of CPU by NUMA node follow the CPUs. All other resources follow them where they
+    were on one node and the CPUs are on one again. Unknown fields stay. Raises AnnotationError."""
+    texts = {RESOURCE_STATUS: text}
+    before = resource_status(texts)
+    fields = decoded(texts, RESOURCE_STATUS, _object_decoder, bounds.POD_TEXT_BYTES) or {}
+    fields["cpuset"] = str(cpus)
+    if any("cpu" in each.resources for each in before.numa_node_resources):
+        fields[_NODES] = _moved(fields[_NODES], cpus, node_of)
+    return msgspec.json.encode(fields).decode()
 
 
 _CPU_RESOURCES = ("cpu", "kubernetes.io/batch-cpu")
 _NO_STATUS = ResourceStatus()
+_NODES = "numaNodeResources"
+_RESOURCES = "resources"
 _status_decoder = msgspec.json.Decoder(ResourceStatus | None)
+_object_decoder = msgspec.json.Decoder(dict[str, Any] | None)
 
 
 def resource_status(annotations: Mapping[str, str]) -> ResourceStatus:
     """The decoded resource-status, an empty one where the pod has none. Raises AnnotationError."""
-    return decoded(annotations, RESOURCE_STATUS, _status_decoder) or _NO_STATUS
+    return (
+        decoded(annotations, RESOURCE_STATUS, _status_decoder, bounds.POD_TEXT_BYTES) or _NO_STATUS
+    )
 
 
 def shared_containers(annotations: Mapping[str, str]) -> tuple[str, ...]:
-    """The containers that stay on the shared pool (side-cars) while their pod owns CPUs, sorted."""
-    names = annotations.get(SHARED_CONTAINERS, "").split(",")
-    return tuple(sorted({name.strip() for name in names} - {""}))
+    """The containers that stay on the shared pool (side-cars) while their pod owns CPUs, sorted.
+    Raises AnnotationError."""
+    text = text_of(annotations, SHARED_CONTAINERS, bounds.POD_VALUE_BYTES)
+    found = {name.strip() for name in text.split(",")} - {""}
+    if len(found) > bounds.MOST_CONTAINERS:
+        why = f"names {len(found)} containers: {bounds.MOST_CONTAINERS} are the most"
+        raise AnnotationError(SHARED_CONTAINERS, why)
+    return tuple(sorted(found))
+
+
+def _moved(
+    entries: list[dict[str, Any]], cpus: CpuSet, node_of: Mapping[int, int]
+) -> list[dict[str, Any]]:
+    counts = Counter(node_of[each] for each in cpus if each in node_of)
+    by_node: dict[int, dict[str, Any]] = {}
+    for entry in entries:
+        home = next(iter(counts)) if len(counts) == len(entries) == 1 else entry["node"]
+        moved = by_node.setdefault(home, {**entry, "node": home, _RESOURCES: {}})
+        moved[_RESOURCES] |= entry.get(_RESOURCES) or {}
+    for entry in by_node.values():
+        entry[_RESOURCES].pop("cpu", None)
+    for node, count in counts.items():
+        entry = by_node.setdefault(node, {"node": node, _RESOURCES: {}})
+        entry[_RESOURCES] = {"cpu": cpu(1000 * count), **entry[_RESOURCES]}
+    return [by_node[node] for node in sorted(by_node) if by_node[node][_RESOURCES]]
 
 
 def _text(name: str, amount: int) -> str:

@@ -1,7 +1,8 @@
-"""The NUMA nodes of a machine with what pods have left of them (rules: peers.md §1.5).
+"""The NUMA nodes of a machine with what pods have left of them.
 
-Where the reference producer differs: a pod's memory counts on each NUMA node for the part that it
-has there, not in full on all of them, and only CPUs that pods own count as held.
+The rules are those of resource-topology-exporter (pkg/resourcemonitor/resourcemonitor.go, Scan),
+with two differences: a pod's memory counts on each NUMA node for the part that it has there, not in
+full on all of them, and only CPUs that pods own count as held.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from agent.model.topology import NumaNode, Topology
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What one pod holds: CPUs of its own, and amounts by NUMA node and resource (bytes, or how
-    many devices; `cpu` is a share of a pool and is not counted). A pod counts until the runtime has
-    let go of it."""
+    """The resources of one pod: its own CPUs, and amounts by NUMA node and resource (bytes, or a
+    number of devices; `cpu` is a share of a pool and not counted). A pod counts until the runtime
+    has removed it."""
 
     cpus: CpuSet = EMPTY
     amounts: Mapping[int, Mapping[str, int]] = {}

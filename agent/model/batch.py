@@ -1,19 +1,19 @@
 """What the containers of a batch pod ask for and are held to (annotation extended-resource-spec).
 
 Kubernetes knows such pods as BestEffort, so their cgroups say nothing of it. Koordinator's webhook
-copies the amounts of the two batch resources here, by container (koordinator.md §1.2, §1.4).
+copies the amounts of the two batch resources here, by container
+(pkg/webhook/pod/mutating/extended_resource_spec.go, mutateByExtendedResources).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, AnnotationError, decoded
 from agent.model.quantities import Quantity, QuantityError, whole
 
 CPU_NAMES: Final = ("kubernetes.io/batch-cpu", "koordinator.sh/batch-cpu")
@@ -34,28 +34,28 @@ class BatchResources(msgspec.Struct, frozen=True):
     memory_limit_bytes: int | None = None
 
 
+_Resources = Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)]
+
+
 class _Amounts(msgspec.Struct, frozen=True):
-    requests: dict[str, Quantity] | None = None
-    limits: dict[str, Quantity] | None = None
+    requests: _Resources | None = None
+    limits: _Resources | None = None
 
 
 class _Spec(msgspec.Struct, frozen=True):
-    containers: dict[str, _Amounts | None] | None = None
+    containers: (
+        Annotated[dict[str, _Amounts | None], msgspec.Meta(max_length=bounds.MOST_CONTAINERS)]
+        | None
+    ) = None
 
 
 _decoder: Final = msgspec.json.Decoder(_Spec | None)
 
 
 def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]:
-    """By container name; empty for a pod that is no batch pod. Raises AnnotationError that names
+    """By container name; empty for a pod without batch resources. Raises AnnotationError that names
     the container and the resource."""
-    text = annotations.get(EXTENDED_RESOURCE_SPEC)
-    if not text:
-        return {}
-    try:
-        spec = jsontext.decode(_decoder, text)
-    except JsonError as error:
-        raise AnnotationError(EXTENDED_RESOURCE_SPEC, str(error)) from None
+    spec = decoded(annotations, EXTENDED_RESOURCE_SPEC, _decoder, bounds.POD_LIST_BYTES)
     containers = (spec and spec.containers) or {}
     return {name: _container(name, each or _Amounts()) for name, each in containers.items()}
 

@@ -1,21 +1,18 @@
-"""Devices that pods hold without a scheduler's annotation, as the Device object says it.
-
-Key and shape are those of the proposal for fine-grained device scheduling (which writes
-`gpu-checkpoints` too). A device is named as the object names it; a part of it stands behind `::`,
-but for virtual functions, which have addresses of their own there.
-"""
+"""Devices that pods hold without an annotation of a scheduler, in an annotation of the Device
+object. Key and format are those of the fine-grained device scheduling proposal (which writes
+`gpu-checkpoints` too). A device has the name that the object gives it, with its part after `::`,
+except for virtual functions, which have addresses of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
+from agent.model import bounds
+from agent.model.annotations import decoded
 from agent.model.holding import Form, Grant, Holding, Source
-from agent.model.jsontext import JsonError
 
 DEVICES_CHECKPOINTS: Final = "node.koordinator.sh/devices-checkpoints"
 
@@ -28,7 +25,7 @@ class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 def encode(holdings: Iterable[Holding]) -> dict[str, str]:
-    """The annotation, none where nothing is held; what is open to all is not held."""
+    """The annotation; none without held devices. A device that everybody may open is not held."""
     ids: dict[tuple[str, str, str], set[str]] = {}
     for each in holdings:
         if each.device and each.form is not Form.OPEN:
@@ -38,12 +35,8 @@ def encode(holdings: Iterable[Holding]) -> dict[str, str]:
 
 
 def decode(annotations: Mapping[str, str]) -> tuple[Grant, ...]:
-    """Of a Device, whoever wrote it. Raises AnnotationError."""
-    text = annotations.get(DEVICES_CHECKPOINTS)
-    try:
-        entries = (jsontext.decode(_decoder, text) if text else None) or ()
-    except JsonError as error:
-        raise AnnotationError(DEVICES_CHECKPOINTS, str(error)) from None
+    """The annotation of a Device object. Raises AnnotationError."""
+    entries = decoded(annotations, DEVICES_CHECKPOINTS, _decoder, bounds.OBJECT_LIST_BYTES) or ()
     return tuple(
         Grant(
             each.pod_uid,
@@ -62,4 +55,6 @@ def _name(holding: Holding) -> str:
     return f"{holding.device}::{holding.part}" if holding.part else holding.device
 
 
-_decoder: Final = msgspec.json.Decoder(tuple[_Entry, ...] | None)
+_decoder: Final = msgspec.json.Decoder(
+    Annotated[tuple[_Entry, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
+)

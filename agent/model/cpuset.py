@@ -15,7 +15,7 @@ MAX_ID: Final = 65_535
 
 
 class CpuSetError(ValueError):
-    """A text that is no CPU list or mask; the message quotes the text and the faulty part."""
+    """An invalid CPU list or mask; the message quotes the text and the faulty part."""
 
 
 @final
@@ -178,9 +178,12 @@ def _parse_part(part: str, text: str) -> int:
     size = _number(size_text, part, text) if slash else 0
     if not dash or not 1 <= used <= size:
         raise CpuSetError(f"CPU list {_quote(text)}: {_quote(part)} is no range with used/group")
-    return sum(
-        (1 << min(start + used, last + 1)) - (1 << start) for start in range(first, last + 1, size)
-    )
+    length = last - first + 1
+    mask = (1 << used) - 1
+    while size < length:
+        mask |= mask << size
+        size *= 2
+    return (mask & ((1 << length) - 1)) << first
 
 
 def _short_words(stripped: str, text: str) -> int:

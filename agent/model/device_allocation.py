@@ -1,4 +1,5 @@
-"""The devices that a scheduler gave a pod (annotation device-allocated, koordinator.md §1.2)."""
+"""The devices that a scheduler gave a pod: annotation device-allocated (Koordinator:
+apis/extension/device_share.go, DeviceAllocations)."""
 
 from __future__ import annotations
 
@@ -7,10 +8,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
+from agent.model import bounds
+from agent.model.annotations import AnnotationError, decoded
 from agent.model.devices import Device
-from agent.model.jsontext import JsonError
 from agent.model.quantities import Quantity, QuantityError, whole
 
 DEVICE_ALLOCATED: Final = "scheduling.koordinator.sh/device-allocated"
@@ -22,8 +22,8 @@ Holdings = dict[tuple[str, int], dict[str, int]]
 
 
 class Given(msgspec.Struct, frozen=True):
-    """One device of a pod, or a part of it. `id`: its name for life, "" where whoever wrote it said
-    but its minor. `functions`: the bus ids of its virtual functions that are given in its place."""
+    """One device of a pod, or a part of it. `id`: its permanent name, "" when the annotation has
+    the minor only. `functions`: the bus ids of its virtual functions that are allocated instead."""
 
     minor: int
     id: str = ""
@@ -53,7 +53,7 @@ def given(annotations: Mapping[str, str]) -> dict[str, tuple[Given, ...]]:
 
 
 def allocated(annotations: Mapping[str, str]) -> Holdings:
-    """What one pod holds, nothing where it was given none; negative amounts are none. Raises
+    """The devices of one pod, none without an allocation; negative amounts count as none. Raises
     AnnotationError."""
     return amounts(given(annotations))
 
@@ -70,8 +70,8 @@ def amounts(given: GivenDevices) -> Holdings:
 
 
 def renumbered(given: GivenDevices, devices: Iterable[Device]) -> GivenDevices:
-    """With the minors that the devices have now: a GPU may have another one after a boot, and who
-    wrote the annotation said which device it is."""
+    """With the current minors of the devices: a GPU may have another one after a boot, and the
+    annotation names the device."""
     now = {(each.type, each.uuid): each.minor for each in devices}
     return {
         kind: tuple(
@@ -133,8 +133,7 @@ def functions_together(held: Iterable[VirtualFunctions]) -> VirtualFunctions:
     return sets
 
 
-_MOST: Final = 1024
-"""Of a type, and virtual functions of a device: more than a node has."""
+_MOST_DEVICES: Final = msgspec.Meta(max_length=bounds.MOST_DEVICES)
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -142,7 +141,7 @@ class _Function(msgspec.Struct, frozen=True):
 
 
 class _Extension(msgspec.Struct, frozen=True):
-    vfs: Annotated[tuple[_Function, ...], msgspec.Meta(max_length=_MOST)] | None = None
+    vfs: Annotated[tuple[_Function, ...], _MOST_DEVICES] | None = None
 
 
 _NO_EXTENSION: Final = _Extension()
@@ -151,22 +150,21 @@ _NO_EXTENSION: Final = _Extension()
 class _Allocation(msgspec.Struct, frozen=True):
     minor: int
     id: str = ""
-    resources: dict[str, Quantity] | None = None
+    resources: (
+        Annotated[dict[str, Quantity], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+    ) = None
     extension: _Extension | None = None
 
 
-_ByType = dict[str, Annotated[tuple[_Allocation, ...], msgspec.Meta(max_length=_MOST)] | None]
+_ByType = Annotated[
+    dict[str, Annotated[tuple[_Allocation, ...], _MOST_DEVICES] | None],
+    msgspec.Meta(max_length=bounds.MOST_RESOURCES),
+]
 _decoder: Final = msgspec.json.Decoder(_ByType | None)
 
 
 def _by_type(annotations: Mapping[str, str]) -> _ByType:
-    text = annotations.get(DEVICE_ALLOCATED)
-    if not text:
-        return {}
-    try:
-        return jsontext.decode(_decoder, text) or {}
-    except JsonError as error:
-        raise AnnotationError(DEVICE_ALLOCATED, str(error)) from None
+    return decoded(annotations, DEVICE_ALLOCATED, _decoder, bounds.POD_LIST_BYTES) or {}
 
 
 def _amounts(where: str, device: _Allocation) -> dict[str, int]:

@@ -1,4 +1,5 @@
-"""What a pod's annotations say of how its devices should be chosen (koordinator.md §1.2)."""
+"""How a pod's annotations ask for its devices to be chosen (Koordinator:
+apis/extension/device_share.go)."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from typing import Final
 import msgspec
 
 from agent.model.annotations import AnnotationError, decoded
+from agent.model.objects import LabelSelector
 from agent.model.quantities import Quantity, QuantityError, whole
-from agent.model.selectors import LabelSelector
 
 DEVICE_ALLOCATE_HINT: Final = "scheduling.koordinator.sh/device-allocate-hint"
 DEVICE_JOINT_ALLOCATE: Final = "scheduling.koordinator.sh/device-joint-allocate"
@@ -83,7 +84,7 @@ class PartitionSpec(msgspec.Struct, frozen=True):
 
 
 class DeviceWishes(msgspec.Struct, frozen=True):
-    """By device type where it says so; nothing said is no wish."""
+    """By device type; without an entry there is no preference."""
 
     hints: dict[str, Hint] = {}
     joint: Joint | None = None

@@ -31,8 +31,8 @@ class OtherFiles(msgspec.Struct, frozen=True):
 
 
 class DeviceFiles(msgspec.Struct, frozen=True):
-    """All of a node. `cards` None: there are some, and their driver has not told them yet.
-    `common`: by type, the nodes that every user needs beside its device's own
+    """All devices of a node. `cards` None: there are some, and their driver has not listed them
+    yet. `common`: by type, the nodes that every user needs in addition to those of its device
     (/dev/infiniband/rdma_cm)."""
 
     cards: tuple[CardFiles, ...] | None = ()

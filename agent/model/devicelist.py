@@ -1,7 +1,5 @@
-"""All devices of a node as the Device object has them, from what each source found.
-
-Numbers and times go on from what was published: it is all the memory that there is.
-"""
+"""All devices of a node as the Device object has them, from the devices that each source found.
+Numbers and times continue from the published object: there is no other memory of them."""
 
 from __future__ import annotations
 
@@ -13,13 +11,12 @@ import msgspec
 from agent.model import deviceobject, interconnect, minors, nodestatus
 from agent.model.annotations import AnnotationError
 from agent.model.devices import Device, DeviceType
-from agent.model.fpga import Fpga
 from agent.model.functiondevices import fpga_devices, rdma_devices
 from agent.model.gpus import GpuPair
 from agent.model.interconnect import Interconnect
 from agent.model.minors import Minors
 from agent.model.nodestatus import GpuFacts
-from agent.model.pci import Function, address_key
+from agent.model.pci import Fpga, Function, address_key
 from agent.model.rdma import RdmaDevice
 
 _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
@@ -53,8 +50,8 @@ class DeviceList(msgspec.Struct, frozen=True):
 
 
 def published(body: object) -> tuple[Published, tuple[str, ...]]:
-    """Of a Device object, and problems; numbers that can't be read are those of its devices alone,
-    and links that can't be are none. Raises ObjectError."""
+    """The devices of a Device object, and problems. Without readable numbers those of its devices
+    count, without readable links there are none. Raises ObjectError."""
     devices = deviceobject.decode(body)
     metadata = body.get("metadata") if isinstance(body, dict) else None
     annotations, labels = (

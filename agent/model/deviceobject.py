@@ -1,4 +1,5 @@
-"""The Device object of a node: what the scheduler shares out (koordinator.md §1.6)."""
+"""The Device object of a node: what the scheduler shares out (Koordinator:
+apis/scheduling/v1alpha1/device_types.go)."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class DeviceObject(msgspec.Struct, frozen=True):
 
 
 def read(body: object) -> DeviceObject:
-    """Whoever wrote it. Raises ObjectError."""
+    """Any writer's object. Raises ObjectError."""
     raw = converted(body, KIND, _Raw)
     metadata = raw.metadata
     devices = tuple(
@@ -59,7 +60,7 @@ def read(body: object) -> DeviceObject:
 
 
 def decode(body: object) -> tuple[Device, ...]:
-    """Its devices alone. Raises ObjectError."""
+    """The devices of an object. Raises ObjectError."""
     return read(body).devices
 
 

@@ -1,8 +1,6 @@
-"""Which files reach the devices that were found on a node.
-
-NVIDIA's cards have /dev/nvidiaMINOR; a MIG instance has beside its card's two capabilities, whose
-numbers the driver tells in /proc/driver/nvidia-caps/mig-minors.
-"""
+"""The files of a node's devices. NVIDIA's cards have /dev/nvidiaMINOR; a MIG instance has its
+card's node and two capabilities, whose numbers the driver lists in
+/proc/driver/nvidia-caps/mig-minors."""
 
 from __future__ import annotations
 
@@ -15,9 +13,8 @@ import msgspec
 
 from agent.model.devicefiles import NO_FILES, CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceType
-from agent.model.fpga import Fpga, Fpgas
 from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import CharDevice
+from agent.model.pci import CharDevice, Fpga, Fpgas
 from agent.model.rdma import Rdma
 from agent.model.visible import DeviceNode, VisibleGpu
 
@@ -46,9 +43,9 @@ def device_files(
     capability_nodes: Mapping[str, DeviceNode] | None = None,
     before: DeviceFiles = NO_FILES,
 ) -> DeviceFiles:
-    """Of the node's `devices`, by what was found of each; `gpus` None: not told yet. One whose
-    files can't be seen now has those of `before` that no other has now: an RDMA device, or a
-    virtual function of it, hides in the network namespace of the pod that has it."""
+    """The files of `devices`; `gpus` None: not listed yet. A device whose files are not visible now
+    has those of `before`, unless another device has them now: an RDMA device, or a virtual function
+    of it, hides in the network namespace of its pod."""
     listed = list(devices)
     minors = {each.uuid: each.minor for each in listed if each.type == DeviceType.GPU}
     now = {(each.type, each.uuid): each for each in (*_rdma(rdma), *_fpgas(fpgas))}
@@ -77,7 +74,8 @@ def device_files(
 def _with_hidden(
     now: OtherFiles | None, before: OtherFiles | None, seen: Collection[str]
 ) -> OtherFiles | None:
-    """Where no files are seen now, those of before that are nobody's now (`seen`, by path)."""
+    """When no files are visible now, the files of before that no other device has now (`seen`, by
+    path)."""
     if before is None:
         return now
     functions = {bus: _but(nodes, seen) for bus, nodes in before.functions.items()}
@@ -132,7 +130,7 @@ def _rdma(rdma: Rdma) -> Iterable[OtherFiles]:
 
 
 def _fpgas(fpgas: Fpgas) -> Iterable[OtherFiles]:
-    """By their ports; what loads another bitstream is nothing to be had with a device."""
+    """Their ports; the node that loads another bitstream never comes with a device."""
     by_address = {each.address: each for each in fpgas.devices}
     for each in fpgas.devices:
         virtual = [by_address[place] for _, place in each.function.virtual if place in by_address]

@@ -1,4 +1,4 @@
-"""Devices of a node as values, whoever found them."""
+"""Devices of a node as values, of every source."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ class DeviceType(enum.StrEnum):
 
 
 class DeviceTopology(msgspec.Struct, frozen=True):
-    """Where a device is plugged in; `socket` and `node` are the kernel's ids, -1 where it says
-    none. `pcie`: the switch that it shares with its neighbours; `bus`: domain:bus:device.function.
-    """
+    """The place of a device; `socket` and `node` are the kernel's ids, -1 when unknown. `pcie`: the
+    switch that it shares with its neighbours; `bus`: domain:bus:device.function."""
 
     socket: int = -1
     node: int = -1
@@ -81,8 +80,8 @@ class Portion(msgspec.Struct, frozen=True):
 def portions(
     devices: Iterable[Device], held: Mapping[tuple[str, int], Mapping[str, int]]
 ) -> tuple[Portion, ...]:
-    """`held`: by type and minor, and resource, what pods hold together. A device that is not
-    healthy gives nothing; one that belongs to no NUMA node is in no zone."""
+    """`held`: by type and minor, and resource, the sum that pods hold. An unhealthy device gives
+    nothing; a device without a NUMA node is in no zone."""
     return tuple(
         Portion(
             resource,

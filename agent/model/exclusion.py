@@ -1,4 +1,4 @@
-"""Containers, pods and namespaces that are left alone."""
+"""Patterns of containers, pods and namespaces that Topolet does not manage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parse(text: str) -> Patterns:
 
 def excludes(patterns: Sequence[str], namespace: str, pod: str, container: str = "") -> bool:
     """Whether a pattern names the container, its pod or its namespace; without a container, whether
-    the whole pod is left alone."""
+    it excludes the whole pod."""
     names = (namespace, pod, container)
     return any(
         all(fnmatchcase(name, part) for name, part in zip(names, pattern.split("/"), strict=False))

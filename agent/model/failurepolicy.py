@@ -36,8 +36,8 @@ class FailurePolicies(msgspec.Struct, frozen=True):
     rules: Mapping[tuple[str, str], bool]
 
     def fails(self, hook: str, class_: str | None) -> bool:
-        """Whether the caller gets an error; else the call goes on, counted and logged. `class_` is
-        None where the pod is not known. The narrowest rule speaks, a hook before a class."""
+        """Whether the caller gets an error; otherwise the call goes on, counted and logged.
+        `class_` None: the pod is unknown. The narrowest rule decides, a hook before a class."""
         class_ = class_ or ANY
         for key in ((hook, class_), (hook, ANY), (ANY, class_), (ANY, ANY)):
             if key in self.rules:

@@ -1,5 +1,5 @@
 """The fingerprint of a node's pods, by which a scheduler sees that a report is of the pods that it
-knows: version 1 of the podfingerprint library (peers.md §1.7)."""
+knows: version 1 of the library k8stopologyawareschedwg/podfingerprint (podfingerprint.go, Sign)."""
 
 from __future__ import annotations
 

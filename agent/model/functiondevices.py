@@ -16,9 +16,8 @@ from agent.model.devices import (
     VfGroup,
     VirtualFunction,
 )
-from agent.model.fpga import Fpga
 from agent.model.nodestatus import FPGA, RDMA, label_value
-from agent.model.pci import Function
+from agent.model.pci import Fpga, Function
 from agent.model.rdma import RdmaDevice
 
 HEALTHY: Final = "Healthy"
@@ -40,8 +39,8 @@ def places(functions: Mapping[str, Function]) -> dict[str, DeviceTopology]:
 
 
 def nvidia_cards(functions: Mapping[str, Function]) -> tuple[str, ...]:
-    """Addresses of the GPUs that NVIDIA's driver should tell of; one that another driver has
-    (`vfio-pci`) was taken on purpose."""
+    """Addresses of the GPUs that NVIDIA's driver should list. A GPU of another driver (`vfio-pci`)
+    was taken on purpose."""
     return tuple(
         each.address
         for each in functions.values()
@@ -58,9 +57,8 @@ def rdma_devices(
     before: Iterable[Device],
     held: Collection[tuple[str, str]],
 ) -> list[Device]:
-    """One whose files are gone while its function is there stays: it is well while a pod holds it
-    (`held`: by type and id), as it went into the pod's own network namespace, and ill otherwise.
-    """
+    """A device stays while its function exists without files: healthy while a pod holds it (`held`:
+    by type and id), as it moved into the pod's network namespace, otherwise unhealthy."""
     seen = [_rdma(each) for each in rdma]
     return seen + _hidden(functions, before, {each.uuid for each in seen}, held)
 
@@ -141,7 +139,7 @@ def _hidden(
     seen: Collection[str],
     held: Collection[tuple[str, str]],
 ) -> list[Device]:
-    """Known by their address and labels alone: what else was published may have been withheld."""
+    """Matched by address and labels alone: other fields may have been withheld."""
     devices = []
     for device in before:
         function = functions.get(device.uuid)

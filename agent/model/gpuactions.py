@@ -16,7 +16,7 @@ class GpuActionError(ValueError):
 
 
 class Action(enum.StrEnum):
-    """From nothing to a human being. What ends each is told in `agent.model.gpuhealth`."""
+    """From none to manual repair. `agent.model.gpuhealth` says what ends each."""
 
     IGNORE = "ignore"
     RESTART_APP = "restart-app"

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from agent.model import gpuactions
+from agent.model import bounds, gpuactions
 from agent.model.annotations import AnnotationError
 from agent.model.devices import Condition, Device, DeviceType
 from agent.model.gpuactions import Action, GpuActions
@@ -40,8 +40,8 @@ def rfc3339(seconds: int) -> str:
 def cordoned(
     annotations: Mapping[str, str], cards: Iterable[Gpu], *, let_go: bool = False
 ) -> dict[str, str]:
-    """Cards that get no new pods, by UUID, and why. `let_go`: nothing of ours has the driver open
-    any more, for the asking; then it is all of them."""
+    """Cards that get no new pods, by UUID, with the reason. `let_go`: the agent released the driver
+    on request; then all cards."""
     named = _cordoned_names(annotations)
     found = {}
     for gpu in cards:
@@ -53,7 +53,7 @@ def cordoned(
 
 
 def cordons_of_none(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tuple[str, ...]:
-    """What the annotation names that is no card here: whoever wrote it believes one is cordoned."""
+    """Names in the annotation that match no card: their author believes that a card is cordoned."""
     names = _cordoned_names(annotations)
     for gpu in cards:
         names -= {gpu.uuid.lower(), gpu.bus}
@@ -62,12 +62,13 @@ def cordons_of_none(annotations: Mapping[str, str], cards: Iterable[Gpu]) -> tup
 
 def _cordoned_names(annotations: Mapping[str, str]) -> set[str]:
     """UUIDs in lower case, addresses as the kernel writes them; NVIDIA's tools do otherwise."""
-    named = (each.strip() for each in annotations.get(CORDONED_GPUS, "").split(","))
+    listed = annotations.get(CORDONED_GPUS, "").split(",", bounds.MOST_DEVICES)
+    named = (each.strip() for each in listed[: bounds.MOST_DEVICES])
     return {pci_address(each) or each.lower() for each in named} - {""}
 
 
 def release_asked(annotations: Mapping[str, str]) -> bool:
-    """Whether somebody wants the driver let go. Raises AnnotationError."""
+    """Whether the annotation asks to release the driver. Raises AnnotationError."""
     value = annotations.get(GPU_DRIVER, "")
     if value not in ("", RELEASED):
         raise AnnotationError(GPU_DRIVER, f"{value[:60]!r} is not {RELEASED!r}")
@@ -94,8 +95,8 @@ def conditions(card: GpuCard, *, cordoned: str = "") -> tuple[Condition, ...]:
 
 
 def restored(devices: Iterable[Device], actions: GpuActions, driver: str = "") -> GpuHealth:
-    """What the Devices of an earlier run tell, with the actions as they are now: until a look has
-    shown otherwise, they are as they were. `driver`: its version then, "" where nobody knows."""
+    """The conditions of an earlier run, with the current actions: they stay until a report shows
+    otherwise. `driver`: its version then, "" when unknown."""
     cards = {
         each.uuid: _card(each, actions)
         for each in devices
@@ -134,13 +135,13 @@ def _card(device: Device, actions: GpuActions) -> GpuCard:
 
 
 def _is_ailment(condition: Condition) -> bool:
-    """One that we wrote: beside them there may be other writers' conditions."""
+    """Whether the agent wrote it: an object may have conditions of other writers."""
     known = gpuactions.is_xid(condition.type) or condition.reason in _REASONS.values()
     return known and condition.status == "True"
 
 
 def _seconds(text: str) -> int:
-    """0 for what is no time: long ago."""
+    """0 for an invalid time: long ago."""
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:

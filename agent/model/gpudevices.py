@@ -1,4 +1,4 @@
-"""GPUs as Devices of the node: what each gives, where it sits, how it is."""
+"""GPUs as Devices of the node: their resources, topology and health."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _device(
 
 
 def _resources(gpu: Gpu, host_memory_bytes: int) -> dict[str, int]:
-    """A card in MIG mode is no whole card, with instances or without: it gives none."""
+    """A card in MIG mode gives no whole card, with instances or without."""
     if gpu.mig:
         return {}
     memory = host_memory_bytes if gpu.memory_bytes is None else gpu.memory_bytes

@@ -1,12 +1,11 @@
-"""Whether a GPU may be given out: what struck it, and what proves that it is well again.
+"""The health of GPUs: the faults of a card, and the evidence that ends each.
 
-Two kinds of trouble. A *state* is what a look shows (`agent.model.gpustates`), until one shows that
-it is over: without an answer it stays. An *XID* happens once and stays until there is evidence
-after it that what the XID asked for was done (`_EVIDENCE`): that a card answers questions proves
-nothing. An XID that only asks for another application is over when no process of then holds the
-card any more, or after a while.
-
-Nothing here reads a clock: times are seconds since 1970, given with every step.
+There are two kinds. A *state* is what a report of the driver shows, until one shows its end:
+without an answer it stays. An *XID* is an event. It stays until evidence after it shows that the
+required action was done (`_EVIDENCE`): a card that answers questions proves nothing. An XID that
+only requires a restart of the application ends when no process of that time holds the card any
+more, or after a while. No function reads a clock: times are seconds since 1970, an argument of
+every step.
 """
 
 from __future__ import annotations
@@ -20,9 +19,100 @@ from msgspec.structs import replace
 
 from agent.model import gpuactions
 from agent.model.gpuactions import Action, GpuActions
-from agent.model.gpus import OUR_FAULTS, Gpu, GpuEvent, GpuReading, GpuSight, SilentGpu
-from agent.model.gpustates import GpuStates
+from agent.model.gpus import (
+    OUR_FAULTS,
+    Gpu,
+    GpuEvent,
+    GpuInventory,
+    GpuReading,
+    GpuSight,
+    SilentGpu,
+)
 from agent.model.nodestatus import label_value
+
+
+class GpuStates:
+    """`buses`: where PCI lists NVIDIA's GPUs, None before PCI was read."""
+
+    def __init__(
+        self,
+        inventory: GpuInventory,
+        readings: Collection[GpuReading],
+        buses: Collection[str] | None,
+    ) -> None:
+        self._silent = inventory.silent
+        self._enumerated = {gpu.uuid for gpu in inventory.gpus}
+        self._places = {gpu.bus for gpu in inventory.gpus}
+        self._readings = {each.uuid: each for each in readings}
+        self._buses = buses
+
+    def reading(self, gpu: Gpu) -> GpuReading | None:
+        return self._readings.get(gpu.uuid)
+
+    def enumerates(self, gpu: Gpu) -> bool:
+        """Whether the driver counts it, possibly without any other value."""
+        return gpu.uuid in self._enumerated or self._silence(gpu) is not None
+
+    def replaced(self, gpu: Gpu) -> bool:
+        """Another card is where this one was."""
+        return gpu.uuid not in self._enumerated and gpu.bus in self._places
+
+    def taken_out(self, gpu: Gpu) -> bool:
+        """Neither NVML nor PCI has it."""
+        here = gpu.uuid in self._enumerated or self._buses is None or gpu.bus in self._buses
+        return not here and self._silence(gpu) is None
+
+    def of(self, gpu: Gpu) -> Iterator[tuple[str, str]]:
+        """Reasons and messages."""
+        silent = self._silence(gpu)
+        if silent is not None:
+            yield silent.fault, "the driver gets no answer from the card"
+        elif gpu.uuid not in self._enumerated:
+            there = self._buses is not None and gpu.bus in self._buses
+            also = f", while PCI has a card at {gpu.bus}" if there else ""
+            yield gpuactions.NOT_ENUMERATED, f"the driver does not list the card{also}"
+        reading = self.reading(gpu)
+        if reading is not None:
+            yield from _ills(reading)
+
+    def unanswered(self, gpu: Gpu) -> frozenset[str]:
+        """Reasons that the card's reading neither shows nor refutes: the driver did not report the
+        value."""
+        reading = self.reading(gpu) or GpuReading(gpu.uuid)
+        rows, pages = reading.remapped, reading.retirement_pending
+        answered = {
+            gpuactions.REMAP_PENDING: rows is not None,
+            gpuactions.REMAP_FAILED: rows is not None,
+            gpuactions.RETIREMENT_PENDING: rows is not None or pages is not None,
+            gpuactions.UNCORRECTABLE: rows is not None or reading.ecc_uncorrected is not None,
+            gpuactions.ADVISED: reading.recovery_action is not None,
+        }
+        return frozenset(reason for reason, told in answered.items() if not told)
+
+    def _silence(self, gpu: Gpu) -> SilentGpu | None:
+        """A lost card keeps its index also when the driver no longer reports its UUID."""
+        for each in self._silent:
+            nameless = not each.uuid and gpu.uuid not in self._enumerated
+            if each.uuid == gpu.uuid or (nameless and each.index == gpu.index):
+                return each
+        return None
+
+
+def _ills(reading: GpuReading) -> Iterator[tuple[str, str]]:
+    rows = reading.remapped
+    if rows is not None and rows.failed:
+        yield gpuactions.REMAP_FAILED, "no spare rows are left where memory failed"
+    if rows is not None and rows.pending:
+        yield gpuactions.REMAP_PENDING, "a reset will replace rows of memory that failed"
+    if reading.retirement_pending:
+        yield gpuactions.RETIREMENT_PENDING, "a reset will retire pages of memory that failed"
+    # Where rows are remapped, an error that was contained leaves the card as good as it was.
+    if rows is None and reading.ecc_uncorrected:
+        errors = f"{reading.ecc_uncorrected} uncorrectable ECC errors"
+        yield gpuactions.UNCORRECTABLE, f"{errors} since the driver's start"
+    if reading.recovery_action:
+        yield gpuactions.ADVISED, f"the driver advises recovery action {reading.recovery_action}"
+
 
 RESTART_SECONDS: Final = 300
 """How long an XID that asks for another application keeps a card whose processes nobody knows, or
@@ -49,9 +139,9 @@ RESET_ENDS: Final = frozenset({*gpuactions.STATES, gpuactions.DRIVER_NOT_LOADED}
 
 
 class Ailment(msgspec.Struct, frozen=True):
-    """`since`: when it was last seen to strike; `holders`: the processes that had the card at the
-    first look after it, as far as they still have it. `reloaded`, `cleared`: such evidence came
-    after it (of `cleared` the state, not yet its end)."""
+    """`since`: the last time that it was reported; `holders`: the processes that held the card in
+    the first report after it, as far as they still hold it. `reloaded`, `cleared`: such evidence
+    came after it (for `cleared` the state, not yet its end)."""
 
     reason: str
     action: Action
@@ -63,9 +153,9 @@ class Ailment(msgspec.Struct, frozen=True):
 
 
 class GpuCard(msgspec.Struct, frozen=True):
-    """A card that was seen once. `seen`: when last; `turned`: when it became well or ill;
-    `energy_millijoules`: the last reading, which falls only when the driver starts anew; `labels`:
-    of a card that an earlier run told of, until it is seen."""
+    """A card that was listed once. `seen`: when last; `turned`: the last change of its health;
+    `energy_millijoules`: the last reading, which falls only when the driver restarts; `labels`: of
+    a card of an earlier run, until it is listed again."""
 
     gpu: Gpu
     seen: int
@@ -80,8 +170,8 @@ class GpuCard(msgspec.Struct, frozen=True):
 
 
 class GpuHealth(msgspec.Struct, frozen=True):
-    """By UUID, sorted. `unclaimed`: PCI addresses where there is a GPU that NVML never told of,
-    as it does of none without a driver."""
+    """By UUID, sorted. `unclaimed`: PCI addresses of GPUs that NVML never listed, as without a
+    driver."""
 
     cards: tuple[GpuCard, ...] = ()
     driver: str = ""
@@ -118,8 +208,8 @@ def looked(
     booted: int | None = None,
     restart_seconds: int = RESTART_SECONDS,
 ) -> GpuHealth:
-    """After a look. `buses`: where PCI has NVIDIA's GPUs, None if nobody looked; `booted`: when
-    the machine started."""
+    """The health after a report. `buses`: where PCI lists NVIDIA's GPUs, None before PCI was read;
+    `booted`: the boot time."""
     if sight.inventory is None:
         if sight.fault in OUR_FAULTS:
             return health
@@ -147,7 +237,7 @@ def _summed(cards: Iterable[GpuCard], driver: str, buses: Collection[str] | None
 
 
 def _named(silent: Iterable[SilentGpu]) -> Iterator[Gpu]:
-    """Cards that tell who they are and nothing else."""
+    """Cards that report their identity and nothing else."""
     return (Gpu(each.uuid, each.index, each.bus) for each in silent if each.uuid and each.bus)
 
 
@@ -166,7 +256,7 @@ def _without_driver(card: GpuCard, sight: GpuSight, now: int, actions: GpuAction
 
 
 class _Look:
-    """One good look at all cards."""
+    """One complete report of all cards."""
 
     def __init__(
         self,
@@ -237,6 +327,6 @@ class _Look:
 
 
 def _with(card: GpuCard, ailments: Iterable[Ailment], now: int) -> GpuCard:
-    """Its ailments sorted; the time of the change where it turned."""
+    """With its faults sorted, and the time of the change."""
     new = replace(card, ailments=tuple(sorted(ailments, key=lambda each: each.reason)))
     return new if new.healthy == card.healthy else replace(new, turned=now)

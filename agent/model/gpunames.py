@@ -1,5 +1,6 @@
-"""Where a container says which GPUs it gets (devices.md §3.2-3.4), before it is made and after, as
-runtimes read it."""
+"""Where a container names the GPUs that it gets, before it is made and after, as runtimes read it
+(NVIDIA Container Toolkit: internal/config/image/cuda_image.go, VisibleDevices) and device plugins
+write it (NVIDIA k8s-device-plugin: internal/plugin/server.go, getAllocateResponse)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def is_cdi_annotation(key: str) -> bool:
 
 
 def cleaned(path: str) -> str:
-    """As runtimes read it: POSIX lets two slashes at the beginning stand."""
+    """As runtimes read it: POSIX keeps two leading slashes."""
     return normpath(f"/{path.lstrip('/')}") if path.startswith("/") else normpath(path)
 
 

@@ -1,7 +1,5 @@
-"""GPUs as their driver tells of them: what they are, what links them, what they read now.
-
-Every value that a driver may not know is None there, never 0.
-"""
+"""GPUs as their driver reports them: identity, links and readings. A value that the driver does not
+know is None, never 0."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ class Ancestor(enum.IntEnum):
 
 
 class NvLink(msgspec.Struct, frozen=True):
-    """A link that is up; `bus`: the PCI address of its end, "" where nobody knows."""
+    """An active link; `bus`: the PCI address of its other end, "" when unknown."""
 
     number: int
     version: int | None
@@ -56,9 +54,9 @@ class MigInstance(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True):
-    """One card. `index`: its place in NVML's enumeration, which another boot may change, -1 where
-    it has none now; `minor`: of /dev/nvidiaN, another number; `bus`: as sysfs writes it; `mig`:
-    None where there is no such mode; `memory_bytes` None: it has the host's (GB10)."""
+    """One card. `index`: its place in NVML's enumeration, which another boot may change, -1 without
+    one; `minor`: of /dev/nvidiaN, another number; `bus`: as sysfs writes it; `mig`: None when the
+    card has no such mode; `memory_bytes` None: it uses the host's (GB10)."""
 
     uuid: str
     index: int
@@ -90,7 +88,7 @@ class GpuPair(msgspec.Struct, frozen=True):
 
 
 class SilentGpu(msgspec.Struct, frozen=True):
-    """A card that is enumerated and does not tell all of itself; `fault` as in a Condition."""
+    """A card that the driver enumerates without all of its values; `fault` as in a Condition."""
 
     index: int
     fault: str
@@ -129,10 +127,9 @@ class GpuProcess(msgspec.Struct, frozen=True):
 
 
 class GpuReading(msgspec.Struct, frozen=True):
-    """One card now. ECC counts are those since the driver was loaded, and so is the energy;
-    `retirement_pending`: pages of memory that failed wait for a reset, None where rows are remapped
-    in their place; `recovery_action`: what the driver wants done, 0 nothing; `processes` None: it
-    can't tell."""
+    """One card now. ECC counts and energy are since the driver was loaded; `retirement_pending`:
+    failed memory pages wait for a reset, None when rows are remapped instead; `recovery_action`: of
+    the driver, 0 none; `processes` None: unknown."""
 
     uuid: str
     memory_used_bytes: int | None = None
@@ -154,8 +151,8 @@ class GpuReading(msgspec.Struct, frozen=True):
 
 
 class GpuEvent(msgspec.Struct, frozen=True):
-    """What the driver told unasked. `xid` None: something else that is worth a look; `uuid` "":
-    it did not say which card; `gpu_instance`: where only a part of the card is struck."""
+    """An event of the driver. `xid` None: another event that needs a new report; `uuid` "": the
+    card is unknown; `gpu_instance`: the part of the card that it concerns."""
 
     uuid: str
     xid: int | None = None
@@ -171,8 +168,8 @@ OUR_FAULTS: Final = frozenset({NO_PROCESS, CHILD_ENDED, LET_GO})
 
 
 class GpuSight(msgspec.Struct, frozen=True):
-    """All that is known at one moment. `fault` other than "": there is no driver to ask, for that
-    reason, and `inventory` is None."""
+    """A report of all cards at one moment. `fault` other than "": the driver can't be asked, for
+    that reason, and `inventory` is None."""
 
     fault: str = ""
     message: str = ""
@@ -182,8 +179,8 @@ class GpuSight(msgspec.Struct, frozen=True):
 
 def pci_address(text: str) -> str:
     """NVML's `00000000:3B:00.0` as sysfs writes it, `0000:3b:00.0`: a domain has as many digits as
-    it needs and at least four. "" for what is no address, or the one that NVML has for an end
-    that nobody knows (all ones)."""
+    it needs and at least four. "" for an invalid address, and for NVML's address of an unknown end
+    (all ones)."""
     match = _ADDRESS.fullmatch(text.strip("\0 "))
     if match is None:
         return ""

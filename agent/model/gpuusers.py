@@ -14,8 +14,8 @@ GroupOf = Callable[[int], str | None]
 
 
 class GpuUse(msgspec.Struct, frozen=True):
-    """Of one container on one card; None: the driver does not tell. `pod` is its title; both are
-    empty for processes of no container that we know."""
+    """The use of one card by one container; None: the driver does not report it. `pod` is its
+    title; both are empty for processes outside known containers."""
 
     uuid: str
     pod: str = ""

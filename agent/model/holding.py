@@ -1,4 +1,4 @@
-"""Who holds what of a device, by whatever name it was given to him."""
+"""Who holds which device, or which part of it, under any of its names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import msgspec
 
 
 class Source(enum.StrEnum):
-    """Who says so. Of two that tell of one device and container the first here knows better."""
+    """The source of a holding. Of two sources about one device and container the first in this
+    order counts."""
 
     ALLOCATION = "allocation"
     """The scheduler's annotation on the pod."""
@@ -43,12 +44,11 @@ class Form(enum.StrEnum):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a container was given, in the giver's words. `resource`: the plugin's (`nvidia.com/gpu`)
-    or the driver's (`gpu.nvidia.com`); "" where a container shows it and nobody says by which.
-    `claim`: namespace and name, as `namespace/name`, of one that several pods may use, or its uid
-    where a container shows no more; `share`: which part of a device that several claims share;
-    `cdi`: the names by which the runtime was asked to put it in.
-    """
+    """What a container was given, in the giver's terms. `resource`: the plugin's (`nvidia.com/gpu`)
+    or the driver's (`gpu.nvidia.com`); "" when only the container shows it. `claim`: a resource
+    claim that several pods may use, as `namespace/name`, or its uid when the container shows no
+    more; `share`: the part of a device that several claims share; `cdi`: the CDI names in the
+    request."""
 
     uid: str
     container: str

@@ -11,11 +11,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from agent.model import jsontext, minors
-from agent.model.annotations import AnnotationError
+from agent.model import bounds, minors
+from agent.model.annotations import AnnotationError, decoded
 from agent.model.devices import Device, DeviceType
 from agent.model.gpus import Ancestor, GpuPair
-from agent.model.jsontext import JsonError
 
 GPU_LINKS: Final = "topolet.io/gpu-links"
 
@@ -51,12 +50,8 @@ def encode(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> dict[str, str
 
 
 def decode(annotations: Mapping[str, str]) -> Interconnect:
-    """Of a Device, whoever wrote it; empty where nobody did. Raises AnnotationError."""
-    text = annotations.get(GPU_LINKS)
-    try:
-        entries = (jsontext.decode(_decoder, text) if text else None) or ()
-    except JsonError as error:
-        raise AnnotationError(GPU_LINKS, str(error)) from None
+    """The annotation of a Device object, empty when absent. Raises AnnotationError."""
+    entries = decoded(annotations, GPU_LINKS, _decoder, bounds.OBJECT_LIST_BYTES) or ()
     found: Interconnect = {}
     for place, entry in enumerate(entries):
         ancestor = None if entry.ancestor is None else _ANCESTORS[entry.ancestor]
@@ -73,7 +68,7 @@ def decode(annotations: Mapping[str, str]) -> Interconnect:
 
 
 def pairs(told: Interconnect, devices: Iterable[Device]) -> tuple[GpuPair, ...]:
-    """Of these devices, by UUID; of whether they may be peers nothing is told."""
+    """The pairs of these devices, by UUID; whether they may be peers is unknown."""
     names = {each.minor: each.uuid for each in devices if each.type == DeviceType.GPU}
     return tuple(
         GpuPair(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
+from agent.model import bounds
+from agent.model.annotations import decoded
 from agent.model.devices import Device
-from agent.model.jsontext import JsonError
 
 GONE_MINORS: Final = "topolet.io/gone-device-minors"
 """On the Device: `{"rdma": {"0000:1a:00.0": 0}}`, the numbers that devices had which are gone."""
 
-MOST: Final = 1024
+MOST: Final = bounds.MOST_DEVICES
 """Devices of one type that are remembered, and as many as a node can have."""
 
 Minors = dict[str, dict[str, int]]
@@ -23,8 +22,8 @@ Minors = dict[str, dict[str, int]]
 
 
 def numbered(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
-    """Each id with its number: the one that it is known by, or the lowest that nobody has or had.
-    New ids get theirs in the order given. Of two ids known by one number the first keeps it."""
+    """Each id with its number: its known one, or the lowest that no id has or had. New ids get
+    theirs in the given order. Of two ids with one known number the first keeps it."""
     wanted = list(dict.fromkeys(ids))
     found: dict[str, int] = {}
     used: set[int] = set()
@@ -42,7 +41,7 @@ def numbered(ids: Iterable[str], known: Mapping[str, int]) -> dict[str, int]:
 
 
 def known(published: Iterable[Device], gone: Minors) -> Minors:
-    """What a Device object tells of numbers; its devices are heard before those that are gone."""
+    """The numbers in a Device object; its devices come before those that are gone."""
     found = {kind: dict(ids) for kind, ids in gone.items()}
     for device in published:
         found.setdefault(device.type, {})[device.uuid] = device.minor
@@ -50,7 +49,7 @@ def known(published: Iterable[Device], gone: Minors) -> Minors:
 
 
 def gone(before: Minors, devices: Iterable[Device]) -> Minors:
-    """What is to be remembered beside these devices, the lowest numbers where it is too much."""
+    """The numbers to keep in addition to these devices, the lowest ones when they are too many."""
     present = {(device.type, device.uuid) for device in devices}
     found: Minors = {}
     for kind, ids in sorted(before.items()):
@@ -62,11 +61,7 @@ def gone(before: Minors, devices: Iterable[Device]) -> Minors:
 
 def decode(annotations: Mapping[str, str]) -> Minors:
     """Of a Device. Raises AnnotationError."""
-    text = annotations.get(GONE_MINORS)
-    try:
-        return jsontext.decode(_decoder, text) if text else {}
-    except JsonError as error:
-        raise AnnotationError(GONE_MINORS, str(error)) from None
+    return decoded(annotations, GONE_MINORS, _decoder, bounds.OBJECT_LIST_BYTES) or {}
 
 
 def encode(minors: Minors) -> dict[str, str]:
@@ -74,4 +69,7 @@ def encode(minors: Minors) -> dict[str, str]:
     return {GONE_MINORS: msgspec.json.encode(minors, order="sorted").decode()} if minors else {}
 
 
-_decoder: Final = msgspec.json.Decoder(Minors)
+_Ids = Annotated[dict[str, int], msgspec.Meta(max_length=MOST)]
+_decoder: Final = msgspec.json.Decoder(
+    Annotated[dict[str, _Ids], msgspec.Meta(max_length=bounds.MOST_RESOURCES)] | None
+)

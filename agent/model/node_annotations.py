@@ -9,7 +9,8 @@ from typing import Final
 
 import msgspec
 
-from agent.model.annotations import AnnotationError, cpu_list, decoded
+from agent.model import bounds
+from agent.model.annotations import AnnotationError, cpu_list, decoded, text_of
 from agent.model.cpuset import CpuSet
 from agent.model.quantities import Quantity, QuantityError, milli
 
@@ -33,8 +34,8 @@ class SystemQos(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class ApplyPolicy(enum.StrEnum):
-    """What a scheduler does with a reservation: nothing else than not to use it, or only its CPUs
-    count. For who runs where they are the same."""
+    """What a scheduler does with a reservation: it never uses it, or only its CPUs count. The agent
+    treats them alike."""
 
     DEFAULT = "Default"
     RESERVED_CPUS_ONLY = "ReservedCPUsOnly"
@@ -64,6 +65,7 @@ class NodeReservation(msgspec.Struct, frozen=True, rename="camel", omit_defaults
 
 MOST_AMPLIFICATION: Final = 1000
 _MOST_RATIO: Final = 100
+_MOST_BYTES: Final = bounds.OBJECT_VALUE_BYTES
 _system_qos: Final = msgspec.json.Decoder(SystemQos | None)
 _reservation: Final = msgspec.json.Decoder(NodeReservation | None)
 _ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
@@ -71,18 +73,18 @@ _ratios: Final = msgspec.json.Decoder(dict[str, float] | None)
 
 def system_qos(annotations: Mapping[str, str]) -> SystemQos:
     """One without CPUs where the node has none. Raises AnnotationError."""
-    return decoded(annotations, SYSTEM_QOS, _system_qos) or SystemQos()
+    return decoded(annotations, SYSTEM_QOS, _system_qos, _MOST_BYTES) or SystemQos()
 
 
 def node_reservation(annotations: Mapping[str, str]) -> NodeReservation:
     """An empty one where the node has none. Raises AnnotationError."""
-    return decoded(annotations, RESERVATION, _reservation) or NodeReservation()
+    return decoded(annotations, RESERVATION, _reservation, _MOST_BYTES) or NodeReservation()
 
 
 def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
     """How much faster the node's CPUs are than those that pods count in; 1 where the node says
     nothing. Raises AnnotationError."""
-    text = annotations.get(CPU_NORMALIZATION_RATIO, "")
+    text = text_of(annotations, CPU_NORMALIZATION_RATIO, _MOST_BYTES)
     try:
         ratio = float(text or 1)
     except ValueError:
@@ -97,7 +99,7 @@ def cpu_normalization_ratio(annotations: Mapping[str, str]) -> float:
 def amplification_ratios(annotations: Mapping[str, str]) -> dict[str, float]:
     """By resource, how many one unit of it is sold as; only those above 1, and 1000 at most. Raises
     AnnotationError."""
-    ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios) or {}
+    ratios = decoded(annotations, AMPLIFICATION_RATIO, _ratios, _MOST_BYTES) or {}
     for name, ratio in ratios.items():
         if not ratio <= MOST_AMPLIFICATION:
             raise AnnotationError(

@@ -1,5 +1,7 @@
-"""What a NodeResourceTopology's annotations tell of a node's CPUs, read back as values (shapes:
-Koordinator's, koordinator.md §1.3; `resources` writes them)."""
+"""The annotations of a NodeResourceTopology about a node's CPUs, read back as values.
+
+Their format is Koordinator's (apis/extension/numa_aware.go); `resources` writes them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from agent.model import bounds
 from agent.model.annotations import AnnotationError, cpu_list, decoded
-from agent.model.cpuset import MAX_ID, CpuSet, CpuSetError, union
+from agent.model.cpuset import EMPTY, MAX_ID, CpuSet, CpuSetError
 from agent.model.nodetopology import L3_CPUS, NodeTopology
 from agent.model.resources import CPU_MANAGER_POLICY, CPU_TOPOLOGY, POD_CPU_ALLOCS, PodCpuAlloc
 from agent.model.topology import Cpu
@@ -33,26 +36,29 @@ class CpuManager(msgspec.Struct, frozen=True):
 
 
 def cpus(topology: NodeTopology) -> tuple[Cpu, ...]:
-    """Empty where the node does not tell. A core is named by socket and number, as koordlet and
-    the kernel number them anew in each socket, and gets its lowest CPU for an id. L3 caches are
-    those that our zones tell of. Raises AnnotationError."""
+    """Empty when the node does not report them. A core has its socket and number for a name, as
+    koordlet and the kernel number the cores of each socket, and its lowest CPU for an id. L3 caches
+    are those of our zones. Raises AnnotationError."""
     lists = tuple(zone.attributes.get(L3_CPUS, "") for zone in topology.zones)
     return _cpus(topology.annotations.get(CPU_TOPOLOGY, ""), lists)
 
 
 def cpu_manager(annotations: Mapping[str, str]) -> CpuManager:
-    """One without a policy where the node does not tell. Raises AnnotationError."""
-    return decoded(annotations, CPU_MANAGER_POLICY, _cpu_manager) or CpuManager()
-
-
-def kubelet_allocated(annotations: Mapping[str, str]) -> CpuSet:
-    """The CPUs that the kubelet gave to containers of its own. Raises AnnotationError."""
-    allocs = decoded(annotations, POD_CPU_ALLOCS, _allocs) or ()
-    return union(
-        cpu_list(POD_CPU_ALLOCS, f"cpuset of pod {each.uid[:60]!r}", each.cpuset)
-        for each in allocs
-        if each.managed_by_kubelet
+    """Without a policy when the node does not report one. Raises AnnotationError."""
+    return (
+        decoded(annotations, CPU_MANAGER_POLICY, _cpu_manager, bounds.OBJECT_VALUE_BYTES)
+        or CpuManager()
     )
+
+
+def kubelet_allocated(annotations: Mapping[str, str]) -> dict[str, CpuSet]:
+    """By pod uid, the CPUs that the kubelet gave to its containers. Raises AnnotationError."""
+    found: dict[str, CpuSet] = {}
+    for each in decoded(annotations, POD_CPU_ALLOCS, _allocs, bounds.OBJECT_LIST_BYTES) or ():
+        if each.managed_by_kubelet:
+            cpus = cpu_list(POD_CPU_ALLOCS, f"cpuset of pod {each.uid[:60]!r}", each.cpuset)
+            found[each.uid] = found.get(each.uid, EMPTY) | cpus
+    return found
 
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
@@ -66,18 +72,21 @@ class _Detail(msgspec.Struct, frozen=True):
 
 
 class _CpuTopology(msgspec.Struct, frozen=True):
-    detail: tuple[_Detail, ...] = ()
+    detail: Annotated[tuple[_Detail, ...], msgspec.Meta(max_length=bounds.MOST_CPUS)] = ()
 
 
 _cpu_topology: Final = msgspec.json.Decoder(_CpuTopology | None)
 _cpu_manager: Final = msgspec.json.Decoder(CpuManager | None)
-_allocs: Final = msgspec.json.Decoder(tuple[PodCpuAlloc, ...] | None)
+_allocs: Final = msgspec.json.Decoder(
+    Annotated[tuple[PodCpuAlloc, ...], msgspec.Meta(max_length=bounds.MOST_PODS)] | None
+)
 
 
 @lru_cache(maxsize=256)
 def _cpus(text: str, caches_of_zones: tuple[str, ...]) -> tuple[Cpu, ...]:
-    """Nodes of one model tell the same, and each of them again with every pod."""
-    detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology)
+    """Cached: nodes of one model report the same value, and each of them repeats it for every
+    pod."""
+    detail = decoded({CPU_TOPOLOGY: text}, CPU_TOPOLOGY, _cpu_topology, bounds.OBJECT_LIST_BYTES)
     if detail is None:
         return ()
     leads: dict[tuple[int, int], int] = {}

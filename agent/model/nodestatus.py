@@ -1,4 +1,4 @@
-"""What devices make of a Node: extended resources in its status, labels that tell what they are."""
+"""What devices add to a Node: extended resources in its status, and labels that describe them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _NVIDIA: Final = "nvidia"
 
 
 class GpuFacts(msgspec.Struct, frozen=True):
-    """What the cards of a node have in common; "" where they differ, or nobody knows. `product`
-    as the driver calls it (`NVIDIA A100-SXM4-80GB`)."""
+    """What the cards of a node have in common; "" when they differ or it is unknown. `product` in
+    the driver's spelling (`NVIDIA A100-SXM4-80GB`)."""
 
     vendor: str = ""
     product: str = ""
@@ -44,9 +44,9 @@ class GpuFacts(msgspec.Struct, frozen=True):
 
 
 def extended_resources(devices: Iterable[Device], facts: GpuFacts | None = None) -> dict[str, int]:
-    """By name what healthy devices give together; 0 where all of a kind are ill, absent where there
-    are none. `koordinator.sh/gpu` is for NVIDIA's cards and those of no known vendor; `gpu.shared`
-    is there because no pod that asks for it fits a node that has none."""
+    """By name, the sum of healthy devices; 0 when all of a kind are unhealthy, absent without any.
+    `koordinator.sh/gpu` is for NVIDIA's cards and those of unknown vendors; `gpu.shared` exists
+    because no pod that requests it fits a node without it."""
     sums: dict[str, int] = {}
 
     def add(name: str, amount: int, device: Device) -> None:
@@ -76,8 +76,8 @@ def status(name: str, resources: Mapping[str, int]) -> Object:
 
 
 def with_seen_amounts(wanted: Object, seen: object) -> Object:
-    """The same status, where it says the same amount in the words of the one seen: an API server
-    writes quantities its own way (`1000` as `1k`), which is no difference."""
+    """The same status, with equal amounts in the spelling of the stored one: an API server rewrites
+    quantities (`1000` as `1k`)."""
     found = seen.get("status") if isinstance(seen, dict) else None
     if not isinstance(found, dict):
         return wanted
@@ -95,7 +95,7 @@ def with_seen_amounts(wanted: Object, seen: object) -> Object:
 
 def gpu_labels(facts: GpuFacts, devices: Iterable[Device], *, gfd: bool = False) -> dict[str, str]:
     """Koordinator's labels of Device and Node; with `gfd` those of NVIDIA's feature discovery that
-    we know too. None where no GPU is there."""
+    are known here too. None without a GPU."""
     cards = [each for each in devices if each.type == DeviceType.GPU]
     if not cards:
         return {}

@@ -1,7 +1,8 @@
-"""NodeResourceTopology as one value, and how both its versions say it (peers.md §1.2).
+"""NodeResourceTopology as one value, and its form in both API versions (noderesourcetopology-api:
+pkg/apis/topology/v1alpha1/types.go and pkg/apis/topology/v1alpha2/types.go).
 
 v1alpha1 has no attributes at the top: the policy is a word of `topologyPolicies`, the fingerprint
-an annotation, and the rest of them can't be said there.
+an annotation, and the other attributes cannot be expressed there.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Version(enum.StrEnum):
 
 
 class Amounts(msgspec.Struct, frozen=True):
-    """Of one resource on one NUMA node: what there is, what pods may have, what is left. CPU in
-    milli-CPU, the rest in units (bytes, devices)."""
+    """Of one resource on one NUMA node: capacity, allocatable and available. CPU in milli-CPU, the
+    rest in units (bytes, devices)."""
 
     capacity: int
     allocatable: int
@@ -55,16 +56,16 @@ class Zone(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """The Node that the object ends with. It is not called the controller, of which an object may
-    have one only, and does not block its deletion, which needs a further permission."""
+    """The Node that owns the object. It is not the controller, of which an object may have one
+    only, and does not block its deletion, which needs a further permission."""
 
     name: str
     uid: str
 
 
 class NodeTopology(msgspec.Struct, frozen=True):
-    """What a node says of itself. `policy` and `scope` in the kubelet's words; `max_numa_nodes`
-    None: the default of who reads it; `attributes`: all others, by name."""
+    """The report of a node. `policy` and `scope` in the kubelet's terms; `max_numa_nodes` None: the
+    reader's default; `attributes`: all others, by name."""
 
     name: str
     zones: tuple[Zone, ...] = ()
@@ -112,14 +113,14 @@ def zone_name(node: int) -> str:
 
 
 def zone_node(name: str) -> int | None:
-    """The NUMA node of a zone of that name, None when it is no NUMA node."""
+    """The NUMA node of a zone of that name, None for any other zone."""
     match = _NODE_ZONE.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def ours(path: tuple[str, ...], name: str) -> bool:
-    """Whether an entry of a list is one that we write, by the names of the lists that lead to it:
-    what stands there and is no longer wanted goes. All others are somebody else's."""
+    """Whether Topolet writes that entry of a list, by the names of the lists that lead to it: such
+    an entry is removed when it is not wanted any more. All others belong to other writers."""
     match path[-1]:
         case "zones":
             return zone_node(name) is not None

@@ -1,4 +1,5 @@
-"""How a container is told its CPUs that may change: a folder of its own, mounted read-only."""
+"""The file in which a container reads its changing CPUs: in a folder of its own, mounted
+read-only."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.bounds import JsonError
 
 MOUNTED_AT: Final = "/run/topolet"
 """Where containers find the folder."""
@@ -49,9 +50,9 @@ def encode(notice: Notice) -> bytes:
 
 
 def decode(text: bytes) -> Notice | None:
-    """None for what is no notice."""
+    """None for an invalid notice."""
     try:
-        return jsontext.decode(_decoder, text)
+        return bounds.decode(_decoder, text)
     except JsonError:
         return None
 

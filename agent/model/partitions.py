@@ -36,8 +36,8 @@ class Links(msgspec.Struct, frozen=True):
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """`ring_bytes_per_second`: of one card alone None. `score`: sets of one size with a higher one
-    are given first."""
+    """`ring_bytes_per_second`: None for one card. `score`: sets of one size with a higher score are
+    allocated first."""
 
     minors: tuple[int, ...]
     link: str = NVLINK
@@ -50,8 +50,8 @@ Table = dict[int, tuple[Partition, ...]]
 
 
 def links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
-    """Of the cards that can be had as a whole, ill ones too: a set of them can't be had, but comes
-    back with the card."""
+    """The links of the cards that can be allocated whole, also unhealthy ones: their sets come back
+    with the card."""
     minors = {
         device.uuid: device.minor
         for device in sorted(devices, key=lambda each: each.minor)
@@ -67,8 +67,8 @@ def links(devices: Iterable[Device], pairs: Iterable[GpuPair]) -> Links:
 
 
 def from_links(links: Links) -> Table:
-    """Empty where no two cards are linked, and of more than MOST. A link that its two ends tell
-    differently is as fast as the slower says. Raises ValueError for links that are no square."""
+    """Empty without links between cards, and for more than MOST cards. A link whose two ends differ
+    is as fast as the slower one. Raises ValueError for a matrix that is not square."""
     count = len(links.minors)
     rows = links.bytes_per_second
     if len(rows) != count or any(len(row) != count for row in rows):

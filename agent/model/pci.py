@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from typing import Final
 
@@ -11,7 +12,7 @@ _ADDRESS: Final = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-
 
 
 class CharDevice(msgspec.Struct, frozen=True):
-    """A file below /dev; `number`: major and minor, None where the kernel does not tell them."""
+    """A file below /dev; `number`: major and minor, None when the kernel does not report them."""
 
     path: str
     number: tuple[int, int] | None = None
@@ -19,12 +20,10 @@ class CharDevice(msgspec.Struct, frozen=True):
 
 class Function(msgspec.Struct, frozen=True):
     """One PCI function, by its address `domain:bus:device.function` as the kernel writes it.
-
-    `root`: the bus that it hangs from (`pci0000:17`); `bridges`: those on the way from there to
-    it, outermost first. Both are empty where the kernel shows no tree. `class_code` has 24 bits.
-    `node`, `socket`: the kernel's ids, -1 where they can't be told. `physical`: the function that
-    this one is a virtual function of. `virtual`: number and address of its own, by number.
-    """
+    `root`: its root bus (`pci0000:17`); `bridges`: those between them, outermost first. Both are
+    empty when the kernel shows no tree. `class_code` has 24 bits. `node`, `socket`: the kernel's
+    ids, -1 when unknown. `physical`: the physical function of a virtual one. `virtual`: number and
+    address of its virtual functions, by number."""
 
     address: str
     root: str = ""
@@ -42,7 +41,8 @@ class Function(msgspec.Struct, frozen=True):
     @property
     def switches(self) -> tuple[str, ...]:
         """The upstream ports on the way, outermost first: below a root port, bridges alternate
-        between a switch's upstream and downstream port (devices.md §5.2)."""
+        between a switch's upstream and downstream port (kernel:
+        Documentation/PCI/pciebus-howto.rst)."""
         return self.bridges[1::2]
 
     @property
@@ -57,6 +57,44 @@ def is_address(text: str) -> bool:
 
 
 def address_key(text: str) -> tuple[int, ...]:
-    """Sorts addresses as numbers; what is no address comes last, all alike."""
+    """Sorts addresses as numbers; invalid ones come last, all equal."""
     match = _ADDRESS.fullmatch(text)
     return tuple(int(part, 16) for part in match.groups()) if match else (1 << 33,)
+
+
+class FpgaDriver(enum.StrEnum):
+    """The driver that describes it: the kernel's Device Feature List, or Intel's older driver."""
+
+    DFL = "dfl"
+    OPAE = "opae"
+
+
+class AcceleratorPort(msgspec.Struct, frozen=True):
+    """Where a program reaches the accelerator function; `function_id`: which one is loaded, as 32
+    hexadecimal digits, "" where that can't be read."""
+
+    name: str
+    function_id: str = ""
+    char_device: CharDevice | None = None
+
+
+class Fpga(msgspec.Struct, frozen=True):
+    """One PCI function with its ports. `interface_id`: bitstreams must be made for it;
+    `management`: the file that loads one; a virtual function has neither."""
+
+    function: Function
+    driver: FpgaDriver
+    ports: tuple[AcceleratorPort, ...] = ()
+    interface_id: str = ""
+    management: CharDevice | None = None
+
+    @property
+    def address(self) -> str:
+        return self.function.address
+
+
+class Fpgas(msgspec.Struct, frozen=True):
+    """By address."""
+
+    devices: tuple[Fpga, ...] = ()
+    problems: tuple[str, ...] = ()

@@ -40,8 +40,9 @@ def holdings(
     """CPUs, bytes of memory and numbers of devices that pods hold.
 
     `over`: pods that have ended and of which the runtime has nothing more: kubelets before 1.34
-    list them until they are deleted (peers.md §7.3.1). Two pods of one name are one entry, with
-    what both hold. A device counts on each NUMA node it is near to, and nowhere if there is none.
+    list them until they are deleted (Kubernetes issue 119423; later ones have the feature gate
+    KubeletPodResourcesListUseActivePods). Two pods of one name are one entry, with what both hold.
+    A device counts on each NUMA node it is near to, and nowhere if there is none.
     """
     alive = [pod for pod in pods if pod.key not in over]
     problems: list[str] = []
@@ -160,7 +161,7 @@ def _devices(pod: PodResources) -> Iterator[GivenDevice]:
 
 def _blocks(pod: PodResources) -> Iterator[MemoryBlock]:
     """The pod's as a whole or its containers', by kind whichever is more: the containers' are part
-    of the pod's (peers.md §1.8)."""
+    of the pod's (KEP-5526, pod-level resource managers)."""
     containers = [block for container in pod.containers for block in container.memory]
     for kind in sorted({block.kind for block in (*pod.memory, *containers)}):
         whole = [block for block in pod.memory if block.kind == kind]
@@ -194,8 +195,9 @@ def _here(nodes: tuple[int, ...], room: Amounts, field: str, problems: list[str]
 
 
 def _drained(block: MemoryBlock, nodes: list[int], room: Amounts) -> Iterator[tuple[int, int]]:
-    """Where the bytes of a block are: the kubelet fills its NUMA nodes in ascending order
-    (peers.md §1.6). What fits nowhere is on the last one."""
+    """Where the bytes of a block are: the kubelet fills its NUMA nodes in ascending order (kubelet:
+    pkg/kubelet/cm/memorymanager/policy_static.go, updateMachineState). What fits nowhere is on the
+    last one."""
     left = block.size_bytes
     for node in nodes:
         free = room[node].get(block.kind, 0)

@@ -1,9 +1,12 @@
-"""What the kubelet says its pods hold, as values (PodResources API v1, peers.md §1.8).
+"""What the pods of a kubelet hold, as values of its PodResources API v1 (Kubernetes:
+staging/src/k8s.io/kubelet/pkg/apis/podresources/v1/api.proto).
 
-It tells no uid: a pod is known by namespace and name.
+The API has no uid: a pod is known by namespace and name.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import msgspec
 
@@ -84,3 +87,33 @@ class Allocatable(msgspec.Struct, frozen=True):
     cpus: CpuSet = EMPTY
     memory: tuple[MemoryBlock, ...] = ()
     devices: tuple[GivenDevice, ...] = ()
+
+
+class OwnDevice(msgspec.Struct, frozen=True):
+    """`nodes`: the NUMA nodes that it is near to."""
+
+    id: str
+    nodes: tuple[int, ...] = ()
+
+
+class ContainerCorrection(msgspec.Struct, frozen=True):
+    """`cpus` None: those that the kubelet says. `devices`: all of a type, by UUID or PCI address;
+    of a type that is absent, those that the kubelet says."""
+
+    cpus: CpuSet | None = None
+    devices: Mapping[str, tuple[OwnDevice, ...]] = {}
+
+
+class PodCorrection(msgspec.Struct, frozen=True):
+    """`each` for containers that are not in `containers`, by name."""
+
+    each: ContainerCorrection = ContainerCorrection()
+    containers: Mapping[str, ContainerCorrection] = {}
+
+    def of(self, container: str) -> ContainerCorrection:
+        """What is said of the container of that name."""
+        return self.containers.get(container, self.each)
+
+
+Corrections = Mapping[PodName, PodCorrection]
+"""A pod that is absent has what the kubelet says."""

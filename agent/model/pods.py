@@ -1,16 +1,21 @@
-"""Pods and containers as far as Topolet cares, whatever told us of them."""
+"""Pods and containers of a node, and the labels and annotations of a pod that decisions read."""
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from agent.model.qos import KubeClass, QoS, qos_of
+from agent.model import bounds
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.qos import QOS_LABEL, KubeClass, QoS, qos_of
 
 
 class ContainerState(enum.StrEnum):
-    """Containers that ended are no `Container`, see Ended."""
+    """An ended container is an Ended, not a Container."""
 
     CREATED = "created"
     RUNNING = "running"
@@ -46,8 +51,10 @@ class Pod(msgspec.Struct, frozen=True):
     """A pod on this node. `containers` leaves out the pause containers: they are `sandboxes`.
     `ended`: the newest container of each name that has none any more, where these matter.
 
-    `created_at` is in nanoseconds since 1970 (of the oldest sandbox, or of the ring for a pod that
-    the runtime does not know yet).
+    `named`: the containers of its spec, None while the spec is not known.
+
+    `created_at` is in nanoseconds since 1970 (of the oldest sandbox, or of the notification for a
+    pod that the runtime does not know yet).
     """
 
     uid: str
@@ -60,6 +67,7 @@ class Pod(msgspec.Struct, frozen=True):
     containers: tuple[Container, ...] = ()
     sandboxes: tuple[Container, ...] = ()
     ended: tuple[Ended, ...] = ()
+    named: tuple[str, ...] | None = None
 
     @property
     def qos(self) -> QoS:
@@ -74,3 +82,28 @@ class Pod(msgspec.Struct, frozen=True):
 def pod_uid(uid: str, namespace: str, name: str) -> str:
     """The key of a pod; one created by hand, without a uid, is known by its name."""
     return uid or f"{namespace}/{name}"
+
+
+LABELS: Final = (QOS_LABEL, GPU_ISOLATION_PROVIDER)
+ANNOTATIONS: Final = {
+    RESOURCE_STATUS: bounds.POD_TEXT_BYTES,
+    SHARED_CONTAINERS: bounds.POD_VALUE_BYTES,
+    EXTENDED_RESOURCE_SPEC: bounds.POD_LIST_BYTES,
+    DEVICE_ALLOCATED: bounds.POD_LIST_BYTES,
+}
+"""With the bytes that a reader takes of each."""
+
+
+class PodMetadata(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Nothing but these."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+def pod_metadata(labels: Mapping[str, str], annotations: Mapping[str, str]) -> PodMetadata:
+    """Those of a pod."""
+    return PodMetadata(
+        {key: labels[key] for key in LABELS if key in labels},
+        bounds.kept(annotations, ANNOTATIONS),
+    )

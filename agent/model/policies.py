@@ -34,8 +34,8 @@ class NumaStrategy(enum.StrEnum):
 
 
 class GpuObjective(enum.StrEnum):
-    """By what the best of several sets of GPUs is told: no slow link within the set, or (as
-    go-gpuallocator does) good sets left for others."""
+    """How to choose between sets of GPUs: no slow link within the set, or (as go-gpuallocator does)
+    good sets left for others."""
 
     BANDWIDTH = "bandwidth"
     BESTEFFORT = "besteffort"
@@ -70,8 +70,8 @@ def kubelet_numa_policy(text: str) -> NumaPolicy | None:
 
 
 def reported_numa_policy(policy: str, scope: str) -> str:
-    """The kubelet's topology manager policy and scope as NodeResourceTopology's one word for both;
-    what is not known is None."""
+    """The kubelet's topology manager policy and scope as NodeResourceTopology's single value; None
+    for unknown ones."""
     known = kubelet_numa_policy(policy) or NumaPolicy.NONE
     if known is NumaPolicy.NONE:
         return NumaPolicy.NONE.value

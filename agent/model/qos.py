@@ -33,11 +33,9 @@ def qos_of(labels: Mapping[str, str], kube_class: KubeClass | None) -> QoS:
 
 
 def kube_class(cgroup_parent: str) -> KubeClass | None:
-    """The QoS class that the kubelet expressed by the place of a pod's (or a container's) group.
-
-    None for a place that is not the kubelet's, and for the kubelet's root itself. The kubelet's
-    own root (`cgroupRoot`) may stand before `kubepods`.
-    """
+    """The QoS class that follows from the place of a pod's (or a container's) cgroup. None for a
+    place outside the kubelet's, and for its root. The kubelet's root (`cgroupRoot`) may come before
+    `kubepods`."""
     for word, below in pairwise(_words(cgroup_parent)):
         if word == "kubepods":
             if below == "burstable":

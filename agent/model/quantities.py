@@ -13,7 +13,7 @@ Quantity = str | int | float
 
 
 class QuantityError(ValueError):
-    """A text that is no quantity; the message quotes it."""
+    """An invalid quantity; the message quotes it."""
 
 
 def milli(quantity: Quantity) -> int:

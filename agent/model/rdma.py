@@ -12,8 +12,8 @@ ACTIVE = "ACTIVE"
 
 
 class Port(msgspec.Struct, frozen=True):
-    """`state` and `physical` in the kernel's words (`ACTIVE`, `LinkUp`), "" where it has none;
-    `rate_gbps` as it runs now."""
+    """`state` and `physical` in the kernel's terms (`ACTIVE`, `LinkUp`), "" when unknown;
+    `rate_gbps`: the current rate."""
 
     number: int
     state: str = ""

@@ -27,8 +27,8 @@ MANAGER: Final = {MANAGED_BY: "topolet"}
 
 class DeviceReport(msgspec.Struct, frozen=True):
     """The devices of a node, and what its pods hold of them. `annotations`: of its Device object;
-    `gfd_labels`: the Node has those of NVIDIA's feature discovery too. `withheld`: what Device
-    object and Node list in their place, for schedulers that don't know who else holds some."""
+    `gfd_labels`: the Node gets those of NVIDIA's feature discovery too. `withheld`: the devices
+    that Device object and Node list instead, for schedulers that don't know the other holders."""
 
     devices: tuple[Device, ...] = ()
     gpus: GpuFacts = GpuFacts()
@@ -44,8 +44,8 @@ class DeviceReport(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a report is made of. `plugged`: devices of the kubelet's plugins. `owner` and
-    `fingerprint` None: there is no cluster that could read them."""
+    """The input of a report. `plugged`: devices of the kubelet's plugins. `owner` and `fingerprint`
+    None: without a cluster."""
 
     name: str
     topology: Topology

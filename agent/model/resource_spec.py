@@ -1,6 +1,7 @@
 """What a pod asks for beyond amounts: how its CPUs lie on cores and on NUMA nodes.
 
-Two annotations of Koordinator's: `resource-spec` and `numa-topology-spec` (koordinator.md §1.2).
+Two annotations of Koordinator's: `resource-spec` and `numa-topology-spec`
+(apis/extension/numa_aware.go).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Annotations and labels that describe a node's CPUs: Koordinator's (koordinator.md §1.3, §1.5) and
-ours."""
+"""Annotations and labels that describe a node's CPUs: Koordinator's (apis/extension/numa_aware.go,
+pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go) and ours."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.annotations import cpu_list, decoded
+from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
 from agent.model.snapshot import Pool
 from agent.model.topology import Cpu, Topology
@@ -38,25 +37,19 @@ class PodCpuAlloc(msgspec.Struct, frozen=True, rename="camel", omit_defaults=Tru
 
 
 def shared_pools(annotations: Mapping[str, str], key: str) -> tuple[Pool, ...]:
-    """The pools in one of the two annotations, none where it is absent. Raises AnnotationError."""
-    text = annotations.get(key)
-    if not text:
-        return ()
-    try:
-        pools = jsontext.decode(_pools, text) or ()
-        for pool in pools:
-            CpuSet.parse(pool.cpuset)
-    except (JsonError, CpuSetError) as error:
-        raise AnnotationError(key, str(error)) from None
+    """The pools in one of the two annotations, none when it is absent. Raises AnnotationError."""
+    pools = decoded(annotations, key, _pools, bounds.OBJECT_VALUE_BYTES) or ()
+    for pool in pools:
+        cpu_list(key, "cpuset", pool.cpuset)
     return pools
 
 
 class NodeConfiguration(msgspec.Struct, frozen=True):
-    """What people set for the node: the kubelet's words about CPUs and NUMA nodes, with the CPUs
-    that it reserves, the Node's annotations, and the agent's settings for CPUs that are set aside.
+    """The configuration of the node: the kubelet's policies for CPUs and NUMA nodes with the CPUs
+    that it reserves, the Node's annotations, and the agent's settings for reserved CPUs.
     `kubelet_memory`: the kubelet binds the memory of Guaranteed pods, and keeps
-    `reserved_memory_bytes` of each NUMA node from pods; `max_numa_nodes`: for how many its topology
-    manager works, None for its default."""
+    `reserved_memory_bytes` of each NUMA node from pods; `max_numa_nodes`: the limit of its topology
+    manager, None for its default."""
 
     kubelet_policy: str = "none"
     kubelet_options: dict[str, str] = {}
@@ -94,7 +87,7 @@ def koordinator_annotations(
 
 
 def node_labels(topology: Topology) -> dict[str, str]:
-    """Labels of the Node that tell what kind of machine it is."""
+    """Labels of the Node that describe its machine."""
     kinds = sorted({cpu.kind for cpu in topology.cpus if cpu.kind is not None})
     facts = {
         "cpus": str(len(topology.cpus)),

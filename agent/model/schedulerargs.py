@@ -1,9 +1,10 @@
 """How a cluster's scheduler is set for CPUs, NUMA nodes and GPUs, as one value.
 
-Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` of the fine-grained CPU
-orchestration proposal, and `NodeNUMAResourceArgs` of Koordinator's plugin (koordinator.md §1.8).
-`gpuObjective` is ours, and a key of both; so is `zoneScoringStrategy`, for plain pods, as
-NodeResourceTopologyMatch has one (peers.md §2).
+Two kinds, with their own keys and defaults: `CPUOrchestrationPluginArgs` (fine-grained CPU
+orchestration proposal, Plugin Configuration) and `NodeNUMAResourceArgs` of Koordinator's plugin
+(pkg/scheduler/apis/config/v1/types.go). `gpuObjective` and `zoneScoringStrategy` are ours, and keys
+of both. The second is for plain pods, like the `scoringStrategy` of NodeResourceTopologyMatch
+(scheduler-plugins: apis/config/v1/types.go, NodeResourceTopologyMatchArgs).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class ScoringType(enum.StrEnum):
 
 
 class ZoneStrategy(enum.StrEnum):
-    """Which nodes suit plain pods. LEAST_NUMA_NODES counts NUMA nodes, the others look at each one
-    by itself."""
+    """Which nodes suit plain pods. LEAST_NUMA_NODES counts NUMA nodes, the others judge each one
+    separately."""
 
     LEAST_ALLOCATED = "LeastAllocated"
     MOST_ALLOCATED = "MostAllocated"
@@ -82,8 +83,8 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
 
 
 def decode(body: object) -> SchedulerArgs:
-    """Of a decoded file; what it does not say is the kind's default. Raises ObjectError, which
-    names the field."""
+    """Of a decoded file; missing fields have the kind's default. Raises ObjectError, which names
+    the field."""
     kind = body.get("kind") if isinstance(body, dict) else None
     if kind == Rules.KOORDINATOR:
         return _koordinator(converted(body, kind, _NodeNumaResource))

@@ -1,4 +1,4 @@
-"""NodeResourceTopologies as they are read, in either version and whoever wrote them."""
+"""NodeResourceTopologies of any writer, in either version."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ MOST_NUMA_NODES: Final = 1024
 
 
 def decode(body: object) -> NodeTopology:
-    """Either version, whoever wrote it. Zones that are no NUMA node, and costs towards such ones,
-    are left out; an attribute with a value that means nothing leaves the default, like a scheduler
-    does. Raises ObjectError."""
+    """Either version, of any writer. Omits zones that are not NUMA nodes, and costs towards them;
+    an attribute with an invalid value leaves the default, as in a scheduler. Raises ObjectError."""
     raw = converted(body, KIND, _Raw)
     metadata = raw.metadata
     policy, scope = _from_word(raw.topology_policies[0] if raw.topology_policies else "")

@@ -67,6 +67,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "empty: its command line and file tell"
         ),
     ] = ""
+    kubelet_config: Annotated[
+        str,
+        msgspec.Meta(
+            description="the kubelet's configuration file, by its path for the agent; empty: the "
+            "path of the kubelet's own --config, below root. Flags of the kubelet win over the file"
+        ),
+    ] = ""
     kubelet_token_file: Annotated[
         str, msgspec.Meta(description="bearer token for kubelet-configz; empty: none")
     ] = ""
@@ -318,13 +325,6 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     tls_key_file: Annotated[str, msgspec.Meta(description="the key of tls-certificate-file")] = (
         "/etc/topolet/tls/tls.key"
     )
-    binders_file: Annotated[
-        str,
-        msgspec.Meta(
-            description="webhook: the accounts that bind pods with GPUs, user names, one a line; "
-            "read again when it changes"
-        ),
-    ] = "/etc/topolet/policy/binders"
     webhook_failure_policy: Annotated[
         Literal["Fail", "Ignore"],
         msgspec.Meta(
@@ -437,6 +437,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
             "place, seconds",
         ),
     ] = 15
+    watch_stale_seconds: Annotated[
+        int,
+        msgspec.Meta(
+            ge=15,
+            le=600,
+            description="scheduler: how long a watch that decisions read may be out of touch with "
+            "the API server (no event, bookmark or answer) before nothing is answered, seconds; "
+            "each watch is renewed three times in that time",
+        ),
+    ] = 30
     drain_seconds: Annotated[
         float,
         msgspec.Meta(

@@ -1,20 +1,25 @@
-"""What the agent tells the proxy: one small file, replaced atomically."""
+"""The agent's snapshot for the frontends: one small file, replaced atomically."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from agent.model import jsontext
+from agent.model import bounds
+from agent.model.bounds import JsonError
 from agent.model.cpuset import CpuSet, union
-from agent.model.jsontext import JsonError
 from agent.model.qos import QoS
 from agent.model.visible import NodeDevices
 from agent.model.wanted import PodWanted, Wanted
 
 CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
-"""Who gives containers CPUs of their own on the node itself (agent.allocate.local)."""
+"""Who gives containers CPUs of their own on the node itself (agent.allocate.node_local)."""
+
+
+MOST_BYTES: Final = 16 << 20
+"""A reader takes no larger snapshot. 4,000 pods with as many containers fit: the agent bounds what
+each adds (`allocate.named`)."""
 
 
 class SnapshotError(ValueError):
@@ -36,13 +41,15 @@ class Pool(msgspec.Struct, frozen=True):
 
 class Owner(msgspec.Struct, frozen=True):
     """A pod and the CPUs that are its own, none if none of them runs now; `offline`: those of its
-    claim that do not run now, which are kept for it."""
+    claim that do not run now, which are kept for it. `kubelet`: the CPUs are those of a static
+    kubelet's checkpoint."""
 
     uid: str
     title: str
     qos: QoS
     cpuset: str
     offline: str = ""
+    kubelet: bool = False
 
     @property
     def cpus(self) -> CpuSet:
@@ -115,6 +122,6 @@ _decoder = msgspec.json.Decoder(Snapshot, dec_hook=_cpuset)
 def decode(text: bytes) -> Snapshot:
     """Raises SnapshotError."""
     try:
-        return jsontext.decode(_decoder, text)
+        return bounds.decode(_decoder, text)
     except JsonError as error:
         raise SnapshotError(f"snapshot: {error}") from None

@@ -25,7 +25,7 @@ class Mount(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class DeviceNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """A character device, at the same path on the host and in the container. `major`, `minor`: the
-    kernel's numbers, -1 where nobody looked."""
+    kernel's numbers, -1 when unknown."""
 
     path: str
     major: int = -1
@@ -47,11 +47,9 @@ class VisibleGpu(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Visible(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one container sees. `gpus` None: nobody decided about them. `nodes`: of other devices,
-    by type; a type that is absent was not decided about. Mounts and environment come on top.
-
-    `refused` says why it can't have what was allocated.
-    """
+    """The devices that one container sees. `gpus` None: there is no decision about them. `nodes`:
+    of other devices, by type; an absent type has no decision. Mounts and environment are added.
+    `refused` says why it can't have its allocation."""
 
     gpus: tuple[VisibleGpu, ...] | None = None
     nodes: dict[str, tuple[DeviceNode, ...]] = {}
@@ -78,9 +76,9 @@ class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What hooks know of the node's devices beside what each container sees. `cdi_kind`
-    (`nvidia.com/gpu`): how a GPU is named to a request that has no sign of one; empty: by UUID in
-    the environment."""
+    """What hooks need of the node's devices besides each container's. `cdi_kind`
+    (`nvidia.com/gpu`): names a GPU to a request without another form; empty: by UUID in the
+    environment."""
 
     held: tuple[HeldDevice, ...] = ()
     unasked: Unasked = "leave"

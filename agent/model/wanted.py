@@ -7,22 +7,46 @@ from typing import Final
 
 import msgspec
 
-from agent.model.limits import Limits
+from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
 from agent.model.visible import Visible
+
+UNLIMITED: Final = -1
+PERIOD_MICROSECONDS: Final = 100_000
+"""The kernel's own default period, and the one that every quota here is for."""
+LEAST_QUOTA_MICROSECONDS: Final = 1_000
+LEAST_SHARES: Final = 2
+MOST_SHARES: Final = 262_144
+"""What the kernel takes; it bends shares beyond these by itself, and refuses a lesser quota."""
+
+
+class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Values of one cgroup; None: undecided, stays as it is. `quota_microseconds` of CPU time in
+    each 100,000 and `memory_limit_bytes` may be UNLIMITED. `mems` are NUMA nodes; on cgroup v2 an
+    empty set means the parent's. `migrate`: whether pages follow when `mems` change: a choice on v1
+    alone, v2 always moves them."""
+
+    quota_microseconds: int | None = None
+    shares: int | None = None
+    memory_limit_bytes: int | None = None
+    mems: CpuSet | None = None
+    migrate: bool | None = None
+
 
 NO_LIMITS: Final = Limits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one container gets; `cpuset` None means hands off.
-
-    `exclusive`: the CPUs are its pod's own. `blocked` says why it must not be created yet: its CPUs
-    are not free, or it has none. `visible` None: nobody decided about its devices.
-    """
+    """The wanted values of one container; `cpuset` None: hands off. `exclusive`: its pod owns the
+    CPUs; `kubelet`: a static kubelet gave them, and a cpuset in its request overrides ours;
+    `keeps_quota`: the CFS quota of the request stays. `blocked` says why it must not be created
+    yet: its CPUs are in use, or it has none. `visible` None: there is no decision about its
+    devices."""
 
     cpuset: str | None = None
     exclusive: bool = False
+    kubelet: bool = False
+    keeps_quota: bool = False
     limits: Limits = NO_LIMITS
     blocked: str = ""
     visible: Visible | None = None
@@ -31,6 +55,12 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     def hands_off(self) -> bool:
         """Whether neither CPUs nor limits of the container are ours."""
         return self.cpuset is None and self.limits == NO_LIMITS
+
+    @property
+    def lifts_quota(self) -> bool:
+        """Whether the container runs without a CFS quota, though `limits` has none."""
+        has_quota = self.limits.quota_microseconds is not None
+        return self.exclusive and not has_quota and not self.keeps_quota
 
     def without_memory(self) -> Wanted:
         """The same with nothing said of memory nodes."""

@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from agent.model.verdict import Code
 from agent.rpc import unary
-from agent.rpc.grpc import Code, RpcError
+from agent.rpc.grpc import RpcError
 
 _READ_BYTES: Final = 1 << 18
 

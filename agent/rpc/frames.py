@@ -1,4 +1,4 @@
-"""HTTP/2 frames (RFC 9113 §4, §6): their numbers, and how to build and open one.
+"""HTTP/2 frames (RFC 9113, sections 4 and 6): their numbers, and how to build and open one.
 
 Opening never trusts a length: what does not fit raises FrameError.
 """
@@ -38,6 +38,7 @@ HAS_PRIORITY: Final = 0x20
 HEADER_TABLE_SIZE: Final = 1
 ENABLE_PUSH: Final = 2
 INITIAL_WINDOW_SIZE: Final = 4
+MAX_FRAME_SIZE: Final = 5
 
 NO_ERROR: Final = 0
 PROTOCOL_ERROR: Final = 1

@@ -5,35 +5,13 @@ Source of the rules: doc/PROTOCOL-HTTP2.md and doc/statuscodes.md of grpc/grpc.
 
 from __future__ import annotations
 
-import enum
 from typing import Final
 
+from agent.model.verdict import Code
 from agent.rpc import frames, metadata
 
 PREFIX_BYTES: Final = 5
 STATUS_CHARACTERS: Final = 1_000
-
-
-class Code(enum.IntEnum):
-    """The status codes."""
-
-    OK = 0
-    CANCELLED = 1
-    UNKNOWN = 2
-    INVALID_ARGUMENT = 3
-    DEADLINE_EXCEEDED = 4
-    NOT_FOUND = 5
-    ALREADY_EXISTS = 6
-    PERMISSION_DENIED = 7
-    RESOURCE_EXHAUSTED = 8
-    FAILED_PRECONDITION = 9
-    ABORTED = 10
-    OUT_OF_RANGE = 11
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-    DATA_LOSS = 15
-    UNAUTHENTICATED = 16
 
 
 NO_ANSWER: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED})
@@ -60,7 +38,12 @@ def code_name(code: int) -> str:
 
 def encode_message(message: bytes) -> bytes:
     """`message` uncompressed, behind its prefix."""
-    return b"\0" + len(message).to_bytes(4, "big") + message
+    return prefix(len(message)) + message
+
+
+def prefix(size_bytes: int) -> bytes:
+    """The prefix of an uncompressed message of that size."""
+    return b"\0" + size_bytes.to_bytes(4, "big")
 
 
 def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bool, int] | None:
@@ -74,6 +57,12 @@ def read_prefix(buffer: bytes | bytearray | memoryview, at: int = 0) -> tuple[bo
     if flag > 1:
         raise MessageError(f"message flag is {flag}")
     return flag == 1, int.from_bytes(buffer[at + 1 : at + PREFIX_BYTES], "big")
+
+
+def unpacked_bytes(packed: bytes) -> int:
+    """The size of the content by the trailer of one gzip member (RFC 1952 §2.3.1, ISIZE), which
+    nobody has checked."""
+    return int.from_bytes(packed[-4:], "little")
 
 
 def gunzip(packed: bytes, limit_bytes: int) -> bytes:

@@ -1,11 +1,12 @@
-"""ttrpc messages on several connections over one stream, as NRI carries them (peers.md §4.2,
-runtime.md §4.1). No I/O.
+"""ttrpc messages on several connections over one stream, as NRI carries them (NRI:
+pkg/net/multiplex/mux.go; ttrpc: channel.go). No I/O.
 
 A frame is `connection u32 | length u32 | bytes`, and the bytes of one connection are a stream of
 messages `length u32 | stream u32 | type u8 | flags u8 | payload`; all numbers big-endian. A sender
-in Go cuts messages where it likes, but a reader in Go loses every frame that is larger than what it
-reads into: 10 bytes for the header, then the whole payload, once all of 4096 bytes in between were
-asked for. So each message of ours goes as two frames, header and payload.
+in Go cuts messages where it likes, but a reader in Go loses every frame that is larger than the
+buffer it reads into (mux.go, conn.Read: ENOMEM). That buffer has 4096 bytes where it waits for a
+header of 10 bytes, and the size of the payload where it waits for a longer payload. So each message
+of ours goes as two frames, header and payload.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from agent.model.verdict import Code
 from agent.rpc import frames, grpc, metadata
-from agent.rpc.grpc import Code, RpcError
+from agent.rpc.grpc import RpcError
 
 WINDOW_BYTES: Final = 4 << 20
 MAX_BLOCK_BYTES: Final = 1 << 17

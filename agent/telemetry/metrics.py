@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from agent.allocate.pools import Decision
 from agent.model.cpuset import CpuSet
 from agent.telemetry.devicemetrics import DeviceMetrics
+from agent.telemetry.watchmetrics import watch_ages
 
 
 class AgentMetrics:
@@ -52,7 +53,7 @@ class AgentMetrics:
             "How long after the last round the next is due if nothing happens.",
             registry=registry,
         )
-        self.rings = Counter(
+        self.notifications = Counter(
             "topolet_doorbell_rings", "Datagrams of the proxy.", ["kind"], registry=registry
         )
         self.overlaps = Counter(
@@ -63,6 +64,18 @@ class AgentMetrics:
         self.refusals = Counter(
             "topolet_claim_refusals",
             "Claims that were refused, each counted once.",
+            registry=registry,
+        )
+        self.short_of_cpus = Gauge(
+            "topolet_containers_short_of_cpus",
+            "Containers that have fewer CPUs of their own than the annotation of their pod, or the "
+            "kubelet's checkpoint, names.",
+            registry=registry,
+        )
+        self.events = Counter(
+            "topolet_events",
+            "Events about pods, by result: written, failed, dropped (too many waited).",
+            ["result"],
             registry=registry,
         )
         self.cgroup_writes = Counter(
@@ -88,6 +101,12 @@ class AgentMetrics:
             "What the cluster can't be asked or told at present: pods, Node, reports.",
             registry=registry,
         )
+        self.source_troubles = Gauge(
+            "topolet_source_troubles",
+            "Faults of a source that the agent can do without; the log has the reasons.",
+            ["source"],
+            registry=registry,
+        )
         self._decision: Decision | None = None
         registry.register(_Decided(lambda: self._decision))
         self.devices = DeviceMetrics()
@@ -97,8 +116,21 @@ class AgentMetrics:
         """Pools, owners and refusals are reported from this decision until the next."""
         self._decision = decision
 
+    def follow(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
+        """Shows these ages on every page: by resource, since its watch was in touch with the API
+        server last. To be called once."""
+        self._registry.register(_Watches(ages_seconds))
+
     def render(self) -> str:
         return generate_latest(self._registry).decode()
+
+
+class _Watches(Collector):
+    def __init__(self, ages_seconds: Callable[[], Mapping[str, float]]) -> None:
+        self._ages_seconds = ages_seconds
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        return [watch_ages("topolet_watch_age_seconds", self._ages_seconds())]
 
 
 class _Decided(Collector):

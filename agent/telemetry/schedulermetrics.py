@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,6 +17,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from agent.telemetry.watchmetrics import watch_ages
+
 _SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 )  # fmt: skip
@@ -25,7 +27,9 @@ _SECONDS: Final = (
 class SchedulerFacts(msgspec.Struct, frozen=True):
     """Read when somebody asks. `lost_races`: binds whose node was taken since the filter;
     `waiting`: pods that found no node; `retried`, `evicted`: how often one was tried again as a
-    node had room, or ended to make some."""
+    node had room, or ended to make some. `corrected`: writes of the CPUs that a kubelet gave into
+    annotations, `uncorrected`: writes that failed, `misreported`: annotations that are wrong now;
+    `watch_ages_seconds`: by resource, since its watch was in touch with the API server last."""
 
     deciding: bool
     nodes: int
@@ -33,6 +37,10 @@ class SchedulerFacts(msgspec.Struct, frozen=True):
     waiting: int = 0
     retried: int = 0
     evicted: int = 0
+    corrected: int = 0
+    uncorrected: int = 0
+    misreported: int = 0
+    watch_ages_seconds: Mapping[str, float] = {}
 
 
 class SchedulerMetrics:
@@ -81,6 +89,7 @@ class _Read(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         facts = self._read()
         return [
+            watch_ages("topolet_scheduler_watch_age_seconds", facts.watch_ages_seconds),
             GaugeMetricFamily(
                 "topolet_scheduler_deciding",
                 "Whether this process leads and knows the cluster: 1 or 0.",
@@ -107,4 +116,21 @@ class _Read(Collector):
                 "Pods that were evicted to make room where only our rule blocked.",
                 facts.evicted,
             ),
+            _corrections(facts),
+            GaugeMetricFamily(
+                "topolet_scheduler_misreported_pods",
+                "Pods whose resource-status names other CPUs than their kubelet gave them.",
+                facts.misreported,
+            ),
         ]
+
+
+def _corrections(facts: SchedulerFacts) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "topolet_scheduler_corrections",
+        "Writes of the CPUs that a kubelet gave into resource-status, by result.",
+        labels=["result"],
+    )
+    family.add_metric(["written"], facts.corrected)
+    family.add_metric(["failed"], facts.uncorrected)
+    return family

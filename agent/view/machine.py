@@ -14,8 +14,8 @@ from agent.model.topology import NumaNode, Topology
 from agent.view import boxes, distances, nesting
 from agent.view.boxes import Box, Lines
 from agent.view.cells import Cells
+from agent.view.format import count, size
 from agent.view.nesting import Part
-from agent.view.units import count, size
 
 TALL_LINES = 56
 _FRAME = re.compile("[╭╮╰╯│─]+")

@@ -12,7 +12,7 @@ import msgspec
 
 from agent.model.cpuset import CpuSet, union
 from agent.model.topology import NumaNode, Topology
-from agent.view.units import count, size
+from agent.view.format import count, size
 
 
 class Part(msgspec.Struct, frozen=True):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from agent.model.cpuset import CpuSet
+from agent.model.cpuset import CpuSet, union
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot, pool_cpus
 from agent.model.topology import Topology
 from agent.model.wanted import PodWanted
-from agent.view import machine, table
+from agent.view import machine
+from agent.view.format import table
 
 _COLUMNS = ("POD", "QOS", "CPUS", "")
 _AROUND_LINES = 9  # summary, legend, heads and what is between them
@@ -31,7 +32,7 @@ def draw(
     held = holders(topology, snapshot)
     picture = machine.draw(topology, width, held, colour=colour, tall_lines=tall)
     rows = [_COLUMNS, *map(_row, _sorted(snapshot))]
-    lines = table.lines(rows, width)
+    lines = table(rows, width)
     if len(rows) == 1:
         lines = ["No pods."]
     return picture + "\n" + "\n".join(lines) + "\n"
@@ -45,8 +46,9 @@ def holders(topology: Topology, snapshot: Snapshot) -> dict[int, str]:
         named |= dict.fromkeys(pools, text)
     for owner in snapshot.owners:
         shared = owner.cpus & be
-        named |= dict.fromkeys(owner.cpus - shared, f"{owner.qos} {owner.title}")
-        named |= dict.fromkeys(shared, f"{owner.qos} {owner.title}, and the BE pool")
+        name = f"{'kubelet' if owner.kubelet else owner.qos} {owner.title}"
+        named |= dict.fromkeys(owner.cpus - shared, name)
+        named |= dict.fromkeys(shared, f"{name}, and the BE pool")
     return {cpu: named[cpu] for cpu in topology.online if cpu in named}
 
 
@@ -59,6 +61,11 @@ def _sorted(snapshot: Snapshot) -> list[PodWanted]:
 
 
 def _row(pod: PodWanted) -> tuple[str, str, str, str]:
+    given = [each for each in pod.containers.values() if each.kubelet]
+    if given:
+        cpus = union(CpuSet.parse(each.cpuset or "") for each in given)
+        refused = f"; claim not honoured: {pod.refused}" if pod.refused else ""
+        return pod.title, pod.qos.value, str(cpus) or "-", f"own, by the kubelet{refused}"
     wanted = pod.each
     note = "own" if wanted.exclusive else "shared"
     if wanted.cpuset is None:

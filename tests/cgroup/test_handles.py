@@ -1,4 +1,5 @@
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def test_no_more_files_stay_open_than_allowed() -> None:
     assert [path in open_files() for path in paths] == [True, True, False]
     handles.close()
     assert not set(paths) & set(open_files())
+
+
+def test_files_that_the_kernel_removed_are_closed() -> None:
+    handles = Handles()
+    for _ in range(300):
+        with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+            path = f"/proc/{process.pid}/comm"
+            handles.read(path)
+            handles.read("/proc/sys/kernel/ostype")
+            assert path in open_files()
+    opened = [each for each in open_files() if each.startswith("/proc/")]
+    assert len(opened) <= 65
+    assert "/proc/sys/kernel/ostype" in opened
+    handles.close()
 
 
 def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -12,7 +12,10 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
 from agent.cgroup.writer import apply, restore
+from agent.host import inotify
+from agent.host.inotify import Event
 from agent.model.cpuset import EMPTY, CpuSet
+from agent.node.cgroup_watch import CgroupWatch
 
 if os.geteuid() != 0:
     pytest.skip("cpusets can't be written without root", allow_module_level=True)
@@ -254,3 +257,55 @@ def test_v2_inheritance_is_given_back(play: Playground, journal: Journal) -> Non
     assert restore(REAL, journal).ok
     assert play.own(group) == EMPTY
     assert REAL.effective_cpus(group) == REAL.effective_cpus(play.top)
+
+
+@pytest.mark.parametrize("read_each", [True, False])
+def test_watches_of_removed_groups_end(play: Playground, read_each: bool) -> None:
+    play.make("/kubepods")
+    pods = [(f"/kubepods/pod{number}", f"/kubepods/pod{number}/c") for number in range(20)]
+    tree = CgroupWatch(f"{REAL.path}{play.top}")
+    try:
+        at_rest = watches(tree)
+        for pod in pods:
+            groups = [play.make(name) for name in pod]
+            if read_each:
+                assert tree.read()
+                assert watches(tree) == at_rest + len(pod)
+            for group in reversed(groups):
+                play.remove(group)
+            if read_each:
+                assert tree.read()
+                assert watches(tree) == at_rest
+        tree.read()
+        assert watches(tree) == at_rest
+    finally:
+        tree.close()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_watches_are_right_after_events_were_lost(
+    play: Playground, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    play.make("/kubepods")
+    pod = play.make("/kubepods/pod1")
+    tree = CgroupWatch(f"{REAL.path}{play.top}")
+    try:
+        with_pod = watches(tree)
+        play.remove(pod)
+        if again:
+            play.make("/kubepods/pod1")
+        lost = Event(-1, inotify.OVERFLOW, "")
+        with monkeypatch.context() as patch:
+            patch.setattr(tree._queue, "read", lambda: [lost])
+            assert tree.read()
+        assert watches(tree) == with_pod - (not again)
+        tree.read()
+        assert watches(tree) == with_pod - (not again)
+    finally:
+        tree.close()
+
+
+def watches(tree: CgroupWatch) -> int:
+    """How many the kernel holds."""
+    lines = Path(f"/proc/self/fdinfo/{tree.fileno()}").read_text().splitlines()
+    return sum(line.startswith("inotify wd:") for line in lines)

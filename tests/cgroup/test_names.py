@@ -1,6 +1,6 @@
 import pytest
 
-from agent.cgroup.names import container_groups, from_cgroups_path, slice_group
+from agent.cgroup.names import container_groups, from_cgroups_path, of_pods, slice_group
 
 UID = "0a1b2c3d-1111-2222-3333-444455556666"
 UID_ = UID.replace("-", "_")
@@ -80,3 +80,45 @@ def test_candidates(parent: str, prefixes: tuple[str, ...], groups: tuple[str, .
 )
 def test_oci_cgroups_path(path: str, group: str | None) -> None:
     assert from_cgroups_path(path) == group
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        "/kubepods",
+        "/kubepods/burstable/podX/ID",
+        "/kubepods.slice",
+        BURSTABLE,
+        f"{BURSTABLE}/cri-containerd-ID.scope/its/own",
+        "/mine/kubepods/besteffort/podX",
+        "/mine.slice/mine-kubepods.slice/mine-kubepods-podX.slice",
+        "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice",
+        "/system.slice/crio-ID.scope",
+        "/system.slice/cri-containerd-ID.scope",
+        "/k8s.io/ID",
+        "/kubepods/podX (deleted)",
+    ],
+)
+def test_groups_of_pods(group: str) -> None:
+    assert of_pods(group)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        "/",
+        "/init.scope",
+        "/system.slice/kubelet.service",
+        "/system.slice/snap.microk8s.daemon-kubelite.service",
+        "/podruntime/kubelet",
+        "/kubelet.slice",
+        "/system.slice/docker-ID.scope",
+        "/docker/ID",
+        "/user.slice/user-1000.slice/session-3.scope",
+        "/kubepods-like",
+        "/my-kubepods",
+        "/system.slice/kubepods.service",
+    ],
+)
+def test_groups_of_the_host(group: str) -> None:
+    assert not of_pods(group)

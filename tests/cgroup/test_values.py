@@ -15,7 +15,7 @@ from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import Journal, OriginalValue
 from agent.cgroup.outcome import State
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.limits import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, Limits
 
 V1_GROUP = {
     "cpu/cpu.cfs_quota_us": "-1",

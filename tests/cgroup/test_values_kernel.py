@@ -16,7 +16,7 @@ from agent.cgroup.hierarchy import CgroupError, mounted
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.limits import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, Limits
 
 if os.geteuid() != 0:
     pytest.skip("limits can't be written without root", allow_module_level=True)

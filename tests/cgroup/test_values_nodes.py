@@ -15,7 +15,7 @@ from agent.cgroup.handles import Handles
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import State
 from agent.model.cpuset import CpuSet
-from agent.model.limits import Limits
+from agent.model.wanted import Limits
 from tests.cgroup.kernel import Kernel
 
 NODES = CpuSet([0, 1, 2])

@@ -51,7 +51,7 @@ def test_an_hca_that_is_no_network_controller_by_class(
     (only,) = physical.links
     assert (only.name, only.node_guid, only.board) == (
         "qib0",
-        "0011:7500:0077:cfc8",
+        "0123:4567:89ab:cdef",
         "InfiniPath_QLE7340",
     )
     assert only.ports == (Port(1, "ACTIVE", "LinkUp", "InfiniBand", 40.0),)

@@ -11,12 +11,9 @@ import pytest
 from agent.discover import cpus
 from agent.model.cpuset import CpuSet
 from agent.model.topology import Topology
-from tests.conftest import SHARED
+from tests.conftest import DATA
 
-_FILE = SHARED / "sysfs" / "expected.json"
-EXPECTED: dict[str, Any] = json.loads(_FILE.read_text()) if _FILE.exists() else {}
-
-pytestmark = pytest.mark.skipif(not EXPECTED, reason=f"no {_FILE}")
+EXPECTED: dict[str, Any] = json.loads((DATA / "sysfs" / "expected.json").read_text())
 
 NO_CORES = {"4fake-4gr1nu1pu": "no thread_siblings files: hwloc has no cores, we one per CPU"}
 NO_SOCKETS = {"2ps3-2t": "no core_siblings and no package id: hwloc has no package, we socket 0"}
@@ -29,7 +26,7 @@ PLACED_NODES = {
 }
 
 
-@pytest.fixture(params=list(EXPECTED) or ["none"])
+@pytest.fixture(params=list(EXPECTED))
 def name(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     return found

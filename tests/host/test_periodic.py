@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 from agent.host.periodic import Periodic
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -39,6 +40,43 @@ def test_a_step_under_way_is_waited_for() -> None:
     stopping.start()
     goes_on.set()
     stopping.join()
+    assert ended.is_set()
+
+
+def test_a_hurried_step_begins_before_its_period_and_not_before_the_least() -> None:
+    steps: list[float] = []
+    it = Periodic("hurried", 1e6, lambda: steps.append(time.monotonic()), 0.05)
+    it.start()
+    eventually("the first step", lambda: steps)
+    it.hurry()
+    eventually("another one", lambda: len(steps) == 2)
+    it.stop()
+    assert steps[1] - steps[0] >= 0.05
+
+
+def test_the_least_pause_ends_with_the_stop() -> None:
+    stepped = threading.Event()
+    it = Periodic("slow", 1e6, stepped.set, 1e5)
+    it.start()
+    assert stepped.wait(DEADLINE_SECONDS)
+    it.stop()
+
+
+def test_a_stop_waits_no_longer_than_it_should() -> None:
+    begun, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def step() -> None:
+        begun.set()
+        goes_on.wait(DEADLINE_SECONDS)
+        ended.set()
+
+    it = Periodic("hangs", 1e6, step)
+    it.start()
+    assert begun.wait(DEADLINE_SECONDS)
+    it.stop(0.0)
+    assert not ended.is_set()
+    goes_on.set()
+    it.stop()
     assert ended.is_set()
 
 

@@ -77,6 +77,14 @@ class Server:
             self._remove(name)
             self._changed.notify_all()
 
+    def bookmark(self) -> None:
+        """To every watch."""
+        with self._changed:
+            self.version += 1
+            mark = {"metadata": {"resourceVersion": str(self.version)}}
+            self.events.append((self.version, "BOOKMARK", mark))
+            self._changed.notify_all()
+
     def compact(self) -> None:
         """No watch can begin before now."""
         with self._changed:

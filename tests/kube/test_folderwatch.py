@@ -10,6 +10,7 @@ import yaml
 from agent.kube.folderwatch import FolderWatch
 from agent.kube.objects import Change, Key
 from agent.kube.store import EmbeddedStore
+from tests.kube.reading import as_type
 from tests.waiting import eventually
 
 
@@ -35,7 +36,7 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
     pod(tmp_path, "b", "p", "n")
     pod(tmp_path, "b", "elsewhere", "m")
     store = EmbeddedStore(str(tmp_path), period_seconds=0.01)
-    watch = store.watch_pods("n", Item, changed)
+    watch = store.watch_pods("n", as_type(Item), changed)
     watch.start()
     try:
         eventually("synced", lambda: watch.synced)
@@ -59,7 +60,7 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
 def test_node_is_followed(tmp_path: Path) -> None:
     store = EmbeddedStore(str(tmp_path), period_seconds=0.01)
     changes: list[Change[Item]] = []
-    watch: FolderWatch[Item] = store.watch_node("n", Item, changes.extend)
+    watch: FolderWatch[Item] = store.watch_node("n", as_type(Item), changes.extend)
     watch.start()
     try:
         eventually("synced", lambda: watch.synced)

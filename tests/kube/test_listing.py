@@ -5,7 +5,7 @@ import json
 import msgspec
 import pytest
 
-from agent.kube.errors import GoneError, MalformedError
+from agent.kube.errors import GoneError, KubeError, MalformedError, TooLargeError
 from agent.kube.listing import PAGE, listed
 from agent.kube.transport import Query
 
@@ -23,14 +23,14 @@ def page(names: list[str], token: str = "", version: str = "7") -> bytes:
 class Server:
     """Answers in the order given, and keeps what it was asked."""
 
-    def __init__(self, *answers: bytes | GoneError) -> None:
+    def __init__(self, *answers: bytes | KubeError) -> None:
         self._answers = iter(answers)
         self.asked: list[Query] = []
 
     def get(self, path: str, query: Query) -> bytes:
         self.asked.append(query)
         answer = next(self._answers)
-        if isinstance(answer, GoneError):
+        if isinstance(answer, KubeError):
             raise answer
         return answer
 
@@ -49,6 +49,34 @@ def test_only_the_first_page_is_asked_from_memory() -> None:
     server = Server(page(["a"], "x"), page(["b"]))
     listed("/pods", {}, server.get, name, remembered=True)
     assert [each.get("resourceVersion") for each in server.asked] == ["0", None]
+
+
+def test_pages_that_are_too_large_shrink() -> None:
+    """A server that answers from its memory tells all at once."""
+    large = TooLargeError("more than is read")
+    server = Server(
+        large,
+        page(["a"], "x"),
+        large,
+        page(["a"], "y"),
+        GoneError("gone"),
+        page(["b"], version="9"),
+    )
+    result = listed("/pods", {"f": "v"}, server.get, name, remembered=True)
+    assert (result.found, result.version) == (["b"], "9")
+    assert server.asked == [
+        {"f": "v", "limit": PAGE, "resourceVersion": "0"},
+        {"f": "v", "limit": 20},
+        {"f": "v", "limit": 20, "continue": "x"},
+        {"f": "v", "limit": 1},
+        {"f": "v", "limit": 1, "continue": "y"},
+        {"f": "v", "limit": 1},
+    ]
+
+
+def test_one_object_that_is_too_large_is_told() -> None:
+    with pytest.raises(TooLargeError):
+        listed("/pods", {}, Server(*[TooLargeError("more than is read")] * 3).get, name)
 
 
 def test_a_page_that_expired_begins_anew_with_the_whole() -> None:

@@ -15,12 +15,12 @@ from agent.kube.answers import Limits
 from agent.kube.auth import FileAccess
 from agent.kube.listing import PAGE
 from agent.kube.listwatch import ListWatch
-from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind, Key
-from agent.kube.pace import Pace
+from agent.kube.schedule import Pace
 from agent.kube.transport import Transport
 from tests.kube import hostile
 from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status
+from tests.kube.reading import as_type
 from tests.waiting import eventually
 
 LIMITS = Limits(line_bytes=100_000, body_bytes=1_000_000)
@@ -241,7 +241,8 @@ def test_hostile_server_is_spared_and_nothing_is_lost(
         server.answer = BAD[what]
     clock.waited = mischief
     watch_seconds = 0.1 if "begin and hang" in what else 300
-    with following(server, clock, HASTY, watch_seconds) as follower:
+    limits = HASTY if "hang" in what else LIMITS
+    with following(server, clock, limits, watch_seconds) as follower:
         if not fresh:
             eventually("synced", lambda: follower.equals(server))
             began = clock.now
@@ -518,3 +519,176 @@ def test_trouble_is_told_and_taken_back(server: Server, clock: Clock) -> None:
         eventually("trouble", lambda: "500" in (follower.watch.trouble or ""))
         server.answer = None
         eventually("none", lambda: follower.watch.trouble is None and follower.watch.synced)
+
+
+def again(server: Server, clock: Clock, seconds: float, *first: Answer) -> None:
+    """Away for so many seconds of the test's clock; then these are the first answers."""
+    answers = iter(first)
+    until = clock.now + seconds
+
+    def answer(server: Server, connection: socket.socket, request: Request) -> bool:
+        if request.at < until:
+            return False
+        return next(answers, hostile.honest)(server, connection, request)
+
+    server.answer = answer
+    server.break_watches()
+
+
+def asked_since(server: Server, when: float) -> list[float]:
+    """Seconds from then to the requests that followed."""
+    return [each.at - when for each in server.requests if each.at >= when]
+
+
+def test_after_an_outage_and_410_all_is_listed_at_once(server: Server, clock: Clock) -> None:
+    """The pauses of the outage, of the 410 and of the list are not added."""
+    server.put("a", "1")
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server))
+        back = clock.now + 120
+        again(server, clock, 120)
+        server.put("a", "2")
+        server.compact()
+        eventually("told", lambda: follower.equals(server) and server.watching)
+        refused, listed = asked_since(server, back)
+    assert refused <= 15, "no pause is longer than a step and a half"
+    assert listed - refused == pytest.approx(0, abs=0.01)
+    assert "sendInitialEvents" in server.requests[-1].query
+
+
+@pytest.mark.parametrize(("retry_after", "least", "most"), [(None, 1, 2), (3, 3, 4)])
+def test_after_429_it_waits_shortly_however_long_the_outage_was(
+    server: Server, clock: Clock, retry_after: int | None, least: float, most: float
+) -> None:
+    details = {} if retry_after is None else {"retryAfterSeconds": retry_after}
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.watch.synced and server.watching)
+        back = clock.now + 120
+        again(server, clock, 120, answering(429, **details))
+        server.put("a", "1")
+        eventually("told", lambda: follower.equals(server) and server.watching)
+        refused, granted = asked_since(server, back)[:2]
+    assert least <= granted - refused <= most
+
+
+class Sleeper:
+    """A pause lasts until its event is set; `pauses` has the event of each."""
+
+    def __init__(self) -> None:
+        self.pauses: list[threading.Event] = []
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        self.pauses.append(event)
+        return event.wait()
+
+
+@pytest.mark.parametrize(
+    ("bad", "ends"),
+    [(closes, True), (answering(429), False)],
+    ids=["no answer", "429, which says how long"],
+)
+def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, ends: bool) -> None:
+    sleeper = Sleeper()
+    pace = Pace(wait=sleeper.wait, return_seconds=0)
+    transport = Transport(FileAccess(server.url), limits=LIMITS)
+    watches = [
+        ListWatch(transport, "/objects", {}, as_type(Item), lambda changes: None, pace=pace)
+        for _ in range(3)
+    ]
+    server.answer = bad
+    for each in watches:
+        each.start()
+    eventually("all pause", lambda: len(sleeper.pauses) == 3)
+    server.answer = None
+    asked = len(server.requests)
+    transport.get("/objects")
+    if ends:
+        eventually("all are back", lambda: all(each.synced for each in watches))
+    else:
+        assert not any(each.is_set() for each in sleeper.pauses)
+        assert len(server.requests) == asked + 1
+    for each in watches:
+        each.stop()
+    eventually("no thread", lambda: not _threads("watch /objects"))
+    transport.close()
+
+
+def test_age_is_since_the_server_was_heard_of(server: Server, clock: Clock) -> None:
+    server.put("a", "1")
+    with following(server, clock) as follower:
+        eventually("synced", lambda: follower.equals(server) and server.watching)
+        clock.now += 100
+        assert follower.watch.age_seconds >= 100
+        server.put("a", "2")
+        eventually("event", lambda: follower.watch.age_seconds == 0)
+        clock.now += 70
+        assert follower.watch.age_seconds == 70
+        server.bookmark()
+        eventually("bookmark", lambda: follower.watch.age_seconds == 0)
+        last, server.answer = clock.now, closes
+        server.break_watches()
+        eventually("tries", lambda: clock.now > last + 100)
+        assert follower.watch.age_seconds > 100
+        server.answer = None
+        eventually("answer", lambda: follower.watch.age_seconds < 20)
+
+
+def test_after_a_break_it_has_caught_up_when_somebody_says_so(server: Server, clock: Clock) -> None:
+    with following(server, clock) as follower:
+        eventually("watching", lambda: server.watching and follower.watch.caught_up)
+        before = follower.watch.breaks
+        server.break_watches()
+        eventually("broken", lambda: not follower.watch.caught_up)
+        server.put("a", "1")
+        eventually("told", lambda: follower.equals(server) and server.watching)
+        assert not follower.watch.caught_up, "of what changed meanwhile this may be the first"
+        follower.watch.shown(before)
+        assert not follower.watch.caught_up, "it was before the break"
+        follower.watch.shown(follower.watch.breaks)
+        assert follower.watch.caught_up
+
+
+def test_list_shows_what_there_was_when_it_was_asked_for(server: Server, clock: Clock) -> None:
+    def doubted(server: Server, connection: socket.socket, request: Request) -> bool:
+        server.answer = None
+        follower.watch.doubt()
+        return hostile.honest(server, connection, request)
+
+    with following(server, clock) as follower:
+        eventually("watching", lambda: server.watching and follower.watch.caught_up)
+        server.answer = doubted
+        follower.watch.resync()
+        eventually("listed", lambda: follower.watch.syncs == 2)
+        assert not follower.watch.caught_up, "of what came after the doubt it knows nothing"
+        follower.watch.resync()
+        eventually("listed", lambda: follower.watch.syncs == 3)
+        assert follower.watch.caught_up
+        server.compact()
+        server.put("a", "1")
+        server.compact()
+        server.break_watches()
+        eventually("410, and a list", lambda: follower.watch.syncs == 4)
+        assert follower.watch.caught_up
+
+
+def test_however_short_its_watches_all_that_exists_has_time_to_be_told(
+    server: Server, clock: Clock
+) -> None:
+    server.put("a", "1")
+    with following(server, clock, watch_seconds=10) as follower:
+        eventually("watching", lambda: server.watching and len(server.requests) == 2)
+        server.put("a", "2")
+        eventually("told", lambda: follower.equals(server))
+        assert (follower.watch.syncs, follower.watch.trouble) == (1, None)
+    first, second = [each.query for each in server.requests]
+    assert "sendInitialEvents" in first
+    assert 240 <= int(first["timeoutSeconds"]) <= 360
+    assert "sendInitialEvents" not in second
+    assert 8 <= int(second["timeoutSeconds"]) <= 12
+
+
+def test_first_list_from_the_servers_memory_shows_nothing(server: Server, clock: Clock) -> None:
+    server.watch_list = False
+    with following(server, clock) as follower:
+        eventually("watching", lambda: server.watching and follower.watch.synced)
+        assert not follower.watch.caught_up

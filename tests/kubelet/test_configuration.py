@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from agent.kubelet.configuration import (
     flags,
     of_command_line,
     of_object,
+    to_object,
 )
 from agent.model.cpuset import CpuSet
 
@@ -58,6 +60,22 @@ def test_a_file_and_configz_say_the_same() -> None:
 def test_what_is_not_said_is_the_kubelets_default(content: dict[str, Any]) -> None:
     assert of_object(content, "here") == KubeletConfiguration("here")
     assert not of_object(content, "here").static
+
+
+@pytest.mark.parametrize("configuration", [READ, KubeletConfiguration("here")])
+def test_what_is_kept_of_it_says_the_same(configuration: KubeletConfiguration) -> None:
+    said = json.loads(json.dumps(to_object(configuration)))
+    assert of_object(said, "here") == configuration
+
+
+@pytest.mark.parametrize("name", ["cgroup-root", "cpu-manager-policy"])
+def test_a_flag_of_bytes_that_are_not_a_text_is_an_error(name: str) -> None:
+    """The agent keeps the configuration as JSON."""
+    words = ["kubelet", f"--{name}={os.fsdecode(b'/a/' + bytes([255]))}"]
+    with pytest.raises(ConfigurationError, match=r"^here: a value is not UTF-8"):
+        of_command_line(words, None, "here")
+    with pytest.raises(ConfigurationError, match=r"^here: a value is not UTF-8"):
+        of_object(json.loads('{"kubeletconfig":{"cgroupRoot":"\\udcff"}}'), "here")
 
 
 def test_flags_win_over_the_file() -> None:

@@ -11,11 +11,11 @@ import pytest
 from agent.allocate.foreign.names import Target, keys
 from agent.kubelet.corrected import METHODS, CorrectedLister, Known
 from agent.kubelet.podresources import SERVICE
-from agent.model.corrections import ContainerCorrection, OwnDevice, PodCorrection
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devices import Device
+from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrection
 from agent.proto import podresources_pb2 as pb
-from agent.runtime.grpcserver import GrpcServer
+from agent.rpc.server import GrpcServer
 from tests.kubelet.played import Kubelet, device, memory, serving
 
 GPU, NIC = "nvidia.com/gpu", "example.com/nic"

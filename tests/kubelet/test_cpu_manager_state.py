@@ -15,9 +15,9 @@ from agent.kubelet.checksum import Checked
 from agent.kubelet.cpu_manager_state import CpuManagerState, decode, encode, read
 from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import EMPTY, CpuSet, union
-from tests.conftest import SHARED
+from tests.conftest import DATA
 
-VECTORS = SHARED / "vectors" / "kubelet-state-files.jsonl"
+VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
 
 BY_POD = {"pod": {"container1": "4-6", "container2": "1-3"}}
 
@@ -64,8 +64,6 @@ KUBELETS_OWN: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 def real_files() -> list[str]:
-    if not VECTORS.exists():
-        pytest.skip(f"no {VECTORS}")
     rows = [json.loads(line) for line in VECTORS.read_text().splitlines()]
     return [row["content"] for row in rows if row["file"] == "cpu_manager_state"]
 

@@ -18,9 +18,9 @@ from agent.kubelet.device_checkpoint import (
     read,
 )
 from agent.kubelet.statefile import StateFileError
-from tests.conftest import SHARED
+from tests.conftest import DATA
 
-VECTORS = SHARED / "vectors" / "kubelet-state-files.jsonl"
+VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
 
 ENTRY: dict[str, Any] = {
     "PodUID": "bf52b2cd-b611-4e79-86b1-280b283185c3",
@@ -66,7 +66,6 @@ def test_real_file() -> None:
     )
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_real_files_are_verified(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     rows = [json.loads(line) for line in VECTORS.read_text().splitlines()]

@@ -1,11 +1,17 @@
 import contextlib
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
+from agent.model.annotations import (
+    RESOURCE_STATUS,
+    AnnotationError,
+    resource_status,
+    with_cpus,
+)
 from agent.model.cpuset import CpuSet
 
 
@@ -67,7 +73,7 @@ def test_resource_status(text: str | None, cpus: str, nodes: tuple[int, ...]) ->
         ("{", "is not JSON"),
         ("cpuset", "is not JSON"),
         ("\ud800", "is not JSON"),
-        ('{"more": ' + "[" * 100_000, "is not JSON"),
+        ('{"more": ' + "[" * 16_000, "is not JSON"),
         ("[]", "Expected `object | null`"),
         ('{"cpuset": 3}', "`$.cpuset`"),
         ('{"cpuset": "3-1"}', "cpuset: CPU list '3-1'"),
@@ -101,3 +107,52 @@ def test_no_text_raises_anything_else(text: str) -> None:
         status = resource_status({RESOURCE_STATUS: text})
         status.shared_numa_nodes()
         status.cpus()
+
+
+NODES = {cpu: cpu // 4 for cpu in range(16)}
+
+
+def part(node: int, **resources: str) -> dict[str, Any]:
+    return {"node": node, "resources": resources}
+
+
+@pytest.mark.parametrize(
+    ("before", "cpus", "parts"),
+    [
+        pytest.param(None, "4-5", None, id="no NUMA nodes before"),
+        pytest.param(
+            [part(0, cpu="2", memory="8Gi")],
+            "4-5",
+            [part(1, cpu="2", memory="8Gi")],
+            id="all moves with the CPUs",
+        ),
+        pytest.param(
+            [part(0, cpu="2", memory="8Gi")],
+            "3-4",
+            [part(0, cpu="1", memory="8Gi"), part(1, cpu="1")],
+            id="memory stays where CPUs are on two nodes",
+        ),
+        pytest.param(
+            [part(0, cpu="1"), part(1, cpu="1", memory="1Gi")],
+            "8-9",
+            [part(1, memory="1Gi"), part(2, cpu="2")],
+            id="of two nodes memory stays",
+        ),
+        pytest.param([part(0, memory="1Gi")], "4-5", [part(0, memory="1Gi")], id="no CPU told"),
+    ],
+)
+def test_numa_nodes_follow_the_cpus(
+    before: list[dict[str, Any]] | None, cpus: str, parts: list[dict[str, Any]] | None
+) -> None:
+    status: dict[str, Any] = {"cpuset": "0-1", "later": {"field": 1}}
+    if before is not None:
+        status["numaNodeResources"] = before
+    found = json.loads(with_cpus(json.dumps(status), CpuSet.parse(cpus), NODES))
+    assert found["cpuset"] == cpus
+    assert found["later"] == {"field": 1}
+    assert found.get("numaNodeResources") == parts
+
+
+def test_a_status_that_cannot_be_read_gets_no_other_cpus() -> None:
+    with pytest.raises(AnnotationError, match="resource-status"):
+        with_cpus("{", CpuSet([1]), NODES)

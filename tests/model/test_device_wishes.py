@@ -17,7 +17,7 @@ from agent.model.device_wishes import (
     Strategy,
     wishes,
 )
-from agent.model.selectors import LabelSelector
+from agent.model.objects import LabelSelector
 
 
 def test_all_that_can_be_said() -> None:

@@ -9,8 +9,8 @@ from agent.model import interconnect, minors
 from agent.model.devicelist import DeviceList, Found, Published, device_list, published
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
-from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
 from agent.model.gpus import Ancestor, GpuPair
+from agent.model.pci import AcceleratorPort, Fpga, FpgaDriver
 from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
 from tests.model.found import by_address, function, gpu_function, nic
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
-from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver, Fpgas
 from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import CharDevice, Function
+from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Fpgas, Function
 from agent.model.rdma import Link, Rdma, RdmaDevice, RdmaFunction
 from agent.model.visible import DeviceNode, VisibleGpu
 

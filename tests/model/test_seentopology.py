@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone, encode
 from agent.model.objects import ObjectError
 from agent.model.seentopology import decode
-from tests.conftest import SHARED
+from tests.conftest import DATA
 
 names = st.text("abc", min_size=1, max_size=3)
 texts = st.dictionaries(names, names, max_size=2)
@@ -153,9 +153,7 @@ def _vector_object(nrt: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_objects_that_schedulers_were_asked_about_read_and_write_back() -> None:
-    path = SHARED / "vectors" / "nrt-match.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no {path}")
+    path = DATA / "vectors" / "nrt-match.jsonl.gz"
     seen = 0
     with gzip.open(path, "rt") as lines:
         for line in lines:

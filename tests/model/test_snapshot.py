@@ -4,10 +4,9 @@ from hypothesis import strategies as st
 
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
-from agent.model.limits import Limits
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner, Pool, Snapshot, SnapshotError, pool_cpus
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.wanted import Limits, PodWanted, Wanted
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
@@ -18,13 +17,15 @@ qos = st.sampled_from(list(QoS))
 wanted = st.builds(
     Wanted,
     st.none() | cpusets,
-    st.booleans(),
-    st.builds(
+    exclusive=st.booleans(),
+    kubelet=st.booleans(),
+    keeps_quota=st.booleans(),
+    limits=st.builds(
         Limits,
         st.none() | st.integers(-1, 9),
         mems=st.none() | st.frozensets(st.integers(0, 9), min_size=1).map(CpuSet),
     ),
-    text,
+    blocked=text,
 )
 full = st.builds(
     Snapshot,

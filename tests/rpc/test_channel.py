@@ -12,8 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
+from agent.model.verdict import Code
 from agent.rpc.channel import Channel
-from agent.rpc.grpc import Code, RpcError
+from agent.rpc.grpc import RpcError
 
 
 class Handlers(grpc.GenericRpcHandler):

@@ -3,8 +3,8 @@ from collections import Counter
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.pods import Pod
 from agent.telemetry.metrics import AgentMetrics
 from tests.builders import machine, pod
@@ -50,3 +50,13 @@ def test_two_pods_of_one_name_make_one_series() -> None:
 
 def test_before_the_first_decision_there_are_the_counters() -> None:
     assert ("topolet_cpu_overlaps_total", frozenset()) in samples(AgentMetrics())
+
+
+def test_ages_of_watches_are_read_for_every_page() -> None:
+    metrics = AgentMetrics()
+    ages = {"pods": 1.5}
+    metrics.follow(lambda: ages)
+    for age in (1.5, 2.5):
+        ages["pods"] = age
+        shown = samples(metrics)
+        assert shown["topolet_watch_age_seconds", frozenset({("resource", "pods")})] == age

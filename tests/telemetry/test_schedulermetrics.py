@@ -30,7 +30,18 @@ def test_facts_are_read_for_every_page() -> None:
     facts = SchedulerFacts(deciding=False, nodes=0, lost_races=0)
     metrics.follow(lambda: facts)
     assert "topolet_scheduler_deciding 0.0" in lines(metrics)
-    facts = SchedulerFacts(deciding=True, nodes=7, lost_races=3, waiting=2, retried=4, evicted=5)
+    facts = SchedulerFacts(
+        deciding=True,
+        nodes=7,
+        lost_races=3,
+        waiting=2,
+        retried=4,
+        evicted=5,
+        corrected=6,
+        uncorrected=8,
+        misreported=9,
+        watch_ages_seconds={"pods": 1.5, "nodes": 0.5},
+    )
     assert lines(metrics) >= {
         "topolet_scheduler_deciding 1.0",
         "topolet_scheduler_nodes 7.0",
@@ -38,4 +49,9 @@ def test_facts_are_read_for_every_page() -> None:
         "topolet_scheduler_waiting_pods 2.0",
         "topolet_scheduler_retries_total 4.0",
         "topolet_scheduler_evictions_total 5.0",
+        'topolet_scheduler_corrections_total{result="written"} 6.0',
+        'topolet_scheduler_corrections_total{result="failed"} 8.0',
+        "topolet_scheduler_misreported_pods 9.0",
+        'topolet_scheduler_watch_age_seconds{resource="pods"} 1.5',
+        'topolet_scheduler_watch_age_seconds{resource="nodes"} 0.5',
     }

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import Decision, decide
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.snapshot import Snapshot
@@ -56,7 +56,7 @@ def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
         pod("be", "BE"),
         pod("bad", "LSE", "1,9", created_at=1),
         pod("g", kube_class="guaranteed"),
-        kubelet=KubeletCpus(True, {"g": CpuSet([7])}),
+        kubelet=KubeletCpus(True, {"g": CpuSet([7])}, {"g": {"main": CpuSet([7])}}),
     )
     shown = draw(topology, snapshot(decision, lsr="a container of pod ns/ls still holds CPUs 5"))
     assert (
@@ -65,19 +65,20 @@ def test_picture_of_two_sockets_and_every_kind_of_pod() -> None:
 8 CPUs · 8 cores · 2 sockets · 2 NUMA nodes · 2 GiB
 
 ╭─ Socket 0 · NUMA node 0 · 1 GiB ─╮ ╭─ Socket 1 · NUMA node 1 · 1 GiB ─╮
-│ [0a] [1b] [2a] [3a]              │ │ [4a] [5c] [6a] [7 ]              │
+│ [0a] [1b] [2a] [3a]              │ │ [4a] [5c] [6a] [7d]              │
 ╰──────────────────────────────────╯ ╰──────────────────────────────────╯
 
 Owners
   a  LS and BE pool  0,2-4,6
   b  LSE ns/lse  1
   c  LSR ns/lsr, and the BE pool  5
+  d  kubelet ns/g  7
 
 POD     QOS  CPUS
 ns/bad  LSE  0,2-4,6  shared; claim refused: CPUs 9 do not exist
 ns/lse  LSE  1        own
 ns/lsr  LSR  5        own; a container of pod ns/ls still holds CPUs 5
-ns/g    LS   -        the kubelet's
+ns/g    LS   7        own, by the kubelet
 ns/ls   LS   0,2-4,6  shared
 ns/be   BE   0,2-6    shared
 """

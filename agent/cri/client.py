@@ -1,0 +1,243 @@
+"""The CRI calls that Topolet makes itself, as values (runtime.v1, ../../protos/cri.proto)."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from google.protobuf.message import DecodeError, Message
+
+from agent.allocate.foreign.grants import Carriers
+from agent.cri import carried
+from agent.hooks import wire
+from agent.model import bounds
+from agent.model.pods import ContainerState, pod_metadata, pod_uid
+from agent.model.verdict import Code
+from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED, Wanted
+from agent.proto import cri_pb2 as pb
+from agent.rpc.channel import Channel
+from agent.rpc.grpc import RpcError
+
+Reply = TypeVar("Reply", bound=Message)
+
+MAX_REPLY_BYTES: Final = 16 << 20
+"""A kubelet takes no larger reply either (maxMsgSize in cri-client/pkg/remote_runtime.go)."""
+_ITEMS: Final = 1  # of ListPodSandboxResponse
+
+_STATES = {
+    pb.CONTAINER_CREATED: ContainerState.CREATED,
+    pb.CONTAINER_RUNNING: ContainerState.RUNNING,
+    pb.CONTAINER_EXITED: ContainerState.ENDED,
+}
+
+
+class Sandbox(msgspec.Struct, frozen=True):
+    """A pod's sandbox; `created_at` in nanoseconds since 1970. `labels` and `annotations` hold what
+    `pods.pod_metadata` keeps. `handler`: of its RuntimeClass, empty for the runtime's default."""
+
+    id: str
+    uid: str
+    namespace: str
+    name: str
+    ready: bool
+    created_at: int
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    handler: str = ""
+
+
+class RuntimeContainer(msgspec.Struct, frozen=True):
+    """A container that the runtime has; `created_at` in nanoseconds since 1970."""
+
+    id: str
+    sandbox_id: str
+    name: str
+    state: ContainerState
+    created_at: int = 0
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a container or sandbox is, and what the runtime remembers of it: what its verbose
+    status tells, "" or 0 if nothing.
+
+    `cgroups_path` is the OCI spec's (`/parent/ID` or `slice:prefix:ID`), `cpuset` the one in the
+    spec that the container starts with. `carriers`: what it shows of its devices, None where that
+    was not asked for.
+    """
+
+    pid: int = 0
+    cgroup_parent: str = ""
+    cgroups_path: str = ""
+    cpuset: str = ""
+    mems: str = ""
+    quota_microseconds: int = 0
+    shares: int = 0
+    memory_limit_bytes: int = 0
+    carriers: Carriers | None = None
+
+
+class _Cpu(msgspec.Struct):
+    cpus: str = ""
+    mems: str = ""
+    quota: int | None = None
+    shares: int | None = None
+
+
+class _Memory(msgspec.Struct):
+    limit: int | None = None
+
+
+class _Resources(msgspec.Struct):
+    cpu: _Cpu | None = None
+    memory: _Memory | None = None
+
+
+class _Linux(msgspec.Struct, rename={"cgroups_path": "cgroupsPath"}):
+    cgroups_path: str = ""
+    cgroup_parent: str = ""
+    resources: _Resources | None = None
+
+
+class _Spec(msgspec.Struct):
+    linux: _Linux | None = None
+
+
+class _Config(msgspec.Struct):
+    linux: _Linux | None = None
+
+
+class _Info(msgspec.Struct, rename={"spec": "runtimeSpec"}):
+    pid: int = 0
+    config: _Config | None = None
+    spec: _Spec | None = None
+
+
+_info_decoder = msgspec.json.Decoder(_Info)
+
+
+class Cri:
+    """A runtime's CRI socket. Every method raises RpcError."""
+
+    def __init__(self, socket_path: str, timeout_seconds: float = 10.0) -> None:
+        self._channel = Channel(socket_path, MAX_REPLY_BYTES)
+        self._timeout_seconds = timeout_seconds
+
+    def version(self) -> str:
+        """The runtime's name and version."""
+        reply = self.call("Version", pb.VersionRequest(), pb.VersionResponse)
+        return f"{reply.runtime_name} {reply.runtime_version}"
+
+    def sandboxes(self) -> list[Sandbox]:
+        """All sandboxes, ready or not. Decodes one at a time: together they hold all annotations of
+        all pods, and each Sandbox keeps few of them."""
+        raw = self._reply("ListPodSandbox", pb.ListPodSandboxRequest())
+        try:
+            return [
+                _sandbox(pb.PodSandbox.FromString(payload))
+                for field, kind, payload in wire.fields(raw)
+                if (field, kind) == (_ITEMS, wire.BYTES)
+            ]
+        except (DecodeError, wire.WireError) as error:
+            raise _unreadable("ListPodSandbox", pb.ListPodSandboxResponse, error) from None
+
+    def containers(self) -> list[RuntimeContainer]:
+        """All whose state is known, ended ones too until they are removed."""
+        reply = self.call("ListContainers", pb.ListContainersRequest(), pb.ListContainersResponse)
+        return [
+            RuntimeContainer(
+                each.id,
+                each.pod_sandbox_id,
+                each.metadata.name,
+                _STATES[each.state],
+                each.created_at,
+            )
+            for each in reply.containers
+            if each.state in _STATES
+        ]
+
+    def sandbox_placement(self, sandbox_id: str) -> Placement:
+        """Asks the runtime's verbose status; what it does not tell stays empty."""
+        request = pb.PodSandboxStatusRequest(pod_sandbox_id=sandbox_id, verbose=True)
+        return _placement(
+            dict(self.call("PodSandboxStatus", request, pb.PodSandboxStatusResponse).info)
+        )
+
+    def container_placement(self, container_id: str, *, carriers: bool = False) -> Placement:
+        """As sandbox_placement."""
+        request = pb.ContainerStatusRequest(container_id=container_id, verbose=True)
+        info = dict(self.call("ContainerStatus", request, pb.ContainerStatusResponse).info)
+        shows = carried.carriers(info.get("info", "")) if carriers else None
+        return msgspec.structs.replace(_placement(info), carriers=shows)
+
+    def update(self, container_id: str, wanted: Wanted) -> None:
+        """Changes what a container holds, or will start with; an empty cpuset raises ValueError."""
+        if wanted.cpuset == "":
+            raise ValueError(f"container {container_id}: an empty cpuset means no change")
+        limits = wanted.limits
+        quota = limits.quota_microseconds or (UNLIMITED if wanted.lifts_quota else 0)
+        linux = pb.LinuxContainerResources(
+            cpuset_cpus=wanted.cpuset or "",
+            cpuset_mems=str(limits.mems or ""),
+            cpu_quota=quota,
+            cpu_period=PERIOD_MICROSECONDS if quota > 0 else 0,
+            cpu_shares=limits.shares or 0,
+            memory_limit_in_bytes=limits.memory_limit_bytes or 0,
+        )
+        request = pb.UpdateContainerResourcesRequest(container_id=container_id, linux=linux)
+        self.call("UpdateContainerResources", request, pb.UpdateContainerResourcesResponse)
+
+    def call(self, method: str, request: Message, reply: type[Reply]) -> Reply:
+        """Any method of the RuntimeService."""
+        raw = self._reply(method, request)
+        try:
+            return reply.FromString(raw)
+        except DecodeError as error:
+            raise _unreadable(method, reply, error) from None
+
+    def close(self) -> None:
+        """Closes the connection; a later call opens it again."""
+        self._channel.close()
+
+    def _reply(self, method: str, request: Message) -> bytes:
+        path = f"/runtime.v1.RuntimeService/{method}"
+        return self._channel.call(path, request.SerializeToString(), self._timeout_seconds)
+
+
+def _unreadable(method: str, reply: type[Message], error: Exception) -> RpcError:
+    return RpcError(Code.INTERNAL, f"{method}: cannot read a {reply.__name__}: {error}")
+
+
+def _sandbox(each: pb.PodSandbox) -> Sandbox:
+    read = pod_metadata(each.labels, each.annotations)
+    return Sandbox(
+        id=each.id,
+        uid=pod_uid(each.metadata.uid, each.metadata.namespace, each.metadata.name),
+        namespace=each.metadata.namespace,
+        name=each.metadata.name,
+        ready=each.state == pb.SANDBOX_READY,
+        created_at=each.created_at,
+        labels=read.labels,
+        annotations=read.annotations,
+        handler=each.runtime_handler,
+    )
+
+
+def _placement(info: dict[str, str]) -> Placement:
+    try:
+        told = bounds.decode(_info_decoder, info.get("info", "{}"))
+    except bounds.JsonError:
+        return Placement()
+    spec = told.spec.linux if told.spec and told.spec.linux else _Linux()
+    config = told.config.linux if told.config and told.config.linux else _Linux()
+    resources = spec.resources or _Resources()
+    cpu, memory = resources.cpu or _Cpu(), resources.memory or _Memory()
+    return Placement(
+        told.pid,
+        config.cgroup_parent,
+        spec.cgroups_path,
+        cpu.cpus,
+        cpu.mems,
+        cpu.quota or 0,
+        cpu.shares or 0,
+        memory.limit or 0,
+    )

@@ -1,0 +1,134 @@
+"""The runtime's container events, as nothing but the word that something happened.
+
+containerd before 2.0 hands every event to one of the callers of GetContainerEvents only
+(containerd's issue 7318, solved by its pull request 9661), so a second caller would take events
+from the kubelet; CRI-O did the same at first (its issue 6466). Such a runtime is not asked: its
+connection is held, and tells when the runtime ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from agent.model.verdict import Code
+from agent.proto import cri_pb2 as pb
+from agent.rpc import unary
+from agent.rpc.channel import Connection
+from agent.rpc.grpc import RpcError
+
+_SERVICE: Final = "/runtime.v1.RuntimeService"
+_ANSWER_SECONDS: Final = 10.0
+_FIRST_PAUSE_SECONDS: Final = 0.5
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_LARGEST_EVENT_BYTES: Final = 16 << 20
+_MAJOR: Final = re.compile(r"v?(\d+)\.")
+
+log = logging.getLogger(__name__)
+
+
+def tells_everybody(runtime_name: str, runtime_version: str) -> bool:
+    """Whether every caller of GetContainerEvents gets every event."""
+    major = _MAJOR.match(runtime_version)
+    return runtime_name == "containerd" and major is not None and int(major[1]) >= 2
+
+
+class ContainerEvents:
+    """Calls `happened` from a thread of its own: after events, and when the runtime comes or goes.
+
+    `telling`: the stream is open.
+    """
+
+    def __init__(self, socket_path: str, happened: Callable[[], None]) -> None:
+        self._path = socket_path
+        self._happened = happened
+        self.telling = False
+        self._said = ""
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._thread = threading.Thread(target=self._run, name="container-events", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.interrupt()
+        self._thread.join(_ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                self._follow()
+            except RpcError as error:
+                log.debug("container events: %s", error)
+            if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
+                pause = _FIRST_PAUSE_SECONDS
+            self._closed.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _follow(self) -> None:
+        """Until the connection ends."""
+        connection = Connection(
+            self._path, _LARGEST_EVENT_BYTES, time.monotonic() + _ANSWER_SECONDS
+        )
+        with self._lock:
+            self._connection = connection
+        try:
+            if self._closed.is_set():
+                return
+            if self._asked(connection):
+                self._stream(connection)
+            self._happened()
+            connection.wait_for_end()
+        finally:
+            with self._lock:
+                self._connection = None
+            connection.close()
+            self._happened()
+
+    def _stream(self, connection: Connection) -> None:
+        """Returns when the runtime has no such call."""
+        try:
+            for _ in connection.messages(f"{_SERVICE}/GetContainerEvents", b""):
+                self.telling = True
+                self._happened()
+        except RpcError as error:
+            if error.code != Code.UNIMPLEMENTED:
+                raise
+            self._say("the runtime has no container events; cgroups and the clock stand in")
+        finally:
+            self.telling = False
+
+    def _asked(self, connection: Connection) -> bool:
+        request = pb.VersionRequest().SerializeToString()
+        try:
+            raw = connection.call(
+                f"{_SERVICE}/Version", request, time.monotonic() + _ANSWER_SECONDS
+            )
+            reply = pb.VersionResponse.FromString(raw)
+        except (DecodeError, unary.ProtocolError) as error:
+            raise RpcError(Code.INTERNAL, f"Version: {error}") from None
+        if tells_everybody(reply.runtime_name, reply.runtime_version):
+            return True
+        self._say(
+            f"{reply.runtime_name} {reply.runtime_version} may have container events for one "
+            "caller only, which are the kubelet's; cgroups and the clock stand in"
+        )
+        return False
+
+    def _say(self, what: str) -> None:
+        """A runtime that restarts is no news."""
+        if what != self._said:
+            log.info("%s", what)
+        self._said = what

@@ -1,0 +1,240 @@
+"""Events about pods (events.k8s.io/v1), for people.
+
+A pod has one Event for each reason and note; repetitions extend its series (Kubernetes, Event
+Series, KEP 383). A thread sends Events at a bounded rate and keeps those that the API server can't
+take yet; when it keeps MOST of them, it drops new ones. The API server deletes an Event after an
+hour by default: the caller records lasting causes again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from agent.kube.errors import (
+    ForbiddenError,
+    NotFoundError,
+    RejectedError,
+    StoreError,
+)
+from agent.kube.schedule import Backoff
+from agent.kube.transport import Transport, segment
+
+MOST: Final = 1000
+"""Events that are remembered, sent or not."""
+AGAIN_SECONDS: Final = 60.0
+"""Between two updates of the series of one Event."""
+BURST: Final = 20
+"""Events that are sent at once; after that one in REFILL_SECONDS."""
+REFILL_SECONDS: Final = 5.0
+MOST_NOTE: Final = 1024
+MOST_INSTANCE: Final = 128
+"""Bytes of a note and of a reporting instance that the API server takes (Kubernetes,
+pkg/apis/core/validation/events.go)."""
+
+log = logging.getLogger(__name__)
+
+
+class Regarding(NamedTuple):
+    """A pod, by the API's uid."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class Key(NamedTuple):
+    """What makes one Event."""
+
+    pod: Regarding
+    reason: str
+    note: str
+
+
+class _Series:
+    """`count`: how often it happened; `sent`: how often as the API server knows it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sent = 0
+        self.due = 0.0
+
+
+class Recorder:
+    """Records warnings about pods. Any thread may call `record`, which never blocks. `results` gets
+    `written`, `failed` or `dropped` for each. The thread begins with the first Event: most nodes
+    never have one."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        controller: str,
+        instance: str,
+        action: str,
+        results: Callable[[str], None] = lambda result: None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`controller`, `instance` and `action`: fields of every Event."""
+        self._transport = transport
+        self._controller = controller
+        self._instance = instance[:MOST_INSTANCE]
+        self._action = action
+        self._results = results
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._series: dict[Key, _Series] = {}
+        self._tokens = float(BURST)
+        self._filled = clock()
+        self._not_before = 0.0
+        self._backoff = Backoff(random.random)
+        self._closed = False
+        self._trouble = ""
+        self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+
+    def record(self, pod: Regarding, reason: str, note: str) -> None:
+        """It happened, perhaps again."""
+        note = note.encode()[:MOST_NOTE].decode(errors="ignore")
+        with self._changed:
+            key = Key(pod, reason, note)
+            series = self._series.pop(key, None)
+            if series is None and not self._room():
+                self._results("dropped")
+                return
+            series = self._series[key] = series or _Series()
+            series.count += 1
+            if self._thread.ident is None and not self._closed:
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Drops what was not sent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+
+    def _room(self) -> bool:
+        if len(self._series) < MOST:
+            return True
+        oldest = next((key for key, each in self._series.items() if each.sent), None)
+        if oldest is None:
+            return False
+        del self._series[oldest]
+        return True
+
+    def _run(self) -> None:
+        while (found := self._next()) is not None:
+            key, series, count = found
+            result = "written"
+            try:
+                self._send(key, first=not series.sent, count=count)
+                self._trouble = ""
+            except (ForbiddenError, NotFoundError, RejectedError) as error:
+                result = "failed"
+                self._warn(error)
+            except StoreError as error:
+                self._postpone(key, error)
+                self._warn(error)
+                continue
+            with self._changed:
+                self._backoff.reset()
+                series.sent, series.due = count, self._clock() + AGAIN_SECONDS
+            self._results(result)
+
+    def _postpone(self, key: Key, error: StoreError) -> None:
+        """The other Events come first, as the API server may take those."""
+        with self._changed:
+            self._not_before = self._clock() + self._backoff.next(error.retry_after_seconds)
+            if (series := self._series.pop(key, None)) is not None:
+                self._series[key] = series
+
+    def _next(self) -> tuple[Key, _Series, int] | None:
+        """The first that is due, once a request may be made; None when closed."""
+        with self._changed:
+            while not self._closed:
+                now = self._clock()
+                self._tokens = min(BURST, self._tokens + (now - self._filled) / REFILL_SECONDS)
+                self._filled = now
+                waiting = [
+                    (key, each) for key, each in self._series.items() if each.count > each.sent
+                ]
+                due = min((each.due for _, each in waiting), default=None)
+                if due is None:
+                    self._changed.wait()
+                    continue
+                at = max(due, self._not_before)
+                if self._tokens < 1:
+                    at = max(at, now + (1 - self._tokens) * REFILL_SECONDS)
+                if at > now:
+                    self._changed.wait(at - now)
+                    continue
+                self._tokens -= 1
+                key, series = next(each for each in waiting if each[1].due <= now)
+                return key, series, series.count
+            return None
+
+    def _send(self, key: Key, *, first: bool, count: int) -> None:
+        """Creates the Event, or updates its series. Raises KubeError, AccessError."""
+        events = f"/apis/events.k8s.io/v1/namespaces/{segment(key.pod.namespace)}/events"
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        name = _name(key)
+        path = f"{events}/{segment(name)}"
+        series = {"series": {"count": max(count, 2), "lastObservedTime": now}}
+        if first:
+            try:
+                self._transport.create(events, self._event(key, name, now))
+            except RejectedError:
+                # It exists already: an agent before this one created it.
+                self._transport.merge(path, series)
+        else:
+            try:
+                self._transport.merge(path, series)
+            except NotFoundError:
+                self._transport.create(events, self._event(key, name, now))
+
+    def _event(self, key: Key, name: str, now: str) -> dict[str, Any]:
+        pod = key.pod
+        return {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": pod.namespace},
+            "eventTime": now,
+            "reportingController": self._controller,
+            "reportingInstance": self._instance,
+            "action": self._action,
+            "type": "Warning",
+            "reason": key.reason,
+            "note": key.note,
+            "regarding": {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "namespace": pod.namespace,
+                "name": pod.name,
+                "uid": pod.uid,
+            },
+        }
+
+    def _warn(self, error: StoreError) -> None:
+        if str(error) != self._trouble:
+            log.warning("an event is not delivered: %s", error)
+        self._trouble = str(error)
+
+
+def _name(key: Key) -> str:
+    """The same for the same Event after a restart of the agent."""
+    text = "\0".join((key.pod.uid, key.reason, key.note))
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{key.pod.name[:_MOST_POD_NAME].rstrip('-.')}.{digest}"
+
+
+_JOIN_SECONDS: Final = 2.0
+_MOST_POD_NAME: Final = 253 - len(".") - 16
+"""Of an Event's name, which is a DNS subdomain."""

@@ -1,0 +1,285 @@
+"""Pods and Nodes of the API server: the fields that Topolet reads."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+import re
+from typing import Final
+
+import msgspec
+
+from agent.model import bounds, pods
+from agent.model.objects import ObjectError, converted, decoded
+from agent.model.qos import KubeClass
+from agent.model.quantities import Quantity, QuantityError, milli, whole
+
+KIND: Final = "Pod"
+CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
+CONFIG_HASH: Final = "kubernetes.io/config.hash"
+
+
+class Phase(enum.StrEnum):
+    """UNKNOWN also stands for any other phase."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+
+
+class ApiContainer(msgspec.Struct, frozen=True):
+    """The requests and limits of a container; `cpu` in milli-CPU, the rest in units. `sidecar`: an
+    init container that keeps running beside the later ones."""
+
+    name: str
+    requests: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    sidecar: bool = False
+
+
+class ApiPod(msgspec.Struct, frozen=True):
+    """One pod. `uid` is the API's; `runtime_uid` the one that the kubelet and the runtime use.
+    `deleted`: it has a deletion timestamp; `created_at` and `started_at` (0 before the kubelet has
+    seen it) in nanoseconds since 1970. `requests` and `limits` of the pod as a whole override those
+    of its containers, `overhead` is added: amounts as in ApiContainer. `preempts`: its preemption
+    policy allows evictions. `nominated`: its nominated node."""
+
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    phase: Phase
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    kube_class: KubeClass | None
+    created_at: int
+    resource_version: str = ""
+    deleted: bool = False
+    containers: tuple[ApiContainer, ...] = ()
+    init_containers: tuple[ApiContainer, ...] = ()
+    requests: dict[str, int] = {}
+    limits: dict[str, int] = {}
+    overhead: dict[str, int] = {}
+    priority: int | None = None
+    preempts: bool = True
+    scheduler: str = ""
+    started_at: int = 0
+    nominated: str = ""
+
+    @property
+    def title(self) -> str:
+        """What logs and errors call it."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def terminal(self) -> bool:
+        """Its containers have ended for good, as far as the API knows."""
+        return self.phase in (Phase.SUCCEEDED, Phase.FAILED)
+
+    @property
+    def mirror(self) -> bool:
+        """Whether it is the mirror of a static pod, whose source is not the API."""
+        return CONFIG_MIRROR in self.annotations
+
+    @property
+    def runtime_uid(self) -> str:
+        """A static pod's is the hash of its source: the API gave its mirror another one."""
+        if not self.mirror:
+            return self.uid
+        return self.annotations.get(CONFIG_HASH) or self.annotations[CONFIG_MIRROR]
+
+
+def decode(text: bytes) -> ApiPod:
+    """From an object's JSON. Raises ObjectError, which names the pod and the field."""
+    return value(decoded(text, KIND, _decoder))
+
+
+def from_object(body: object) -> ApiPod:
+    """From an object that is decoded already. Raises ObjectError."""
+    return value(converted(body, KIND, PodObject))
+
+
+def on_node(text: bytes) -> ApiPod:
+    """What an agent keeps of a pod of its node, from an object's JSON: what `pods.pod_metadata`
+    keeps, what marks a mirror pod, and MOST_CONTAINERS of its containers. Leaves out the resource
+    version, which changes with every write of the status. Raises ObjectError."""
+    pod = decode(text)
+    read = pods.pod_metadata(pod.labels, pod.annotations)
+    containers = pod.containers[: bounds.MOST_CONTAINERS]
+    return msgspec.structs.replace(
+        pod,
+        labels=read.labels,
+        annotations=read.annotations | bounds.kept(pod.annotations, _MIRROR_KEYS),
+        containers=containers,
+        init_containers=pod.init_containers[: bounds.MOST_CONTAINERS - len(containers)],
+        resource_version="",
+    )
+
+
+def value(raw: PodObject) -> ApiPod:
+    """Raises ObjectError."""
+    metadata = raw.metadata
+    title = f"{metadata.namespace}/{metadata.name}"
+    if not metadata.uid:
+        raise ObjectError(KIND, title, "metadata.uid: is empty")
+    return ApiPod(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        raw.spec.node_name,
+        _PHASES.get(raw.status.phase, Phase.UNKNOWN),
+        metadata.labels or {},
+        metadata.annotations or {},
+        _CLASSES.get(raw.status.qos_class),
+        _nanoseconds(title, "metadata.creationTimestamp", metadata.creation_timestamp),
+        metadata.resource_version,
+        metadata.deletion_timestamp is not None,
+        _containers(title, "containers", raw.spec.containers),
+        _containers(title, "initContainers", raw.spec.init_containers),
+        _amounts(title, "spec.resources.requests", raw.spec.resources.requests),
+        _amounts(title, "spec.resources.limits", raw.spec.resources.limits),
+        _amounts(title, "spec.overhead", raw.spec.overhead),
+        raw.spec.priority,
+        raw.spec.preemption_policy != _NEVER,
+        raw.spec.scheduler_name,
+        _nanoseconds(title, "status.startTime", raw.status.start_time),
+        raw.status.nominated_node_name or "",
+    )
+
+
+class _RawMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    uid: str
+    namespace: str = "default"
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    resource_version: str = ""
+
+
+class _RawResources(msgspec.Struct, frozen=True):
+    requests: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = None
+
+
+class _RawContainer(msgspec.Struct, frozen=True, rename="camel"):
+    name: str
+    resources: _RawResources = _RawResources()
+    restart_policy: str = ""
+
+
+class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
+    node_name: str = ""
+    containers: tuple[_RawContainer, ...] | None = None
+    init_containers: tuple[_RawContainer, ...] | None = None
+    resources: _RawResources = _RawResources()
+    overhead: dict[str, Quantity] | None = None
+    priority: int | None = None
+    preemption_policy: str = ""
+    scheduler_name: str = ""
+
+
+class _RawStatus(msgspec.Struct, frozen=True, rename="camel"):
+    phase: str = "Pending"
+    qos_class: str = ""
+    start_time: str | None = None
+    nominated_node_name: str | None = None
+
+
+class PodObject(msgspec.Struct, frozen=True):
+    """The JSON of a pod."""
+
+    metadata: _RawMetadata
+    spec: _RawSpec = _RawSpec()
+    status: _RawStatus = _RawStatus()
+
+
+_decoder: Final = msgspec.json.Decoder(PodObject)
+_NEVER: Final = "Never"
+_MIRROR_KEYS: Final = {CONFIG_MIRROR: 256, CONFIG_HASH: 256}
+_PHASES: Final = {each.value: each for each in Phase}
+_CLASSES: Final[dict[str, KubeClass]] = {
+    "Guaranteed": "guaranteed",
+    "Burstable": "burstable",
+    "BestEffort": "besteffort",
+}
+_TIME: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d{1,9})?Z", re.ASCII)
+
+
+def _containers(
+    title: str, field: str, raw: tuple[_RawContainer, ...] | None
+) -> tuple[ApiContainer, ...]:
+    return tuple(
+        ApiContainer(
+            each.name,
+            _amounts(title, f"spec.{field}[{place}].resources.requests", each.resources.requests),
+            _amounts(title, f"spec.{field}[{place}].resources.limits", each.resources.limits),
+            field == "initContainers" and each.restart_policy == "Always",
+        )
+        for place, each in enumerate(raw or ())
+    )
+
+
+def _amounts(title: str, field: str, raw: dict[str, Quantity] | None) -> dict[str, int]:
+    amounts = {}
+    for name, quantity in (raw or {}).items():
+        try:
+            amounts[name] = (milli if name == "cpu" else whole)(quantity)
+        except QuantityError as error:
+            raise ObjectError(KIND, title, f"{field}.{name}: {error}") from None
+    return amounts
+
+
+def _nanoseconds(title: str, field: str, text: str | None) -> int:
+    if text is None:
+        return 0
+    match = _TIME.fullmatch(text)
+    try:
+        moment = datetime.datetime.fromisoformat(f"{match[1] if match else ''}Z")
+    except ValueError:
+        raise ObjectError(KIND, title, f"{field}: {text[:40]!r} is no time") from None
+    return int(moment.timestamp()) * 1_000_000_000
+
+
+NODE_KIND: Final = "Node"
+
+
+class ApiNode(msgspec.Struct, frozen=True):
+    """`uid` is empty where no API server gave one."""
+
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
+class NodeBody(msgspec.Struct, frozen=True):
+    """The JSON of a Node."""
+
+    metadata: _Metadata
+
+
+def decode_node(text: bytes) -> ApiNode:
+    """From an object's JSON. Raises ObjectError."""
+    return node_value(decoded(text, NODE_KIND, _node_decoder))
+
+
+def node_from_object(body: object) -> ApiNode:
+    """Raises ObjectError."""
+    return node_value(converted(body, NODE_KIND, NodeBody))
+
+
+def node_value(raw: NodeBody) -> ApiNode:
+    metadata = raw.metadata
+    return ApiNode(metadata.uid, metadata.labels or {}, metadata.annotations or {})
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+
+
+_node_decoder: Final = msgspec.json.Decoder(NodeBody)

@@ -1,0 +1,79 @@
+"""Bounds, in bytes and in entries, of texts that others write, and decoding of JSON text. A reader
+checks the size of a text before it decodes the text; every fault of a text is a JsonError.
+
+The API takes 256 KiB of annotations of an object (Kubernetes, TotalAnnotationSizeLimitB in
+apimachinery/pkg/api/validation/objectmeta.go). Decoded to small values these take a hundred times
+as much memory, and the author of a pod chooses the node that pays. So the bounds of a pod's
+annotations are what a machine needs: 64 devices, 100 containers or 3,000 scattered CPUs fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+POD_VALUE_BYTES: Final = 8 << 10
+"""Of an annotation of a pod with one value, or a list of names."""
+POD_TEXT_BYTES: Final = 16 << 10
+"""Of one that lists CPUs and amounts."""
+POD_LIST_BYTES: Final = 32 << 10
+"""Of one that lists containers or devices with their amounts."""
+OBJECT_VALUE_BYTES: Final = 32 << 10
+"""Of an annotation of a Node, NodeResourceTopology or Device with one value."""
+OBJECT_LIST_BYTES: Final = 256 << 10
+"""Of one that lists all CPUs, pods or devices of a node: all that the API takes."""
+
+MOST_CONTAINERS: Final = 256
+"""Of a pod, that an annotation names."""
+MOST_NODES: Final = 1_024
+"""NUMA nodes: the kernel has at most as many (CONFIG_NODES_SHIFT)."""
+MOST_CPUS: Final = 8_192
+"""The kernel has at most as many (CONFIG_NR_CPUS)."""
+MOST_RESOURCES: Final = 64
+"""Names of resources in one list of amounts."""
+MOST_DEVICES: Final = 1_024
+"""Of one type on a node."""
+MOST_PODS: Final = 4_096
+"""Of a node, that one of its objects lists, with a container or resource each."""
+
+REASON_CHARACTERS: Final = 300
+"""Of the reason of a fault: it may quote what somebody wrote."""
+
+
+def excess(text: str, most_bytes: int) -> str:
+    """Why the text is too long, "" when it is not."""
+    size = len(text)
+    if size <= most_bytes and not text.isascii():
+        size = len(text.encode(errors="surrogatepass"))
+    return f"has more than {most_bytes} bytes" if size > most_bytes else ""
+
+
+def kept(texts: Mapping[str, str], bounds: Mapping[str, int]) -> dict[str, str]:
+    """The texts that `bounds` names, each cut to one character more than its bound: a text that is
+    too long stays too long, and its reader refuses it."""
+    return {key: texts[key][: most + 1] for key, most in bounds.items() if key in texts}
+
+
+def reason(text: str) -> str:
+    """The text, cut to REASON_CHARACTERS."""
+    return text if len(text) <= REASON_CHARACTERS else text[: REASON_CHARACTERS - 3] + "..."
+
+
+Value = TypeVar("Value")
+
+
+class JsonError(ValueError):
+    """No JSON, or not of the wanted shape; the message says where."""
+
+
+def decode(decoder: msgspec.json.Decoder[Value], text: bytes | str) -> Value:
+    """Raises JsonError, also for bytes that are not UTF-8 and for endless nesting, which msgspec
+    reports as other errors."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise JsonError(str(error)) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise JsonError(f"is not JSON: {error}") from None

@@ -1,0 +1,102 @@
+"""The datagrams by which the frontends notify the agent, before and after a call."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.model import bounds
+from agent.model.bounds import JsonError
+
+
+class NotificationError(ValueError):
+    """An invalid datagram."""
+
+
+class RequestedResources(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request asks for a container, "" and 0 for nothing; a quota or memory limit of -1 is
+    none. The quota is for 100,000 microseconds."""
+
+    cpuset: str = ""
+    mems: str = ""
+    shares: int = 0
+    quota_microseconds: int = 0
+    memory_limit_bytes: int = 0
+
+
+class PodAnnounced(msgspec.Struct, frozen=True, tag="pod"):
+    """A pod's sandbox or container is about to be created; only what decisions read."""
+
+    uid: str
+    namespace: str
+    name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    cgroup_parent: str
+
+
+class PodFailed(msgspec.Struct, frozen=True, tag="failed"):
+    """The sandbox of a pod that was announced did not come to be."""
+
+    uid: str
+
+
+class ContainerAnnounced(msgspec.Struct, frozen=True, tag="container"):
+    """A container that qualifies for CPUs of its own by a node-local policy is about to be created;
+    its request follows from `shares`."""
+
+    pod: PodAnnounced
+    name: str
+    shares: int
+
+
+class ContainerFailed(msgspec.Struct, frozen=True, tag="container-failed"):
+    """A container that was announced did not come to be."""
+
+    uid: str
+    name: str
+
+
+class Resized(msgspec.Struct, frozen=True, tag="resized"):
+    """The runtime changed a container; `asked`: by its caller, before the rewrite."""
+
+    container_id: str
+    asked: RequestedResources
+
+
+class Created(msgspec.Struct, frozen=True, tag="created"):
+    """A container exists; `asked`: by its caller, before the rewrite. `kept`: the fields of Limits
+    in which the request went on as it came."""
+
+    container_id: str
+    asked: RequestedResources
+    kept: tuple[str, ...] = ()
+
+
+class SnapshotRequest(msgspec.Struct, frozen=True, tag="look"):
+    """Something has changed, or a frontend waits for a fresh snapshot."""
+
+
+Notification = (
+    PodAnnounced
+    | PodFailed
+    | ContainerAnnounced
+    | ContainerFailed
+    | Created
+    | Resized
+    | SnapshotRequest
+)
+
+_decoder: msgspec.json.Decoder[Notification] = msgspec.json.Decoder(Notification)
+
+
+def encode(notification: Notification) -> bytes:
+    """One datagram."""
+    return msgspec.json.encode(notification)
+
+
+def decode(datagram: bytes) -> Notification:
+    """Raises NotificationError."""
+    try:
+        return bounds.decode(_decoder, datagram)
+    except JsonError as error:
+        raise NotificationError(f"doorbell: {error}") from None

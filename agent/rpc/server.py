@@ -1,0 +1,77 @@
+"""A gRPC service of ours on a unix socket: unary calls, bytes in and out. Importing this loads
+grpcio, which only what is switched on may do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import grpc
+
+from agent.rpc.grpc import RpcError
+
+_CODES: Final = {each.value[0]: each for each in grpc.StatusCode}
+
+Method = Callable[[bytes, grpc.ServicerContext], bytes]
+"""Raises RpcError for a status other than OK."""
+
+
+class GrpcServer:
+    """Listens from construction on, and answers from `start` on."""
+
+    def __init__(
+        self,
+        path: str,
+        service: str,
+        methods: Mapping[str, Method],
+        threads: int,
+        most_calls: int,
+        most_message_bytes: int = 1 << 20,
+    ) -> None:
+        """Replaces a socket that an earlier server left. `most_calls`: under way at once. Further
+        calls, and requests of more than `most_message_bytes`, fail with RESOURCE_EXHAUSTED. Raises
+        OSError."""
+        self._pool = ThreadPoolExecutor(threads, service.rpartition(".")[2])
+        self._server = grpc.server(
+            self._pool,
+            maximum_concurrent_rpcs=most_calls,
+            options=[
+                ("grpc.so_reuseport", 0),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_receive_message_length", most_message_bytes),
+            ],
+        )
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            name: grpc.unary_unary_rpc_method_handler(_handler(method))
+            for name, method in methods.items()
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, handlers),)
+        )
+        os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
+        try:
+            self._server.add_insecure_port(f"unix://{path}")
+        except RuntimeError as error:
+            raise OSError(f"{service}: can't listen on {path}: {error}") from None
+        os.chmod(path, 0o600)
+
+    def start(self) -> None:
+        """From now on calls are answered."""
+        self._server.start()
+
+    def stop(self, grace_seconds: float) -> None:
+        """Returns when the calls under way have ended, or when time is up."""
+        self._server.stop(grace_seconds).wait()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _handler(method: Method) -> Method:
+    def handle(message: bytes, context: grpc.ServicerContext) -> bytes:
+        try:
+            return method(message, context)
+        except RpcError as error:
+            context.abort(_CODES.get(error.code, grpc.StatusCode.UNKNOWN), error.message)
+
+    return handle

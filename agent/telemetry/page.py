@@ -1,0 +1,142 @@
+"""The HTTP port of a process with one loop: a whole request in, a whole page out, closed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from collections.abc import Callable, Mapping
+
+from agent.host.loop import READ, WRITE, Loop, Timer
+
+log = logging.getLogger(__name__)
+
+Pages = Mapping[bytes, Callable[[], str]]
+
+_LARGEST_REQUEST_BYTES = 8192
+_PATIENCE_SECONDS = 10.0
+_MOST_CONNECTIONS = 16
+_PAUSE_SECONDS = 1.0
+"""How long nobody is accepted after the machine had no descriptor left."""
+
+
+class PageServer:
+    """Serves GET of the given paths; `port` is the one taken when 0 was asked for."""
+
+    def __init__(self, loop: Loop, host: str, port: int, pages: Pages) -> None:
+        """Raises OSError when the address can't be listened on."""
+        self._loop = loop
+        self._pages = pages
+        self._open = 0
+        self._socket = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._pause: Timer | None = None
+        self._listen()
+
+    def close(self) -> None:
+        """Stops listening."""
+        if self._pause is None:
+            self._loop.unregister(self._socket.fileno())
+        else:
+            self._pause.cancel()
+        self._socket.close()
+
+    def _accept(self, events: int) -> None:
+        try:
+            client, _ = self._socket.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._loop.unregister(self._socket.fileno())
+            self._pause = self._loop.after(_PAUSE_SECONDS, self._listen)
+            return
+        if self._open >= _MOST_CONNECTIONS:
+            client.close()
+            return
+        self._open += 1
+        _Visit(self._loop, client, self._pages, self._left)
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.register(self._socket.fileno(), READ, self._accept)
+
+    def _left(self) -> None:
+        self._open -= 1
+
+
+class _Visit:
+    """One connection."""
+
+    def __init__(
+        self, loop: Loop, client: socket.socket, pages: Pages, left: Callable[[], None]
+    ) -> None:
+        client.setblocking(False)
+        self._loop = loop
+        self._client = client
+        self._pages = pages
+        self._left = left
+        self._request = b""
+        self._answer = b""
+        self._late = loop.after(_PATIENCE_SECONDS, self._close)
+        loop.register(client.fileno(), READ, self._ready)
+
+    def _ready(self, events: int) -> None:
+        try:
+            if self._answer:
+                self._send()
+            else:
+                self._read()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._close()
+
+    def _read(self) -> None:
+        piece = self._client.recv(_LARGEST_REQUEST_BYTES)
+        self._request += piece
+        if not piece or len(self._request) > _LARGEST_REQUEST_BYTES:
+            self._close()
+        elif b"\r\n\r\n" in self._request:
+            self._answer = self._respond()
+            self._loop.modify(self._client.fileno(), WRITE)
+
+    def _send(self) -> None:
+        sent = self._client.send(self._answer)
+        self._answer = self._answer[sent:]
+        if not self._answer:
+            self._close()
+
+    def _respond(self) -> bytes:
+        words = self._request.split(b"\r\n", 1)[0].split(b" ")
+        path = words[1].partition(b"?")[0] if len(words) == 3 and words[0] == b"GET" else b""
+        page = self._pages.get(path)
+        status, body = ("200 OK", page().encode()) if page else ("404 Not Found", b"no such page\n")
+        head = (
+            f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _close(self) -> None:
+        self._late.cancel()
+        with contextlib.suppress(KeyError, FileNotFoundError):
+            self._loop.unregister(self._client.fileno())
+        self._client.close()
+        self._left()
+
+
+def serve_pages(
+    loop: Loop, address: tuple[str, int] | None, page: Callable[[], str]
+) -> PageServer | None:
+    """A port that is taken costs the metrics, never the pods."""
+    if address is None:
+        return None
+    pages = {b"/metrics": page, b"/healthz": lambda: "ok\n"}
+    try:
+        return PageServer(loop, *address, pages)
+    except OSError as error:
+        log.warning("no metrics on %s port %d: %s", *address, error)
+        return None

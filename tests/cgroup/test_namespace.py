@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import types
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cgroup.namespace import absolute, own_root
+
+OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
+
+
+@pytest.mark.parametrize(
+    ("shown", "own", "group"),
+    [
+        ("/system.slice/kubelet.service", "/", "/system.slice/kubelet.service"),
+        ("/", "/", "/"),
+        ("/", OWN, OWN),
+        ("/below", OWN, f"{OWN}/below"),
+        ("/../../../system.slice/kubelet.service", OWN, "/system.slice/kubelet.service"),
+        ("/../../kubepods-podB.slice/x", OWN, "/kubepods.slice/kubepods-podB.slice/x"),
+        ("/../../..", OWN, "/"),
+        ("/../../../../x", OWN, None),
+        ("/../x/../y", OWN, None),
+        ("x", "/", None),
+        ("", "/", None),
+    ],
+)
+def test_a_group_by_the_names_of_the_host(shown: str, own: str, group: str | None) -> None:
+    assert absolute(shown, own) == group
+
+
+def test_without_a_mount_of_our_namespace_its_root_is_not_known(tmp_path: Path) -> None:
+    hierarchy = _hierarchy()
+    assert own_root(hierarchy, str(tmp_path)) is None
+    (tmp_path / "mountinfo").write_text(
+        "1 1 0:2 /../.. /sys/fs/cgroup rw - cgroup2 cgroup rw,nsdelegate\n"
+        "1 1 0:2 / /nowhere/a\\040b rw shared:1 - cgroup2 cgroup rw\nx\n"
+    )
+    assert own_root(hierarchy, str(tmp_path)) is None
+
+
+def test_outside_of_a_namespace_it_is_the_root() -> None:
+    assert own_root(_hierarchy()) == "/"
+
+
+_INSIDE = """
+import os, subprocess, sys
+import types
+from agent.cgroup.namespace import absolute, own_root
+kind, path, mine, other = sys.argv[1:]
+options = ["-t", "cgroup2"] if kind == "2" else ["-t", "cgroup", "-o", "cpuset"]
+os.makedirs(mine, exist_ok=True)
+subprocess.run(["mount", *options, "none", mine], check=True)
+root = own_root(types.SimpleNamespace(version=int(kind), path=path))
+for pid in ("self", other):
+    lines = open(f"/proc/{pid}/cgroup").read().splitlines()
+    named = "0::" if kind == "2" else ":cpuset:"
+    (shown,) = [each.split(":", 2)[2] for each in lines if named in each]
+    print(shown, absolute(shown, root), sep="\\n")
+"""
+
+
+@contextlib.contextmanager
+def _group(hierarchy: types.SimpleNamespace, group: str) -> Iterator[None]:
+    """With CPUs and memory, which v1 wants before a process may enter."""
+    folder = Path(hierarchy.path + group)
+    folder.mkdir()
+    try:
+        if hierarchy.version == 1:
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                (folder / file).write_text((folder.parent / file).read_text())
+        yield
+    finally:
+        folder.rmdir()
+
+
+def _mounted() -> list[types.SimpleNamespace]:
+    """Where cpusets are, and v2 beside v1."""
+    found = []
+    with contextlib.suppress(CgroupError):
+        it = Hierarchy()
+        found.append(types.SimpleNamespace(version=it.version, path=it.path))
+    if Path("/sys/fs/cgroup/unified/cgroup.procs").exists():
+        found.append(types.SimpleNamespace(version=2, path="/sys/fs/cgroup/unified"))
+    return found
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.parametrize("hierarchy", _mounted(), ids=lambda each: f"v{each.version}")
+def test_the_kernel_shows_groups_relative_to_ours(
+    tmp_path: Path, hierarchy: types.SimpleNamespace
+) -> None:
+    top = f"/topolet-test-{uuid.uuid4().hex[:8]}"
+    inner = f"{top}/kubepods"
+    with (
+        _group(hierarchy, top),
+        _group(hierarchy, inner),
+        _group(hierarchy, f"{top}/other"),
+        subprocess.Popen(
+            ["sh", "-c", f"echo $$ >{hierarchy.path}{top}/other/cgroup.procs; echo; exec cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as other,
+    ):
+        assert other.stdout is not None
+        other.stdout.readline()
+        script = (
+            f"echo $$ >{hierarchy.path}{inner}/cgroup.procs && "
+            'exec unshare --cgroup --mount --propagation=private "$@"'
+        )
+        arguments = [str(hierarchy.version), hierarchy.path, str(tmp_path / "own"), str(other.pid)]
+        told = subprocess.run(
+            ["sh", "-c", script, "sh", sys.executable, "-c", _INSIDE, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert told.stdout.splitlines() == ["/", inner, "/../other", f"{top}/other"], told.stderr
+
+
+def _hierarchy() -> Hierarchy:
+    try:
+        return Hierarchy()
+    except CgroupError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,84 @@
+"""Texts as containerd 1.7 and 2, and CRI-O, tell them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.allocate.foreign.grants import Carriers
+from agent.cri.carried import carriers
+
+CONTAINERD = {
+    "pid": 77,
+    "config": {
+        "envs": [{"key": "NVIDIA_VISIBLE_DEVICES", "value": "GPU-1"}, {"key": "A"}],
+        "mounts": [{"container_path": "/data", "host_path": "/x"}],
+        "devices": [
+            {"container_path": "/dev/card", "host_path": "/dev/nvidia0", "permissions": "rw"}
+        ],
+        "CDI_devices": [{"name": "nvidia.com/gpu=1"}],
+        "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0"},
+        "linux": {"security_context": {"privileged": True}},
+    },
+    "runtimeSpec": {
+        "process": {"env": ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=GPU-2", "EMPTY"]},
+        "mounts": [{"destination": "/data", "source": "/x"}, {"destination": "/proc"}],
+        "annotations": {"io.kubernetes.cri.container-type": "container"},
+        "linux": {
+            "devices": [
+                {"path": "/dev/card", "type": "c", "major": 195, "minor": 0},
+                {"path": "/dev/infiniband/uverbs0", "type": "c", "major": 231, "minor": 192},
+            ]
+        },
+    },
+}
+
+
+def test_what_containerd_tells() -> None:
+    assert carriers(json.dumps(CONTAINERD)) == Carriers(
+        (
+            ("NVIDIA_VISIBLE_DEVICES", "GPU-1"),
+            ("A", ""),
+            ("PATH", "/bin"),
+            ("NVIDIA_VISIBLE_DEVICES", "GPU-2"),
+            ("EMPTY", ""),
+        ),
+        ("nvidia.com/gpu=1",),
+        (
+            ("cdi.k8s.io/x", "nvidia.com/gpu=0"),
+            ("io.kubernetes.cri.container-type", "container"),
+        ),
+        ("/data", "/proc"),
+        ("/dev/nvidia0", "/dev/infiniband/uverbs0"),
+        True,
+    )
+
+
+def test_what_the_runtime_made_counts_and_not_what_it_was_asked_for() -> None:
+    """A plugin in the runtime (NRI) changes the specification behind the request."""
+    asked = {
+        "mounts": [{"container_path": "/var/run/nvidia-container-devices/GPU-1"}],
+        "annotations": {"nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0", "cdi.k8s.io/x": "a.example/b=0"},
+    }
+    made = {"mounts": [{"destination": "/var/run/nvidia-container-devices/GPU-2"}]}
+    found = carriers(json.dumps({"config": asked, "runtimeSpec": made}))
+    assert found.mounts == ("/var/run/nvidia-container-devices/GPU-2",)
+    # The runtime itself reads these, of the request.
+    assert found.annotations == (("cdi.k8s.io/x", "a.example/b=0"),)
+    alone = carriers(json.dumps({"config": asked}))
+    assert alone.mounts == ("/var/run/nvidia-container-devices/GPU-1",)
+    assert len(alone.annotations) == 2
+
+
+def test_what_cri_o_tells() -> None:
+    told = {"privileged": True, "runtimeSpec": CONTAINERD["runtimeSpec"]}
+    found = carriers(json.dumps(told))
+    assert found.privileged
+    assert dict(found.environment)["NVIDIA_VISIBLE_DEVICES"] == "GPU-2"
+    assert found.nodes == ("/dev/card", "/dev/infiniband/uverbs0")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[", '{"config":null,"runtimeSpec":{"process":null}}'])
+def test_a_runtime_that_tells_nothing(text: str) -> None:
+    assert carriers(text) == Carriers()

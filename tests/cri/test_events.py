@@ -1,0 +1,177 @@
+"""Against a real grpcio server that streams."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.cri import events
+from agent.cri.events import ContainerEvents, tells_everybody
+from agent.proto import cri_pb2 as pb
+
+SERVICE = "/runtime.v1.RuntimeService"
+
+
+class Runtime(grpc.GenericRpcHandler):
+    def __init__(self, version: str = "v2.0.0", implemented: bool = True) -> None:
+        self.version = version
+        self.implemented = implemented
+        self.queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.subscribed = threading.Event()
+        self.asked = threading.Event()
+
+    def service(
+        self, details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        if details.method == f"{SERVICE}/Version":
+            return grpc.unary_unary_rpc_method_handler(self._version)
+        if details.method == f"{SERVICE}/GetContainerEvents":
+            self.asked.set()
+            if self.implemented:
+                return grpc.unary_stream_rpc_method_handler(self._stream)
+        return None
+
+    def _version(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        return pb.VersionResponse(
+            runtime_name="containerd", runtime_version=self.version
+        ).SerializeToString()
+
+    def _stream(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        self.subscribed.set()
+        while (event := self.queue.get()) is not None:
+            yield event
+
+
+@contextlib.contextmanager
+def serving(path: Path, runtime: Runtime) -> Iterator[None]:
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((runtime,))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    try:
+        yield
+    finally:
+        runtime.queue.put(None)
+        server.stop(None).wait()
+
+
+class Heard:
+    def __init__(self) -> None:
+        self._notifier = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self._notifier.release()
+
+    def one_more(self) -> bool:
+        return self._notifier.acquire(timeout=10)
+
+    def forget(self) -> None:
+        while self._notifier.acquire(blocking=False):
+            pass
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "s.sock"
+
+
+@contextlib.contextmanager
+def following(path: Path, heard: Heard) -> Iterator[ContainerEvents]:
+    it = ContainerEvents(str(path), heard)
+    try:
+        yield it
+    finally:
+        it.close()
+
+
+def test_runtime_that_refuses_a_call_unseen_is_asked_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does that is just ending: GOAWAY before it began any call."""
+    monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
+    settings, goaway = bytes.fromhex("000000040000000000"), "000008070000000000" + 16 * "0"
+    with socket.socket(socket.AF_UNIX) as ending:
+        ending.bind(str(path))
+        ending.listen()
+        ending.settimeout(10)
+        with following(path, Heard()):
+            for _ in range(2):
+                connection, _ = ending.accept()
+                with connection:
+                    connection.settimeout(10)
+                    connection.sendall(settings + bytes.fromhex(goaway))
+                    while connection.recv(4096):
+                        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "everybody"),
+    [
+        ("containerd", "v2.2.7", True),
+        ("containerd", "2.0.0-rc.1", True),
+        ("containerd", "10.1.0", True),
+        ("containerd", "v1.7.27", False),
+        ("containerd", "1.6.20~ds1", False),
+        ("containerd", "unknown", False),
+        ("cri-o", "2.0.0", False),
+    ],
+)
+def test_only_runtimes_that_tell_everybody_are_asked(
+    name: str, version: str, everybody: bool
+) -> None:
+    assert tells_everybody(name, version) == everybody
+
+
+def test_more_than_both_windows_hold_is_heard_to_its_end(path: Path) -> None:
+    runtime, heard = Runtime(), Heard()
+    with serving(path, runtime), following(path, heard) as it:
+        assert runtime.subscribed.wait(10)
+        for _ in range(40):
+            runtime.queue.put(bytes(1 << 20))
+        while not runtime.queue.empty():
+            assert heard.one_more()
+        assert it.telling
+
+
+def test_restarted_runtime_is_subscribed_again_and_both_are_heard(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_FIRST_PAUSE_SECONDS", 0.01)
+    first, second, heard = Runtime(), Runtime(), Heard()
+    with serving(path, first), following(path, heard):
+        assert first.subscribed.wait(10)
+        heard.forget()
+        first.queue.put(None)
+        assert heard.one_more()
+    with following(path, heard), serving(path, second):
+        assert second.subscribed.wait(10)
+        assert heard.one_more()
+
+
+@pytest.mark.parametrize("runtime", [Runtime("v1.7.27"), Runtime(implemented=False)])
+def test_runtime_without_events_for_us_is_told_once_and_its_end_is_heard(
+    path: Path, runtime: Runtime, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    heard = Heard()
+    with contextlib.ExitStack() as stack:
+        with serving(path, runtime):
+            it = stack.enter_context(following(path, heard))
+            assert heard.one_more()
+            while not caplog.records:
+                assert heard.one_more()
+            assert not it.telling
+            assert runtime.asked.is_set() == runtime.version.startswith("v2")
+            heard.forget()
+        assert heard.one_more()
+    assert [each.getMessage().rpartition(";")[2] for each in caplog.records] == [
+        " cgroups and the clock stand in"
+    ]

@@ -1,0 +1,109 @@
+"""NVLinks of two cards, counted from both ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.discover.gpuinventory import pairs
+from agent.model.gpus import Ancestor, Gpu, LinkEnd, NvLink, pci_address
+
+
+def gpu(index: int, *links: tuple[LinkEnd, str, int | None]) -> Gpu:
+    found = tuple(
+        NvLink(place, version, end, bus) for place, (end, bus, version) in enumerate(links)
+    )
+    return Gpu(f"GPU-{index}", index, _bus(index), links=found)
+
+
+def _bus(index: int) -> str:
+    return f"0000:{index:02x}:00.0"
+
+
+def to(index: int, version: int | None = 3) -> tuple[LinkEnd, str, int | None]:
+    return LinkEnd.GPU, _bus(index), version
+
+
+def switch(number: int, version: int | None = 3) -> tuple[LinkEnd, str, int | None]:
+    return LinkEnd.SWITCH, f"0000:c{number}:00.0", version
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "links", "speed"),
+    [
+        ((), (), 0, 0),
+        ((to(1), to(1)), (to(0), to(0)), 2, 50_000),
+        ((to(1, 1),), (to(0, 1),), 1, 20_000),
+        ((to(1, 5),), (to(0, 5),), 1, 50_000),
+        # A version that nobody told, and one newer than we know.
+        ((to(1, None),), (to(0, None),), 1, 25_000),
+        ((to(1, 9),), (to(0, 9),), 1, 50_000),
+        # One end down: what is seen from one side only does not count (HAMi's issue 2217).
+        ((to(1), to(1)), (to(0),), 1, 25_000),
+        ((to(1), to(1)), (), 0, 0),
+        # Cards at switches, with as many links as the poorer one has.
+        ((switch(0), switch(1)), (switch(0),), 1, 25_000),
+        ((switch(0),), (), 0, 0),
+        # A straight link that is half down is no link at a switch.
+        ((to(1), switch(0)), (switch(0),), 0, 0),
+        # Links elsewhere.
+        ((to(2),), (to(3),), 0, 0),
+        (((LinkEnd.NPU, "", 2),), ((LinkEnd.NPU, "", 2),), 0, 0),
+        (((LinkEnd.UNKNOWN, "", 2),), ((LinkEnd.UNKNOWN, "", 2),), 0, 0),
+    ],
+)
+def test_links_of_a_pair(one: tuple, two: tuple, links: int, speed: int) -> None:
+    (pair,) = pairs([gpu(0, *one), gpu(1, *two)], {})
+    assert (pair.links, pair.mb_per_second) == (links, speed)
+
+
+def test_links_through_switches_are_told_from_straight_ones() -> None:
+    ends = {"straight": (to(1), to(0)), "through": (switch(0),) * 2, "half": (switch(0), to(0))}
+    found = {name: pairs([gpu(0, one), gpu(1, two)], {}) for name, (one, two) in ends.items()}
+    assert {name: pair.switched for name, (pair,) in found.items()} == {
+        "straight": False,
+        "through": True,
+        "half": False,
+    }
+
+
+def test_what_a_pair_shares_is_found_in_either_order() -> None:
+    sharing = {frozenset(("GPU-1", "GPU-0")): (Ancestor.SWITCH, True)}
+    (pair,) = pairs([gpu(1), gpu(0)], sharing)
+    assert (pair.one, pair.two) == ("GPU-0", "GPU-1")
+    assert (pair.ancestor, pair.peer) == (Ancestor.SWITCH, True)
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(st.integers(0, 5).map(to), st.integers(0, 3).map(switch)), max_size=8),
+        min_size=2,
+        max_size=6,
+    )
+)
+def test_whatever_the_ends_say_no_pair_has_more_links_than_either_card(ends: list) -> None:
+    gpus = [gpu(index, *links) for index, links in enumerate(ends)]
+    found = pairs(gpus, {})
+    most = {each.uuid: len(each.links) for each in gpus}
+    assert len(found) == len(gpus) * (len(gpus) - 1) // 2
+    assert all(0 <= pair.links <= min(most[pair.one], most[pair.two]) for pair in found)
+    assert all((pair.links == 0) == (pair.mb_per_second == 0) for pair in found)
+    assert found == pairs(list(reversed(gpus)), {})
+
+
+@pytest.mark.parametrize(
+    ("told", "address"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0000:3B:00.0", "0000:3b:00.0"),
+        ("00010000:01:00.0", "10000:01:00.0"),
+        ("0000000A:03:00.0", "000a:03:00.0"),
+        ("00000000:3B:00.0\0\0", "0000:3b:00.0"),
+        ("FFFFFFFF:FF:FF.0", ""),
+        ("", ""),
+        ("3B:00.0", ""),
+    ],
+)
+def test_addresses_as_sysfs_writes_them(told: str, address: str) -> None:
+    assert pci_address(told) == address

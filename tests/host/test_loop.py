@@ -1,0 +1,119 @@
+import os
+import threading
+import time
+
+from agent.host.loop import READ, WRITE, Loop
+
+
+def test_a_ready_descriptor_is_called_until_it_is_unregistered() -> None:
+    loop = Loop()
+    reading, writing = os.pipe()
+    seen: list[bytes] = []
+
+    def ready(events: int) -> None:
+        assert events & READ
+        seen.append(os.read(reading, 1))
+        if len(seen) == 2:
+            loop.unregister(reading)
+            loop.stop()
+
+    loop.register(reading, READ, ready)
+    os.write(writing, b"abc")
+    loop.run()
+    assert seen == [b"a", b"b"]
+    loop.step(0)
+    assert len(seen) == 2
+    for fd in (reading, writing):
+        os.close(fd)
+    loop.close()
+
+
+def test_a_callback_may_unregister_another_that_is_ready_too() -> None:
+    loop = Loop()
+    pipes = [os.pipe() for _ in range(2)]
+    called: list[int] = []
+
+    def handler(mine: int, other: int) -> None:
+        called.append(mine)
+        loop.unregister(other)
+
+    first, second = pipes[0][0], pipes[1][0]
+    loop.register(first, READ, lambda events: handler(first, second))
+    loop.register(second, READ, lambda events: handler(second, first))
+    for _, writing in pipes:
+        os.write(writing, b"x")
+    loop.step(1)
+    assert len(called) == 1
+    for fd in (*pipes[0], *pipes[1]):
+        os.close(fd)
+    loop.close()
+
+
+def test_modify_changes_what_is_waited_for() -> None:
+    loop = Loop()
+    reading, writing = os.pipe()
+    events_seen: list[int] = []
+    loop.register(writing, READ, events_seen.append)
+    loop.step(0)
+    assert events_seen == []
+    loop.modify(writing, WRITE)
+    loop.step(1)
+    assert events_seen == [WRITE]
+    os.close(reading)
+    os.close(writing)
+    loop.close()
+
+
+def test_timers_come_in_order_and_cancelled_ones_do_not() -> None:
+    loop = Loop()
+    called: list[str] = []
+    now = time.monotonic()
+    loop.at(now + 0.02, lambda: called.append("second"))
+    loop.at(now + 0.01, lambda: called.append("cancelled")).cancel()
+    loop.at(now, lambda: called.append("first"))
+    loop.at(now + 0.03, loop.stop)
+    loop.run()
+    assert called == ["first", "second"]
+    assert time.monotonic() >= now + 0.03
+    loop.close()
+
+
+def test_a_timer_that_sets_one_due_at_once_does_not_starve_descriptors() -> None:
+    loop = Loop()
+    reading, writing = os.pipe()
+
+    def again() -> None:
+        loop.after(0, again)
+
+    loop.after(0, again)
+    loop.register(reading, READ, lambda events: loop.stop())
+    os.write(writing, b"x")
+    loop.run()
+    os.close(reading)
+    os.close(writing)
+    loop.close()
+
+
+def test_another_thread_stops_a_loop_that_waits_for_ever() -> None:
+    loop = Loop()
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    loop.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    loop.close()
+
+
+def test_a_stop_does_not_keep_awake_what_runs_on_after_it() -> None:
+    loop = Loop()
+    loop.stop()
+    loop.run()
+    looks: list[float] = []
+
+    def until() -> bool:
+        looks.append(time.monotonic())
+        return False
+
+    loop.run_on(until, 0.1)
+    assert len(looks) <= 3
+    loop.close()

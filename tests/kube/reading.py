@@ -1,0 +1,18 @@
+"""What watches of a test keep of an object."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from agent.kube.objects import Read
+from agent.model import bounds
+
+T = TypeVar("T")
+
+
+def as_type(type_: type[T]) -> Read[T]:
+    """The fields that the type has."""
+    decoder = msgspec.json.Decoder(type_)
+    return lambda text: bounds.decode(decoder, text)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from agent.kube.difference import patch, same_version
+from agent.model.nodestatus import status, with_seen_amounts
+from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone, encode, ours
+
+Object = dict[str, Any]
+
+WANTED = encode(
+    NodeTopology(
+        "n",
+        (
+            Zone(0, {"cpu": Amounts(4000, 4000, 3000), "memory": Amounts(9, 9, 9)}, {0: 10, 1: 20}),
+            Zone(1, {"cpu": Amounts(4000, 4000, 4000)}, {0: 20, 1: 10}),
+        ),
+        labels={"a": "1"},
+    ),
+    Version.V1ALPHA2,
+)
+
+
+def stored(body: Object = WANTED, *managed: Object) -> Object:
+    seen = copy.deepcopy(body)
+    seen["metadata"] |= {"resourceVersion": "7", "uid": "u", "managedFields": list(managed)}
+    return seen
+
+
+def by(manager: str, fields: Object, **more: str) -> Object:
+    return {"manager": manager, "operation": "Apply", "fieldsV1": fields, **more}
+
+
+def named(entries: list[Object], name: str) -> Object:
+    return next(each for each in entries if each["name"] == name)
+
+
+def test_what_is_not_there_is_written_whole() -> None:
+    assert patch(WANTED, None, "topolet") == WANTED
+
+
+def test_what_stands_there_is_not_written_again() -> None:
+    assert patch(WANTED, stored(), "topolet", ours) is None
+
+
+def test_fields_of_others_make_no_difference_and_are_not_written() -> None:
+    seen = stored(WANTED, by("other", {"f:metadata": {"f:labels": {"f:b": {}}}}))
+    seen["metadata"]["labels"]["b"] = "2"
+    seen["operatorNote"] = {"x": 1}
+    assert patch(WANTED, seen, "topolet", ours) is None
+    seen["metadata"]["labels"]["a"] = "else"
+    assert patch(WANTED, seen, "topolet", ours) == WANTED
+
+
+def test_another_writer_of_our_field_is_overwritten() -> None:
+    seen = stored()
+    seen["zones"][0]["resources"][0]["available"] = "0"
+    written = patch(WANTED, seen, "topolet", ours)
+    assert written is not None
+    assert written["zones"] == WANTED["zones"]
+
+
+def test_entries_of_others_are_written_along_where_a_list_has_no_keys() -> None:
+    seen = stored(WANTED, by("topolet", {"f:zones": {}}))
+    balloon = {"name": "balloon-1", "type": "balloon"}
+    nic = {"name": "vendor.com/nic", "capacity": "1", "allocatable": "1", "available": "1"}
+    seen["zones"].insert(0, balloon)
+    seen["zones"][1]["resources"].append(nic)
+    seen["zones"][1]["parent"] = "socket-0"
+    seen["attributes"].append({"name": "TopologyPolicy", "value": "x"})
+    assert patch(WANTED, seen, "topolet", ours) is None
+    seen["zones"][1]["resources"][0]["available"] = "0"
+    written = patch(WANTED, seen, "topolet", ours)
+    assert written is not None
+    assert written["metadata"]["resourceVersion"] == "7", "who wrote in between makes a conflict"
+    assert written["zones"][0] == balloon
+    assert written["zones"][1]["parent"] == "socket-0"
+    assert nic in written["zones"][1]["resources"]
+    assert named(written["zones"][1]["resources"], "cpu")["available"] == "3"
+    assert named(written["attributes"], "TopologyPolicy")["value"] == "x"
+
+
+def test_entries_of_ours_that_are_wanted_no_longer_go_from_a_list_without_keys() -> None:
+    seen = stored()
+    seen["zones"].append({"name": "node-2", "type": "Node", "resources": []})
+    written = patch(WANTED, seen, "topolet", ours)
+    assert written is not None
+    assert [each["name"] for each in written["zones"]] == ["node-0", "node-1"]
+    assert "resourceVersion" not in written["metadata"]
+
+
+def keys(*names: str) -> Object:
+    return {f'k:{{"name":"{name}"}}': {".": {}, "f:name": {}} for name in names}
+
+
+def test_entries_of_others_are_left_to_them_where_a_list_has_keys() -> None:
+    seen = stored(
+        WANTED,
+        by("topolet", {"f:zones": keys("node-0", "node-1")}),
+        by("other", {"f:zones": keys("balloon-1")}),
+    )
+    seen["zones"].append({"name": "balloon-1", "type": "balloon"})
+    assert patch(WANTED, seen, "topolet", ours) is None
+    seen["zones"][0]["resources"][0]["available"] = "0"
+    assert patch(WANTED, seen, "topolet", ours) == WANTED
+
+
+def test_fields_that_we_own_and_want_no_longer_are_given_up() -> None:
+    owned = {"f:metadata": {"f:labels": {"f:a": {}, "f:old": {}}}}
+    seen = stored(WANTED, by("topolet", owned))
+    seen["metadata"]["labels"]["old"] = "1"
+    assert patch(WANTED, seen, "topolet", ours) == WANTED
+    assert patch(WANTED, seen, "other", ours) is None
+    gone = stored(WANTED, by("topolet", {"f:zones": keys("node-0", "node-9")}))
+    assert patch(WANTED, gone, "topolet", ours) == WANTED
+
+
+def test_another_version_of_the_api_is_told_before_it_is_used() -> None:
+    old = by("topolet", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
+    other = by("other", {"f:zones": {}}, apiVersion="topology.node.k8s.io/v1alpha1")
+    seen = stored(WANTED, other, old)
+    assert same_version(seen, WANTED["apiVersion"]) == [
+        {"op": "test", "path": "/metadata/resourceVersion", "value": "7"},
+        *(
+            {
+                "op": "replace",
+                "path": f"/metadata/managedFields/{place}/apiVersion",
+                "value": "topology.node.k8s.io/v1alpha2",
+            }
+            for place in range(2)
+        ),
+    ]
+    assert same_version(seen, "topology.node.k8s.io/v1alpha1") is None
+    assert same_version(stored(), WANTED["apiVersion"]) is None
+
+
+def test_status_is_another_part_of_the_object() -> None:
+    wanted = status("n", {})
+    owned = {"f:status": {"f:capacity": {"f:koordinator.sh/gpu": {}}}}
+    capacity = {"cpu": "4", "koordinator.sh/gpu": "100"}
+    seen: Object = {
+        "metadata": {"name": "n", "managedFields": [by("topolet", owned, subresource="status")]},
+        "status": {"capacity": capacity, "allocatable": {"cpu": "4"}},
+    }
+    assert patch(wanted, seen, "topolet", subresource="status") == wanted
+    assert patch(wanted, seen, "topolet") is None
+
+
+def test_a_node_without_devices_needs_no_write() -> None:
+    """An API server does not keep empty maps."""
+    seen: Object = {"metadata": {"name": "n"}, "status": {}}
+    assert patch(status("n", {}), seen, "topolet", subresource="status") is None
+
+
+def test_the_same_amount_in_other_words_is_no_difference() -> None:
+    seen: Object = {
+        "metadata": {"name": "n"},
+        "status": {
+            "capacity": {"koordinator.sh/gpu-core": "1k", "cpu": "4"},
+            "allocatable": {"koordinator.sh/gpu-core": "1k"},
+        },
+    }
+    wanted = with_seen_amounts(status("n", {"koordinator.sh/gpu-core": 1000}), seen)
+    assert patch(wanted, seen, "topolet", subresource="status") is None
+    wanted = with_seen_amounts(status("n", {"koordinator.sh/gpu-core": 900}), seen)
+    assert wanted["status"]["capacity"] == {"koordinator.sh/gpu-core": "900"}
+    assert patch(wanted, seen, "topolet", subresource="status") == wanted

@@ -1,0 +1,222 @@
+"""Events about pods, on real sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from agent.kube import events
+from agent.kube.auth import FileAccess
+from agent.kube.events import Recorder, Regarding
+from agent.kube.schedule import Backoff
+from agent.kube.transport import Transport
+from tests.kube.hostile import Request, Server, reply, status
+from tests.waiting import eventually
+
+POD = Regarding("ns", "p", "uid-p")
+BASE = "/apis/events.k8s.io/v1/namespaces/ns/events"
+
+
+class Api:
+    """Events by name; `refusals` are answered first, and `broken` notes always with 500."""
+
+    def __init__(self, server: Server) -> None:
+        self.events: dict[str, dict[str, Any]] = {}
+        self.refusals: list[int] = []
+        self.details: dict[str, Any] = {}
+        self.broken: set[str] = set()
+        self.lock = threading.Lock()
+        server.answer = self._answer
+
+    def _answer(self, server: Server, connection: socket.socket, request: Request) -> bool:
+        with self.lock:
+            if self.refusals:
+                code = self.refusals.pop(0)
+                return reply(connection, code, status(code, "Refused", **self.details))
+            body = json.loads(request.body)
+            if body.get("note") in self.broken:
+                return reply(connection, 500, status(500, "InternalError"))
+            if request.method == "POST":
+                assert request.path == BASE
+                name = body["metadata"]["name"]
+                if name in self.events:
+                    return reply(connection, 409, status(409, "AlreadyExists"))
+                self.events[name] = body
+                return reply(connection, 201, body)
+            found = self.events.get(request.path.removeprefix(f"{BASE}/"))
+            if found is None:
+                return reply(connection, 404, status(404, "NotFound"))
+            found |= body
+            return reply(connection, 200, found)
+
+    @property
+    def only(self) -> dict[str, Any]:
+        (event,) = self.events.values()
+        return event
+
+
+@pytest.fixture
+def api(server: Server) -> Api:
+    return Api(server)
+
+
+class Told(list[str]):
+    """Results in their order."""
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def recorder(server: Server, api: Api, told: Told) -> Iterator[Recorder]:
+    transport = Transport(FileAccess(server.url))
+    it = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", told.append)
+    yield it
+    it.close()
+    transport.close()
+
+
+def test_event_names_pod_reason_and_note(api: Api, recorder: Recorder, told: Told) -> None:
+    recorder.record(POD, "CPUClaimNotHonored", "it has no CPUs")
+    eventually("it is written", lambda: told == ["written"])
+    event = api.only
+    assert event["regarding"] == {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "namespace": "ns",
+        "name": "p",
+        "uid": "uid-p",
+    }
+    assert (event["type"], event["reason"]) == ("Warning", "CPUClaimNotHonored")
+    assert event["note"] == "it has no CPUs"
+    assert (event["reportingController"], event["reportingInstance"], event["action"]) == (
+        "topolet.io/agent",
+        "node-a",
+        "AssignCPUs",
+    )
+    assert event["metadata"]["name"].startswith("p.")
+
+
+def test_what_happens_again_makes_one_event_longer(
+    monkeypatch: pytest.MonkeyPatch, api: Api, recorder: Recorder, told: Told
+) -> None:
+    monkeypatch.setattr(events, "AGAIN_SECONDS", 0.0)
+    recorder.record(POD, "R", "note")
+    eventually("it is written", lambda: told == ["written"])
+    recorder.record(POD, "R", "note")
+    eventually("it is longer", lambda: told == ["written", "written"])
+    assert api.only["series"]["count"] == 2
+    recorder.record(POD, "R", "another")
+    eventually("another one", lambda: len(api.events) == 2)
+
+
+def test_what_happens_again_at_once_is_one_request(
+    server: Server, api: Api, recorder: Recorder, told: Told
+) -> None:
+    for _ in range(100):
+        recorder.record(POD, "R", "note")
+    recorder.record(POD, "R", "last")
+    eventually("both are there", lambda: len(api.events) == 2)
+    assert len(server.requests) == 2
+
+
+def test_event_of_an_agent_before_us_is_made_longer(
+    server: Server, api: Api, recorder: Recorder, told: Told
+) -> None:
+    recorder.record(POD, "R", "note")
+    eventually("it is written", lambda: told == ["written"])
+    transport = Transport(FileAccess(server.url))
+    after = Recorder(transport, "topolet.io/agent", "node-a", "AssignCPUs", told.append)
+    after.record(POD, "R", "note")
+    eventually("it is longer", lambda: told == ["written", "written"])
+    assert api.only["series"]["count"] == 2
+    after.close()
+    transport.close()
+
+
+def test_busy_server_gets_it_later_and_one_that_refuses_never(
+    api: Api, recorder: Recorder, told: Told
+) -> None:
+    api.refusals = [503, 403]
+    recorder.record(POD, "R", "refused")
+    eventually("it was refused", lambda: told == ["failed"])
+    recorder.record(POD, "R", "next")
+    eventually("the next one is written", lambda: told == ["failed", "written"])
+    assert api.only["note"] == "next"
+
+
+def test_server_that_says_when_to_come_back_is_left_alone_until_then(
+    server: Server, api: Api, recorder: Recorder, told: Told
+) -> None:
+    api.refusals, api.details = [429], {"retryAfterSeconds": 300}
+    recorder.record(POD, "R", "note")
+    eventually("it waits", lambda: recorder._not_before > time.monotonic() + 60)
+    recorder.record(POD, "R", "another")
+    recorder.close()
+    assert (len(server.requests), told) == (1, [])
+
+
+def test_event_that_the_server_cannot_take_keeps_no_other_back(
+    api: Api, recorder: Recorder, told: Told
+) -> None:
+    """A webhook for its namespace is down, for example."""
+    recorder._backoff = Backoff(lambda: 0.5, base_seconds=0.01)
+    api.broken = {"first"}
+    recorder.record(POD, "R", "first")
+    recorder.record(POD, "R", "second")
+    eventually("the second is written", lambda: told == ["written"])
+    assert api.only["note"] == "second"
+    api.broken = set()
+    eventually("so is the first", lambda: len(api.events) == 2)
+
+
+def test_number_of_requests_and_of_notes_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, server: Server, api: Api, recorder: Recorder, told: Told
+) -> None:
+    monkeypatch.setattr(events, "MOST", events.BURST + 5)
+    monkeypatch.setattr(events, "REFILL_SECONDS", 3600.0)
+    for number in range(events.MOST + 7):
+        recorder.record(POD, "R", f"note {number}")
+    eventually("a burst is written", lambda: told.count("written") == events.BURST)
+    assert len(server.requests) == events.BURST
+    for number in range(events.BURST + 100):
+        recorder.record(POD, "R", f"more {number}")
+    assert told.count("dropped") > 0
+    assert len(recorder._series) <= events.MOST
+
+
+def test_long_name_of_a_node_is_cut(server: Server, api: Api, told: Told) -> None:
+    transport = Transport(FileAccess(server.url))
+    recorder = Recorder(transport, "topolet.io/agent", "n" * 253, "AssignCPUs", told.append)
+    recorder.record(POD, "R", "note")
+    eventually("it is written", lambda: told == ["written"])
+    recorder.close()
+    transport.close()
+    assert api.only["reportingInstance"] == "n" * 128
+
+
+def test_long_note_is_cut(api: Api, recorder: Recorder, told: Told) -> None:
+    recorder.record(POD, "R", "ü" * 2000)
+    eventually("it is written", lambda: told == ["written"])
+    assert len(api.only["note"].encode()) <= events.MOST_NOTE
+
+
+@pytest.mark.parametrize(
+    "name", ["p" * 253, "p" * 235 + "-" + "p" * 17, "p" * 235 + "." + "p" * 17]
+)
+def test_event_of_a_pod_with_a_long_name_has_a_valid_name(
+    api: Api, recorder: Recorder, told: Told, name: str
+) -> None:
+    recorder.record(Regarding("ns", name, "uid"), "R", "note")
+    eventually("it is written", lambda: told == ["written"])
+    label = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+    assert re.fullmatch(rf"(?=.{{1,253}}$){label}(\.{label})*", api.only["metadata"]["name"])

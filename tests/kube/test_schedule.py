@@ -1,0 +1,144 @@
+"""The schedule of a watch's requests, by a clock of the test."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.kube.errors import (
+    GoneError,
+    KubeError,
+    MalformedError,
+    ServerError,
+    TooManyRequestsError,
+    UnreachableError,
+)
+from agent.kube.schedule import REQUESTS, WINDOW_SECONDS, Schedule
+
+CAP_SECONDS = 10.0
+GONE = GoneError("410")
+REFUSED = UnreachableError("refused")
+BUSY = TooManyRequestsError("429")
+FAILED = ServerError("500")
+
+chances = st.floats(0, 1, exclude_max=True)
+errors = st.sampled_from(
+    [
+        GONE,
+        REFUSED,
+        BUSY,
+        FAILED,
+        TooManyRequestsError("429", 0.0),
+        TooManyRequestsError("429", 3.0),
+        ServerError("503", 2.0),
+        MalformedError("no JSON"),
+        None,
+        "progress",
+        "hastened",
+    ]
+)
+
+
+def pauses(luck: float, *met: KubeError | str | None) -> list[float]:
+    """After each of what was met."""
+    schedule = Schedule(lambda: luck, CAP_SECONDS)
+    found = []
+    for each in met:
+        if isinstance(each, str):
+            schedule.progressed()
+        else:
+            found.append(schedule.after(each))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("met", "least", "most"),
+    [
+        pytest.param([GONE], [0], [0], id="410 lists at once"),
+        pytest.param([GONE, GONE, GONE], [0, 0.5, 1], [0, 1.5, 3], id="not for ever"),
+        pytest.param([GONE, "progress", GONE], [0, 0], [0, 0], id="at once again after progress"),
+        pytest.param([BUSY], [1], [2], id="429: a second, spread over another"),
+        pytest.param([TooManyRequestsError("429", 4)], [4], [5], id="429: as long as it says"),
+        pytest.param([BUSY] * 3, [1, 1, 2], [2, 3, 6], id="429 that goes on"),
+        pytest.param([REFUSED] * 3, [0.5, 1, 2], [1.5, 3, 6], id="refused"),
+        pytest.param([FAILED] * 3, [0.5, 1, 2], [1.5, 3, 6], id="5xx"),
+        pytest.param([ServerError("503", 4)], [4], [5], id="5xx that says when"),
+        pytest.param([None], [0.5], [1.5], id="granted, ended too soon"),
+        pytest.param(
+            [*[REFUSED] * 6, BUSY, GONE, REFUSED],
+            [0.5, 1, 2, 4, 5, 5, 1, 0, 0.5],
+            [1.5, 3, 6, 12, 15, 15, 2, 0, 1.5],
+            id="the pauses of several causes are not added",
+        ),
+        pytest.param(
+            [REFUSED, REFUSED, "progress", REFUSED],
+            [0.5, 1, 0.5],
+            [1.5, 3, 1.5],
+            id="progress begins anew",
+        ),
+    ],
+)
+def test_pause_after(
+    met: list[KubeError | str | None], least: list[float], most: list[float]
+) -> None:
+    assert pauses(0.0, *met) == pytest.approx(least)
+    assert pauses(1 - 1e-9, *met) == pytest.approx(most, abs=1e-6)
+
+
+@given(
+    st.lists(st.tuples(errors, chances, st.floats(0, 3)), min_size=10, max_size=60),
+    st.sampled_from([1.0, 5.0, 10.0]),
+)
+def test_at_most_five_requests_in_ten_seconds(
+    course: list[tuple[KubeError | str | None, float, float]], cap_seconds: float
+) -> None:
+    """Whatever is met, however the dice fall, and however long a request takes."""
+    luck = itertools.cycle(chance for _, chance, _ in course)
+    schedule = Schedule(lambda: next(luck), cap_seconds)
+    now, sent = 0.0, []
+    for met, _, took in course:
+        now += schedule.wait(now)
+        schedule.asks(now)
+        sent.append(now)
+        now += took
+        if met == "progress":
+            schedule.progressed()
+        elif met == "hastened":
+            pause = schedule.after(REFUSED)
+            now += 0.0 if schedule.hastens(now) else pause
+        else:
+            assert not isinstance(met, str)
+            now += schedule.after(met)
+    for first, sixth in zip(sent, sent[REQUESTS:], strict=False):
+        assert sixth - first > WINDOW_SECONDS
+
+
+@given(st.lists(st.tuples(errors, chances), max_size=30), chances)
+def test_no_past_makes_the_next_pause_long(past: list[tuple[object, float]], luck: float) -> None:
+    """A step and a half at most, but for what the server asks for."""
+    dice = itertools.cycle([luck, *(chance for _, chance in past)])
+    schedule = Schedule(lambda: next(dice), CAP_SECONDS)
+    for met, _ in past:
+        if met == "progress":
+            schedule.progressed()
+        elif not isinstance(met, str):
+            schedule.after(met)  # type: ignore[arg-type]
+    assert schedule.after(REFUSED) <= 1.5 * CAP_SECONDS
+    assert schedule.after(BUSY) <= 2, "the first of its cause"
+
+
+def test_answer_to_others_ends_a_pause_once_in_thirty_seconds() -> None:
+    schedule = Schedule(lambda: 0.5, CAP_SECONDS)
+    times = (100, 101, 129.9, 130, 140, 160)
+    expected = [True, False, False, True, False, True]
+    assert [schedule.hastens(now) for now in times] == expected
+
+
+def test_steps_begin_anew_when_the_server_answers_others() -> None:
+    schedule = Schedule(lambda: 0.5, CAP_SECONDS)
+    assert [schedule.after(REFUSED) for _ in range(5)][-1] == CAP_SECONDS
+    assert schedule.hastens(0)
+    assert schedule.after(FAILED) == 1, "a 503 of a server that starts"

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.apiobjects import ApiContainer, Phase, decode, from_object
+from agent.model.objects import ObjectError
+
+BODY: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "p",
+        "namespace": "ns",
+        "uid": "u-1",
+        "resourceVersion": "12",
+        "labels": {"koordinator.sh/qosClass": "LSR"},
+        "annotations": {"a": "b"},
+        "creationTimestamp": "2026-01-02T03:04:05Z",
+        "managedFields": [{"x": 1}],
+    },
+    "spec": {
+        "nodeName": "n",
+        "containers": [
+            {
+                "name": "c",
+                "image": "i",
+                "resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"cpu": 2}},
+            },
+            {"name": "side"},
+        ],
+        "initContainers": [{"name": "i", "resources": {}}],
+    },
+    "status": {"phase": "Running", "qosClass": "Burstable", "podIP": "192.0.2.1"},
+}
+
+
+def body(**changes: Any) -> dict[str, Any]:
+    """BODY with fields of metadata changed; None removes one."""
+    metadata = {**BODY["metadata"], **changes}
+    return {
+        **BODY,
+        "metadata": {key: value for key, value in metadata.items() if value is not None},
+    }
+
+
+def test_the_fields_we_read() -> None:
+    pod = decode(msgspec.json.encode(BODY))
+    assert pod == from_object(BODY)
+    assert (pod.title, pod.uid, pod.runtime_uid, pod.node) == ("ns/p", "u-1", "u-1", "n")
+    assert (pod.phase, pod.kube_class, pod.resource_version) == (Phase.RUNNING, "burstable", "12")
+    assert pod.created_at == 1_767_323_045_000_000_000
+    assert not any((pod.deleted, pod.terminal, pod.mirror))
+    assert pod.containers == (
+        ApiContainer("c", {"cpu": 1500, "memory": 1 << 30}, {"cpu": 2000}),
+        ApiContainer("side"),
+    )
+    assert pod.init_containers == (ApiContainer("i"),)
+
+
+def test_an_object_with_next_to_nothing() -> None:
+    pod = from_object({"metadata": {"name": "p", "uid": "u"}})
+    assert (pod.namespace, pod.phase, pod.kube_class) == ("default", Phase.PENDING, None)
+    assert (pod.created_at, pod.node, pod.labels) == (0, "", {})
+
+
+@pytest.mark.parametrize(
+    ("phase", "terminal"),
+    [
+        ("Pending", False),
+        ("Running", False),
+        ("Succeeded", True),
+        ("Failed", True),
+        ("Unknown", False),
+        ("Dreaming", False),
+    ],
+)
+def test_phases(phase: str, terminal: bool) -> None:
+    assert from_object({**BODY, "status": {"phase": phase}}).terminal is terminal
+
+
+def test_deletion() -> None:
+    assert from_object(body(deletionTimestamp="2026-01-02T03:04:05Z")).deleted
+
+
+@pytest.mark.parametrize(
+    ("annotations", "uid"),
+    [
+        ({"kubernetes.io/config.mirror": "h", "kubernetes.io/config.hash": "h"}, "h"),
+        ({"kubernetes.io/config.mirror": "h"}, "h"),
+        ({"kubernetes.io/config.hash": "h"}, "u-1"),
+        ({"kubernetes.io/config.source": "api"}, "u-1"),
+    ],
+)
+def test_a_mirror_pod_has_the_uid_of_its_static_pod(annotations: dict[str, str], uid: str) -> None:
+    assert from_object(body(annotations=annotations)).runtime_uid == uid
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (body(uid=None), "Pod ns/p: metadata: .*missing required field `uid`"),
+        (body(uid=""), "Pod ns/p: metadata.uid: is empty"),
+        (body(labels={"a": 1}), r"Pod ns/p: metadata.labels\[...\]: Expected `str`"),
+        (body(creationTimestamp="soon"), "Pod ns/p: metadata.creationTimestamp: 'soon' is no time"),
+        (
+            {
+                **BODY,
+                "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "x"}}}]},
+            },
+            r"Pod ns/p: spec.containers\[0\].resources.limits.cpu: 'x' is no quantity",
+        ),
+        ({**BODY, "spec": []}, "Pod ns/p: spec: Expected `object`, got `array`"),
+        ([], "Pod without a name: Expected `object`, got `array`"),
+    ],
+)
+def test_what_cannot_be_read_is_named(broken: object, said: str) -> None:
+    with pytest.raises(ObjectError, match=said):
+        from_object(broken)
+    with pytest.raises(ObjectError, match=said):
+        decode(msgspec.json.encode(broken))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"\xff", b'{"metadata": ', b'{"metadata": {"name": "\xff"}}']
+)
+def test_what_is_no_json(text: bytes) -> None:
+    with pytest.raises(ObjectError, match="Pod without a name: is not JSON"):
+        decode(text)
+
+
+@given(st.binary(max_size=200))
+def test_nothing_crashes(text: bytes) -> None:
+    with pytest.raises(ObjectError):
+        decode(b'{"metadata":' + text)
+
+
+def test_what_a_scheduler_reads_of_a_pod() -> None:
+    spec = {
+        **BODY["spec"],
+        "priority": 9500,
+        "preemptionPolicy": "Never",
+        "schedulerName": "topolet",
+        "overhead": {"cpu": "250m", "memory": "1Ki"},
+        "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "3500m"}},
+    }
+    pod = from_object(
+        {**BODY, "spec": spec, "status": {"phase": "Running", "startTime": "2026-01-02T03:04:06Z"}}
+    )
+    assert (pod.priority, pod.preempts, pod.scheduler) == (9500, False, "topolet")
+    assert (pod.requests, pod.limits) == ({"cpu": 2000}, {"cpu": 3500})
+    assert pod.overhead == {"cpu": 250, "memory": 1024}
+    assert pod.started_at == 1_767_323_046_000_000_000
+    silent = from_object(BODY)
+    assert (silent.priority, silent.preempts, silent.scheduler) == (None, True, "")
+    assert not any((silent.requests, silent.limits, silent.overhead, silent.started_at))
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "field"),
+    [
+        ({"overhead": {"cpu": "x"}}, {}, "spec.overhead.cpu"),
+        ({"resources": {"requests": {"memory": "1Q"}}}, {}, "spec.resources.requests.memory"),
+        ({}, {"startTime": "yesterday"}, "status.startTime"),
+        ({"priority": "high"}, {}, "spec.priority"),
+    ],
+)
+def test_a_field_that_means_nothing_is_named(
+    spec: dict[str, Any], status: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ObjectError, match=rf"Pod ns/p: {field}: "):
+        from_object({**BODY, "spec": spec, "status": status})

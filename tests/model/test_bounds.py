@@ -1,0 +1,253 @@
+"""Every annotation that something reads is bounded before anything is made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.devices import partitions
+from agent.model import (
+    annotations,
+    batch,
+    bounds,
+    checkpoints,
+    device_allocation,
+    device_wishes,
+    interconnect,
+    minors,
+    node_annotations,
+    nodecpus,
+    resource_spec,
+    resources,
+)
+from agent.model.annotations import AnnotationError
+from agent.model.cpuset import CpuSet
+from agent.model.deviceobject import GPU_PARTITIONS
+from agent.model.nodetopology import NodeTopology
+from agent.model.pods import ANNOTATIONS, pod_metadata
+
+Read = Callable[[Mapping[str, str]], Any]
+
+
+def _status(texts: Mapping[str, str]) -> None:
+    status = annotations.resource_status(texts)
+    status.cpus()
+    status.shared_numa_nodes()
+    status.amounts()
+
+
+def _cpus(texts: Mapping[str, str]) -> None:
+    nodecpus.cpus(NodeTopology("n", (), annotations=dict(texts)))
+
+
+WORD, TEXT, LIST = bounds.POD_VALUE_BYTES, bounds.POD_TEXT_BYTES, bounds.POD_LIST_BYTES
+OF_OBJECT, OBJECT_LIST = bounds.OBJECT_VALUE_BYTES, bounds.OBJECT_LIST_BYTES
+READERS: list[tuple[str, Read, int]] = [
+    (annotations.RESOURCE_STATUS, _status, TEXT),
+    (annotations.SHARED_CONTAINERS, annotations.shared_containers, WORD),
+    (annotations.EXTENDED_RESOURCE_SPEC, batch.batch_resources, LIST),
+    (device_allocation.DEVICE_ALLOCATED, device_allocation.given, LIST),
+    (device_allocation.DEVICE_ALLOCATED, device_allocation.virtual_functions, LIST),
+    (annotations.RESOURCE_SPEC, resource_spec.resource_spec, WORD),
+    (annotations.NUMA_TOPOLOGY_SPEC, resource_spec.numa_spec, WORD),
+    (device_wishes.DEVICE_ALLOCATE_HINT, device_wishes.wishes, WORD),
+    (device_wishes.DEVICE_JOINT_ALLOCATE, device_wishes.wishes, WORD),
+    (device_wishes.GPU_PARTITION_SPEC, device_wishes.wishes, WORD),
+    (node_annotations.SYSTEM_QOS, node_annotations.system_qos, OF_OBJECT),
+    (node_annotations.RESERVATION, node_annotations.node_reservation, OF_OBJECT),
+    (
+        node_annotations.CPU_NORMALIZATION_RATIO,
+        node_annotations.cpu_normalization_ratio,
+        OF_OBJECT,
+    ),
+    (node_annotations.AMPLIFICATION_RATIO, node_annotations.amplification_ratios, OF_OBJECT),
+    (resources.CPU_TOPOLOGY, _cpus, OBJECT_LIST),
+    (resources.CPU_MANAGER_POLICY, nodecpus.cpu_manager, OF_OBJECT),
+    (resources.POD_CPU_ALLOCS, nodecpus.kubelet_allocated, OBJECT_LIST),
+    (
+        resources.CPU_SHARED_POOLS,
+        lambda texts: resources.shared_pools(texts, resources.CPU_SHARED_POOLS),
+        OF_OBJECT,
+    ),
+    (minors.GONE_MINORS, minors.decode, OBJECT_LIST),
+    (interconnect.GPU_LINKS, interconnect.decode, OBJECT_LIST),
+    (checkpoints.DEVICES_CHECKPOINTS, checkpoints.decode, OBJECT_LIST),
+    (GPU_PARTITIONS, lambda texts: partitions.partitions({}, texts, {}), OBJECT_LIST),
+]
+EACH = pytest.mark.parametrize(("key", "read", "most"), READERS, ids=[each[0] for each in READERS])
+
+
+def refusal(key: str, read: Read, text: str) -> str:
+    """Why the text is refused, "" where it is read."""
+    try:
+        read({key: text})
+    except AnnotationError as error:
+        refused = error
+    else:
+        return ""
+    assert refused.key == key
+    assert str(refused) == f"annotation {key}: {refused.reason}"
+    assert len(refused.reason) <= bounds.REASON_CHARACTERS
+    return refused.reason
+
+
+@EACH
+@pytest.mark.parametrize("character", [" ", "[", "9", "ä", "\ud800"])
+def test_a_text_beyond_its_bound_is_refused_by_name(
+    key: str, read: Read, most: int, character: str
+) -> None:
+    size = len(character.encode(errors="surrogatepass"))
+    told = f"has more than {most} bytes"
+    assert refusal(key, read, character * (most // size + 1)) == told
+    assert refusal(key, read, character * (most // size)) != told
+
+
+@EACH
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 8_000,
+        '{"a":' * 1_600,
+        '{"containers":{"a":' * 400,
+        "9" * 8_000,
+        "-1e999999999",
+        '{"cpuset": "0-4000000000"}',
+        '{"cpuset": "' + "9" * 8_000 + '"}',
+        '{"numaNodeResources": [{"node": ' + "9" * 8_000 + "}]}",
+        '{"numaNodeResources": [{"node": 0, "resources": {"cpu": "' + "9" * 7_000 + '"}}]}',
+        '{"numaNodeResources": [{"node": 0, "resources": {"cpu": 1e400}}]}',
+        '{"resources": {"cpu": "1e99999999"}}',
+        '{"gpu": [{"minor": ' + "9" * 8_000 + "}]}",
+        '{"gpu": [{"minor": 0, "resources": {"x": "' + "9" * 7_000 + 'Ei"}}]}',
+        '{"x": ' + "9" * 8_000 + "}",
+        "\0" * 8_000,
+    ],
+)
+def test_what_bursts_a_parser_is_a_fault_like_any_other(
+    key: str, read: Read, most: int, text: str
+) -> None:
+    assert len(text) <= most
+    refusal(key, read, text)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(READERS), JSON | st.text(), st.integers(0, 2_000))
+def test_any_text_is_read_or_refused_by_name(
+    reader: tuple[str, Read, int], value: object, times: int
+) -> None:
+    key, read, most = reader
+    text = value if isinstance(value, str) else json.dumps(value)
+    assert (refusal(key, read, text * times) == f"has more than {most} bytes") is (
+        len((text * times).encode()) > most
+    )
+
+
+def listed(entry: str, count: int) -> str:
+    return "[" + ",".join([entry] * count) + "]"
+
+
+@pytest.mark.parametrize(
+    ("key", "most", "text"),
+    [
+        (
+            annotations.RESOURCE_STATUS,
+            bounds.MOST_NODES,
+            lambda n: '{"cpuSharedPools":' + listed('{"node":0}', n) + "}",
+        ),
+        (
+            annotations.RESOURCE_STATUS,
+            bounds.MOST_NODES,
+            lambda n: '{"numaNodeResources":' + listed('{"node":0}', n) + "}",
+        ),
+        (
+            annotations.RESOURCE_STATUS,
+            bounds.MOST_RESOURCES,
+            lambda n: json.dumps(
+                {
+                    "numaNodeResources": [
+                        {"node": 0, "resources": {f"r{each}": "1" for each in range(n)}}
+                    ]
+                }
+            ),
+        ),
+        (
+            annotations.SHARED_CONTAINERS,
+            bounds.MOST_CONTAINERS,
+            lambda n: ",".join(f"c{each}" for each in range(n)),
+        ),
+        (
+            annotations.EXTENDED_RESOURCE_SPEC,
+            bounds.MOST_CONTAINERS,
+            lambda n: json.dumps({"containers": {f"c{each}": {} for each in range(n)}}),
+        ),
+        (
+            device_allocation.DEVICE_ALLOCATED,
+            bounds.MOST_DEVICES,
+            lambda n: '{"gpu":' + listed('{"minor":0}', n) + "}",
+        ),
+        (
+            device_allocation.DEVICE_ALLOCATED,
+            bounds.MOST_RESOURCES,
+            lambda n: json.dumps({f"type{each}": [] for each in range(n)}),
+        ),
+        (
+            checkpoints.DEVICES_CHECKPOINTS,
+            bounds.MOST_PODS,
+            lambda n: listed("{}", n),
+        ),
+        (
+            minors.GONE_MINORS,
+            bounds.MOST_DEVICES,
+            lambda n: json.dumps({"rdma": {str(each): each for each in range(n)}}),
+        ),
+    ],
+)
+def test_entries_are_bounded(key: str, most: int, text: Callable[[int], str]) -> None:
+    read = next(each[1] for each in READERS if each[0] == key)
+    assert refusal(key, read, text(most)) == ""
+    assert str(most) in refusal(key, read, text(most + 1))
+
+
+@pytest.mark.parametrize("size", [1, 33_000, 65_535])
+def test_groups_of_a_cpu_list_cost_no_more_than_the_list(size: int) -> None:
+    """One shift for each group takes minutes, one division for each part takes seconds."""
+    part = f"0-65535:1/{size}"
+    text = ",".join([part] * (bounds.POD_TEXT_BYTES // (len(part) + 1)))
+    assert len(CpuSet.parse(text)) == -(-65_536 // size)
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(1, 40), st.data())
+def test_groups_of_a_cpu_list_are_what_the_kernel_takes_them_for(
+    first: int, length: int, size: int, data: st.DataObject
+) -> None:
+    used = data.draw(st.integers(1, size))
+    last = first + length
+    wanted = {cpu for cpu in range(first, last + 1) if (cpu - first) % size < used}
+    assert set(CpuSet.parse(f"{first}-{last}:{used}/{size}")) == wanted
+
+
+def test_what_is_kept_of_a_pod_is_bounded_and_what_is_too_long_stays_too_long() -> None:
+    texts = dict.fromkeys(ANNOTATIONS, "x" * (200 << 10))
+    kept = pod_metadata({"app": "x" * 63}, {**texts, "other": "x" * (200 << 10)})
+    assert kept.labels == {}
+    assert {key: len(text) for key, text in kept.annotations.items()} == {
+        key: most + 1 for key, most in ANNOTATIONS.items()
+    }
+    readers = {key: (read, most) for key, read, most in READERS}
+    for key, text in kept.annotations.items():
+        read, most = readers[key]
+        assert refusal(key, read, text) == f"has more than {most} bytes"
+    whole = {key: "x" * most for key, most in ANNOTATIONS.items()}
+    assert pod_metadata({}, whole).annotations == whole

@@ -1,0 +1,65 @@
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.model.notifications import (
+    Created,
+    Notification,
+    NotificationError,
+    PodAnnounced,
+    PodFailed,
+    RequestedResources,
+    SnapshotRequest,
+    decode,
+    encode,
+)
+
+text = st.text(st.characters(codec="utf-8"), max_size=20)
+texts = st.dictionaries(text, text, max_size=3)
+sent = st.one_of(
+    st.builds(PodAnnounced, text, text, text, texts, texts, text),
+    st.builds(PodFailed, text),
+    st.builds(
+        Created,
+        text,
+        st.builds(RequestedResources, text, text, st.integers(0, 9), st.integers(-1, 9)),
+    ),
+    st.just(SnapshotRequest()),
+)
+
+
+@given(sent)
+def test_what_is_sent_is_received(notification: Notification) -> None:
+    assert decode(encode(notification)) == notification
+
+
+@pytest.mark.parametrize(
+    "datagram",
+    [
+        b"",
+        b"ring",
+        b"null",
+        b"[]",
+        b"{}",
+        b'{"type":"fire"}',
+        b'{"type":"failed"}',
+        b'{"type":"failed","uid":7}',
+        b'{"type":"failed","uid":"\xff"}',
+        b'{"type":"look","more":' + b"[" * 100_000,
+    ],
+)
+def test_hostile_datagram_is_refused(datagram: bytes) -> None:
+    with pytest.raises(NotificationError, match="doorbell: "):
+        decode(datagram)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_notification_or_refused(datagram: bytes) -> None:
+    with contextlib.suppress(NotificationError):
+        assert decode(datagram) is not None
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    assert decode(b'{"type":"look","since":1}') == SnapshotRequest()
