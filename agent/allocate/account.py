@@ -4,11 +4,86 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from typing import Final
+
+import msgspec
 
 from agent.allocate.claims import Claim
-from agent.allocate.holdings import NOTHING_HELD, Holdings
 from agent.allocate.node import Amounts, NodeFacts
 from agent.allocate.numa.koordinator_merge import NodeStatus
+from agent.model.policies import ExclusivePolicy
+
+
+class Holdings(msgspec.Struct, frozen=True):
+    """Each field is a tuple of masks, none empty; `[k]`: the CPUs held by more than k pods (of that
+    exclusive policy).
+
+    How many pods hold each CPU, and with which exclusive policy. Counts are kept as masks, the k-th
+    of the CPUs that more than k pods hold, so that a pod comes and goes with a few bit operations.
+    A CPU of several pods is exclusive at a level while any of them has that policy: the account
+    depends on the pods, never on their order.
+    """
+
+    held: tuple[int, ...] = ()
+    core_exclusive: tuple[int, ...] = ()
+    node_exclusive: tuple[int, ...] = ()
+
+    def adding(
+        self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
+    ) -> Holdings:
+        """With one pod more, or `times` alike, on these CPUs."""
+        new = self
+        for _ in range(times):
+            new = Holdings(
+                _more(new.held, cpus),
+                _more(new.core_exclusive, cpus if exclusive is _CORE else 0),
+                _more(new.node_exclusive, cpus if exclusive is _NODE else 0),
+            )
+        return new
+
+    def removing(
+        self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
+    ) -> Holdings:
+        """The reverse of `adding`; ValueError where a CPU is not held so."""
+        new = self
+        for _ in range(times):
+            new = Holdings(
+                _fewer(new.held, cpus),
+                _fewer(new.core_exclusive, cpus if exclusive is _CORE else 0),
+                _fewer(new.node_exclusive, cpus if exclusive is _NODE else 0),
+            )
+        return new
+
+    def full(self, max_ref: int) -> int:
+        """The CPUs that no further pod may take where `max_ref` may share one (at least 1)."""
+        if max_ref < 1:
+            raise ValueError(f"max_ref: {max_ref} pods cannot share a CPU")
+        return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
+
+
+NOTHING_HELD: Final = Holdings()
+_CORE: Final = ExclusivePolicy.PCPU_LEVEL
+_NODE: Final = ExclusivePolicy.NUMA_NODE_LEVEL
+
+
+def _more(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
+    if not cpus:
+        return levels
+    raised = []
+    for level in levels:
+        raised.append(level | cpus)
+        cpus &= level
+    return (*raised, cpus) if cpus else tuple(raised)
+
+
+def _fewer(levels: tuple[int, ...], cpus: int) -> tuple[int, ...]:
+    lowered = []
+    for level in reversed(levels):
+        lowered.append(level & ~cpus)
+        cpus &= ~level
+    if cpus:
+        raise ValueError(f"CPU mask {cpus:#x} is not held")
+    return tuple(level for level in reversed(lowered) if level)
 
 
 class Account:
@@ -102,7 +177,9 @@ class Account:
 
     def recorded_used(self, node: int, name: str) -> int:
         """The same by the amounts that pods were given. Where there are any, what amplification
-        adds to the CPUs that pods own counts too (koordinator.md §4.3)."""
+        adds to the CPUs that pods own counts too (Koordinator:
+        pkg/scheduler/plugins/nodenumaresource/node_allocation.go,
+        getAvailableNUMANodeResources)."""
         amount = self._used[node, name]
         return amount + self._more(node) if name == "cpu" and self._records[node] else amount
 

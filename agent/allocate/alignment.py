@@ -1,9 +1,10 @@
 """Which NUMA nodes a pod gets under a NUMA policy: hints, their merge, and a trial of the answer.
 
-Koordinator's topology manager (koordinator.md §4.5) with the hints of CPU, memory and whatever else
-NUMA nodes count; but nothing that would fail when it is reserved is admitted, under BestEffort
-neither, and a machine of one NUMA node keeps accounts too. Whoever else gives out something that
-lies on NUMA nodes, such as devices, joins the merge as a companion.
+Koordinator's topology manager (pkg/scheduler/frameworkext/topologymanager) with the hints of CPU,
+memory and whatever else NUMA nodes count; but nothing that would fail when it is reserved is
+admitted, not even under BestEffort, and a machine of one NUMA node keeps accounts too. Other
+modules that give out something that lies on NUMA nodes, such as devices, join the merge as
+companions.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import msgspec
 
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.inforce import InForce
+from agent.allocate.bits import ids
 from agent.allocate.numa import koordinator_merge
 from agent.allocate.numa.hint import Cause, Hint, Merged, Provider
-from agent.allocate.numa.masks import ids
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.allocate.offer import Candidate
+from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.trials import Allotment, Trials
 from agent.model.policies import NumaExclusive, NumaPolicy

@@ -1,5 +1,5 @@
-"""What batch-cpu and batch-memory make of a pod's cgroups (rule: koordinator.md §2.6, hook
-batchresource).
+"""The values of a pod's cgroups that follow from batch-cpu and batch-memory (Koordinator:
+pkg/koordlet/runtimehooks/hooks/batchresource/batch_resource.go).
 
 The request is the weight, the limit is the quota. A pod gets the sum of its containers, and has no
 limit where one of them has none.
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.model.batch import BatchResources, cpu_request_milli
-from agent.model.limits import (
+from agent.model.qos import QoS
+from agent.model.wanted import (
     LEAST_QUOTA_MICROSECONDS,
     LEAST_SHARES,
     MOST_SHARES,
@@ -21,7 +22,6 @@ from agent.model.limits import (
     UNLIMITED,
     Limits,
 )
-from agent.model.qos import QoS
 
 
 class BatchLimits(msgspec.Struct, frozen=True):

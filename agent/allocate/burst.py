@@ -17,7 +17,8 @@ from agent.model.policies import NumaStrategy
 
 def pools(facts: NodeFacts, account: Account) -> dict[int, int]:
     """By NUMA node, the milli-CPU of the CPUs that nobody owns; those that the kubelet reserves are
-    in the pool as on the node (koordinator.md §2.3)."""
+    in the pool as on the node (fine-grained CPU orchestration proposal, Basic CPU orchestration
+    principles)."""
     if facts.layout is None:
         return {}
     kept = facts.reserved - facts.kubelet_reserved

@@ -7,7 +7,7 @@ import math
 import msgspec
 
 from agent.allocate.layout import Layout
-from agent.allocate.precedence import PROFILES, NodePolicies, Profile
+from agent.allocate.policies_in_force import PROFILES, NodePolicies, Profile
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.node_annotations import MOST_AMPLIFICATION
 
@@ -22,6 +22,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
 
     `cpu_ratio`: how many CPUs one CPU is sold as; bound CPUs are paid for in full. `cpu_milli`: the
     node's allocatable CPU after amplification, None unknown. `max_ref`: pods that may share a CPU.
+    `kubelet_static`: the kubelet gives CPUs away itself, whatever a scheduler chose.
     Raises ValueError for a ratio that is no number up to 1000, and for a `max_ref` below 1.
     """
 
@@ -34,6 +35,7 @@ class NodeFacts(msgspec.Struct, frozen=True):
     cpu_ratio: float = 1.0
     cpu_milli: int | None = None
     max_ref: int = 1
+    kubelet_static: bool = False
 
     def __post_init__(self) -> None:
         if not -math.inf < self.cpu_ratio <= MOST_AMPLIFICATION:

@@ -1,8 +1,9 @@
 """What stands about a node, read from its Node and its NodeResourceTopology.
 
 CPUs and the kubelet's words are the NodeResourceTopology's; labels and amplification the Node's
-(koordinator.md §4.1). Where one word about which CPUs may be owned can't be read, none is bound:
-nobody knows whose they are.
+(Koordinator: pkg/scheduler/plugins/nodenumaresource, NewTopologyOptions in topology_options.go and
+amplifyNUMANodeResources in util.go). Where one word about which CPUs may be owned can't be read,
+none is bound: nobody knows whose they are.
 """
 
 from __future__ import annotations
@@ -15,17 +16,19 @@ from typing import Final
 import msgspec
 
 from agent.allocate import layout as layouts
-from agent.allocate import precedence
+from agent.allocate import policies_in_force
 from agent.allocate.layout import Layout
 from agent.allocate.node import Amounts, NodeFacts
-from agent.allocate.precedence import PROFILES, Profile
+from agent.allocate.policies_in_force import PROFILES, Profile
 from agent.model import nodecpus
 from agent.model.annotations import AnnotationError
-from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.node_annotations import amplification_ratios, node_reservation, system_qos
 from agent.model.nodecpus import CpuManager
 from agent.model.nodetopology import NodeTopology
 from agent.model.topology import Cpu
+
+_NO_CLAIMS: Final[Mapping[str, CpuSet]] = {}
 
 
 def node_facts(
@@ -34,13 +37,17 @@ def node_facts(
     topology: NodeTopology,
     cpu_milli: int | None = None,
     profile: Profile = PROFILES["koordinator"],
+    claims: Mapping[str, CpuSet] = _NO_CLAIMS,
 ) -> tuple[NodeFacts, tuple[str, ...]]:
     """The facts, and a complaint for every word that means nothing. `labels` and `annotations` are
-    the Node's, `cpu_milli` what it calls allocatable (amplified already), None if unknown."""
+    the Node's, `cpu_milli` what it calls allocatable (amplified already), None if unknown.
+    `claims`: the CPUs that pods hold by their annotations, by uid: where the kubelet gave a pod
+    those, they are counted as the pod's and not a second time as the kubelet's; where it gave it
+    others, both are taken."""
     faults: list[str] = []
     cpus = _NO_CPUS
     try:
-        cpus = _cpus(topology)
+        cpus = _cpus(topology, claims)
     except AnnotationError as error:
         faults.append(str(error))
     ratios: Mapping[str, float] = {}
@@ -48,7 +55,7 @@ def node_facts(
         ratios = amplification_ratios(annotations)
     except AnnotationError as error:
         faults.append(str(error))
-    policies, complaints = precedence.node_policies(
+    policies, complaints = policies_in_force.node_policies(
         labels, topology.policy, cpus.manager.static_options()
     )
     facts = NodeFacts(
@@ -60,6 +67,7 @@ def node_facts(
         profile=profile,
         cpu_ratio=ratios.get("cpu", 1.0),
         cpu_milli=cpu_milli,
+        kubelet_static=cpus.manager.static_options() is not None,
     )
     return facts, (*faults, *complaints)
 
@@ -74,11 +82,13 @@ class _Cpus(msgspec.Struct, frozen=True):
 _NO_CPUS: Final = _Cpus()
 
 
-def _cpus(topology: NodeTopology) -> _Cpus:
+def _cpus(topology: NodeTopology, claims: Mapping[str, CpuSet]) -> _Cpus:
     notes = topology.annotations
     manager = nodecpus.cpu_manager(notes)
     system = system_qos(notes)
-    reserved = nodecpus.kubelet_allocated(notes) | node_reservation(notes).cpus()
+    allocated = nodecpus.kubelet_allocated(notes)
+    given = union(cpus - claims.get(uid, EMPTY) for uid, cpus in allocated.items())
+    reserved = given | node_reservation(notes).cpus()
     if system.cpuset_exclusive:
         reserved |= system.cpus()
     kubelets = manager.reserved()

@@ -7,7 +7,7 @@ import msgspec
 from agent.allocate.claims import Claim
 from agent.allocate.cpu_request import Step
 from agent.allocate.numa.hint import Merged
-from agent.allocate.precedence import Chosen
+from agent.allocate.policies_in_force import Chosen
 from agent.allocate.reasons import Rejection
 
 

@@ -1,9 +1,10 @@
 """Finding a pod its place on a node: the rules first, then CPUs, then NUMA nodes.
 
-Checks come in Koordinator's order (koordinator.md §4.2): policies, whole CPUs, amplified CPU, SMT
-alignment. Without a NUMA policy an owner's CPUs are taken from the whole machine. With one, hints
-say which NUMA nodes could hold CPU, memory and the rest, their merge says which nodes it is, and
-the amounts are split over those. Nothing is offered that could not be committed at once.
+Checks come in Koordinator's order (pkg/scheduler/plugins/nodenumaresource/plugin.go, PreFilter and
+Filter): policies, whole CPUs, amplified CPU, SMT alignment. Without a NUMA policy an owner's CPUs
+are taken from the whole machine. With one, hints say which NUMA nodes could hold CPU, memory and
+the rest, their merge says which nodes it is, and the amounts are split over those. Nothing is
+offered that could not be committed at once.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from agent.allocate.account import Account
 from agent.allocate.alignment import Companion
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
-from agent.allocate.inforce import InForce, in_force
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined, Offer, Price, Why
+from agent.allocate.policies_in_force import InForce, in_force
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.trials import Allotment, Trials
 from agent.model.cpuset import CpuSet
@@ -37,7 +38,7 @@ def offer(
     policy is in force; without one it is free. `trying`: how NUMA nodes are tried."""
     if not ask.requests and not ask.burst_milli and companion is None:
         return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
-    policies = in_force(facts, ask)
+    policies = in_force(facts.policies, facts.profile, ask)
     if isinstance(policies, Rejection):
         return Declined(ask.uid, ask.title, (policies,), Why())
     why = Why(policies.chosen)

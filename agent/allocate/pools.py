@@ -6,11 +6,19 @@ or would leave a shared pool empty while somebody runs in it. Whoever owned its 
 on them already, is heard first, then the older pod: so a restart decides as if it had not happened.
 What an owner has that goes offline is kept for it; one that has nothing else left shares a pool.
 
-Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet or a driver
-of claims gave away, what the node keeps for itself or for SYSTEM pods alone, and what the kernel
-isolates is in neither (koordinator.md §2.3 item 4, §2.6). A Guaranteed pod without a class of ours
-is LS, unless a kubelet with the static policy gave it CPUs. Where nothing is left to share, pools
-are empty, containers that run stay where they are, and no new one is created.
+Under a kubelet with the static policy its checkpoint decides: the kubelet admits one pod after the
+other and gives each container of whole CPUs of a Guaranteed pod CPUs that no other has, before its
+sandbox comes, and it does not know our annotation. What the checkpoint names is that container's
+own, whatever its pod claims. Any other claim is honoured for as much of it as the kubelet has not
+given away, also when that comes later; an owner has never reserved CPUs alone, and yields the last
+CPUs of a pool to those who run on it.
+
+Owned CPUs leave the LS pool; those of LSE pods leave the BE pool too; what the kubelet gave to pods
+that are not LSR, what a driver of claims gave away, what the node keeps for itself or for SYSTEM
+pods alone, and what the kernel isolates is in neither (compare Koordinator: calCPUSharePools in
+pkg/koordlet/statesinformer/impl/states_noderesourcetopology.go). A Guaranteed pod without a class
+of ours is LS, unless a kubelet with the static policy gave it CPUs. Where nothing is left to share,
+pools are empty, containers that run stay where they are, and no new one is created.
 """
 
 from __future__ import annotations
@@ -19,13 +27,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.aside import DEFAULT_RULES, KubeletCpus, PoolRules, kubelet_owned, some_share
-from agent.allocate.claimants import Places, in_order
-from agent.allocate.hearing import Hearing
-from agent.allocate.local.decision import Move
-from agent.allocate.local.outcome import Demand, Outcome, Share
-from agent.allocate.memory import Memory
-from agent.allocate.portions import Portions
+from agent.allocate.cpu_claims import Hearing, Places, in_order
+from agent.allocate.node_local.claim import Move
+from agent.allocate.node_local.outcome import Demand, Outcome, Share
+from agent.allocate.portions import Memory, Portions, of_spec
+from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given, some_share
+from agent.allocate.shares import sidecars
 from agent.model.annotations import (
     RESOURCE_STATUS,
     AnnotationError,
@@ -34,6 +41,7 @@ from agent.model.annotations import (
     shared_containers,
 )
 from agent.model.batch import batch_resources, cpu_request_milli
+from agent.model.bounds import reason as shortened
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
 from agent.model.qos import QoS
@@ -43,13 +51,16 @@ from agent.model.wanted import PodWanted
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """A claim that was not honoured; the pod shares a pool instead. `key`: of the annotation, empty
-    where the claim is none of an annotation."""
+    """A claim that was not honoured as it is. `key`: of the annotation, empty where the claim is
+    none of an annotation; `claimed`: the CPUs that it names, "" where it can't be read; `held`:
+    those that the pod has of its own instead, "" where it shares a pool."""
 
     uid: str
     title: str
     key: str
     reason: str
+    claimed: str = ""
+    held: str = ""
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -87,17 +98,22 @@ def decide(
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
     refusals: dict[str, Refusal] = {}
 
+    claimed_cpus: dict[str, CpuSet] = {}
+
     def refuse(pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
-        refusals[pod.uid] = Refusal(pod.uid, pod.title, key, reason)
+        named = str(claimed_cpus.get(pod.uid, EMPTY)) if key == RESOURCE_STATUS else ""
+        refusals[pod.uid] = Refusal(pod.uid, pod.title, key, shortened(reason), named)
 
     claims: list[tuple[Pod, CpuSet]] = []
     known = topology.online | topology.offline
-    owned_before = {uid: cpus & known for uid, cpus in owned_before.items()}
+    by_kubelet = given(topology, pods, kubelet)
+    served = {owner.uid: owner for owner in by_kubelet.owners}
+    owned_before = {uid: cpus & known - by_kubelet.named for uid, cpus in owned_before.items()}
     for pod in pods:
         owned = owned_before.get(pod.uid, EMPTY)
         try:
             status = resource_status(pod.annotations)
-            wish = status.cpus()
+            wish = claimed_cpus[pod.uid] = status.cpus()
             if not wish and (reason := _unknown_nodes(status, topology)):
                 refuse(pod, reason)
             if owned and (missing := wish - known):
@@ -106,28 +122,43 @@ def decide(
         except AnnotationError as error:
             refuse(pod, error.reason, error.key)
             wish = owned
+        if (owner := served.get(pod.uid)) is not None:
+            named = claimed_cpus.get(pod.uid)
+            if named and named != owner.claimed:
+                refuse(pod, f"the kubelet gave it CPUs {owner.claimed}")
+            continue
+        if taken := wish & by_kubelet.named:
+            refuse(pod, f"CPUs {taken} were given away by the kubelet")
+            wish = wish - taken or owned
         if wish:
             claims.append((pod, wish))
+            try:
+                shared_containers(pod.annotations)
+            except AnnotationError as error:
+                refuse(pod, error.reason, error.key)
 
-    kubelet_cpus = kubelet_owned(pods, kubelet)
     claimed = union(union(of_pod.values()) for of_pod in kubelet.claimed.values())
     claimants = {pod.uid for pod, _ in claims}
+    wishes = {pod.uid: wish for pod, wish in claims}
+    # Claimants that run on a pool, and whose claims are refused.
+    sharing: set[str] = set()
 
     def heard() -> tuple[Hearing, dict[str, str]]:
-        ledger = Hearing(topology, union(kubelet_cpus.values()), rules, claimed)
+        ledger = Hearing(topology, by_kubelet, rules, claimed)
         for pod in pods:
             if pod.uid in claimants:
-                if shared_containers(pod.annotations):
-                    ledger.joins_pool(pod)
-            elif pod.uid not in kubelet_cpus or some_share(pod, kubelet):
-                ledger.joins_pool(pod)
+                shares = pod.uid in sharing or bool(sidecars(pod))
+            else:
+                shares = pod.uid not in served or some_share(pod, kubelet)
+            if shares:
+                ledger.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
         places = Places(topology.online, ledger.ls, ledger.system)
         reasons = {}
         for claim in in_order(claims, places, pods, owned_before, running_on):
             if reason := ledger.claim(claim):
                 reasons[claim.pod.uid] = reason
                 ledger.keep_offline(claim.pod, owned_before.get(claim.pod.uid, EMPTY))
-                ledger.joins_pool(claim.pod)
+                ledger.joins_pool(claim.pod, runs=bool(running_on.get(claim.pod.uid)))
         return ledger, reasons
 
     kept: dict[str, str] = {}
@@ -140,7 +171,16 @@ def decide(
             and wish != (before := owned_before.get(pod.uid, EMPTY))
             and before & topology.online
         }
-        if not staying:
+        # A claim that is granted before theirs is refused must not leave them without CPUs.
+        stranded = {
+            pod.uid
+            for pod, _ in claims
+            if pod.uid in reasons.keys() - sharing
+            and running_on.get(pod.uid)
+            and not ledger.pool_of(pod)
+        }
+        sharing |= stranded
+        if not staying and not stranded:
             break
         # Who can't move has its CPUs still, whoever else was given them meanwhile.
         kept |= {uid: reasons[uid] for uid in staying}
@@ -149,7 +189,10 @@ def decide(
         ]
     for pod, _ in claims:
         if why := kept.get(pod.uid) or reasons.get(pod.uid):
-            refuse(pod, why)
+            # An owner of the CPUs is named in whichever order claims were heard.
+            wish = wishes[pod.uid]
+            contested = wish <= known and not wish & by_kubelet.named
+            refuse(pod, (contested and ledger.conflict(pod, wish)) or why)
 
     outcome = ledger.give_local(local) if local else Outcome({}, ledger.ls)
     for pod in pods:
@@ -170,18 +213,19 @@ def decide(
     own_cpus = {
         owner.uid: owner.cpus
         for owner in owners
-        if owner.cpuset and owner.uid not in outcome.by_uid
+        if owner.cpuset and owner.uid not in outcome.by_uid and not owner.kubelet
     }
     # An owner that was first, by whatever fault, stays alone.
     free = topology.online - union(owner.claimed for owner in owners)
     wanted = {}
     for pod in pods:
         own = own_cpus.get(pod.uid)
-        kubelets: tuple[str, ...] | None = None
-        if own is None and pod.uid in kubelet_cpus:
-            kubelets = kubelet.containers.get(pod.uid, ())
+        kubelets: dict[str, CpuSet] | None = None
+        if (owner := served.get(pod.uid)) is not None:
+            of_pod = kubelet.containers.get(pod.uid, {})
+            kubelets = {name: cpus & owner.cpus for name, cpus in of_pod.items()}
         try:
-            batch = batch_resources(pod.annotations)
+            batch = of_spec(pod, batch_resources(pod.annotations))
         except AnnotationError as error:
             batch = {}
             if pod.uid not in refusals:
@@ -206,7 +250,10 @@ def decide(
             kubelets=kubelets,
             by_claim=by_claim,
         )
-    told = tuple(refusals[uid] for uid in sorted(refusals))
+    held = {owner.uid: owner.cpuset for owner in owners}
+    told = tuple(
+        msgspec.structs.replace(refusals[uid], held=held.get(uid, "")) for uid in sorted(refusals)
+    )
     return Decision(
         owners,
         ls_pools,
@@ -235,7 +282,7 @@ def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:
 
 def _batch_milli(pod: Pod) -> int:
     try:
-        return cpu_request_milli(batch_resources(pod.annotations))
+        return cpu_request_milli(of_spec(pod, batch_resources(pod.annotations)))
     except AnnotationError:
         return 0
 
@@ -254,7 +301,6 @@ def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:
 
 
 def _whose(owners: tuple[Owner, ...], rules: PoolRules) -> str:
-    named = [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners if owner.cpuset]
-    if rules.kept:
-        named.append(f"{rules.kept} are kept by the node")
-    return "; ".join(named) or "every CPU is the kubelet's"
+    named = [f"{rules.kept} are kept by the node"] if rules.kept else []
+    named += [f"{owner.cpuset} belong to pod {owner.title}" for owner in owners if owner.cpuset]
+    return shortened("; ".join(named)) or "every CPU is the kubelet's"

@@ -10,34 +10,32 @@ two of one name are two pods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import msgspec
 
-from agent.model import podwords
-from agent.model.apipods import ApiPod
-from agent.model.pods import Pod
-from agent.model.podwords import Words
+from agent.model.apiobjects import ApiPod
+from agent.model.pods import ANNOTATIONS, LABELS, Pod, PodMetadata, pod_metadata
 
 
-def words(told: Iterable[ApiPod]) -> dict[str, Words]:
-    """By the runtime's uid, what counts of what the API says."""
+def metadata_by_uid(pods: Iterable[ApiPod]) -> dict[str, PodMetadata]:
+    """By the runtime's uid, the labels and annotations that the API server has."""
     return {
-        pod.runtime_uid: podwords.words(pod.labels, pod.annotations)
-        for pod in told
-        if not pod.mirror
+        pod.runtime_uid: pod_metadata(pod.labels, pod.annotations) for pod in pods if not pod.mirror
     }
 
 
 def present(
-    told: Iterable[ApiPod], running: Iterable[Pod], said: Mapping[str, Words]
+    told: Iterable[ApiPod], running: Iterable[Pod], said: Mapping[str, PodMetadata]
 ) -> tuple[Pod, ...]:
     """Sorted by uid, which is the runtime's. `said`: the words that count, also of pods that the
     API has no more."""
     pods = {pod.uid: _with(pod, said[pod.uid]) if pod.uid in said else pod for pod in running}
     for pod in told:
-        uid = pod.runtime_uid
-        if uid not in pods and coming(pod):
+        uid, named = pod.runtime_uid, _named(pod)
+        if uid in pods:
+            pods[uid] = msgspec.structs.replace(pods[uid], named=named)
+        elif coming(pod):
             pods[uid] = Pod(
                 uid,
                 pod.namespace,
@@ -46,8 +44,18 @@ def present(
                 pod.annotations,
                 pod.kube_class,
                 pod.created_at,
+                named=named,
             )
     return tuple(pods[uid] for uid in sorted(pods))
+
+
+def admitted(pods: Iterable[Pod], there: Container[str], *, static: bool) -> tuple[Pod, ...]:
+    """Those that can be decided about. `there`: by uid, those that the runtime has or is about to
+    get. A kubelet with the static policy gives CPUs to Guaranteed pods as it admits them, before
+    their sandbox comes: until then nobody knows which, and what such a pod claims is not its."""
+    return tuple(
+        pod for pod in pods if not static or pod.uid in there or pod.kube_class != "guaranteed"
+    )
 
 
 def coming(pod: ApiPod) -> bool:
@@ -56,13 +64,17 @@ def coming(pod: ApiPod) -> bool:
     return bool(pod.node) and not pod.terminal and not pod.deleted
 
 
-def _with(pod: Pod, said: Words) -> Pod:
-    labels = _without(podwords.LABELS, pod.labels) | said.labels
-    annotations = _without(podwords.ANNOTATIONS, pod.annotations) | said.annotations
+def _named(pod: ApiPod) -> tuple[str, ...]:
+    return tuple(each.name for each in (*pod.containers, *pod.init_containers))
+
+
+def _with(pod: Pod, said: PodMetadata) -> Pod:
+    labels = _without(LABELS, pod.labels) | said.labels
+    annotations = _without(ANNOTATIONS, pod.annotations) | said.annotations
     if (labels, annotations) == (pod.labels, pod.annotations):
         return pod
     return msgspec.structs.replace(pod, labels=labels, annotations=annotations)
 
 
-def _without(keys: tuple[str, ...], texts: Mapping[str, str]) -> dict[str, str]:
+def _without(keys: Container[str], texts: Mapping[str, str]) -> dict[str, str]:
     return {key: text for key, text in texts.items() if key not in keys}

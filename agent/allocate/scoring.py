@@ -5,8 +5,9 @@ or, if it is held to none, of the whole node. By NUMA nodes: how many of them ar
 pods that are known to use some. Both as the proposals say (fine-grained CPU orchestration, Score
 phase; NUMA topology scheduling), where of several NUMA nodes the worst counts.
 
-Koordinator's rules differ (koordinator.md §4.6): the NUMA nodes together; for a pod that binds CPUs
-the CPUs that pods own anywhere on the machine stand for the CPU that is used; under BestEffort, and
+Koordinator's rules differ (pkg/scheduler/plugins/nodenumaresource/scoring.go, Score and
+calculateAllocatableAndRequested): the NUMA nodes together; for a pod that binds CPUs the CPUs that
+pods own anywhere on the machine stand for the CPU that is used; under BestEffort, and
 SingleNUMANode on a machine of one NUMA node, the whole node is scored; and what NUMA nodes have
 left is what was not given by amounts.
 """
@@ -18,9 +19,8 @@ import msgspec
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
-from agent.allocate.inforce import in_force
 from agent.allocate.node import NodeFacts
-from agent.allocate.precedence import PROFILES, Profile
+from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.worth import counted, spread, worth
 from agent.model.policies import NumaPolicy, NumaStrategy
@@ -146,7 +146,7 @@ def _with_pod(
 
 
 def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
-    found = in_force(facts, ask)
+    found = in_force(facts.policies, facts.profile, ask)
     return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from agent.model.annotations import AnnotationError, resource_status
+from agent.model.annotations import AnnotationError, resource_status, shared_containers
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
@@ -25,8 +25,9 @@ def shared_cpus(
 ) -> CpuSet:
     """The pool of a pod without CPUs of its own; empty only when its pools are.
 
-    A pod that is bound to NUMA nodes gets the pools of those; a SYSTEM pod, the CPUs of its class;
-    each of them all pools of its kind while there is no such CPU (koordinator.md §2.6).
+    A pod that is bound to NUMA nodes gets the pools of those; a SYSTEM pod, the CPUs of its class
+    (Koordinator: pkg/koordlet/runtimehooks/hooks/cpuset/rule.go, getContainerCPUSet); each of them
+    all pools of its kind while it has no such CPU.
     """
     of_class = pool_class(pod)
     pools = be_pools if of_class is QoS.BE else ls_pools
@@ -44,10 +45,15 @@ def host_application_cpus(qos: str, ls_pools: tuple[Pool, ...]) -> CpuSet:
 
 
 def kubelet_may_own(pod: Pod) -> bool:
-    """Whether a static kubelet's CPUs are left to this pod: a Guaranteed one that neither belongs
-    on a pool by its label nor names, in a way that can be read, CPUs of its own."""
-    on_pool = pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE)
-    return pod.kube_class == "guaranteed" and not on_pool and not claims(pod)
+    """Whether a static kubelet may have given the pod CPUs of its own: a Guaranteed one that does
+    not share by its label."""
+    return pod.kube_class == "guaranteed" and not shares_by_label(pod)
+
+
+def shares_by_label(pod: Pod) -> bool:
+    """Whether the pod's label, LS or BE, puts it on a pool, whatever a static kubelet gave it. A
+    pod that names CPUs of its own, in a way that can be read, asks for some all the same."""
+    return pod.labels.get(QOS_LABEL) in (QoS.LS, QoS.BE) and not claims(pod)
 
 
 def claims(pod: Pod) -> bool:
@@ -56,6 +62,15 @@ def claims(pod: Pod) -> bool:
         return bool(resource_status(pod.annotations).cpus())
     except AnnotationError:
         return False
+
+
+def sidecars(pod: Pod) -> tuple[str, ...]:
+    """The pod's containers that share the pool while it has CPUs of its own; none where its
+    annotation can't be read."""
+    try:
+        return shared_containers(pod.annotations)
+    except AnnotationError:
+        return ()
 
 
 def numa_nodes(pod: Pod) -> tuple[int, ...]:

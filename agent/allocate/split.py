@@ -1,7 +1,8 @@
 """An amount of one resource, split over the NUMA nodes of a mask.
 
-Both ways walk the nodes in an order of their availability by NUMA id, which Koordinator's own
-splitting gets wrong for every mask that does not start at node 0 (koordinator.md Appendix A, Q1).
+Both ways walk the nodes in an order of their availability by NUMA id. Koordinator's function
+(pkg/scheduler/plugins/nodenumaresource/resource_manager.go, tryBestToDistributeEvenly) compares
+availability by position instead, so its order is wrong unless the mask is NUMA nodes 0 to k - 1.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ def evenly(asked: int, available: Mapping[int, int], unit: int = 1) -> dict[int,
     """As equal as availability and whole `unit`s permit; what can't be equal goes to the nodes that
     have most. Nodes that get nothing are left out; a sum below `asked` is a shortage.
 
-    Koordinator's rule (koordinator.md §4.4): the poorest node first, each at most its share of what
-    is left.
+    Koordinator's rule (tryBestToDistributeEvenly): the poorest node first, each at most its share
+    of what is left.
     """
     shares: dict[int, int] = {}
     missing = asked // unit

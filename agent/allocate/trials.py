@@ -13,10 +13,10 @@ from agent.allocate import accumulator, burst, split
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step
-from agent.allocate.inforce import InForce
 from agent.allocate.node import Amounts, NodeFacts
-from agent.allocate.numa.mask_scores import MaskScores
+from agent.allocate.numa.resource_hints import MaskScores
 from agent.allocate.offer import Price
+from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import BindPolicy
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.model import jsontext
-from agent.model.jsontext import JsonError
+from agent.model import bounds
+from agent.model.bounds import JsonError
 
 Case = dict[str, Any]
 
@@ -52,6 +52,6 @@ def _case(path: str, number: int, line: bytes) -> Case:
     if len(line) > LONGEST_BYTES:
         raise FileError(path, f"longer than {LONGEST_BYTES} bytes", number)
     try:
-        return jsontext.decode(_CASE, line)
+        return bounds.decode(_CASE, line)
     except JsonError as error:
         raise FileError(path, str(error), number) from None

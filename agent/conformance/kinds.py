@@ -1,4 +1,4 @@
-"""Which vectors there are, and how a case tells its kind: by its keys.
+"""The kinds of vectors. A case shows its kind by its keys and by the value of `op`.
 
 A kind is added by an entry in KINDS and a module of its name (dashes become underscores) that has
 what Judge tells.
@@ -7,7 +7,7 @@ what Judge tells.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 import msgspec
@@ -29,11 +29,17 @@ class Judge(Protocol):
 
 
 class Kind(msgspec.Struct, frozen=True):
-    """`keys`: what every case of it has; a case may have more."""
+    """`keys`: those that every case has; a case may have more. `ops`: the values of the key `op`,
+    empty for a kind without that key."""
 
     name: str
     keys: frozenset[str]
     package: str = "agent.conformance"
+    ops: tuple[str, ...] = ()
+
+    def fits(self, case: Case) -> bool:
+        """Whether the case may be of this kind."""
+        return self.keys <= case.keys() and (not self.ops or case.get("op") in self.ops)
 
     def load(self) -> Judge:
         """Imports the module."""
@@ -41,8 +47,8 @@ class Kind(msgspec.Struct, frozen=True):
         return cast(Judge, module)
 
 
-def _kind(name: str, keys: str) -> Kind:
-    return Kind(name, frozenset(keys.split()))
+def _kind(name: str, keys: str, ops: str = "") -> Kind:
+    return Kind(name, frozenset(keys.split()), ops=tuple(ops.split()))
 
 
 KINDS: Final = (
@@ -57,7 +63,7 @@ KINDS: Final = (
         "shape numbering l3 options topologyPolicy pods steps expect",
     ),
     _kind("kubelet-merge-hints", "policy options numaNodes hints expect"),
-    _kind("koordinator-cpuset-decisions", "op expect"),
+    _kind("koordinator-cpuset-decisions", "op expect", ops="pools hook hostapp"),
     _kind("kubelet-state-files", "file"),
     _kind("koordinator-device-requests", "pod devices expect"),
     _kind(
@@ -69,8 +75,7 @@ KINDS: Final = (
 )
 
 
-def find(keys: Iterable[str], kinds: Sequence[Kind] = KINDS) -> Kind | None:
-    """The kind of a case with these keys: of those whose keys it all has, the one with most."""
-    present = set(keys)
-    fitting = [kind for kind in kinds if kind.keys <= present]
+def find(case: Case, kinds: Sequence[Kind] = KINDS) -> Kind | None:
+    """The kind of a case: of those that it fits, the one with most keys."""
+    fitting = [kind for kind in kinds if kind.fits(case)]
     return max(fitting, key=lambda kind: len(kind.keys), default=None)

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from agent.conformance import koordinator_cpuset_hook, koordinator_pools
 from agent.conformance.koordinator_cpuset_hook import BE_ON_LS_POOL, EMPTY_POOL, STRAY_COMMA
-from agent.conformance.koordinator_pools import CLAIMED_TWICE
+from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
 from agent.conformance.verdict import Difference, Verdict
 
 DIFFERENCES: Final[tuple[Difference, ...]] = (
     CLAIMED_TWICE,
+    KUBELET_DECIDES,
     BE_ON_LS_POOL,
     STRAY_COMMA,
     EMPTY_POOL,

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.shares import (
     host_application_cpus,
     kubelet_may_own,
@@ -27,17 +27,18 @@ from agent.allocate.shares import (
 )
 from agent.conformance.verdict import Difference, Verdict
 from agent.hooks import cpuset
-from agent.hooks.cpuset import Answer, Give, Wait
+from agent.hooks.cpuset import Answer, Give
 from agent.hooks.requests import CreateContainer, announced
 from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.doorbell import Asked, PodComes
 from agent.model.node_annotations import SYSTEM_QOS, system_qos
+from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.pods import Pod
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.resources import BE_CPU_SHARED_POOLS, CPU_SHARED_POOLS, shared_pools
 from agent.model.snapshot import Pool, Snapshot, pool_cpus
 from agent.model.topology import Cpu, Topology
+from agent.model.verdict import Wait
 from agent.model.wanted import NOTHING, PodWanted, Wanted
 
 STRAY_COMMA: Final = Difference(
@@ -85,7 +86,9 @@ def judge(case: dict[str, Any]) -> Verdict:
     if reported is None and claimed:
         reported = _Reported()
     snapshot = None if reported is None else _snapshot(pod, claimed, reported)
-    request = CreateContainer(comes, _CONTAINER, Asked(quota_microseconds=_QUOTA_MICROSECONDS))
+    request = CreateContainer(
+        comes, _CONTAINER, RequestedResources(quota_microseconds=_QUOTA_MICROSECONDS)
+    )
     answer = cpuset.create(request, snapshot, ())
     wanted = snapshot.pods.get(pod.uid) if snapshot else None
     ours = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
@@ -111,9 +114,9 @@ def judge_host_application(case: dict[str, Any]) -> Verdict:
     return _joined(ours, expect["cpuset"] or "") or Verdict(False, ours)
 
 
-def _comes(case: dict[str, Any]) -> PodComes:
+def _comes(case: dict[str, Any]) -> PodAnnounced:
     status = case.get("resourceStatus")
-    return PodComes(
+    return PodAnnounced(
         uid="uid",
         namespace="default",
         name="pod",

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from agent.allocate.bits import of_nodes
 from agent.allocate.devices.allocation import (
     Allocation,
     DeviceRequest,
@@ -17,7 +18,6 @@ from agent.allocate.devices.partitions import partitions
 from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.request import Reason, RequestError, asks
 from agent.allocate.devices.state import NodeDevices, node_devices
-from agent.allocate.numa.masks import of_nodes
 from agent.conformance.device_differences import DIFFERENCES, Question, declared
 from agent.conformance.devices import amounts, devices, pod_wishes
 from agent.conformance.verdict import Verdict

@@ -13,11 +13,11 @@ import msgspec
 from agent.allocate import offering, scoring
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.inforce import InForce, in_force
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocator.answer import spec_text
 from agent.allocate.offer import Declined
-from agent.allocate.place.effective import spec_text
+from agent.allocate.policies_in_force import InForce, in_force
 from agent.allocate.reasons import UNRESOLVABLE, Rejection
 from agent.allocate.scoring import Scene, Whole
 from agent.allocate.trials import Trials
@@ -68,7 +68,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
             "error": "; ".join(str(each.reason) for each in found.rejections),
             "code": _code(found.rejections),
         }
-    policies = in_force(asked.facts, asked.ask)
+    policies = in_force(asked.facts.policies, asked.facts.profile, asked.ask)
     assert not isinstance(policies, Rejection)
     facts = asked.facts
     if any(quirk.unamplified for quirk in quirks):

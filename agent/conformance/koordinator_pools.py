@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import Decision, decide
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.conformance import machines
 from agent.conformance.verdict import Difference, Verdict
 from agent.kubelet.configuration import ConfigurationError, of_object
@@ -41,8 +41,8 @@ from agent.model.resources import (
     shared_pools,
 )
 from agent.model.topology import NumaNode, Topology
-from agent.node.configured import annotated, beside, rules
-from agent.node.report import Moment, facts
+from agent.node.node_object import from_annotations, rules, with_kubelet
+from agent.node.report import ReportInput, facts
 
 CLAIMED_TWICE: Final = Difference(
     "claimed-twice",
@@ -51,14 +51,54 @@ CLAIMED_TWICE: Final = Difference(
 )
 
 
+KUBELET_DECIDES: Final = Difference(
+    "kubelet-decides",
+    "beside a static kubelet the annotation counts: CPUs that the checkpoint gives to a pod whose"
+    " annotation names others stay in the pools, and so do CPUs that the checkpoint gives to one"
+    " pod and an annotation to another; a pod may own CPUs that the kubelet reserves; BE pods do"
+    " not run on what the kubelet gave to an LSR pod without an annotation",
+    listed=True,
+)
+
+
 def judge(case: dict[str, Any]) -> Verdict:
+    verdict = _judged(case)
+    if verdict.agrees or verdict.declared or case["kubelet"].get("policy") != "static":
+        return verdict
+    as_theirs = _judged(_annotations_first(case), reserved=False)
+    if as_theirs.agrees or as_theirs.declared:
+        return Verdict(False, verdict.ours, KUBELET_DECIDES.name)
+    return verdict
+
+
+def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
+    """The case with what Koordinator takes from the kubelet's checkpoint, and no more."""
+    checkpoint = case.get("checkpoint", {})
+    managed = {
+        pod["uid"]
+        for pod in case["pods"]
+        if pod.get("qos") in ("LS", "BE") or _wish(_pod(pod, checkpoint))
+    }
+    theirs = {uid: of for uid, of in checkpoint.items() if uid not in managed}
+    # Without a claim LSR is a class like any other.
+    pods = [
+        {**pod, "qos": ""} if pod.get("qos") == "LSR" and pod["uid"] in theirs else pod
+        for pod in case["pods"]
+    ]
+    return {**case, "checkpoint": theirs, "pods": pods}
+
+
+def _judged(case: dict[str, Any], *, reserved: bool = True) -> Verdict:
     topology = _topology(case)
     pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
     configured = _configured(case, topology)
     kubelet = _kubelet(case, static=configured.kubelet_policy == "static")
     owned_before = {pod.uid: _wish(pod) for pod in pods}
-    decision = decide(topology, pods, kubelet, owned_before, {}, rules(configured))
-    told = report.built(facts("node", Moment(topology, decision, pods, kubelet, configured)))
+    standing = rules(configured)
+    if not reserved:
+        standing = msgspec.structs.replace(standing, reserved=EMPTY)
+    decision = decide(topology, pods, kubelet, owned_before, {}, standing)
+    told = report.built(facts("node", ReportInput(topology, decision, pods, kubelet, configured)))
     ours = _reported(told.topology)
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
@@ -98,7 +138,7 @@ def _pod(pod: dict[str, Any], checkpoint: dict[str, Any]) -> Pod:
 def _configured(case: dict[str, Any], topology: Topology) -> NodeConfiguration:
     notes = {SYSTEM_QOS: case.get("systemQOS"), RESERVATION: case.get("nodeReservation")}
     written = {key: _text(value) for key, value in notes.items() if value is not None}
-    configured, _ = annotated(NodeConfiguration(), written, topology)
+    configured, _ = from_annotations(NodeConfiguration(), written, topology)
     kubelet = case["kubelet"]
     if not kubelet["query"]:
         return configured
@@ -115,9 +155,9 @@ def _configured(case: dict[str, Any], topology: Topology) -> NodeConfiguration:
         if field in kubelet
     }
     try:
-        return beside(configured, of_object({**content, **amounts}, "kubelet"), topology)
+        return with_kubelet(configured, of_object({**content, **amounts}, "kubelet"), topology)
     except ConfigurationError:
-        return beside(configured, of_object(content, "kubelet"), topology)
+        return with_kubelet(configured, of_object(content, "kubelet"), topology)
 
 
 def _kubelet(case: dict[str, Any], *, static: bool) -> KubeletCpus:

@@ -6,9 +6,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from agent.allocate import layout as layouts
+from agent.allocate.account import NOTHING_HELD
 from agent.allocate.accumulator import take
 from agent.allocate.cpu_request import CpuRequest, Taken
-from agent.allocate.holdings import NOTHING_HELD
 from agent.allocate.layout import Layout
 from agent.conformance import machines
 from agent.conformance.verdict import Difference, Verdict

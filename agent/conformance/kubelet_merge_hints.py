@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from agent.allocate.numa.distances import Distances
-from agent.allocate.numa.kubelet_merge import merge
+from agent.allocate.numa.kubelet_merge import Distances, merge
 from agent.conformance.numa_hints import ids, providers
 from agent.conformance.verdict import Difference, Verdict
 from agent.model.policies import NumaPolicy

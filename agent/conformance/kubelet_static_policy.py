@@ -6,18 +6,25 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, cpus_of
-from agent.allocate.kubelet.hints import container_hints, pod_hints
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, RefusalReason, Refused, cpus_of
 from agent.allocate.kubelet.options import StartError, StaticOptions
-from agent.allocate.kubelet.placement import RefusalReason, Refused
-from agent.allocate.kubelet.policy import StaticPolicy, make, make_with_count, start
-from agent.allocate.kubelet.state import EMPTY, StaticState
-from agent.allocate.kubelet.static import allocate, remove
 from agent.allocate.layout import of
 from agent.allocate.numa.hint import Hint
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
 from agent.conformance.numa_hints import ids
+from agent.conformance.static_cpu_manager import (
+    EMPTY,
+    StaticPolicy,
+    StaticState,
+    allocate,
+    container_hints,
+    make,
+    make_with_count,
+    pod_hints,
+    remove,
+    start,
+)
 from agent.conformance.verdict import Difference, Verdict
 from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy

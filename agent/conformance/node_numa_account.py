@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.inforce import InForce
 from agent.allocate.node import Amounts, NodeFacts
+from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
 from agent.allocate.trials import Trials
 from agent.model.policies import BindPolicy

@@ -13,7 +13,7 @@ from agent.allocate.ask import Ask, ask_of
 from agent.allocate.claims import Claim, claim_of
 from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
-from agent.allocate.precedence import PROFILES
+from agent.allocate.policies_in_force import PROFILES
 from agent.conformance import machines
 from agent.model import nodetopology, seentopology
 from agent.model.annotations import NUMA_TOPOLOGY_SPEC, RESOURCE_SPEC, RESOURCE_STATUS

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agent.allocate.precedence import BIND_LABEL
+from agent.allocate.policies_in_force import BIND_LABEL
 from agent.model.policies import NumaPolicy
 
 Case = Mapping[str, Any]

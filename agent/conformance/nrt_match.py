@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import msgspec
 
+from agent.allocate.nrt.filter import filter as by_zones
+from agent.allocate.nrt.filter import parts_of
+from agent.allocate.nrt.misfit import Cause, Misfit
+from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.nrt.pod import ZonedPod, zoned_pod
+from agent.allocate.nrt.score import score
 from agent.allocate.numa.scope import Scope
-from agent.allocate.zoned.filter import filter as by_zones
-from agent.allocate.zoned.filter import parts_of
-from agent.allocate.zoned.misfit import Cause, Misfit
-from agent.allocate.zoned.node import ZonedNode, zoned_node
-from agent.allocate.zoned.pod import ZonedPod, zoned_pod
-from agent.allocate.zoned.score import score
 from agent.conformance.verdict import Difference, Verdict
-from agent.model import apipods, seentopology
+from agent.model import apiobjects, seentopology
 from agent.model.schedulerargs import ZoneStrategy
 
 SIDECARS: Final = Difference(
@@ -164,7 +164,7 @@ def _named(values: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 def _pod(written: dict[str, Any], sidecars: bool | None = None) -> ZonedPod:
     """`sidecars`: what all init containers are taken for, if not for what they are."""
-    pod = apipods.from_object(
+    pod = apiobjects.from_object(
         {
             "metadata": {"name": "pod", "uid": "pod"},
             "spec": {

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.allocate.bits import members
+from agent.allocate.bits import members, of_nodes
 from agent.allocate.numa.hint import Hint, Provider
-from agent.allocate.numa.masks import of_nodes
 from agent.model.cpuset import MAX_ID
 
 

@@ -20,6 +20,10 @@ _UNREADABLE: Final = (ArithmeticError, AttributeError, LookupError, TypeError, V
 """What comes of taking a value for what it is not."""
 
 
+class UnknownKindError(FileError):
+    """A file whose first case is of no known kind."""
+
+
 class Disagreement(msgspec.Struct, frozen=True):
     """`ours`: our answer in the form of the case's `expect`."""
 
@@ -63,14 +67,18 @@ class Result(msgspec.Struct, frozen=True):
 def judge(path: str, known: Sequence[Kind] = KINDS) -> Result:
     """Runs a file; its first case says of which kind it is, and all have to be of that kind.
 
-    Raises FileError for a file that can't be read, whose kind is unknown, or which has no case.
+    Raises UnknownKindError for a file whose first case is of no known kind, and FileError for one
+    that can't be read, that has cases of several kinds, or that has no case.
     """
     kind: Kind | None = None
     agree = disagree = 0
     declared: Counter[str] = Counter()
     first: Disagreement | None = None
     for line, case in files.read(path):
-        found = _kind(path, line, case, known)
+        found = kinds.find(case, known)
+        if found is None:
+            fault = FileError if kind else UnknownKindError
+            raise fault(path, f"a case of no known kind; {_keys(case)}", line)
         if kind is None:
             kind, module = found, found.load()
         elif found is not kind:
@@ -94,13 +102,6 @@ def judge(path: str, known: Sequence[Kind] = KINDS) -> Result:
         disagree=disagree,
         first=first,
     )
-
-
-def _kind(path: str, line: int, case: Case, known: Sequence[Kind]) -> Kind:
-    found = kinds.find(case, known)
-    if found is None:
-        raise FileError(path, f"a case of no known kind; {_keys(case)}", line)
-    return found
 
 
 def _keys(case: Case) -> str:

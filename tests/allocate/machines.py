@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.allocate.holdings import NOTHING_HELD, Holdings
+from agent.allocate.account import NOTHING_HELD, Holdings
 from agent.model.policies import ExclusivePolicy
 from agent.model.topology import Cpu
 

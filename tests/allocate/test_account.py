@@ -6,7 +6,7 @@ from agent.allocate.account import Account
 from agent.allocate.claims import Claim
 from agent.allocate.node import NodeFacts
 from agent.allocate.numa.koordinator_merge import NodeStatus
-from agent.allocate.precedence import PROFILES
+from agent.allocate.policies_in_force import PROFILES
 from agent.model.cpuset import CpuSet
 from tests.allocate.nodes import GIB, claim, facts
 

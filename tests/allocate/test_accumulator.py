@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
+from agent.allocate.account import NOTHING_HELD, Holdings
 from agent.allocate.accumulator import take, take_on_nodes
 from agent.allocate.cpu_request import CpuRequest, Shortage, Step, Taken
-from agent.allocate.holdings import NOTHING_HELD, Holdings
 from agent.allocate.layout import Layout
 from agent.allocate.reasons import Reason
 from agent.conformance import machines

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from agent.allocate.batch import BatchLimits, batch_limits
 from agent.model.batch import MOST_CPU_MILLI, MOST_MEMORY_BYTES, BatchResources
-from agent.model.limits import UNLIMITED, Limits
 from agent.model.qos import QoS
+from agent.model.wanted import UNLIMITED, Limits
 
 GIB = 1 << 30
 FULL = BatchResources(500, 1000, GIB, 2 * GIB)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.allocate.claims import Claim, claim_of
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.offer import Declined, Offer
-from agent.allocate.precedence import NodePolicies
+from agent.allocate.policies_in_force import NodePolicies
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy, NumaPolicy

@@ -12,7 +12,7 @@ from agent.allocate.ask import Ask
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined
-from agent.allocate.precedence import NodePolicies, Profile
+from agent.allocate.policies_in_force import NodePolicies, Profile
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
 from agent.model.qos import QoS

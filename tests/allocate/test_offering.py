@@ -11,7 +11,7 @@ from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.numa.hint import Cause
 from agent.allocate.offer import Declined, Offer
-from agent.allocate.precedence import PROFILES, Chosen, NodePolicies, Profile, Source
+from agent.allocate.policies_in_force import PROFILES, Chosen, NodePolicies, Profile, Source
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet

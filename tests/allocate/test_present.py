@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import present as rule
-from agent.allocate.present import coming, words
+from agent.allocate.present import coming, metadata_by_uid
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apipods import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
-from agent.model.pods import Container, ContainerState, Pod
-from agent.model.podwords import Words
+from agent.model.apiobjects import CONFIG_HASH, CONFIG_MIRROR, ApiPod, Phase
+from agent.model.pods import Container, ContainerState, Pod, PodMetadata
 from agent.model.qos import QOS_LABEL
 
 
@@ -37,7 +36,7 @@ def running(uid: str, name: str = "") -> Pod:
 
 
 def present(api: list[ApiPod], runtime: list[Pod]) -> tuple[Pod, ...]:
-    return rule.present(api, runtime, words(api))
+    return rule.present(api, runtime, metadata_by_uid(api))
 
 
 def test_the_api_has_the_newer_words_and_the_runtime_the_containers() -> None:
@@ -81,7 +80,8 @@ def test_two_pods_of_one_name_are_two() -> None:
 def test_a_static_pod_and_its_mirror_are_one_and_the_mirror_does_not_speak() -> None:
     marks = {CONFIG_MIRROR: "hash", CONFIG_HASH: "hash", RESOURCE_STATUS: "api"}
     mirror = msgspec.structs.replace(told("api-uid"), annotations=marks)
-    assert present([mirror], [running("hash")]) == (running("hash"),)
+    named = msgspec.structs.replace(running("hash"), named=())
+    assert present([mirror], [running("hash")]) == (named,)
     (waiting,) = present([mirror], [])
     assert waiting.uid == "hash"
 
@@ -89,7 +89,7 @@ def test_a_static_pod_and_its_mirror_are_one_and_the_mirror_does_not_speak() -> 
 def test_only_what_decisions_read_is_taken_over() -> None:
     it = running("a")
     it = msgspec.structs.replace(it, labels={QOS_LABEL: "LS", "app": "x"})
-    (joined,) = rule.present([], [it], {"a": Words({QOS_LABEL: "LSR"}, {})})
+    (joined,) = rule.present([], [it], {"a": PodMetadata({QOS_LABEL: "LSR"}, {})})
     assert joined.labels == {QOS_LABEL: "LSR", "app": "x"}
     assert joined.annotations == {}
 

@@ -14,7 +14,7 @@ from agent.allocate.account import Account
 from agent.allocate.ask import Ask
 from agent.allocate.claims import Claim
 from agent.allocate.node import NodeFacts
-from agent.allocate.precedence import PROFILES, NodePolicies
+from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.scoring import Scene, Whole, by_count, profile
 from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
 from agent.model.schedulerargs import Rules, ScoringType, decode, defaults

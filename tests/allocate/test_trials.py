@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from agent.allocate import layout
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.inforce import in_force
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Offer
+from agent.allocate.policies_in_force import in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.trials import Trials
 from agent.model.cpuset import CpuSet
@@ -32,7 +32,7 @@ def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
         got = ledger.offer(msgspec.structs.replace(ask, uid=f"p{number}"))
         if isinstance(got, Offer):
             ledger.commit(got)
-    policies = in_force(node, last)
+    policies = in_force(node.policies, node.profile, last)
     if isinstance(policies, Rejection):
         return
     trials = Trials(node, ledger.account, last, policies)
@@ -48,7 +48,7 @@ def test_cores_that_differ_may_not_add_up_to_what_the_sum_promises() -> None:
     made = layout.of(Cpu(cpu, core, None, None, 0, 0) for cpu, core in leads.items())
     node = NodeFacts(made, {0: {"cpu": 7000}}, reserved=CpuSet((0,)))
     ask = owner(3, spec=ResourceSpec(required=BindPolicy.FULL_PCPUS))
-    policies = in_force(node, ask)
+    policies = in_force(node.policies, node.profile, ask)
     assert not isinstance(policies, Rejection)
     trials = Trials(node, Account(node), ask, policies)
     assert isinstance(trials.lacks([0]), Rejection)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from agent.allocate import layout
 from agent.allocate.account import Account
 from agent.allocate.ask import Ask
-from agent.allocate.inforce import InForce, in_force
 from agent.allocate.node import NodeFacts
-from agent.allocate.precedence import PROFILES, NodePolicies
+from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
 from agent.allocate.reasons import Rejection
 from agent.allocate.trials import Trials
 from agent.conformance import machines
@@ -73,7 +72,7 @@ def test_a_refusal_is_what_a_trial_says(
     for number, cpus in enumerate(owned):
         account.add(claim(f"p{number}", ",".join(map(str, cpus))))
     account.add(claim("s", amounts={1: {"cpu": shared_milli, "memory": GIB}}))
-    policies = in_force(facts, ask)
+    policies = in_force(facts.policies, facts.profile, ask)
     assert isinstance(policies, InForce)
     trials = Trials(facts, account, ask, policies)
     for mask in chain.from_iterable(combinations(range(3), size) for size in (1, 2, 3)):

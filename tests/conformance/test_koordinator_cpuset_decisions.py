@@ -294,3 +294,25 @@ def test_koordinators_answers() -> None:
     counted = outcomes("koordinator-cpuset-decisions", judge)
     unlisted = sum(counted[each.name] for each in DIFFERENCES if not each.listed)
     assert 0 < unlisted <= 0.02 * counted.total()
+
+
+def test_claim_beside_the_checkpoint_of_a_static_kubelet_is_a_declared_difference() -> None:
+    """Koordinator's pools lack what the annotation names, and have what the kubelet gave."""
+    verdict = pools(checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
+    assert verdict.declared == "kubelet-decides"
+    assert verdict.ours["podAllocs"][0] == {
+        "namespace": "default",
+        "name": "pod-a",
+        "uid": "a",
+        "cpuset": "2",
+        "managedByKubelet": True,
+    }
+    assert [each["cpuset"] for each in verdict.ours["ls"]] == ["0-1"]
+    assert [each["cpuset"] for each in verdict.ours["be"]] == ["0-1", "2"]
+
+
+def test_anything_else_beside_a_static_kubelet_is_still_a_disagreement() -> None:
+    wrong = [{"socket": 0, "node": 0, "cpuset": "0"}]
+    verdict = pools({"ls": wrong}, checkpoint={"a": {"c0": "2"}, "gone": {"c0": "3"}})
+    assert verdict.declared is None
+    assert not verdict.agrees

@@ -7,9 +7,9 @@ import pytest
 
 from agent.conformance import run
 from agent.conformance.kubelet_state_files import judge
-from tests.conftest import SHARED
+from tests.conftest import DATA
 
-VECTORS = SHARED / "vectors" / "kubelet-state-files.jsonl"
+VECTORS = DATA / "vectors" / "kubelet-state-files.jsonl"
 
 CONTENT = '{"policyName":"none","defaultCpuSet":"","checksum":1353318690}'
 CASE: dict[str, Any] = {"file": "cpu_manager_state", "content": CONTENT}
@@ -46,7 +46,6 @@ def test_what_cannot_be_read_raises(broken: dict[str, Any]) -> None:
         judge(broken)
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_no_vector_disagrees() -> None:
     result = run.judge(str(VECTORS))
     assert (result.kind, result.cases, result.agree) == ("kubelet-state-files", 14, 14)

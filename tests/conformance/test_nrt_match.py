@@ -15,9 +15,9 @@ from agent.conformance.nrt_match import (
     TOGETHER,
     judge,
 )
-from tests.conftest import SHARED
+from tests.conftest import DATA
 
-VECTORS = SHARED / "vectors" / "nrt-match.jsonl.gz"
+VECTORS = DATA / "vectors" / "nrt-match.jsonl.gz"
 
 SINGLE = {"topologyManagerPolicy": "single-numa-node"}
 POD_SCOPE = {**SINGLE, "topologyManagerScope": "pod"}
@@ -157,7 +157,6 @@ def test_a_case_that_differs_twice_counts_as_not_listed() -> None:
     assert judge(two).declared == SIDECARS.name
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_no_vector_disagrees() -> None:
     found = run.judge(str(VECTORS))
     assert found.kind == "nrt-match"
@@ -166,7 +165,6 @@ def test_no_vector_disagrees() -> None:
     assert found.agree > 1600
 
 
-@pytest.mark.skipif(not VECTORS.exists(), reason=f"no {VECTORS}")
 def test_other_answers_are_not_declared_away() -> None:
     """A score one higher, or the other answer of the filter, disagrees in nearly every case."""
     missed = total = 0

@@ -12,8 +12,8 @@ from agent.conformance import run
 from agent.conformance.files import FileError
 from agent.conformance.kinds import KINDS, Kind
 from agent.conformance.run import Disagreement, Result
+from tests.conformance import vectors
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO, case
-from tests.conftest import SHARED
 
 OTHER = Kind("other", frozenset({"other"}), "tests.conformance.absent")
 
@@ -76,11 +76,7 @@ def test_what_cannot_be_judged_is_named(tmp_path: Path, cases: list[Any], reason
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_vectors_of_the_systems_we_replace(kind: Kind) -> None:
-    paths = [SHARED / "vectors" / f"{kind.name}.{suffix}" for suffix in ("jsonl.gz", "jsonl")]
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        pytest.skip(f"no {paths[0]}")
-    result = run.judge(str(path))
+    result = run.judge(str(vectors.file(kind.name)))
     assert result.kind == kind.name
     assert result.first is None
     assert result.passes

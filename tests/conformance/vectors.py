@@ -1,25 +1,34 @@
-"""Answers of other implementations, in files beside the checkout."""
+"""Answers of other implementations: the files of tests/data/vectors."""
 
 from __future__ import annotations
 
 import gzip
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from agent.conformance.verdict import Verdict
-from tests.conftest import SHARED
+from tests.conftest import DATA
+
+_FOLDER = DATA / "vectors"
+
+
+def every() -> tuple[str, ...]:
+    """The names of all sets."""
+    return tuple(sorted(path.name.partition(".")[0] for path in _FOLDER.glob("*.jsonl*")))
+
+
+def file(name: str) -> Path:
+    """The file of a set, plain or gzip."""
+    (path,) = _FOLDER.glob(f"{name}.jsonl*")
+    return path
 
 
 def vectors(name: str) -> Iterator[dict[str, Any]]:
-    """Skips the test where there are none."""
-    path = SHARED / "vectors" / f"{name}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no {path}")
-    with gzip.open(path) as lines:
+    with gzip.open(file(name)) as lines:
         for line in lines:
             yield msgspec.json.decode(line)
 

@@ -1,4 +1,5 @@
-"""Devices of one node for one pod, of all types that it asks for (koordinator.md §4.9).
+"""Devices of one node for one pod, of all types that it asks for (Koordinator:
+pkg/scheduler/plugins/deviceshare/device_allocator.go, AutopilotAllocator.Allocate).
 
 An allocation is an offer: nothing of the node's state changes.
 """
@@ -6,6 +7,7 @@ An allocation is an offer: nothing of the node's state changes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -98,3 +100,24 @@ def node_score(
             free = summed(stock.free[minor] for minor in allowed)
         points += score(summed(each.resources for each in chosen), total, free, strategy)
     return points
+
+
+def device_allocated(allocation: Allocation) -> str:
+    """The content of `device-allocated`, as `model.device_allocation` reads it back."""
+    body = {
+        kind: [_device(each) for each in chosen]
+        for kind, chosen in sorted(allocation.devices.items())
+    }
+    return msgspec.json.encode(body).decode()
+
+
+def _device(chosen: Chosen) -> dict[str, Any]:
+    device: dict[str, Any] = {
+        "minor": chosen.minor,
+        "resources": {name: str(amount) for name, amount in sorted(chosen.resources.items())},
+    }
+    if chosen.uuid:
+        device["id"] = chosen.uuid
+    if chosen.functions:
+        device["extension"] = {"vfs": list(chosen.functions)}
+    return device

@@ -176,7 +176,7 @@ def pair_sums(matrix: Matrix) -> list[int]:
 
 
 def _slowest(matrix: Matrix) -> list[int]:
-    """By mask, the least that a pair of its members has; 0 where there is no pair."""
+    """By mask, the slowest pair of its members; 0 without a pair."""
     slowest = [0] * (1 << len(matrix))
     for mask in range(len(slowest)):
         high, low = _ends(mask)

@@ -1,15 +1,15 @@
-"""The best set of linked GPUs by go-gpuallocator's policy `besteffort` (devices.md §4.1).
+"""The best set of linked GPUs by go-gpuallocator's policy `besteffort`
+(gpuallocator/besteffort_policy.go, Allocate).
 
-All free GPUs are parted into sets of the wanted size, and one of what remains over; of all ways to
-do so the one whose sets have the greatest sum over their pairs wins, and of its sets of full size
-the one with the greatest sum. So what is left over is protected before the job itself is served.
-Of equals the first in the order of numbers: of partitions, with sets in the order of their first
-member, the one whose first differing set has the lower numbers (a set that is the remainder comes
-after those that it begins); of sets the one with the lower first member.
+All free GPUs are partitioned into sets of the wanted size and one of the remainder; of all
+partitions the one wins whose sets have the greatest sum over their pairs, and of its sets of full
+size the one with the greatest sum. So the policy protects the rest before it serves the job. Of
+equal partitions, with sets in the order of their first member, the one wins whose first differing
+set has the lower numbers (a remainder comes after the sets that it is a prefix of); of equal sets
+the one with the lower first member.
 
-The best partition of a set of GPUs is made of those of its parts, which are remembered: the
-policy's own enumeration has two million partitions of 16 GPUs into pairs, this has some thousand
-parts.
+The best partition of a set of GPUs consists of those of its parts, which are cached: the policy's
+own enumeration has two million partitions of 16 GPUs into pairs, this one has some thousand parts.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class BestEffortTable:
 
 
 class _Parted:
-    """The best partitions into sets of one size, 2 or more: by mask the greatest sum, -1 where it
-    is not known yet, and the set that is chosen of the first such partition, 0 for none."""
+    """The best partitions into sets of one size, 2 or more: by mask the greatest sum, -1 while
+    unknown, and the set that the first such partition gives, 0 for none."""
 
     def __init__(self, sums: list[int], count: int) -> None:
         self._sums = sums

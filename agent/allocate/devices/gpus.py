@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import combinations
 from typing import Final
 
-from agent.allocate.bits import members
+from agent.allocate.bits import members, of_nodes
 from agent.allocate.devices.inventory import LEVELS, Group, Inventory, Links
+from agent.allocate.devices.objectives import GpuTable
 from agent.allocate.devices.partitions import Partitions, feasible, packed
 from agent.allocate.devices.refusal import Cause
 from agent.allocate.devices.request import Ask
-from agent.allocate.devices.spread import best_spread
 from agent.allocate.devices.view import View
-from agent.allocate.numa.masks import of_nodes
 from agent.model.device_wishes import PartitionSpec, Scope
 
 
@@ -24,14 +25,15 @@ def choose(
     spec: PartitionSpec | None,
     together: tuple[int, ...] = (),
 ) -> list[int] | Cause:
-    """Minors, in the order of choice. `together`: groups with enough of all that the pod wants to
-    have close together.
+    """Minors, in the order of choice. `together`: groups with enough of everything that the pod
+    wants close together.
 
-    Whole cards: a set of the partition table, where it has one that is free; else the best set by
-    the objective of the node's links, within one of the groups if one has enough; else the lowest
-    minors of the narrowest scope that has enough, of equals the one where most is in use already.
-    Shares: cards as the strategy likes them, several within the narrowest scope if the pod demands
-    one."""
+    Whole cards: a free set of the partition table, if it has one; otherwise the best set by the
+    objective of the node's links, within one of the groups if one has enough; otherwise the lowest
+    minors of the narrowest scope that has enough, of equal ones the one with the most cards in use.
+    Shares: cards in the order of the strategy, several within the narrowest scope if the pod
+    demands one.
+    """
     if not ask.shared:
         chosen = _partition(inventory.partitions, seen, ask.count, spec)
         if isinstance(chosen, list) or inventory.partitions.honor or spec is not None:
@@ -132,7 +134,7 @@ def _partition(
 def _best_linked(
     links: Links, seen: View, count: int, scope: Scope, together: tuple[int, ...]
 ) -> list[int] | None:
-    """None where the links do not tell, or no scope has enough."""
+    """None when the links are unknown, or no scope has enough."""
     groups: Sequence[int] = (seen.fleet.everyone,)
     if LEVELS[scope] > LEVELS[Scope.NODE]:
         if seen.fleet.groups is None:
@@ -202,3 +204,48 @@ def _liked(seen: View, count: int) -> list[int] | Cause:
 
 def _lowest(mask: int, count: int) -> list[int]:
     return list(members(mask))[:count]
+
+
+REMEMBERED: Final = 4096
+"""Answers: of 16 GPUs one may take some milliseconds."""
+
+
+@lru_cache(maxsize=REMEMBERED)
+def best_spread(table: GpuTable, free: int, count: int, groups: tuple[int, ...]) -> int | None:
+    """A set of `count` of the places in `free`; masks, as the groups, which are disjoint. Of equal
+    sets the lowest numbers, None without such a set."""
+    parts = [_single_places(free & group) for group in groups]
+    beside = _single_places(free & ~sum(groups))
+    best: int | None = None
+    most: tuple[int, ...] = ()
+    for chosen in _with_each(parts, beside, count):
+        mask = sum(chosen)
+        worth = table.worth(mask, free)
+        if best is None or worth > most or (worth == most and _lower(mask, best)):
+            best, most = mask, worth
+    return best
+
+
+def _lower(one: int, other: int) -> bool:
+    """The first number that differs is in the first."""
+    differ = one ^ other
+    return bool(differ & -differ & one)
+
+
+def _single_places(mask: int) -> tuple[int, ...]:
+    """Each as a mask of its own."""
+    return tuple(1 << place for place in members(mask))
+
+
+def _with_each(
+    parts: Sequence[tuple[int, ...]], beside: tuple[int, ...], count: int
+) -> Iterator[tuple[int, ...]]:
+    """Sets of `count` with at least one of each part; the others may be any."""
+    if not parts:
+        yield from combinations(beside, count)
+        return
+    first, *others = parts
+    for size in range(1, min(len(first), count - len(others)) + 1):
+        for chosen in combinations(first, size):
+            for rest in _with_each(others, beside, count - size):
+                yield (*chosen, *rest)

@@ -1,7 +1,5 @@
-"""The devices of a node as choices see them: who is well, who sits where, who belongs together.
-
-Sets of devices of one type are masks over their minors. Made once for a Device object.
-"""
+"""The devices of a node for allocation: health, topology and groups. Sets of devices of one type
+are masks over their minors. Built once for a Device object."""
 
 from __future__ import annotations
 
@@ -38,9 +36,9 @@ class Group(msgspec.Struct, frozen=True):
 
 
 class Fleet(msgspec.Struct, frozen=True):
-    """All devices of one type. `totals`: nothing of one that is ill; `sums`: of what scores weigh.
-    `pcies`: by switch. `groups`: narrower ones before those around them, by NUMA id and switch;
-    None where a device does not say where it sits."""
+    """All devices of one type. `totals`: nothing of an unhealthy one; `sums`: of the scored
+    resources. `pcies`: by switch. `groups`: narrower ones before those around them, by NUMA id and
+    switch; None when a device has no topology."""
 
     devices: dict[int, Device]
     totals: dict[int, dict[str, int]]

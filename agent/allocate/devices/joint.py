@@ -1,19 +1,15 @@
-"""Devices of several types that sit close together: GPUs and their NICs.
-
-The leading type is chosen as if it were alone, the others near it. Where that fails and the same
-places (PCIe switches, or NUMA nodes) are demanded, sets of places that have every type are tried,
-few before many.
-"""
+"""Devices of several types that are close together: GPUs and their NICs. The leading type is chosen
+as if it were the only one, the others near it. When that fails and the pod requires the same places
+(PCIe switches, or NUMA nodes), sets of places with every type are tried, smaller sets first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agent.allocate.bits import members
+from agent.allocate.bits import members, subsets
 from agent.allocate.devices.need import Chosen, Need
 from agent.allocate.devices.refusal import Cause, Refusal
-from agent.allocate.numa.masks import subsets
 from agent.model.device_wishes import Hint, Joint, JointScope, Strategy
 
 Found = dict[str, list[Chosen]]

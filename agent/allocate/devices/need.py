@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Set
+
 import msgspec
 
 from agent.allocate.devices import gpus
-from agent.allocate.devices.functions import function
 from agent.allocate.devices.refusal import Cause
 from agent.allocate.devices.request import Ask, filled, hinted
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import View, selected, view
 from agent.model.device_wishes import Hint, PartitionSpec, Scope
-from agent.model.devices import DeviceType, VirtualFunction
+from agent.model.devices import Device, DeviceType, VirtualFunction
+from agent.model.objects import LabelSelector
 from agent.model.policies import NumaStrategy
 
 
@@ -126,3 +129,20 @@ def _alternating(minors: list[int], near: tuple[int, ...]) -> list[int]:
         for turn, minor in enumerate(each for each in minors if group >> each & 1):
             turns[minor] = turn
     return sorted(minors, key=lambda each: (turns.get(each, len(minors)), place[each]))
+
+
+def function(device: Device, selector: LabelSelector, taken: Set[str]) -> VirtualFunction | None:
+    """The first free one by bus id in the selector's groups."""
+    free = (
+        each
+        for group in device.vf_groups
+        if selector.matches(group.labels)
+        for each in group.vfs
+        if each.bus not in taken
+    )
+    return min(free, key=_place, default=None)
+
+
+def _place(each: VirtualFunction) -> tuple[list[int], str]:
+    """Numbers of a bus id are hexadecimal: function .10 comes after .2."""
+    return [int(part, 16) for part in re.findall(r"[0-9a-fA-F]+", each.bus)], each.bus

@@ -1,4 +1,4 @@
-"""The two ways to tell which linked GPUs suit a job best, by name; one table a matrix."""
+"""The two objectives that order sets of linked GPUs, by name; one table for each matrix."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def table(
     objective: GpuObjective = GpuObjective.BANDWIDTH,
     near: Matrix | None = None,
 ) -> GpuTable:
-    """The table that all nodes with this matrix share; `near` as of BandwidthTable, none of
-    `besteffort`, whose points tell it. Raises ValueError for a matrix of too many GPUs, or a
-    lopsided one."""
+    """The table that all nodes with this matrix share; `near` as in BandwidthTable, none for
+    `besteffort`, whose points include it. Raises ValueError for a matrix of too many GPUs, or one
+    that is not symmetric."""
     if objective is GpuObjective.BESTEFFORT:
         return BestEffortTable(matrix)
     return BandwidthTable(matrix, near)

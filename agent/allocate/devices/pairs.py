@@ -30,12 +30,12 @@ BESTEFFORT_POINTS: Final = {
     Ancestor.SYSTEM: 10,
 }
 BESTEFFORT_LINK: Final = 100
-"""go-gpuallocator's points of a pair (devices.md §4.1)."""
+"""go-gpuallocator's points of a pair (gpuallocator/besteffort_policy.go, calculateGPUPairScore)."""
 
 
 def links_of(told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH) -> Links | None:
-    """For an inventory of these GPUs; None where nobody told of any, and where there are too many
-    for a table. A pair that is not told of is worth nothing."""
+    """For an inventory of these GPUs; None without reported pairs, and with too many GPUs for a
+    table. A pair that is not reported has the value 0."""
     minors = sorted({minor for pair in told for minor in pair})
     if not 0 < len(minors) <= MOST:
         return None
@@ -45,7 +45,7 @@ def links_of(told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDT
 
 
 def _matrix(minors: list[int], values: Mapping[tuple[int, int], int]) -> Matrix:
-    """Of pairs with the lower minor first; 0 where there is no value."""
+    """Of pairs with the lower minor first; 0 without a value."""
     return tuple(
         tuple(values.get((min(one, two), max(one, two)), 0) for two in minors) for one in minors
     )

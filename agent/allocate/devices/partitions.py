@@ -1,8 +1,9 @@
-"""Sets of GPUs that a machine's links part it into, and the choice of one (koordinator.md §4.9).
+"""Sets of GPUs by a machine's partition table, and the choice of one (Koordinator:
+pkg/scheduler/plugins/deviceshare/allocator_gpu.go, allocateByPartition).
 
-A Device may carry the table of its node: by size, the sets with what each is worth. Under the
-policy Honor, or when the pod says what it wants of a partition, nothing but a set of the table is
-given; else the table is asked first and passed over where it has none.
+A Device may carry the table of its node: by size, the sets with their scores. Under the policy
+Honor, or when the pod has a preference for partitions, only sets of the table are allocated;
+otherwise the table comes first and is skipped without a fitting set.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.numa.masks import of_nodes
-from agent.model import jsontext
-from agent.model.annotations import AnnotationError
+from agent.allocate.bits import of_nodes
+from agent.model import bounds
+from agent.model.annotations import AnnotationError, text_of
+from agent.model.bounds import JsonError
 from agent.model.device_wishes import PartitionSpec
 from agent.model.deviceobject import GPU_PARTITIONS
-from agent.model.jsontext import JsonError
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.quantities import Quantity, QuantityError, whole
 
@@ -40,7 +41,7 @@ Table = dict[int, tuple[Partition, ...]]
 
 
 class Partitions(msgspec.Struct, frozen=True):
-    """Of a node. `honor`: no set but the table's is given. `table` None: nobody told one."""
+    """Of a node. `honor`: only sets of the table are allocated. `table` None: none is reported."""
 
     table: Table | None = None
     honor: bool = False
@@ -53,7 +54,7 @@ def partitions(
 ) -> Partitions:
     """The Device's table, with the policy among its labels; without one the table that the Node's
     model is known to have, with the policy among the Node's. Raises AnnotationError."""
-    text = device_annotations.get(GPU_PARTITIONS)
+    text = text_of(device_annotations, GPU_PARTITIONS, bounds.OBJECT_LIST_BYTES)
     if text:
         return Partitions(_decoded(text), device_labels.get(PARTITION_POLICY) == HONOR)
     # `H100-80GB-HBM3` is an H100; cards of no known vendor count as NVIDIA's.
@@ -69,9 +70,8 @@ def feasible(
     spec: PartitionSpec | None,
     groups: tuple[int, ...] = (),
 ) -> tuple[Partition, ...]:
-    """Sets of `count` cards within the mask `available` that have a card of each of these groups,
-    all of the best score that has any; of the best score of the table alone for a restricted
-    pod."""
+    """Sets of `count` cards within the mask `available` with a card of each of these groups, all of
+    the best score that has any; for a restricted pod only of the best score in the table."""
     sets = table.get(count, ())
     asked = spec.bandwidth if spec else None
     found: list[Partition] = []
@@ -86,8 +86,8 @@ def feasible(
 
 
 def packed(table: Table, sets: tuple[Partition, ...], free: int, count: int) -> Partition:
-    """Of these the one that leaves most larger sets of the best score whole; the first of equals.
-    `free`: cards of which nothing is held."""
+    """Of these the set that leaves the most larger sets of the best score whole; the first of equal
+    ones. `free`: cards of which nothing is held."""
     if len(sets) == 1:
         return sets[0]
     weighed = [
@@ -137,7 +137,7 @@ _decoder: Final = msgspec.json.Decoder(dict[int, tuple[_RawPartition, ...] | Non
 def _decoded(text: str) -> Table:
     table: Table = {}
     try:
-        by_size = jsontext.decode(_decoder, text)
+        by_size = bounds.decode(_decoder, text)
     except JsonError as error:
         raise AnnotationError(GPU_PARTITIONS, str(error)) from None
     for size, raw in by_size.items():

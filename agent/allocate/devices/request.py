@@ -1,7 +1,8 @@
-"""What a pod asks of devices: checked, translated to units of a card, and shared out over cards.
+"""A pod's request for devices: checked, converted to units of a card, and divided over cards.
 
-Which resources may be asked for together, and what they become, is one table (devices.md §2.6,
-koordinator.md §4.7). Amounts are whole units: percent of a card, bytes of memory, devices.
+One table says which resources may be requested together, and how they are converted (Koordinator:
+pkg/scheduler/plugins/deviceshare/utils.go, ValidateDeviceRequest and ConvertDeviceRequest). Amounts
+are whole units: percent of a card, bytes of memory, devices.
 """
 
 from __future__ import annotations

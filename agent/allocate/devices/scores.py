@@ -1,8 +1,6 @@
-"""How full devices are, as 0 to 100 in whole numbers: what a pod's strategy goes by.
-
-LeastAllocated likes what is emptier, MostAllocated what is fuller; the mean over the resources that
-are weighed and that the devices have. Core of GPUs has no weight.
-"""
+"""The utilization of devices, 0 to 100 in whole numbers, for the strategies: LeastAllocated prefers
+emptier devices, MostAllocated fuller ones; the mean over the resources with a weight that the
+devices have. The core of GPUs has no weight."""
 
 from __future__ import annotations
 

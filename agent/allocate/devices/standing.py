@@ -9,7 +9,7 @@ from agent.allocate.devices.view import view
 
 
 def gone(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> str:
-    """What it needs that the node has not any more; empty if it has all."""
+    """The needed parts that the node does not have any more; empty if it has all."""
     for kind, chosen in allocation.devices.items():
         for each in chosen:
             if missing := _gone(node, request, kind, each):

@@ -1,4 +1,4 @@
-"""What of a node's devices is free, beside what its pods hold."""
+"""The free resources of a node's devices beside those that its pods hold."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Amounts = dict[str, int]
 
 
 class Stock(msgspec.Struct, frozen=True):
-    """Of one device type. `free`: by minor, what each still gives, nothing where it is ill, and the
-    `sums` of that. `used`: those of which a pod holds something, well or not. `idle`: healthy, and
-    nothing held."""
+    """Of one device type. `free`: by minor, the free resources, none of an unhealthy one, and their
+    `sums`. `used`: the devices that a pod holds, whole or in part, healthy or not. `idle`: the
+    healthy devices that no pod holds."""
 
     free: dict[int, Amounts]
     sums: Amounts
@@ -36,8 +36,8 @@ class NodeDevices(msgspec.Struct, frozen=True):
 def node_devices(
     inventory: Inventory, held: Holdings, taken: VirtualFunctions | None = None
 ) -> NodeDevices:
-    """What is held beyond what a device has, or of one that is not there, leaves nothing free; a
-    minor that no machine has is nobody's."""
+    """Holdings beyond a device's resources, or of a missing device, leave nothing free; an
+    impossible minor belongs to no device."""
     stocks = {}
     for kind, fleet in inventory.fleets.items():
         used = 0

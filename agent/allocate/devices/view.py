@@ -17,9 +17,9 @@ from agent.model.policies import NumaStrategy
 
 
 class View(msgspec.Struct, frozen=True):
-    """`allowed`: those that hint, NUMA nodes and exclusion leave; `fitting`: of these the ones that
-    give `per`. `used`: where packing sees something in use; not on a card that is ill, unless
-    labels or NUMA nodes leave it out. `strategy` None: none is liked more than another."""
+    """`allowed`: those that hint, NUMA nodes and exclusion leave; `fitting`: of these the ones with
+    `per` free. `used`: those that packing counts as in use; not on an unhealthy card, unless labels
+    or NUMA nodes exclude it. `strategy` None: no preference."""
 
     fleet: Fleet
     stock: Stock
@@ -83,8 +83,8 @@ def view(
 
 
 def allowed_devices(fleet: Fleet, hint: Hint | None, numa: int | None) -> int:
-    """Those that labels and NUMA nodes leave. `numa`: a mask of NUMA nodes. A device of no node is
-    on any, one that does not say where it sits on none."""
+    """Those that labels and NUMA nodes leave. `numa`: a mask of NUMA nodes. A device without a NUMA
+    node is on all of them, one without a topology on none."""
     allowed = fleet.everyone
     if numa is not None:
         allowed = 0
@@ -115,7 +115,7 @@ def _has(free: Mapping[str, int], given: Mapping[str, int]) -> bool:
 
 
 def _undivided(fleet: Fleet, stock: Stock) -> int:
-    """Those with no neighbour under their switch of which a pod holds something."""
+    """The devices without a device under the same switch that a pod holds."""
     used = stock.used
     for mask in fleet.pcies.values():
         if mask & stock.used:

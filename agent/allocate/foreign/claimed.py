@@ -1,10 +1,7 @@
-"""CPUs that a driver of claims (DRA) gave to containers: nobody else's, and in no pool.
-
-The driver's variable in a container says which CPUs they are, and of which claim (dra-driver-cpu);
-the kubelet, that the container has a claim on CPUs, and by the name that the driver gave it for CDI
-which one. Neither is enough: a claim's device may be a NUMA node, and anybody can write a variable
-into a pod.
-"""
+"""CPUs that a driver of resource claims (DRA) gave to containers: exclusive, and in no pool. The
+driver's variable in a container names the CPUs and the claim (dra-driver-cpu); the kubelet reports
+that the container has a claim on CPUs, and which one by the CDI name of the driver. Neither is
+enough: a claim's device may be a NUMA node, and every pod can set a variable."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.foreign.carriers import CPU_DRIVER
+from agent.allocate.foreign.grants import CPU_DRIVER
 from agent.allocate.foreign.names import meaning
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.holding import Form, Grant, Holding, Source

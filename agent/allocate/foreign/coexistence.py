@@ -55,7 +55,7 @@ _ORDER: Final = {source: place for place, source in enumerate(Source)}
 
 
 class Conflict(msgspec.Struct, frozen=True):
-    """`refused` is the one that can't have it beside `kept`."""
+    """`refused` can't have the device beside `kept`."""
 
     kept: Holding
     refused: Holding
@@ -65,10 +65,9 @@ class Conflict(msgspec.Struct, frozen=True):
 def conflicts(
     holdings: Iterable[Holding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> tuple[Conflict, ...]:
-    """Of every two that can't be had both, the one to be refused: the one that is told of by the
-    lesser source, else the later in the order given. Shares that do not fit together are refused
-    from the last. `capacities` by type and id of the device; a resource that one does not list has
-    no limit."""
+    """The refused one of every two conflicting holdings: the one of the lesser source, otherwise
+    the later in the given order. Shares that exceed the device are refused from the last one.
+    `capacities` by type and id of the device; a resource without an entry has no limit."""
     by_device: dict[tuple[str, str], list[Holding]] = {}
     for each in holdings:
         if each.device or each.form is Form.CPUS:

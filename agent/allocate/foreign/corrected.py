@@ -1,20 +1,17 @@
-"""What containers have by our decisions, for those who ask the kubelet.
-
-A kubelet lists the devices that its plugins gave and the CPUs of its own static policy. Where a
-scheduler gave devices, hooks put them in the place of the plugin's; where a pod has CPUs of its own
-or is held to a pool by its class, the kubelet's word on its CPUs is none. A pod that was refused
-its devices keeps its plugin's, if anything.
-"""
+"""The devices and CPUs that containers have by our decisions, for clients of the kubelet. A kubelet
+lists the devices of its plugins and the CPUs of its own static policy. When a scheduler allocated
+devices, hooks replaced those of the plugin; when a pod owns CPUs or its class holds it to a pool,
+the kubelet's CPUs do not count. A pod whose devices were refused keeps its plugin's."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from agent.model.corrections import ContainerCorrection, Corrections, OwnDevice, PodCorrection
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devicefiles import DeviceFiles
 from agent.model.devices import Device, DeviceType
+from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice, PodCorrection
 from agent.model.pods import Pod
 from agent.model.visible import Visible
 from agent.model.wanted import PodWanted, Wanted
@@ -26,8 +23,8 @@ def corrections(
     files: DeviceFiles,
     devices: Iterable[Device],
 ) -> Corrections:
-    """`wanted` by pod uid, with what containers see. Pods of one name are left out: nobody could
-    tell whose word it is."""
+    """`wanted` by pod uid, with the visible devices. Omits pods of one name: the kubelet's list has
+    no uids."""
     pods = tuple(pods)
     of_name = Counter((pod.namespace, pod.name) for pod in pods)
     own = _Devices(files, devices)
@@ -72,7 +69,7 @@ class _Devices:
                 self._by_path |= {node.path: OwnDevice(bus, near) for node in nodes}
 
     def seen(self, visible: Visible) -> dict[str, tuple[OwnDevice, ...]]:
-        """By type, those that were decided about; nothing of who was refused."""
+        """By type, the decided devices; none of a refused pod."""
         if visible.refused:
             return {}
         found: dict[str, tuple[OwnDevice, ...]] = {}

@@ -1,4 +1,4 @@
-"""Which pod holds which device without a scheduler's annotation.
+"""Which pod holds which device, by allocations of schedulers and without them.
 
 Of one device and container the better source counts alone: a checkpoint knows of replicas what the
 container's environment does not show, and the environment of MIG what its device nodes do not.
@@ -6,15 +6,19 @@ container's environment does not show, and the environment of MIG what its devic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Final
 
 import msgspec
 
+from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.names import Keys, is_number, meaning
-from agent.model.device_allocation import Holdings, VirtualFunctions
+from agent.model import device_allocation
+from agent.model.annotations import AnnotationError
+from agent.model.device_allocation import GivenDevices, Holdings, VirtualFunctions
 from agent.model.devices import Device, DeviceType
 from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.pods import Pod
 
 _ORDER: Final = {source: place for place, source in enumerate(Source)}
 
@@ -34,11 +38,10 @@ def existing(
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
 ) -> Existing:
-    """`allocated`: by pod (uid) and device type what a scheduler gave it, by id of the device or of
-    its part. For these types its word counts, as it is put in the place of the kubelet's, and what
-    else the pod's containers show: they were made before it, or without it. `present`: the pods on
-    this node, None where nobody knows; a kubelet forgets those that ended only when the next one
-    comes."""
+    """`allocated`: by pod (uid) and device type what a scheduler allocated, by id of the device or
+    of its part. For these types it replaces the kubelet's devices, and those that the pod's
+    containers show: these were created before it, or without it. `present`: the pods on this node,
+    None when unknown; a kubelet forgets ended pods only when the next one comes."""
     found: dict[tuple[str, str, str, str], list[Holding]] = {}
     problems: list[str] = []
     notes: list[str] = []
@@ -98,8 +101,9 @@ def of_allocation(
 
 
 def taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> Holdings:
-    """What schedulers are to count as used: of a card in part the whole, as no percentage is kept
-    beside a replica or an instance; virtual functions and what is open take nothing of theirs."""
+    """What schedulers have to count as used: of a shared card the whole, as no percentage can be
+    held beside a replica or an instance; virtual functions and open devices take nothing of
+    theirs."""
     by_id = {(device.type, device.uuid): device for device in devices}
     found: Holdings = {}
     for each in holdings:
@@ -122,8 +126,8 @@ def functions_taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> V
 
 
 def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[Device, ...]:
-    """For schedulers that read no annotation of a Device: what is taken is listed with zeros, and
-    virtual functions that are taken not at all."""
+    """For schedulers that ignore the annotations of a Device: taken devices are listed with zeros,
+    and taken virtual functions are omitted."""
     devices, holdings = tuple(devices), tuple(holdings)
     used = taken(holdings, devices)
     functions = functions_taken(holdings, devices)
@@ -174,3 +178,40 @@ def _grant_order(grant: Grant) -> tuple[int, str, str, str]:
 
 def _order(holding: Holding) -> tuple[str, ...]:
     return holding.uid, holding.container, holding.type, holding.device, holding.part
+
+
+def given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]]:
+    """By pod (uid) what schedulers gave it, and what of it can't be read."""
+    found: dict[str, GivenDevices] = {}
+    troubles = []
+    for pod in pods:
+        try:
+            of_pod = device_allocation.given(pod.annotations)
+        except AnnotationError as error:
+            troubles.append(f"pod {pod.title}: {error}")
+            continue
+        if any(of_pod.values()):
+            found[pod.uid] = {kind: devices for kind, devices in of_pod.items() if devices}
+    return found, tuple(troubles)
+
+
+def had_twice(
+    held: Mapping[str, Holdings],
+    devices: Iterable[Device],
+    holdings: Iterable[Holding],
+    pods: Mapping[str, Pod],
+) -> Iterator[str]:
+    """Devices that two pods hold and must not: one of the pods got it in a way that no frontend
+    could stop."""
+    devices = tuple(devices)
+    allocations = (
+        holding
+        for uid, of_pod in sorted(held.items())
+        for holding in of_allocation(uid, of_pod, {}, devices)
+    )
+    capacities = {(device.type, device.uuid): device.resources for device in devices}
+    of_devices = (each for each in holdings if each.form is not Form.CPUS)
+    for each in conflicts((*allocations, *of_devices), capacities):
+        kept, refused = (pods[it.uid].title for it in (each.kept, each.refused))
+        what = f"{each.kept.type} {each.kept.device}"
+        yield f"pod {refused} has {what} beside pod {kept}, by {each.refused.source.value}"

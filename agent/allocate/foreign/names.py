@@ -14,10 +14,10 @@ import msgspec
 
 from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.devices import Device, DeviceType
-from agent.model.fpga import Fpga
 from agent.model.gpunames import is_uuid
 from agent.model.gpus import Gpu, pci_address
 from agent.model.holding import Form, Grant, Holding
+from agent.model.pci import Fpga
 from agent.model.rdma import RdmaDevice
 
 
@@ -93,8 +93,8 @@ def keys(
     rdma: Iterable[RdmaDevice] = (),
     fpgas: Iterable[Fpga] = (),
 ) -> dict[str, Target]:
-    """Of the devices of a Device object alone those by UUID, address and minor; the others need
-    what was found on the node."""
+    """Of the devices of a Device object alone by UUID, address and minor; the other names need the
+    facts of the node."""
     found: dict[str, Target] = {}
     for device in devices:
         whole = Target(device.type, device.uuid)

@@ -1,1 +1,2 @@
-"""What a kubelet with the static CPU manager policy decides (peers.md §3.1-3.6)."""
+"""What a kubelet with the static CPU manager policy decides (kubelet: pkg/kubelet/cm/cpumanager and
+pkg/kubelet/cm/topologymanager)."""

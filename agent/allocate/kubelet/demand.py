@@ -1,4 +1,5 @@
-"""How many exclusive CPUs pods ask for: whole CPUs of Guaranteed pods (peers.md §3.1)."""
+"""How many exclusive CPUs pods ask for: whole CPUs of Guaranteed pods (kubelet:
+pkg/kubelet/cm/cpumanager/policy_static.go, guaranteedCPUs and podGuaranteedCPUs)."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import enum
 
 import msgspec
 
+from agent.model.annotations import shared_containers
+from agent.model.apiobjects import ApiPod
 from agent.model.qos import KubeClass
+from agent.model.quantities import cpu
 
 
 class ContainerCpu(msgspec.Struct, frozen=True):
@@ -72,3 +76,41 @@ def pod_cpus(pod: PodCpu) -> int:
         else:
             most = max(most, sidecars + asked)
     return max(most, sidecars + sum(cpus_of(pod, each) for each in pod.containers))
+
+
+def unserved(pod: ApiPod) -> str:
+    """Why a static kubelet gives no exclusive CPUs to one of the pod's containers that keep
+    running, "" where it gives some to each. A container that the pod's annotation leaves on the
+    shared CPUs needs none."""
+    kube_class = pod.kube_class or "besteffort"
+    sharing = shared_containers(pod.annotations)
+    sidecars = [each for each in pod.init_containers if each.sidecar]
+    for each in (*pod.containers, *sidecars):
+        cpu_milli = each.requests.get("cpu", each.limits.get("cpu", 0))
+        container = ContainerCpu(each.name, cpu_milli)
+        why = exclusive_cpus(PodCpu(pod.uid, kube_class, (container,)), container)
+        if why is SharedReason.NOT_GUARANTEED:
+            return str(why)
+        if isinstance(why, SharedReason) and each.name not in sharing:
+            return f"container {each.name} requests {cpu(cpu_milli)} CPU"
+    return ""
+
+
+class RefusalReason(enum.StrEnum):
+    """Why a container can't be placed."""
+
+    NOT_ENOUGH_CPUS = "not enough CPUs are free"
+    NO_WHOLE_CORES = "the request is no whole number of cores"
+    NOT_ENOUGH_CORES = "not enough whole cores are free"
+    DEFAULT_EMPTIED = "nothing would be left to share"
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The state stays as it was. `available`: CPUs that could be had (those of whole cores, where
+    these matter); `threads`: CPUs of a core; `held`: what the container already has and keeps."""
+
+    reason: RefusalReason
+    requested: int
+    available: int
+    threads: int
+    held: int = 0

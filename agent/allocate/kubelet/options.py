@@ -1,4 +1,5 @@
-"""The options of the static CPU manager policy, as one value (peers.md §3.2)."""
+"""The options of the static CPU manager policy, as one value (kubelet:
+pkg/kubelet/cm/cpumanager/policy_options.go, StaticPolicyOptions)."""
 
 from __future__ import annotations
 

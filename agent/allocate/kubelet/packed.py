@@ -1,14 +1,62 @@
-"""CPUs packed on as few sockets, NUMA nodes and cores as possible (peers.md §3.3).
+"""CPUs packed on as few sockets, NUMA nodes and cores as possible (kubelet:
+pkg/kubelet/cm/cpumanager/cpu_assignment.go, takeByTopologyNUMAPacked).
 
-What is wholly free and fits is taken first: sections, their parts, L3 caches where they count,
-cores; the last CPUs come from the cores that are used most. Each time where the fewest are free.
+Areas that are wholly free and fit come first: sections, their parts, L3 caches where they count,
+cores; the last CPUs come from the cores with the most taken CPUs. In each step the area with the
+fewest free CPUs comes first, then the lowest id. The order nests: the parts of a section follow
+each other in the section's place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 from agent.allocate.bits import lowest
-from agent.allocate.kubelet import order
-from agent.allocate.layout import Layout
+from agent.allocate.layout import Area, Layout, Section
+
+_Place = TypeVar("_Place", Area, Section)
+
+
+def parts(layout: Layout, free: int) -> list[int]:
+    """CPUs of the parts of all sections that have free CPUs: where cores are listed."""
+    ordered: list[int] = []
+    for _, _, section in _by_free(layout.sections, free):
+        if len(section.parts) == 1:
+            ordered.append(section.parts[0].cpus)
+        else:
+            inside = free & section.cpus
+            touched = [part for part in section.parts if part.cpus & inside]
+            ordered.extend(part.cpus for _, _, part in _by_free(touched, free))
+    return ordered
+
+
+def sockets(layout: Layout, free: int) -> list[int]:
+    """CPUs of the sockets that have free CPUs."""
+    if layout.nodes_first:
+        return parts(layout, free)
+    return [section.cpus for _, _, section in _by_free(layout.sections, free)]
+
+
+def nodes(layout: Layout, free: int) -> list[int]:
+    """CPUs of the NUMA nodes that have free CPUs."""
+    if layout.nodes_first:
+        return [section.cpus for _, _, section in _by_free(layout.sections, free)]
+    return parts(layout, free)
+
+
+def caches(layout: Layout, free: int) -> list[int]:
+    """CPUs of the L3 caches that have free CPUs, those of a NUMA node together."""
+    ordered: list[int] = []
+    for node in nodes(layout, free):
+        touched = [cache for cache in layout.caches if cache.cpus & node & free]
+        ordered.extend(cache.cpus for _, _, cache in _by_free(touched, free))
+    return ordered
+
+
+def _by_free(areas: Iterable[_Place], free: int) -> list[tuple[int, int, _Place]]:
+    counted = [((area.cpus & free).bit_count(), area.id, area) for area in areas]
+    return sorted(each for each in counted if each[0])
 
 
 class NotEnoughCpusError(ValueError):
@@ -59,7 +107,7 @@ def _whole_areas(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
         for section in layout.sections
         for part in section.parts
     ):
-        for cpus in order.parts(layout, rest):
+        for cpus in parts(layout, rest):
             if not cpus & ~rest and (size := cpus.bit_count()) <= missing:
                 rest ^= cpus
                 missing -= size
@@ -68,7 +116,7 @@ def _whole_areas(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
 
 def _caches(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
     """Whole caches, then all that is missing from one cache, if its first cores have just that."""
-    ordered = order.caches(layout, rest)
+    ordered = caches(layout, rest)
     for cache in ordered:
         if not cache & ~rest and (size := cache.bit_count()) <= missing:
             rest ^= cache
@@ -94,7 +142,7 @@ def _whole_cores(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
     sizes = layout.sizes[::-1]
     if missing < sizes[0][0] or not (whole := layout.whole(rest)):
         return rest, missing
-    for part in order.parts(layout, rest):
+    for part in parts(layout, rest):
         for width, leads in sizes:
             fitting = missing // width
             if fitting and (here := whole & leads & part):
@@ -110,7 +158,7 @@ def _whole_cores(layout: Layout, rest: int, missing: int) -> tuple[int, int]:
 def _last(layout: Layout, rest: int, missing: int) -> int:
     """CPUs of the cores that have the fewest free, part by part."""
     taken = 0
-    for part in order.parts(layout, rest):
+    for part in parts(layout, rest):
         inside = rest & part
         held = inside.bit_count()
         if held <= missing:
@@ -148,7 +196,7 @@ def _of_used_cores(layout: Layout, inside: int, missing: int) -> int:
 
 def _lowest(layout: Layout, rest: int, missing: int) -> int:
     taken = 0
-    for socket in order.sockets(layout, rest):
+    for socket in sockets(layout, rest):
         part = lowest(rest & socket, missing)
         taken |= part
         missing -= part.bit_count()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from agent.allocate.bits import members
+from agent.allocate.bits import members, of_nodes
 from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
-from agent.allocate.numa.masks import of_nodes
 
 _ANY: Final = (Hint(None, True),)
 _LACKING: Final = (Hint(None, False, 0, True),)

@@ -12,8 +12,10 @@ set of all intersections is needed, in no order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
+from agent.allocate.bits import members
 from agent.allocate.numa.columns import (
     Column,
     aligned,
@@ -24,10 +26,8 @@ from agent.allocate.numa.columns import (
     no_combination,
     single_node_only,
 )
-from agent.allocate.numa.combinations import first_place
-from agent.allocate.numa.distances import Distances, span
+from agent.allocate.numa.combinations import first_place, intersections
 from agent.allocate.numa.hint import Cause, Merged, Provider
-from agent.allocate.numa.intersections import intersections
 from agent.model.policies import NumaPolicy
 
 
@@ -113,3 +113,24 @@ def _preferring(column: Column, mask: int) -> int:
         for index, hint in enumerate(column.hints)
         if hint.preferred and (hint.mask is None or hint.mask == mask)
     )
+
+
+Distances: TypeAlias = Mapping[int, Mapping[int, int]]
+"""From node to node, by NUMA id, as in the firmware's table (10: local)."""
+
+
+def span(mask: int, distances: Distances) -> int:
+    """The sum over all ordered pairs, a node with itself included: among masks of equally many
+    nodes it orders as the mean does. Raises ValueError for a pair without a distance."""
+    nodes = list(members(mask))
+    total = 0
+    for node in nodes:
+        row = distances.get(node)
+        if row is None:
+            raise ValueError(f"NUMA node {node} has no distances")
+        for other in nodes:
+            distance = row.get(other)
+            if distance is None:
+                raise ValueError(f"NUMA node {node} has no distance to node {other}")
+            total += distance
+    return total

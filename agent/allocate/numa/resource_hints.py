@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from agent.allocate.bits import members
+from agent.allocate.bits import members, subsets
 from agent.allocate.numa.hint import Hint
-from agent.allocate.numa.masks import subsets
-from agent.model.policies import NumaPolicy
+from agent.allocate.worth import counted, points
+from agent.model.policies import NumaPolicy, NumaStrategy
 
 Amounts: TypeAlias = Mapping[int, Mapping[str, int]]
 """By NUMA id, then by resource, in that resource's own unit (cpu in milli, memory in bytes)."""
@@ -111,3 +111,46 @@ def _free(available: Amounts, resource: str) -> list[tuple[int, int]]:
     """The nodes that have something left, as bits, and how much."""
     amounts = ((1 << node, held.get(resource, 0)) for node, held in available.items())
     return [(node, amount) for node, amount in amounts if amount > 0]
+
+
+class MaskScores:
+    """How empty or full the nodes of a mask are with the request on them: the weighted mean over
+    resources that they have. Fuller is better for MostAllocated alone."""
+
+    def __init__(
+        self,
+        request: Mapping[str, int],
+        available: Amounts,
+        total: Amounts,
+        strategy: NumaStrategy,
+        weights: Mapping[str, int],
+    ) -> None:
+        self._most = strategy is NumaStrategy.MOST_ALLOCATED
+        self._parts = [
+            (
+                weight,
+                request.get(name, 0),
+                {
+                    1 << node: (amounts[name], amounts[name] - available.get(node, {}).get(name, 0))
+                    for node, amounts in total.items()
+                    if name in amounts
+                },
+            )
+            for name, weight in counted(weights, request).items()
+        ]
+
+    def of(self, mask: int) -> int:
+        found = total = 0
+        for weight, used, by_node in self._parts:
+            capacity = 0
+            left = mask
+            while left:
+                low = left & -left
+                left ^= low
+                if (part := by_node.get(low)) is not None:
+                    capacity += part[0]
+                    used += part[1]
+            if capacity > 0:
+                total += weight
+                found += weight * points(self._most, capacity, used)
+        return found // total if total else 0

@@ -1,4 +1,4 @@
-"""The devices of this node that an annotation names, or why they can't be had by anybody."""
+"""The devices of this node that an annotation names, or the reason why no pod can have them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class RefusedError(ValueError):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A device of the annotation on this node. `keys`: of all that nobody else can have then."""
+    """A device of the annotation on this node. `keys`: of all devices that no other pod can have
+    then."""
 
     given: Given
     keys: tuple[str, ...]
@@ -33,8 +34,8 @@ class Found(msgspec.Struct, frozen=True):
 
     @property
     def whole(self) -> bool:
-        """Whether nothing of it is left to others: a function never is shared, and who says nothing
-        of its part has all."""
+        """Whether it leaves nothing to others: a function is never shared, and an annotation
+        without a part means all."""
         amounts = self.given.resources
         if self.given.functions or not any(amounts.get(name) for name in (*_PERCENTS, GPU_MEMORY)):
             return True
@@ -53,8 +54,8 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
-    """GPUs of other vendors are called so too: no name of ours is theirs, and where there is none
-    of our cards, those without a name are."""
+    """Other vendors' GPUs have the same resource names: names of our cards are never theirs, and on
+    a node without our cards names without a vendor are theirs."""
     if kind != DeviceType.GPU:
         return kind in (DeviceType.RDMA, DeviceType.FPGA)
     ids = [each.id for each in devices if each.id]

@@ -1,4 +1,5 @@
-"""A part of a GPU enforced in the container, by HAMi-core (devices.md §3.7), where the pod asks."""
+"""A part of a GPU enforced in the container by HAMi-core, where the pod asks for it (Koordinator:
+pkg/koordlet/runtimehooks/hooks/gpu/gpu.go, InjectContainerGPUEnv)."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def isolated(
     wish: Ask | None,
     isolation: Isolation,
 ) -> Visible:
-    """With what holds the container to its part of the cards; the same for one that has whole ones
-    or does not ask. `wish` None: it has what the pod was given."""
+    """With the values that hold the container to its part of the cards; unchanged for one with
+    whole cards or without the request. `wish` None: it has the pod's devices."""
     if labels.get(GPU_ISOLATION_PROVIDER) != HAMI_CORE or not cards:
         return visible
     per = wish.per if wish else {}

@@ -1,8 +1,6 @@
-"""From what schedulers gave to the pods of a node to what each container sees of it.
-
-An annotation is a wish until checked: a device that is not here, one that another pod has already,
-or a card that only its MIG instances can be had of, is shown to nobody.
-"""
+"""From the allocations of schedulers to the devices that each container sees. An annotation is a
+request until checked: a missing device, a device of another pod, or a card that is only available
+as MIG instances is visible to nobody."""
 
 from __future__ import annotations
 
@@ -20,11 +18,11 @@ from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import Given, given
 from agent.model.devicefiles import DeviceFiles
 from agent.model.devices import DeviceType
-from agent.model.visible import DeviceNode, Visible
+from agent.model.visible import DeviceNode, HeldDevice, Visible
 
 
 class DevicePod(msgspec.Struct, frozen=True):
-    """`containers` in the order in which they start, None where nobody told their requests."""
+    """`containers` in the order in which they start, None when their requests are unknown."""
 
     uid: str
     title: str
@@ -34,8 +32,8 @@ class DevicePod(msgspec.Struct, frozen=True):
 
 
 class PodShown(msgspec.Struct, frozen=True):
-    """What a pod's containers see, by name, and `each` other one. `devices`: by uuid or PCI
-    address, all that the pod has; none where it may not have them."""
+    """The visible devices of a pod's containers, by name, and of `each` other one. `devices`: by
+    uuid or PCI address, all of the pod; none when it may not have them."""
 
     each: Visible
     containers: dict[str, Visible] = {}
@@ -62,11 +60,11 @@ def shown(
     before: Holders = MappingProxyType({}),
     running: Collection[str] = (),
 ) -> dict[str, PodShown]:
-    """By uid, for pods that were given devices; none yet for pods with GPUs whose driver has not
-    told them. Of devices of types and vendors that are not known here nothing is decided. `pods`:
-    whoever has its devices already comes before whoever only claims them. `before`: who had what
-    at the last look; who claims some of it anew comes after all others, as whoever may change a
-    pod may change what it claims. `running`: uids of pods, also of others, that have containers."""
+    """By uid, for pods with allocated devices; not yet for pods with GPUs whose driver has not
+    listed them. There is no decision about devices of unknown types and vendors. `pods`: present
+    holders come before those that only claim devices. `before`: the holders at the last call; a pod
+    that claims some of these anew comes last, as a pod's author may change its claim. `running`:
+    uids of pods, also others, with containers."""
     answers: dict[str, PodShown] = {}
     resolved: list[tuple[DevicePod, dict[str, list[Found]]]] = []
     for pod in pods:
@@ -112,7 +110,7 @@ def _place(device: Given) -> tuple[int, str]:
 def _claims_anew(
     uid: str, found: Mapping[str, Iterable[Found]], before: Holders, here: frozenset[str]
 ) -> bool:
-    """Does it claim what another pod that is still here had, and it had not?"""
+    """Whether it claims a device that another present pod held, and it did not."""
     keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
     had = (before.get(key, ()) for key in keys)
     return any(uid not in each and not here.isdisjoint(each) for each in had)
@@ -126,9 +124,9 @@ def _check(
     before: Holders,
     running: Collection[str],
 ) -> None:
-    """Raises RefusedError for a device that others leave too little of. Plugins know nothing of
-    what schedulers gave: who had a device keeps it from a plugin's pod that has no containers yet,
-    and from any once it has its own."""
+    """Raises RefusedError for a device without enough left. Plugins do not know the allocations of
+    schedulers: a present holder keeps its device from a plugin's pod without containers, and from
+    any pod once it has containers itself."""
     for device in chain.from_iterable(found.values()):
         for key in device.keys:
             had = uid in before.get(key, ())
@@ -180,8 +178,8 @@ def _pod_shown(
 def _places(
     kind: str, devices: Sequence[Found], containers: Sequence[ContainerWish]
 ) -> dict[str, tuple[int, ...]]:
-    """Of other devices than GPUs a hint may have given another number than was asked for: who asks
-    has all then."""
+    """Of devices other than GPUs a hint may have changed the requested number: then each requester
+    has all."""
     try:
         return split([each.given for each in devices], kind, containers)
     except SplitError:
@@ -195,3 +193,33 @@ def _nodes(devices: Sequence[Found], common: Iterable[DeviceNode]) -> tuple[Devi
     if not devices:
         return ()
     return (*common, *(node for each in devices for node in each.nodes))
+
+
+def held(files: DeviceFiles, pods: Mapping[str, PodShown]) -> tuple[HeldDevice, ...]:
+    """For hooks and the agent after us. An RDMA device is without its files: they are open to many
+    at once, those of its functions are not."""
+    holders: dict[str, list[str]] = {}
+    for uid, pod in sorted(pods.items()):
+        for device in pod.devices:
+            holders.setdefault(device, []).append(uid)
+
+    def one(uuid: str, nodes: Iterable[DeviceNode], index: str = "", card: str = "") -> HeldDevice:
+        paths = tuple(each.path for each in nodes)
+        return HeldDevice(uuid, index, card, paths, tuple(holders.get(uuid, ())))
+
+    devices = []
+    for each in files.cards or ():
+        devices.append(one(each.gpu.uuid, each.gpu.nodes, each.gpu.index))
+        devices += [
+            one(
+                part.uuid,
+                (node for node in part.nodes if node not in each.gpu.nodes),
+                part.index,
+                each.gpu.uuid,
+            )
+            for part in each.instances
+        ]
+    for other in files.others:
+        devices.append(one(other.uuid, () if other.type == DeviceType.RDMA else other.nodes))
+        devices += [one(bus, nodes) for bus, nodes in sorted(other.functions.items())]
+    return tuple(devices)

@@ -1,10 +1,10 @@
-"""The devices of a pod shared out over its containers (devices.md §3.5): the annotation says what
-the pod has, and only the containers' requests say who of them asked for it.
+"""The devices of a pod divided over its containers (docs/devices.md, "Who sees what"): the
+annotation has those of the pod, and only the containers' requests say which of them requested
+devices.
 
-Containers that run together take from the front of what is given, in the order of their
-specification: whole devices first, so that no whole one is made of two halves. An init container
-ends before the next begins: it takes from all that no side-car before it has, and those after it
-may take the same.
+Containers that run together take from the front of the list, in the order of their specification:
+whole devices first, so that no whole one consists of two halves. An init container ends before the
+next begins: it takes from all that no earlier side-car has, and later ones may take the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from agent.allocate.devices.request import Ask
+from agent.allocate.devices.request import Ask, RequestError, asks
+from agent.model.apiobjects import ApiPod
 from agent.model.device_allocation import Given
 
 
@@ -22,8 +23,8 @@ class SplitError(ValueError):
 
 
 class ContainerWish(msgspec.Struct, frozen=True):
-    """What one container asks for, by type. `init`: it runs before the others; `sidecar`: and goes
-    on beside all after it."""
+    """The request of one container, by type. `init`: it runs before the others; `sidecar`: and
+    keeps running beside all later ones."""
 
     name: str
     wishes: Mapping[str, Ask] = {}
@@ -89,3 +90,17 @@ class _Room:
         if left is None or (not wish.shared and left != self._given[place].resources):
             return False
         return all(left[name] >= amount for name, amount in wish.per.items() if name in left)
+
+
+def container_wishes(pod: ApiPod) -> tuple[ContainerWish, ...] | None:
+    """In the order in which they start; None where what one asks for means something only together
+    with what others do."""
+    ordered = [(each, True) for each in pod.init_containers]
+    ordered += [(each, False) for each in pod.containers]
+    try:
+        return tuple(
+            ContainerWish(each.name, asks({**each.requests, **each.limits}), init, each.sidecar)
+            for each, init in ordered
+        )
+    except RequestError:
+        return None

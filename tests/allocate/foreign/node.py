@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from agent.allocate.foreign.names import Target, keys
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.fpga import AcceleratorPort, Fpga, FpgaDriver
 from agent.model.gpus import Gpu, MigInstance
-from agent.model.pci import CharDevice, Function
+from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Function
 from agent.model.rdma import Link, RdmaDevice, RdmaFunction
 
 GPU = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}

@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.foreign.carriers import Carriers, grants
 from agent.allocate.foreign.claimed import claimed_cpus
+from agent.allocate.foreign.grants import Carriers, of_carriers
 from agent.model.cpuset import CpuSet
 from agent.model.holding import Grant, Source
 
@@ -19,7 +19,7 @@ def claim(
 
 
 def shows(uid: str, variables: dict[str, str]) -> tuple[Grant, ...]:
-    return grants(uid, "main", Carriers(environment=tuple(variables.items())))
+    return of_carriers(uid, "main", Carriers(environment=tuple(variables.items())))
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.foreign.corrected import corrections
-from agent.model.corrections import ContainerCorrection, OwnDevice, PodCorrection
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import Device, DeviceTopology
+from agent.model.podresources import ContainerCorrection, OwnDevice, PodCorrection
 from agent.model.qos import QoS
 from agent.model.visible import DeviceNode, Visible, VisibleGpu
 from agent.model.wanted import PodWanted, Wanted

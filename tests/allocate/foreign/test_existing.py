@@ -9,7 +9,6 @@ from agent.allocate.devices.allocation import DeviceRequest, allocate, device_re
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.refusal import Refusal
 from agent.allocate.devices.state import node_devices
-from agent.allocate.foreign.carriers import Carriers, grants
 from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.existing import (
     Existing,
@@ -19,6 +18,7 @@ from agent.allocate.foreign.existing import (
     taken,
     withheld,
 )
+from agent.allocate.foreign.grants import Carriers, of_carriers
 from agent.allocate.foreign.names import keys, meaning
 from agent.model import checkpoints
 from agent.model.device_allocation import together
@@ -75,9 +75,11 @@ def test_and_what_its_container_shows_beside_that() -> None:
     it runs with what it shows."""
     entries = (
         given_by_kubelet("a", "GPU-b1"),
-        *grants("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x"),))),
-        *grants("a", "side", Carriers(cdi_devices=("x.example/vf=0000:18:00.1",))),
-        *grants("a", "side", Carriers(nodes=("/dev/nvidia2",))),
+        *of_carriers(
+            "a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1,MIG-x"),))
+        ),
+        *of_carriers("a", "side", Carriers(cdi_devices=("x.example/vf=0000:18:00.1",))),
+        *of_carriers("a", "side", Carriers(nodes=("/dev/nvidia2",))),
     )
     found = look(*entries, allocated={"a": {"gpu": {"MIG-y"}, "rdma": {"0000:18:00.2"}}})
     assert whats(found) == [
@@ -92,7 +94,7 @@ def test_and_what_its_container_shows_beside_that() -> None:
 def test_a_variable_without_end_costs_neither_time_nor_log() -> None:
     """Anybody may write one."""
     value = ",".join(["GPU-a1", *map(str, range(10, 20_000)), "GPU-" + "9" * 9_000])
-    (grant,) = grants("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
+    (grant,) = of_carriers("a", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", value),)))
     assert len(grant.names) <= 1024
     found = look(grant)
     assert whats(found) == [("a", "GPU-a1", Form.WHOLE, "")]
@@ -110,7 +112,7 @@ def test_but_by_no_number_which_may_be_another_cards_since() -> None:
         environment=(("NVIDIA_VISIBLE_DEVICES", "1"),),
         cdi_devices=("nvidia.com/gpu=gpu0", "nvidia.com/gpu=1:2"),
     )
-    entries = grants("a", "main", named)
+    entries = of_carriers("a", "main", named)
     assert len(look(*entries).holdings) == 3
     assert look(*entries, allocated={"a": {"gpu": {"GPU-a1"}}}).holdings == ()
     assert len(look(*entries, allocated={"a": {"rdma": {"0000:18:00.0"}}}).holdings) == 3
@@ -118,7 +120,7 @@ def test_but_by_no_number_which_may_be_another_cards_since() -> None:
 
 def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
     answered = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
-    entries = grants("a", "main", answered, Source.ANSWER)
+    entries = of_carriers("a", "main", answered, Source.ANSWER)
     assert whats(look(*entries)) == [("a", "GPU-a1", Form.WHOLE, "")]
     assert look(*entries, allocated={"a": {"gpu": {"GPU-b1"}}}).holdings == ()
 
@@ -126,8 +128,8 @@ def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
 def test_a_container_shows_less_of_a_replica_than_the_kubelet_knows() -> None:
     shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),), nodes=("/dev/nvidia0",))
     found = look(
-        *grants("a", "main", shown),
-        *grants("b", "main", shown),
+        *of_carriers("a", "main", shown),
+        *of_carriers("b", "main", shown),
         given_by_kubelet("a", "GPU-a1::0"),
         given_by_kubelet("b", "GPU-a1::1"),
     )
@@ -142,7 +144,7 @@ def test_one_container_may_hold_several_parts_of_a_device() -> None:
     """By one source each counts; a lesser one adds none."""
     shown = Carriers(nodes=("/dev/infiniband/uverbs1", "/dev/nvidia0"))
     found = look(
-        *grants("a", "main", shown),
+        *of_carriers("a", "main", shown),
         given_by_kubelet("a", "0000:18:00.1", "0000:18:00.2", resource="intel.com/sriov"),
         given_by_kubelet("a", "GPU-a1::0", "GPU-a1::1", "GPU-a1::0"),
     )
@@ -156,15 +158,17 @@ def test_one_container_may_hold_several_parts_of_a_device() -> None:
 
 def test_the_device_node_of_an_instance_is_its_cards() -> None:
     shown = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "MIG-x"),), nodes=("/dev/nvidia2",))
-    assert whats(look(*grants("a", "main", shown))) == [("a", "GPU-b2", Form.INSTANCE, "MIG-x")]
+    assert whats(look(*of_carriers("a", "main", shown))) == [
+        ("a", "GPU-b2", Form.INSTANCE, "MIG-x")
+    ]
 
 
 def test_a_container_that_no_plugin_knows_of_holds_what_it_shows() -> None:
     found = look(
-        *grants("a", "main", Carriers(cdi_devices=("nvidia.com/gpu=0",))),
-        *grants("b", "main", Carriers(nodes=("/dev/nvidia0", "/dev/nvidiactl"))),
-        *grants("c", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "all"),))),
-        *grants("d", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-z"),))),
+        *of_carriers("a", "main", Carriers(cdi_devices=("nvidia.com/gpu=0",))),
+        *of_carriers("b", "main", Carriers(nodes=("/dev/nvidia0", "/dev/nvidiactl"))),
+        *of_carriers("c", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "all"),))),
+        *of_carriers("d", "main", Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-z"),))),
     )
     assert whats(found) == [("a", "GPU-b1", Form.WHOLE, ""), ("b", "GPU-a1", Form.WHOLE, "")]
     assert found.problems == ("pod d, main: container: 'GPU-z' is no device of this node",)
@@ -174,7 +178,7 @@ def test_a_container_that_no_plugin_knows_of_holds_what_it_shows() -> None:
 def test_claims_and_cpus() -> None:
     claim = Grant("a", "main", "gpu.nvidia.com", ("gpu-1", "gpu-2-mig-9-0-1"), Source.CLAIM)
     cpus = Carriers(environment=(("DRA_CPUSET_5f7e", "2-3"),))
-    found = look(claim, *grants("b", "main", cpus))
+    found = look(claim, *of_carriers("b", "main", cpus))
     assert whats(found) == [
         ("a", "GPU-b1", Form.WHOLE, ""),
         ("a", "GPU-b2", Form.INSTANCE, "gpu-2-mig-9-0-1"),
@@ -244,7 +248,7 @@ def test_the_annotation_on_the_device() -> None:
         given_by_kubelet("a", "GPU-b1", "GPU-a1"),
         given_by_kubelet("b", "MIG-x", resource="nvidia.com/mig-1g.10gb"),
         given_by_kubelet("c", "0000:18:00.1", resource="intel.com/sriov"),
-        *grants("d", "main", Carriers(nodes=("/dev/infiniband/uverbs0",))),
+        *of_carriers("d", "main", Carriers(nodes=("/dev/infiniband/uverbs0",))),
     )
     assert checkpoints.encode(found.holdings) == {
         "node.koordinator.sh/devices-checkpoints": "["

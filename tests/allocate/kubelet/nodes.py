@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, Refused
 from agent.allocate.kubelet.options import StaticOptions
-from agent.allocate.kubelet.placement import Exclusive, Placement, Refused
-from agent.allocate.kubelet.policy import StaticPolicy, make, start
-from agent.allocate.kubelet.state import EMPTY, StaticState
-from agent.allocate.kubelet.static import allocate, remove
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
+from agent.conformance.static_cpu_manager import (
+    EMPTY,
+    Exclusive,
+    Placement,
+    StaticPolicy,
+    StaticState,
+    allocate,
+    make,
+    remove,
+    start,
+)
 from agent.model.cpuset import CpuSet
 from agent.model.policies import NumaPolicy
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.allocate.bits import subsets
 from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
 from agent.allocate.numa.koordinator_merge import NodeStatus, merge
-from agent.allocate.numa.masks import subsets
 from agent.model.policies import NumaExclusive, NumaPolicy
 from tests.allocate.numa import plain
 from tests.allocate.numa.strategies import DENSE, NODES, providers

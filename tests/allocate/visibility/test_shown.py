@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from agent.allocate.visibility.held import held
 from agent.allocate.visibility.isolation import Isolation
-from agent.allocate.visibility.shown import DevicePod, PodShown, shown
+from agent.allocate.visibility.shown import DevicePod, PodShown, held, shown
 from agent.allocate.visibility.split import ContainerWish
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
@@ -140,8 +139,12 @@ def test_an_instance_is_had_by_its_uuid_alone() -> None:
         ({"gpu": [entry(0, "GPU-" + "9" * 9000)]}, f"gpu GPU-{'9' * 60} is not on this node"),
         ("{", "annotation scheduling.koordinator.sh/device-allocated: "),
         (
-            {"rdma": [nic(0)] * 1025},
+            {"rdma": [{"minor": 0}] * 1025},
             "annotation scheduling.koordinator.sh/device-allocated: Expected `array` of length <=",
+        ),
+        (
+            {"rdma": [nic(0)] * 1025},
+            "annotation scheduling.koordinator.sh/device-allocated: has more than 32768 bytes",
         ),
     ],
 )

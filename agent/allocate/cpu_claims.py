@@ -1,0 +1,198 @@
+"""Admission of CPU claims: their order, and for each the CPUs that it takes or the reason why it is
+refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from agent.allocate.node_local import outcome as local_outcome
+from agent.allocate.node_local.outcome import Demand, Outcome
+from agent.allocate.reserved_cpus import Given, PoolRules
+from agent.allocate.shares import pool_class
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.pods import Pod
+from agent.model.qos import QoS
+from agent.model.snapshot import Owner
+from agent.model.topology import Topology
+
+
+class Claimant(msgspec.Struct, frozen=True):
+    """`keeps`: it owned these CPUs, or it runs on exactly them and nobody does who may not share
+    them. `keeps_reserved`: and not just because they are the pool that it would share."""
+
+    pod: Pod
+    wish: CpuSet
+    keeps: bool
+    keeps_reserved: bool
+
+
+class Places(msgspec.Struct, frozen=True):
+    """Where pods run while nobody owns CPUs: what all but SYSTEM pods share, and what these do
+    (empty: the same)."""
+
+    online: CpuSet
+    shared: CpuSet
+    system: CpuSet
+
+    def of(self, pod: Pod) -> CpuSet:
+        """Where the pod runs."""
+        return (self.system if pod.qos is QoS.SYSTEM else EMPTY) or self.shared
+
+
+def in_order(
+    claims: Collection[tuple[Pod, CpuSet]],
+    places: Places,
+    pods: Collection[Pod],
+    owned_before: Mapping[str, CpuSet],
+    running_on: Mapping[str, CpuSet],
+) -> list[Claimant]:
+    """Who owned its CPUs before, or some of them, or runs on them already, first, then the older
+    pod."""
+    online = places.online
+
+    def ranked(pod: Pod, wish: CpuSet) -> tuple[tuple[bool, bool, bool, bool, int, str], Claimant]:
+        owned = wish & online <= owned_before.get(pod.uid, EMPTY)
+        runs = running_on.get(pod.uid) == wish & online
+        alone = runs and not wish & union(
+            running_on.get(other.uid, EMPTY)
+            for other in pods
+            if other.uid != pod.uid and (other.qos is not QoS.BE or pod.qos is QoS.LSE)
+        )
+        proven = owned or (alone and not shares(pod, wish & online))
+        had = bool(wish & owned_before.get(pod.uid, EMPTY))
+        rank = (not owned, not had, not alone, not runs, pod.created_at, pod.uid)
+        return rank, Claimant(pod, wish, owned or alone, proven)
+
+    def shares(pod: Pod, place: CpuSet) -> bool:
+        """Whether the pod would run there too if it owned nothing."""
+        owned = union(
+            wish
+            for other, wish in claims
+            if running_on.get(other.uid) == wish & online and not wish & place
+            if pod.qos is not QoS.BE or other.qos is QoS.LSE
+        )
+        return place == places.of(pod) - owned
+
+    ordered = sorted((ranked(*claim) for claim in claims), key=lambda each: each[0])
+    return [claimant for _, claimant in ordered]
+
+
+class Hearing:
+    """The pools while claims are heard one after the other."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        given: Given,
+        rules: PoolRules,
+        claimed: CpuSet = EMPTY,
+    ) -> None:
+        """`given`: by a static kubelet; `claimed`: by drivers of claims."""
+        self._online = topology.online
+        self._offline = topology.offline
+        unbound = topology.online - topology.isolated or topology.online
+        self.ls = unbound - given.all - claimed - rules.kept
+        self.be = unbound - (given.all - given.with_be) - claimed - rules.kept
+        self.system = rules.system & topology.online - given.all - claimed
+        self.owners = list(given.owners)
+        self._kubelets = given.named
+        self._claimed = claimed
+        self._static = given.static
+        self._never_alone = rules.reserved if given.static else EMPTY
+        kubelet_reserved = EMPTY if rules.owners_on_reserved else rules.reserved
+        self._reserved = (
+            (kubelet_reserved, "are reserved by the kubelet"),
+            (rules.node_reserved, "are reserved by the node"),
+            (rules.system if rules.system_exclusive else EMPTY, "belong to SYSTEM pods"),
+        )
+        self._users: dict[QoS, str] = {}
+        self._running: dict[QoS, str] = {}
+
+    def joins_pool(self, pod: Pod, *, runs: bool) -> None:
+        """The pod lives on a pool, which no claim may empty from now on."""
+        self._users.setdefault(self._class_of(pod), pod.title)
+        if runs:
+            self._running.setdefault(self._class_of(pod), pod.title)
+
+    def pool_of(self, pod: Pod) -> CpuSet:
+        """The pool that the pod lives on where it has no CPUs of its own."""
+        pools = {QoS.BE: self.be, QoS.SYSTEM: self.system}
+        return pools.get(self._class_of(pod), self.ls)
+
+    def _class_of(self, pod: Pod) -> QoS:
+        of_class = pool_class(pod)
+        return QoS.LS if of_class is QoS.SYSTEM and not self.system else of_class
+
+    def claim(self, claim: Claimant) -> str:
+        """Takes the CPUs that are online, or says why not."""
+        pod, wish = claim.pod, claim.wish
+        if missing := wish - self._online - self._offline:
+            return f"CPUs {missing} do not exist"
+        if taken := wish & self._kubelets:
+            return f"CPUs {taken} were given away by the kubelet"
+        if reason := self.conflict(pod, wish):
+            return reason
+        if not claim.keeps and (taken := wish & self._claimed):
+            return f"CPUs {taken} were given away with a claim"
+        if wish & self._online and wish & self._online <= self._never_alone:
+            return f"CPUs {wish & self._online} are reserved by the kubelet"
+        if not claim.keeps_reserved:
+            for cpus, why in self._reserved:
+                if taken := wish & cpus:
+                    return f"CPUs {taken} {why}"
+        offline = wish - self._online
+        wish &= self._online
+        if not wish:
+            return f"CPUs {offline} are offline"
+        # An owner keeps its CPUs, unless a static kubelet gave the rest of a pool away.
+        kept_from = self._running if self._static else {}
+        if user := self._left_with_nothing(pod, wish, kept_from if claim.keeps else self._users):
+            return f"CPUs {wish} are all that pod {user} and others share"
+        self.ls -= wish
+        self.system -= wish
+        if pod.qos is QoS.LSE:
+            self.be -= wish
+        self.owners.append(Owner(pod.uid, pod.title, pod.qos, str(wish), str(offline)))
+        return ""
+
+    def conflict(self, pod: Pod, wish: CpuSet) -> str:
+        """Names another pod that owns some of the CPUs, "" where none does. Of several owners it
+        names the one with the lowest uid, so that the order of claims does not change the text."""
+        for owner in sorted(self.owners, key=lambda owner: owner.uid):
+            if owner.uid != pod.uid and (taken := wish & owner.claimed):
+                return f"CPUs {taken} belong to pod {owner.title}"
+        return ""
+
+    def keep_offline(self, pod: Pod, owned: CpuSet) -> None:
+        """What the pod owned and is offline stays its own, where nobody got it."""
+        others = self._kubelets | union(owner.claimed for owner in self.owners)
+        kept = owned & self._offline - others
+        if kept:
+            self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
+
+    def give_local(self, demand: Demand) -> Outcome:
+        """Takes what a node-local policy gives away."""
+        owners = {owner.uid for owner in self.owners}
+        others = msgspec.structs.replace(
+            demand,
+            claims=tuple(each for each in demand.claims if each.uid not in owners),
+            sharing=frozenset(each for each in demand.sharing if each[0] not in owners),
+        )
+        outcome = local_outcome.decide(others, self.ls)
+        gone = self.ls - outcome.pool
+        self.ls -= gone
+        self.be -= gone
+        self.system -= gone
+        return outcome
+
+    def _left_with_nothing(self, pod: Pod, wish: CpuSet, users: Mapping[QoS, str]) -> str | None:
+        """One of these users of pools, whose pool the claim would empty."""
+        on_system = users.get(QoS.SYSTEM)
+        pools = [
+            (self.ls, users.get(QoS.LS) or (None if self.system else on_system)),
+            (self.be, users.get(QoS.BE) if pod.qos is QoS.LSE else None),
+            (self.system, on_system),
+        ]
+        return next((user for pool, user in pools if user and pool and pool <= wish), None)

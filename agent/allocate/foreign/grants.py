@@ -1,0 +1,128 @@
+"""Grants: devices and CPUs that somebody else gave to a container, from the PodResources API of the
+kubelet and from the container itself: its environment, mounts, CDI names and device nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from agent.model.gpunames import (
+    MOUNT_ROOT,
+    NOTHING_NAMED,
+    VISIBLE_DEVICES,
+    is_cdi_annotation,
+    mounted,
+    split,
+)
+from agent.model.holding import Grant, Source
+from agent.model.podresources import PodName, PodResources
+
+CPUSET_PREFIX: Final = "DRA_CPUSET_"
+"""Before the uid of a claim."""
+CPU_DRIVER: Final = "dra.cpu"
+_MOST_NAMES: Final = 1024
+"""More than a node has devices: runtimes make no container that names others."""
+
+
+class Carriers(msgspec.Struct, frozen=True):
+    """`mounts`: paths in the container; `nodes`: paths on the host. A container that is privileged
+    has all nodes, which says nothing of what it was given."""
+
+    environment: tuple[tuple[str, str], ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+    annotations: tuple[tuple[str, str], ...] = ()
+    mounts: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    privileged: bool = False
+
+
+def of_carriers(
+    uid: str, container: str, carriers: Carriers, source: Source = Source.CONTAINER
+) -> tuple[Grant, ...]:
+    """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
+    the last word. `source`: of all but device nodes."""
+    named: dict[str, list[str]] = {}
+    for resource, name in islice(dict.fromkeys(_named(carriers)), _MOST_NAMES):
+        named.setdefault(resource, []).append(name)
+    claims = (
+        (key.removeprefix(CPUSET_PREFIX), value)
+        for key, value in dict(carriers.environment).items()
+        if key.startswith(CPUSET_PREFIX)
+    )
+    found = [
+        *(
+            Grant(uid, container, resource, tuple(names), source)
+            for resource, names in named.items()
+        ),
+        *(
+            Grant(uid, container, CPU_DRIVER, (value,), source, claim)
+            for claim, value in islice(claims, _MOST_NAMES)
+        ),
+    ]
+    if carriers.nodes and not carriers.privileged:
+        nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
+        found.append(Grant(uid, container, "", nodes, Source.NODE))
+    return tuple(found)
+
+
+def _named(carriers: Carriers) -> Iterator[tuple[str, str]]:
+    """Resource or CDI kind, and name; the resource is "" when it is not given."""
+    visible = dict(carriers.environment).get(VISIBLE_DEVICES, "")
+    named = [name for path in carriers.mounts if (name := mounted(path))]
+    if visible not in NOTHING_NAMED and visible != MOUNT_ROOT:
+        named = split(visible) + named
+    for each in named:
+        kind, _, name = each.rpartition("=")
+        if name:
+            yield kind, name
+    for each in carriers.cdi_devices:
+        yield from _qualified(each)
+    for key, value in carriers.annotations:
+        if is_cdi_annotation(key):
+            for each in split(value):
+                yield from _qualified(each)
+
+
+def _qualified(text: str) -> Iterator[tuple[str, str]]:
+    """A CDI name; the runtime takes none without a kind."""
+    kind, _, name = text.rpartition("=")
+    if kind and name:
+        yield kind, name
+
+
+def of_pod_resources(
+    pods: Iterable[PodResources], uids: Mapping[PodName, str]
+) -> tuple[Grant, ...]:
+    """`uids`: of the pods on the node, since the API names none; a pod that is not among them has
+    ended, or appears in the next pass."""
+    found: list[Grant] = []
+    for pod in pods:
+        uid = uids.get(pod.key)
+        if uid is None:
+            continue
+        for container in pod.containers:
+            by_resource: dict[str, list[str]] = {}
+            for device in container.devices:
+                by_resource.setdefault(device.resource, []).append(device.id)
+            found += [
+                Grant(uid, container.name, resource, tuple(names), Source.CHECKPOINT)
+                for resource, names in by_resource.items()
+            ]
+            found += [
+                Grant(
+                    uid,
+                    container.name,
+                    claimed.driver,
+                    (claimed.device,),
+                    Source.CLAIM,
+                    f"{claim.namespace}/{claim.name}",
+                    claimed.share or "",
+                    claimed.cdi,
+                )
+                for claim in container.claims
+                for claimed in claim.devices
+            ]
+    return tuple(found)

@@ -1,0 +1,215 @@
+"""The answer of a node to a pod request: an offer with all of its parts, or the reason why there is
+none."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from agent.allocate.devices.allocation import Allocation, device_allocated
+from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.offer import Offer
+from agent.allocate.policies_in_force import Source
+from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
+from agent.model.annotations import RESOURCE_SPEC
+from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
+from agent.model.policies import BindPolicy
+from agent.model.quantities import cpu
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """`offer` None: nothing of CPUs and NUMA nodes is kept for the pod; `allocation` None: no
+    device. `score`: 0-100, more is better; `order`: smaller is better among equal scores."""
+
+    pod_request: PodRequest
+    offer: Offer | None = None
+    allocation: Allocation | None = None
+    score: int = 0
+    order: tuple[int, ...] = ()
+
+    @property
+    def uid(self) -> str:
+        return self.pod_request.uid
+
+    def to(self, pod_request: PodRequest) -> Granted:
+        """The same for another pod of the same shape."""
+        offer = self.offer
+        if offer is not None:
+            claim = msgspec.structs.replace(
+                offer.claim, uid=pod_request.uid, title=pod_request.title
+            )
+            offer = msgspec.structs.replace(offer, claim=claim)
+        return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
+
+    def holding(self) -> Holding:
+        """What the pod holds once this is committed: what `holding_of` reads back."""
+        pod_request = self.pod_request
+        devices: Holdings = {}
+        functions: VirtualFunctions = {}
+        ids: dict[tuple[str, int], str] = {}
+        for kind, chosen in self.allocation.devices.items() if self.allocation else ():
+            for each in chosen:
+                devices[kind, each.minor] = each.resources
+                if each.uuid:
+                    ids[kind, each.minor] = each.uuid
+                if each.functions:
+                    buses = frozenset(function.bus for function in each.functions)
+                    functions[kind, each.minor] = buses
+        return Holding(
+            pod_request.uid,
+            pod_request.title,
+            self.offer.claim if self.offer else pod_request.nothing,
+            devices,
+            functions,
+            pod_request.requests,
+            pod_request.priority,
+            ids=ids,
+        )
+
+    def annotations(self) -> dict[str, str]:
+        """The annotations of the pod. Those that an earlier try, or another writer, wrote and that
+        are not allocated now become empty."""
+        found = dict.fromkeys(self.pod_request.stale, "{}")
+        if self.offer is not None:
+            claim = self.offer.claim
+            found |= claim.annotations()
+            if claim.cpus and (text := self._spec()) is not None:
+                found[RESOURCE_SPEC] = text
+        if self.allocation is not None:
+            found[DEVICE_ALLOCATED] = device_allocated(self.allocation)
+        return found
+
+    def _spec(self) -> str | None:
+        """With the bind policy in force; None when it has it already."""
+        for each in self.offer.why.policies if self.offer else ():
+            if each.policy == "cpu bind policy":
+                forced = each.source in (Source.KUBELET, Source.NODE_LABEL)
+                return spec_text(self.pod_request.spec_text, BindPolicy(each.value), forced=forced)
+        return None
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """Something of the node itself, that no pod's end brings; `text` says what."""
+
+    text: str
+
+
+Why = Rejection | Refusal | Misfit | Missing
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """Never without a reason. `unresolvable`: no eviction can help."""
+
+    reasons: tuple[Why, ...]
+    unresolvable: bool = False
+
+    def text(self) -> str:
+        """A message for people: what lacks, how much of it was requested and how much is
+        available."""
+        return "; ".join(map(_said, self.reasons))
+
+    def words(self) -> str:
+        """The same without amounts and NUMA nodes, in which nodes alike may differ."""
+        return "; ".join(map(_words, self.reasons))
+
+
+def refused(*reasons: Why) -> Refused:
+    """With what these reasons say about evictions: one that stays for good is enough."""
+    return Refused(reasons, any(map(_stays, reasons)))
+
+
+_LASTING: Final = UNRESOLVABLE | {
+    Cause.NO_DEVICES,
+    Cause.NO_VIRTUAL_FUNCTIONS,
+    Cause.NO_TOPOLOGY,
+    Cause.NO_PARTITION_TABLE,
+    Cause.PARTITION_SIZE,
+}
+_WORDS: Final = {
+    Reason.ARCHITECTURE: "the architecture has no such policy",
+    Reason.CPU_NOT_INTEGER: "bound CPUs have to be a whole number",
+    Reason.SMT_ALIGNMENT: "CPUs are no multiple of a core's threads",
+    Reason.BIND_POLICY_CONFLICT: "the node has another CPU bind policy",
+    Reason.NUMA_POLICY_CONFLICT: "the node has another NUMA policy",
+    Reason.NO_CPU_TOPOLOGY: "the node does not tell its CPU topology",
+    Reason.NO_NUMA_RESOURCES: "the NUMA nodes do not tell what they have",
+    Reason.AMPLIFIED_CPU: "not enough amplified CPU",
+    Reason.NOT_ENOUGH_CPUS: "not enough free CPUs",
+    Reason.BIND_POLICY_UNMET: "not enough CPUs that suit the bind policy",
+    Reason.NUMA_UNSATISFIED: "the NUMA nodes have not enough",
+    Reason.NUMA_UNALIGNED: "no NUMA nodes that the policy admits",
+    Reason.NUMA_INSUFFICIENT: "the NUMA nodes have not enough",
+    Reason.NUMA_COMPANION: "the devices are not on the NUMA nodes of CPU and memory",
+    Reason.NO_POOL_FITS: "the limit is larger than the shared CPUs",
+    Cause.INSUFFICIENT: "not enough devices are free",
+    Cause.NO_DEVICES: "the node has none",
+    Cause.NO_VIRTUAL_FUNCTIONS: "the node has no virtual functions",
+    Cause.SCOPE: "not enough within the required scope",
+    Cause.NO_TOPOLOGY: "the devices do not say where they sit",
+    Cause.NO_PARTITION_TABLE: "the node has no partition table",
+    Cause.PARTITION_SIZE: "the partition table has no sets of so many",
+    Cause.PARTITION: "no set of the partition table is free",
+    Cause.JOINT: "not under the same switches as the other devices",
+}
+
+
+def _stays(why: Why) -> bool:
+    if isinstance(why, Rejection):
+        return why.reason in _LASTING
+    if isinstance(why, Misfit):
+        return why.unresolvable
+    return isinstance(why, Missing) or why.cause in _LASTING
+
+
+def _said(why: Why) -> str:
+    if isinstance(why, Missing):
+        return why.text
+    if isinstance(why, Misfit):
+        return why.text()
+    if isinstance(why, Refusal):
+        return f"{why.type}: {_WORDS[why.cause]}"
+    words = _words(why)
+    more = [why.detail] if why.detail else []
+    if why.asked is not None:
+        more.append(f"asked {_amount(why.resource, why.asked)}")
+    if why.available is not None:
+        more.append(f"available {_amount(why.resource, why.available)}")
+    if why.nodes:
+        more.append(f"NUMA nodes {','.join(map(str, why.nodes))}")
+    return f"{words} ({', '.join(more)})" if more else words
+
+
+def _words(why: Why) -> str:
+    if isinstance(why, Misfit):
+        return why.words()
+    if not isinstance(why, Rejection):
+        return _said(why)
+    return f"{why.resource}: {_WORDS[why.reason]}" if why.resource else _WORDS[why.reason]
+
+
+def _amount(resource: str, amount: int) -> str:
+    return cpu(amount) if resource == "cpu" else str(amount)
+
+
+REQUIRED = "requiredCPUBindPolicy"
+PREFERRED = "preferredCPUBindPolicy"
+
+
+def spec_text(text: str, policy: BindPolicy, *, forced: bool) -> str | None:
+    """The content of the annotation, with the policy in force in place of a missing or default one,
+    as Koordinator writes it back; None when it has it already. `forced`: by the node. `text`: a
+    readable resource-spec, "" for none."""
+    before: dict[str, Any] = (msgspec.json.decode(text) if text else None) or {}
+    spec = dict(before)
+    missing = not spec.get(REQUIRED)
+    if spec.get(REQUIRED) == BindPolicy.DEFAULT or (forced and missing):
+        spec[REQUIRED] = policy.value
+    if spec.get(PREFERRED) == BindPolicy.DEFAULT or (
+        not spec.get(PREFERRED) and missing and not forced
+    ):
+        spec[PREFERRED] = policy.value
+    return msgspec.json.encode(spec).decode() if spec != before else None

@@ -1,0 +1,171 @@
+"""All that one pod asks of a node, before anything is given."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+import msgspec
+
+from agent.allocate import pod_total
+from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, KubeletWords, ask_of
+from agent.allocate.claims import Claim
+from agent.allocate.devices.allocation import DeviceRequest, device_request
+from agent.allocate.devices.request import RequestError, names
+from agent.allocate.kubelet.demand import unserved
+from agent.allocate.nrt.pod import ZonedPod, foreign, zoned_pod
+from agent.model.annotations import (
+    NUMA_TOPOLOGY_SPEC,
+    RESOURCE_SPEC,
+    RESOURCE_STATUS,
+    AnnotationError,
+)
+from agent.model.apiobjects import ApiPod
+from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
+from agent.model.device_wishes import (
+    DEVICE_ALLOCATE_HINT,
+    DEVICE_JOINT_ALLOCATE,
+    GPU_PARTITION_SPEC,
+)
+from agent.model.policies import BindPolicy, NumaPolicy
+from agent.model.qos import QOS_LABEL, QoS, qos_of
+
+
+class PodRequestError(ValueError):
+    """A request that no node can read; the message names the pod and the field."""
+
+
+class Needs(enum.Flag):
+    """What a pod needs of Topolet; nothing: others' rules alone place it."""
+
+    NOTHING = 0
+    NUMA = enum.auto()
+    """It is one of Koordinator's pods: CPUs and NUMA nodes by its rules, where a node tells."""
+    CPUS = enum.auto()
+    """It can't do without a node that tells of its CPUs and NUMA nodes."""
+    DEVICES = enum.auto()
+
+
+class PodRequest(msgspec.Struct, frozen=True):
+    """`ask`: of CPU, memory and whatever else but devices that NUMA nodes may count; `requests`: of
+    the whole pod, devices too. `zoned`: what a pod that needs nothing of us asks of NUMA nodes, by
+    Kubernetes' own rules. `isolation`: the library that shall enforce parts of a GPU, "" for none.
+    `spec_text`: the pod's resource-spec; `stale`: annotations that it has already, of those that we
+    write. `shape`: equal for two pods that get the same answer on every node. `taken`: what the
+    kubelet takes of NUMA nodes for it; CPUs that it owns are its claim's. `unserved`: why a static
+    kubelet would not give CPUs to every container of a pod that asks for some of its own."""
+
+    ask: Ask
+    requests: dict[str, int] = {}
+    devices: DeviceRequest | None = None
+    zoned: ZonedPod | None = None
+    needs: Needs = Needs.NOTHING
+    priority: int = 0
+    preempts: bool = True
+    isolation: str = ""
+    spec_text: str = ""
+    stale: tuple[str, ...] = ()
+    shape: bytes = b""
+    taken: dict[str, int] = {}
+    unserved: str = ""
+
+    @property
+    def uid(self) -> str:
+        return self.ask.uid
+
+    @property
+    def title(self) -> str:
+        return self.ask.title
+
+    @property
+    def nothing(self) -> Claim:
+        """What it holds of CPUs and NUMA nodes where nothing was given to it."""
+        return Claim(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
+
+
+def request_of(pod: ApiPod) -> PodRequest:
+    """Raises PodRequestError."""
+    try:
+        return _pod_request(pod)
+    except (AnnotationError, RequestError) as error:
+        raise PodRequestError(f"pod {pod.title}: {error}") from None
+
+
+_SPECS: Final = (RESOURCE_SPEC, NUMA_TOPOLOGY_SPEC)
+_DEVICE_NOTES: Final = (DEVICE_ALLOCATE_HINT, DEVICE_JOINT_ALLOCATE, GPU_PARTITION_SPEC)
+_WRITTEN: Final = (RESOURCE_STATUS, DEVICE_ALLOCATED)
+_CLASSES: Final = frozenset(QoS)
+
+
+def _pod_request(pod: ApiPod) -> PodRequest:
+    notes, labels = pod.annotations, pod.labels
+    requests = pod_total.requests(pod)
+    devices = device_request(requests, notes)
+    of_devices = names(requests)
+    qos = qos_of(labels, pod.kube_class)
+    ask = ask_of(
+        pod.uid,
+        pod.title,
+        qos,
+        notes,
+        {name: amount for name, amount in requests.items() if name not in of_devices},
+        priority=pod.priority,
+        priority_class=labels.get(PRIORITY_CLASS_LABEL, ""),
+        cpu_limit_milli=pod_total.cpu_limit_milli(pod),
+    )
+    ours = labels.get(QOS_LABEL) in _CLASSES or any(notes.get(key) for key in _SPECS)
+    isolation = labels.get(GPU_ISOLATION_PROVIDER, "") if devices else ""
+    device_notes = [notes.get(key, "") for key in _DEVICE_NOTES] if devices else []
+    needs = Needs.DEVICES if devices else Needs.NOTHING
+    missing = unserved(pod) if _binds(ask) else ""
+    if ours:
+        needs |= Needs.NUMA
+    if _needs_cpus(ask):
+        needs |= Needs.CPUS
+    if not needs & (Needs.NUMA | Needs.CPUS):
+        words = KubeletWords.NUMA if devices else KubeletWords.NONE
+        ask = msgspec.structs.replace(ask, kubelet=words)
+    zoned = None if Needs.CPUS in needs else zoned_pod(pod)
+    foreigners = {name: amount for name, amount in requests.items() if foreign(name)}
+    taken = foreigners if zoned is None else zoned.whole.taken
+    if needs:
+        zoned = None
+    return PodRequest(
+        ask,
+        requests,
+        devices,
+        zoned,
+        needs,
+        pod.priority or 0,
+        pod.preempts,
+        isolation,
+        notes.get(RESOURCE_SPEC, ""),
+        tuple(key for key in _WRITTEN if notes.get(key)),
+        _shape(ask, ours, requests, isolation, device_notes, _parts(zoned), missing),
+        taken,
+        missing,
+    )
+
+
+def _binds(ask: Ask) -> bool:
+    """Whether the pod asks for CPUs of its own."""
+    policy = ask.spec.required or ask.spec.preferred
+    return ask.owner and policy is not BindPolicy.CONSTRAINED_BURST and "cpu" in ask.requests
+
+
+def _needs_cpus(ask: Ask) -> bool:
+    own = ask.numa.policy not in (None, NumaPolicy.NONE)
+    return bool(_binds(ask) or own or ask.burst_milli)
+
+
+def _parts(zoned: ZonedPod | None) -> object:
+    """The amounts of NUMA nodes, with the names for reasons."""
+    if zoned is None or zoned.indifferent:
+        return None
+    return zoned.guaranteed, [(each.kind, each.name, each.requests) for each in zoned.parts]
+
+
+def _shape(ask: Ask, ours: bool, *rest: object) -> bytes:
+    """As bytes, whose hash is computed once."""
+    key = (ask.qos, ask.owner, ask.burst_milli, ask.spec, ask.numa, ours, *rest)
+    return msgspec.json.encode(key, order="sorted")

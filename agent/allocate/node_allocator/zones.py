@@ -1,0 +1,115 @@
+"""NUMA nodes by the node's report, and the pods assigned since. Kubernetes' rules place pods
+without CPUs or devices of ours (see `allocate.nrt`). The node's agent reports the free amounts some
+time after a pod was assigned: until then its amounts are subtracted. A plain pod may take them from
+any NUMA node, so they are subtracted from each one: the kubelet chooses, by what has ended and in
+the order of arrival. The claim of any other pod names its NUMA nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Mapping
+
+from agent.allocate.claims import Claim
+from agent.allocate.node import NodeFacts
+from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
+from agent.allocate.node_allocator.facts import PlaceRules
+from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.nrt.filter import filter as by_zones
+from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.nrt.node import Assumed, ZonedNode, ZoneFacts, without
+from agent.allocate.nrt.score import score
+
+
+class Zones:
+    """Of one node; None: its report does not count, and every pod passes. For one thread at a
+    time."""
+
+    def __init__(self, word: ZoneFacts | None) -> None:
+        self._word = word
+        self._told = word.told if word else None
+        self._since: dict[str, Assumed] = {}
+        self._left: ZonedNode | None = None
+
+    def with_word(self, word: ZoneFacts | None, untold: Container[str]) -> Zones:
+        """A new word, which counts all pods but those (uids) of `untold`."""
+        other = Zones(word)
+        if word is not None:
+            other._since = {uid: each for uid, each in self._since.items() if uid in untold}
+        return other
+
+    def hear(
+        self, word: ZoneFacts | None, left: ZonedNode | None, untold: Container[str] = ()
+    ) -> None:
+        """`left`: the free amounts beside all pods but those of `untold`; None: unknown."""
+        self._word, self._told, self._left = word, left, None
+        self._since = {uid: each for uid, each in self._since.items() if uid in untold}
+
+    def without(self, uids: Collection[str]) -> Zones:
+        """A copy. Pods that the node counts already stay in its word."""
+        other = Zones(self._word)
+        other._told = self._told
+        other._since = {uid: each for uid, each in self._since.items() if uid not in uids}
+        return other
+
+    def offer(self, pod_request: PodRequest, rules: PlaceRules) -> Granted | Refused:
+        """For a pod without CPUs or devices of ours. A request for NUMA nodes may have no amount:
+        then only the reported resources matter, not the free amounts."""
+        pod, word = pod_request.zoned, self._word
+        if pod is None:
+            return Granted(pod_request)
+        left = None
+        if word is not None:
+            left = self._beside(pod_request.uid) if pod.whole.taken else word.told
+            fit = by_zones(left or word.empty, pod)
+            if isinstance(fit, Misfit):
+                lasting = left is None or isinstance(by_zones(word.empty, pod), Misfit)
+                return Refused((fit,), lasting)
+            if left is None and word.declines:
+                return refused(Missing(_FOREIGN))
+        return Granted(pod_request, score=score(left, pod, rules.zones.type, rules.zones.weights))
+
+    def place(self, granted: Granted, cpus: NodeFacts | None) -> None:
+        """Adds a pod. `cpus`: their NUMA nodes."""
+        if self._word is None:
+            return
+        pod_request, claim = granted.pod_request, granted.offer.claim if granted.offer else None
+        if assumed := assumed_of(claim, pod_request.taken, cpus):
+            self._since[pod_request.uid] = assumed
+        self._left = None
+
+    def leave(self, uid: str) -> None:
+        """Subtracts a pod no more, unless the node reports it."""
+        if self._since.pop(uid, None) is not None:
+            self._left = None
+
+    def _beside(self, uid: str) -> ZonedNode | None:
+        """The free amounts beside all pods but this one; None: unknown."""
+        told = self._told
+        if told is None or not self._since:
+            return told
+        if uid in self._since:
+            return without(told, [each for key, each in self._since.items() if key != uid])
+        if self._left is None:
+            self._left = without(told, self._since.values())
+        return self._left
+
+
+def assumed_of(
+    claim: Claim | None, taken: Mapping[str, int], cpus: NodeFacts | None
+) -> Assumed | None:
+    """Its own CPUs and amounts by its claim; a share of a pool takes no CPU. `taken`: what the
+    kubelet takes for the pod, from any NUMA node when the claim names none."""
+    if claim is None or not (claim.cpus or claim.amounts):
+        return Assumed(anywhere=taken) if taken else None
+    zones: dict[int, dict[str, int]] = {}
+    for area in cpus.layout.nodes if cpus and cpus.layout else ():
+        if own := (area.cpus & claim.cpus.mask).bit_count():
+            zones[area.id] = {"cpu": 1000 * own}
+    for node, amounts in claim.amounts.items():
+        there = {name: amount for name, amount in amounts.items() if name != "cpu"}
+        zones[node] = {**zones.get(node, {}), **there}
+    named = {name for amounts in zones.values() for name in amounts}
+    anywhere = {name: amount for name, amount in taken.items() if name not in named}
+    return Assumed(zones, anywhere)
+
+
+_FOREIGN = "what is left of its NUMA nodes is told beside other pods than those known here"

@@ -1,0 +1,177 @@
+"""The values of a node-local decision: the rules of the node, the containers that request CPUs of
+their own, who owns what during the decision, and its result."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from agent.allocate.kubelet.demand import Refused
+from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.layout import Layout
+from agent.model.cpuset import EMPTY, CpuSet
+
+
+class LocalPolicy(enum.StrEnum):
+    """`none`: no container owns CPUs; `static`: owners keep their CPUs; `dynamic`: better CPUs may
+    replace them."""
+
+    NONE = "none"
+    STATIC = "static"
+    DYNAMIC = "dynamic"
+
+
+class LocalRules(msgspec.Struct, frozen=True):
+    """What is fixed between two loads of the settings.
+
+    `options`: for the caller to check (`agent.allocate.kubelet.options.check`). `reserved`: CPUs
+    that no container gets as its own; they are shared unless `options.strict_cpu_reservation`.
+    `max_moves`: how many containers a dynamic decision moves to better CPUs, at most.
+    """
+
+    policy: LocalPolicy
+    layout: Layout
+    options: StaticOptions = StaticOptions()
+    reserved: CpuSet = EMPTY
+    max_moves: int = 1
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A container of a Guaranteed pod that requests a whole number of CPUs, at least one.
+    `created_at` orders the claims, the older first. `held`: the CPUs of its cgroup, or those that
+    it will start with; None: none yet. `owned`: its CPUs by the last decision, empty when it got
+    none; None without a last decision, as after a restart. `original`: the `Answer.original` of
+    that decision. `ended`: it does not run (or not yet again) and its pod exists; a container
+    without its pod is not a claim."""
+
+    uid: str
+    name: str
+    created_at: int
+    cpus: int
+    held: CpuSet | None = None
+    owned: CpuSet | None = None
+    original: CpuSet = EMPTY
+    ended: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What answers are found by."""
+        return self.uid, self.name
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """All other containers of the node. `unavailable`: CPUs that are neither owned by these claims
+    nor shared: of scheduler-chosen pods, isolated, reserved by the node. `users`: containers
+    without a claim run on the shared CPUs, so some CPUs stay shared. `held`: all CPUs in the
+    cgroups of such containers."""
+
+    unavailable: CpuSet = EMPTY
+    users: bool = True
+    held: CpuSet = EMPTY
+
+
+class Book:
+    """Masks. `assignable` CPUs may be owned; `shared` are all that are owned or shared. CPUs of
+    ended containers stay with their pod. `withheld`: CPUs that a container still runs on and is
+    about to leave: nobody gets them before."""
+
+    def __init__(self, assignable: int, shared: int) -> None:
+        self.withheld = 0
+        self.assignable = assignable
+        self._shared = shared
+        self._own: dict[tuple[str, str], int] = {}
+        self._live = 0
+        self._live_by_pod: dict[str, int] = {}
+        self._ended = 0
+        self._ended_by_pod: dict[str, int] = {}
+
+    def own(self, claim: Claim) -> int:
+        """What it owns, 0 for nothing."""
+        return self._own.get(claim.key, 0)
+
+    def give(self, claim: Claim, cpus: int) -> None:
+        """The claim owns these CPUs and no others from now on."""
+        before = self._own.get(claim.key, 0)
+        self._own[claim.key] = cpus
+        uid = claim.uid
+        if claim.ended:
+            self._ended |= cpus
+            self._ended_by_pod[uid] = self._ended_by_pod.get(uid, 0) | cpus
+        else:
+            self._live = self._live & ~before | cpus
+            self._live_by_pod[uid] = self._live_by_pod.get(uid, 0) & ~before | cpus
+
+    def untaken(self, claim: Claim) -> int:
+        """The CPUs without those of containers that may not share CPUs with the claim's
+        container."""
+        live = self._live & ~self._live_by_pod.get(claim.uid, 0) if claim.ended else self._live
+        return self.assignable & ~live & ~self.ended_of_others(claim.uid)
+
+    def free(self, claim: Claim) -> int:
+        """The CPUs that the claim may get in addition to its own."""
+        taken = self._live | self.ended_of_others(claim.uid) | self.withheld
+        return self.assignable & ~taken
+
+    def reusable(self, claim: Claim) -> int:
+        """Those of ended containers of its pod."""
+        return self.free(claim) & self._ended_by_pod.get(claim.uid, 0)
+
+    @property
+    def pool(self) -> int:
+        """What is shared."""
+        return self._shared & ~(self._live | self._ended)
+
+    def empties(self, *changes: tuple[Claim, int]) -> bool:
+        """Whether the last shared CPUs would go if these claims owned these CPUs instead."""
+        live = self._live
+        for claim, _ in changes:
+            live &= ~self.own(claim)
+        for _, cpus in changes:
+            live |= cpus
+        return bool(self.pool) and not self._shared & ~(live | self._ended)
+
+    def ended_of_others(self, uid: str) -> int:
+        """What ended containers of other pods keep for those pods."""
+        return self._ended & ~self._ended_by_pod.get(uid, 0)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """`cpus`: the container's own, empty when it shares; those of an ended container stay with its
+    pod, whose other containers may get them too. `original`: those of `cpus` that it had before its
+    resize. `refused`: why it has no CPUs, or too few (None: it has them, or it ended)."""
+
+    cpus: CpuSet = EMPTY
+    original: CpuSet = EMPTY
+    refused: Refused | None = None
+
+
+class MoveReason(enum.StrEnum):
+    """Why the CPUs of a container change."""
+
+    SHRINK = "it wants fewer CPUs"
+    WIDEN = "it wants more CPUs"
+    REPLACE = "some of its CPUs are not available any more"
+    DEFRAGMENT = "better CPUs are free"
+    MAKE_ROOM = "another container needs its CPUs more"
+
+
+class Move(msgspec.Struct, frozen=True):
+    """An owner's CPUs change. No CPU of `target` is another owner's in `source`, so moves may be
+    made in any order, at the same time as the answers to new containers."""
+
+    uid: str
+    name: str
+    source: CpuSet
+    target: CpuSet
+    reason: MoveReason
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """`answers`: one for each claim, by pod uid and container name (none under policy `none`).
+    `pool`: the shared CPUs. `again`: after this decision is applied, another one may be better."""
+
+    answers: dict[tuple[str, str], Answer]
+    pool: CpuSet
+    moves: tuple[Move, ...] = ()
+    again: bool = False

@@ -1,0 +1,129 @@
+"""The free resources of a node's NUMA nodes, as its NodeResourceTopology reports them, without the
+pods that were assigned since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.allocate.nrt.freshness import Method, method_of
+from agent.allocate.numa.scope import Scope
+from agent.model.nodetopology import NodeTopology
+from agent.model.policies import NumaPolicy, kubelet_numa_policy
+
+MAX_NUMA_NODES: Final = 8
+"""For how many the kubelet's topology manager works where nothing else is told."""
+FAR: Final = 255
+"""The distance of NUMA nodes for which none is told."""
+
+DECLINING: Final = (NumaPolicy.SINGLE_NUMA_NODE, NumaPolicy.RESTRICTED)
+"""The policies that keep any pod away."""
+
+_ON_EVERY_NODE: Final = frozenset(("cpu", "memory", "ephemeral-storage", "pods"))
+
+
+class ZonedNode(msgspec.Struct, frozen=True):
+    """`zones`: ids of its NUMA nodes, ascending, with any gaps; `available`: the free amounts, by
+    resource and NUMA node, of those that report the resource (`cpu` in milli-CPU, the rest in
+    units), and `together`; `distances` between all pairs, in the order of `zones`; `resources`:
+    those of the whole node, by name."""
+
+    policy: NumaPolicy
+    scope: Scope
+    max_numa_nodes: int
+    zones: tuple[int, ...]
+    available: dict[str, dict[int, int]]
+    together: dict[str, int]
+    distances: tuple[tuple[int, ...], ...]
+    resources: frozenset[str]
+
+
+class ZoneFacts(msgspec.Struct, frozen=True):
+    """A node's report of its NUMA nodes. `told`: unchanged; `empty`: without any pod;
+    `fingerprint`: of the pods that it counts, None when it has none, and the `method` that selects
+    these pods."""
+
+    told: ZonedNode
+    empty: ZonedNode
+    fingerprint: str | None = None
+    method: Method = Method.ALL
+
+    @property
+    def declines(self) -> bool:
+        """Whether any pod is kept away for it."""
+        return self.told.policy in DECLINING
+
+
+def zone_facts(topology: NodeTopology, allocatable: Iterable[str]) -> ZoneFacts:
+    """`allocatable`: the Node's, of which only the names matter."""
+    names = tuple(allocatable)
+    return ZoneFacts(
+        zoned_node(topology, names),
+        zoned_node(topology, names, empty=True),
+        topology.fingerprint,
+        method_of(topology),
+    )
+
+
+def zoned_node(
+    topology: NodeTopology, allocatable: Iterable[str], *, empty: bool = False
+) -> ZonedNode:
+    """`allocatable`: the Node's, of which only the names matter. `empty`: without any pod; what
+    does not fit then, no eviction helps."""
+    zones = sorted(topology.zones, key=lambda zone: zone.node)
+    ids = tuple(zone.node for zone in zones)
+    available: dict[str, dict[int, int]] = {}
+    for zone in zones:
+        for resource, amounts in zone.resources.items():
+            left = amounts.allocatable if empty else amounts.available
+            available.setdefault(resource, {})[zone.node] = left
+    return ZonedNode(
+        kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
+        Scope(topology.scope),
+        topology.max_numa_nodes or MAX_NUMA_NODES,
+        ids,
+        available,
+        {resource: sum(there.values()) for resource, there in available.items()},
+        tuple(tuple(zone.costs.get(other, FAR) for other in ids) for zone in zones),
+        _ON_EVERY_NODE.union(allocatable),
+    )
+
+
+Key = TypeVar("Key", int, str)
+
+
+class Assumed(msgspec.Struct, frozen=True):
+    """What one pod takes, by NUMA node and resource; and what it takes of NUMA nodes that the
+    kubelet chooses, so that it may be any of them (`anywhere`, by resource)."""
+
+    zones: Mapping[int, Mapping[str, int]] = {}
+    anywhere: Mapping[str, int] = {}
+
+
+def without(node: ZonedNode, pods: Iterable[Assumed]) -> ZonedNode:
+    """The least that these pods leave: an amount that may come from any NUMA node is subtracted
+    from each one, though only once from all together. Never below 0; resources that the zones do
+    not report are ignored."""
+    zones: dict[str, dict[int, int]] = {}
+    total = dict(node.together)
+    for pod in pods:
+        for zone, amounts in pod.zones.items():
+            for resource, amount in amounts.items():
+                there = node.available.get(resource, {})
+                if zone in there:
+                    _take(zones.setdefault(resource, dict(there)), (zone,), amount)
+                    _take(total, (resource,), amount)
+        for resource, amount in pod.anywhere.items():
+            there = node.available.get(resource, {})
+            if there:
+                _take(zones.setdefault(resource, dict(there)), node.zones, amount)
+                _take(total, (resource,), amount)
+    return msgspec.structs.replace(node, available={**node.available, **zones}, together=total)
+
+
+def _take(amounts: dict[Key, int], keys: Iterable[Key], amount: int) -> None:
+    for key in keys:
+        if key in amounts:
+            amounts[key] = max(0, amounts[key] - amount)

@@ -1,0 +1,153 @@
+"""What a pod asks of NUMA nodes: container by container, and as a whole."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Container, Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.pod_total import InitRequests, pod_total
+from agent.model.apiobjects import ApiPod
+from agent.model.qos import KubeClass
+
+_HUGEPAGES: Final = "hugepages-"
+_COMPUTE: Final = ("cpu", "memory")
+_STORAGE: Final = ("ephemeral-storage", "storage")
+
+
+class Kind(enum.StrEnum):
+    """What of a pod is put on one NUMA node, in the words of the plugin's reasons."""
+
+    POD = "pod"
+    CONTAINER = "container"
+    INIT = "init container"
+    SIDECAR = "sidecar container"
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """More than 0 of a resource. `held`: a NUMA node must have that much free, otherwise it must
+    only report it: CPUs and memory of pods that are not Guaranteed come from no particular one.
+    `of_machine`: it may come from outside all NUMA nodes, if they do not report it."""
+
+    resource: str
+    amount: int
+    held: bool
+    of_machine: bool
+
+
+class Part(msgspec.Struct, frozen=True):
+    """`requests` as written; `cpu` in milli-CPU, the rest in units. `name` of the container."""
+
+    kind: Kind
+    name: str
+    requests: dict[str, int]
+    asked: tuple[Asked, ...]
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """What is gone from the NUMA node that it is put on."""
+        return {each.resource: each.amount for each in self.asked if each.held}
+
+
+class ZonedPod(msgspec.Struct, frozen=True):
+    """`parts`: init containers, then the others, in their order; `whole`: all together, as the API
+    server counts, with the overhead, and what the pod itself requests instead of the containers'
+    sum. `indifferent`: it asks for nothing of a NUMA node."""
+
+    kube_class: KubeClass
+    parts: tuple[Part, ...]
+    whole: Part
+    indifferent: bool
+
+    @property
+    def guaranteed(self) -> bool:
+        return self.kube_class == "guaranteed"
+
+
+def zoned_pod(pod: ApiPod) -> ZonedPod:
+    kube_class = pod.kube_class or kube_class_of(pod)
+    guaranteed = kube_class == "guaranteed"
+    parts = (
+        *(
+            _part(Kind.SIDECAR if each.sidecar else Kind.INIT, each.name, each.requests, guaranteed)
+            for each in pod.init_containers
+        ),
+        *(_part(Kind.CONTAINER, each.name, each.requests, guaranteed) for each in pod.containers),
+    )
+    total = pod_total(
+        (each.requests for each in pod.containers),
+        (InitRequests(each.requests, each.sidecar) for each in pod.init_containers),
+        pod.requests,
+        pod.overhead,
+    )
+    whole = _part(Kind.POD, "", total, guaranteed)
+    indifferent = kube_class == "besteffort" and not any(map(foreign, total))
+    return ZonedPod(kube_class, parts, whole, indifferent)
+
+
+def kube_class_of(pod: ApiPod) -> KubeClass:
+    """The API server's `status.qosClass`: by CPU and memory of the pod as a whole when it has any,
+    otherwise of all its containers."""
+    written = [(each.requests, each.limits) for each in (*pod.init_containers, *pod.containers)]
+    if pod.requests or pod.limits:
+        written = [(pod.requests, pod.limits)]
+    sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    limited = True
+    for both in written:
+        for amounts, total in zip(both, sums, strict=True):
+            for name in _COMPUTE:
+                if amounts.get(name):
+                    total[name] = total.get(name, 0) + amounts[name]
+        limited = limited and all(both[1].get(name) for name in _COMPUTE)
+    requests, limits = sums
+    if not requests and not limits:
+        return "besteffort"
+    return "guaranteed" if limited and requests == limits else "burstable"
+
+
+def foreign(resource: str) -> bool:
+    """Whether it is none of Kubernetes' own: a device, most of the time."""
+    return "/" in resource and "kubernetes.io/" not in resource
+
+
+def exclusive(pod: ZonedPod, told: Container[str]) -> bool:
+    """Whether it holds a resource that no other pod can use, so that zones change with it: whole
+    CPUs, memory or huge pages of a Guaranteed pod, or a device that zones report (`told`). Init
+    containers release theirs before the pod runs. (See scheduler-plugins:
+    pkg/noderesourcetopology/resourcerequests/exclusive.go, AreExclusiveForPod.)"""
+    return any(
+        each.resource in told
+        if foreign(each.resource)
+        else pod.guaranteed and _own(each.resource, each.amount)
+        for part in pod.parts
+        if part.kind is not Kind.INIT
+        for each in part.asked
+    )
+
+
+def of_compute(resource: str) -> bool:
+    """CPUs, memory or huge pages."""
+    return resource in _COMPUTE or resource.startswith(_HUGEPAGES)
+
+
+def _own(resource: str, amount: int) -> bool:
+    return amount % 1000 == 0 if resource == "cpu" else of_compute(resource)
+
+
+def _part(kind: Kind, name: str, requests: dict[str, int], guaranteed: bool) -> Part:
+    return Part(kind, name, requests, _asked(requests, guaranteed))
+
+
+def _asked(requests: Mapping[str, int], guaranteed: bool) -> tuple[Asked, ...]:
+    return tuple(
+        Asked(
+            resource,
+            amount,
+            guaranteed or not of_compute(resource),
+            foreign(resource) or resource in _STORAGE,
+        )
+        for resource, amount in requests.items()
+        if amount
+    )

@@ -1,0 +1,280 @@
+"""Which policy is in force for a pod on a node, and who said so.
+
+NUMA policy: the kubelet's where it is not None (it rejects what breaks its policy), else the node's
+label, else the configured one (numa-topology-scheduling proposal); `label_first` is Koordinator's
+order. A pod's own policy speaks where the node has none, and conflicts where the node has another.
+Bind policy: what the node forces on every pod (the kubelet's full-pcpus-only, else the label), else
+what the pod requires or prefers where it owns CPUs (Koordinator: getCPUBindPolicy in
+pkg/scheduler/plugins/nodenumaresource/util.go). NUMA strategy: the node's label, else the kubelet's
+distribute-cpus-across-numa, else the configured one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Final, TypeVar
+
+import msgspec
+
+from agent.allocate.ask import Ask, KubeletWords
+from agent.allocate.reasons import Reason, Rejection
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaStrategy,
+    kubelet_numa_policy,
+)
+from agent.model.qos import QoS
+from agent.model.resource_spec import NumaSpec, ResourceSpec
+
+BIND_LABEL = "node.koordinator.sh/cpu-bind-policy"
+STRATEGY_LABEL = "node.koordinator.sh/numa-allocate-strategy"
+NUMA_LABEL = "node.koordinator.sh/numa-topology-policy"
+NUMA_LABEL_OF_PROPOSAL = "node.koordinator.sh/numa-topology-alignment-policy"
+ARCHITECTURE_LABEL = "kubernetes.io/arch"
+
+
+class Source(enum.StrEnum):
+    """Who set a policy."""
+
+    POD = "pod"
+    NODE_LABEL = "node label"
+    KUBELET = "kubelet"
+    DEFAULT = "default"
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What holds where neither pod nor node says anything, and who is heard first.
+
+    `owners_on_reserved`: LSE and LSR pods may own CPUs that the kubelet reserves. `prefer_l3`: of
+    CPUs that are as good, those that share an L3. `packed`: amounts fill one NUMA node after the
+    other instead of being split evenly. `scoring` and `weights` (by resource): how sets of NUMA
+    nodes are compared for a pod; where nothing is said, by `strategy`, CPU and memory alike.
+    """
+
+    numa_policy: NumaPolicy
+    strategy: NumaStrategy
+    bind: BindPolicy = BindPolicy.FULL_PCPUS
+    label_first: bool = False
+    owners_on_reserved: bool = False
+    prefer_l3: bool = False
+    packed: bool = False
+    scoring: NumaStrategy | None = None
+    weights: dict[str, int] = {}
+
+
+PROFILES: Final[Mapping[str, Profile]] = {
+    "koordinator": Profile(NumaPolicy.NONE, NumaStrategy.LEAST_ALLOCATED),
+    "proposal": Profile(NumaPolicy.BEST_EFFORT, NumaStrategy.MOST_ALLOCATED),
+}
+"""The defaults of Koordinator's code, and those of the proposals."""
+
+
+class NodePolicies(msgspec.Struct, frozen=True):
+    """What labels and kubelet say; None: nothing. `arm`: the architecture, not the lack of SMT."""
+
+    numa_label: NumaPolicy | None = None
+    numa_kubelet: NumaPolicy | None = None
+    bind_label: BindPolicy | None = None
+    strategy_label: NumaStrategy | None = None
+    full_pcpus_only: bool = False
+    distribute_across_numa: bool = False
+    arm: bool = False
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """One policy in force: which (`numa policy`, `cpu bind policy`, ...), its value, whose word."""
+
+    policy: str
+    value: str
+    source: Source
+
+
+class Bind(msgspec.Struct, frozen=True):
+    """CPUs are bound to the pod; `required`: they must lie as the policy says."""
+
+    policy: BindPolicy
+    required: bool
+
+
+def node_policies(
+    labels: Mapping[str, str],
+    topology_policy: str = "",
+    static_options: Mapping[str, str] | None = None,
+) -> tuple[NodePolicies, tuple[str, ...]]:
+    """Of a node's labels, the kubelet's topology manager policy and the options of its static CPU
+    manager policy (None under another policy); and a complaint for every word that means nothing
+    and is passed over."""
+    faults: list[str] = []
+    kubelet = kubelet_numa_policy(topology_policy)
+    if topology_policy and kubelet is None:
+        faults.append(f"topology manager policy {topology_policy[:60]!r} is not known")
+    options = static_options or {}
+    policies = NodePolicies(
+        numa_label=_labelled(labels, _NUMA_WORDS, faults, NUMA_LABEL, NUMA_LABEL_OF_PROPOSAL),
+        numa_kubelet=kubelet,
+        bind_label=_labelled(labels, _BIND_WORDS, faults, BIND_LABEL),
+        strategy_label=_labelled(labels, _STRATEGY_WORDS, faults, STRATEGY_LABEL),
+        full_pcpus_only=options.get("full-pcpus-only") == "true",
+        distribute_across_numa=options.get("distribute-cpus-across-numa") == "true",
+        arm=labels.get(ARCHITECTURE_LABEL, "").startswith("arm"),
+    )
+    return policies, tuple(faults)
+
+
+def numa_policy(
+    spec: NumaSpec, node: NodePolicies, profile: Profile
+) -> tuple[NumaPolicy, Source] | Rejection:
+    """Rejects a pod whose own policy is another than the node's."""
+    kubelet = node.numa_kubelet if node.numa_kubelet is not NumaPolicy.NONE else None
+    said = [(kubelet, Source.KUBELET), (node.numa_label, Source.NODE_LABEL)]
+    if profile.label_first:
+        said.reverse()
+    policy, source = next((each for each in said if each[0]), (None, Source.DEFAULT))
+    own = spec.policy if spec.policy is not NumaPolicy.NONE else None
+    if own is None:
+        return policy or profile.numa_policy, source
+    if policy in (None, NumaPolicy.NONE):
+        return own, Source.POD
+    if own is not policy:
+        return Rejection(Reason.NUMA_POLICY_CONFLICT, detail=f"pod: {own}, {source}: {policy}")
+    return own, source
+
+
+def numa_exclusive(spec: NumaSpec) -> NumaExclusive | None:
+    """A pod that brings its own policy keeps NUMA nodes exclusive unless it says otherwise."""
+    if spec.exclusive is None and spec.policy not in (None, NumaPolicy.NONE):
+        return NumaExclusive.REQUIRED
+    return spec.exclusive
+
+
+def bind(
+    spec: ResourceSpec, qos: QoS, node: NodePolicies, profile: Profile, *, owner: bool
+) -> tuple[Bind | None, Source] | Rejection:
+    """None: no CPUs are bound. `owner`: the pod's class and priority let it own CPUs.
+
+    A node's policy binds every pod that asks for CPU, save BE pods: they run on what is left. On
+    ARM FullPCPUs is the default, whatever is configured (fine-grained CPU orchestration proposal).
+    """
+    asked = spec.required or spec.preferred
+    source = Source.DEFAULT if asked is BindPolicy.DEFAULT else Source.POD
+    configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
+    wish = configured if asked is BindPolicy.DEFAULT else asked
+    owns = owner and wish in _BINDING
+    forced = BindPolicy.FULL_PCPUS if node.full_pcpus_only else node.bind_label
+    if forced and qos is not QoS.BE:
+        said_by = Source.KUBELET if node.full_pcpus_only else Source.NODE_LABEL
+        if owns and spec.required and wish is not forced:
+            detail = f"pod: {wish}, {said_by}: {forced}"
+            return Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
+        return Bind(forced, required=True), said_by
+    return (Bind(wish, required=spec.required is not None) if owns else None), source
+
+
+def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[NumaStrategy, Source]:
+    """Which NUMA node first."""
+    if node.strategy_label:
+        return node.strategy_label, Source.NODE_LABEL
+    if node.distribute_across_numa:
+        return NumaStrategy.DISTRIBUTE_EVENLY, Source.KUBELET
+    return profile.strategy, Source.DEFAULT
+
+
+def architecture(
+    spec: ResourceSpec, node: NodePolicies, bound: Bind | None = None
+) -> Rejection | None:
+    """On ARM only FullPCPUs and NUMANodeLevel exist (fine-grained CPU orchestration proposal).
+    `bound`: what is in force for the pod, as the node's label may say it."""
+    if not node.arm:
+        return None
+    for policy in (spec.required, spec.preferred, bound and bound.policy):
+        if policy is BindPolicy.SPREAD_BY_PCPUS:
+            return Rejection(Reason.ARCHITECTURE, detail=f"bind policy {policy}")
+    if spec.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        return Rejection(Reason.ARCHITECTURE, detail=f"exclusive policy {spec.exclusive}")
+    return None
+
+
+_Word = TypeVar("_Word")
+_BINDING: Final = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
+_NUMA_WORDS: Final = {str(each): each for each in NumaPolicy}
+_STRATEGY_WORDS: Final = {str(each): each for each in NumaStrategy}
+_BIND_WORDS: Final = {
+    "None": None,
+    "FullPCPUsOnly": BindPolicy.FULL_PCPUS,
+    "SpreadByPCPUs": BindPolicy.SPREAD_BY_PCPUS,
+}
+
+
+def _labelled(
+    labels: Mapping[str, str], words: Mapping[str, _Word], faults: list[str], *keys: str
+) -> _Word | None:
+    for key in keys:
+        if value := labels.get(key):
+            if value in words:
+                return words[value]
+            faults.append(f"label {key}: {value[:60]!r} is none of {', '.join(words)}")
+    return None
+
+
+class InForce(msgspec.Struct, frozen=True):
+    """`bind` None: the pod shares CPUs. `chosen`: the same policies for people, with their
+    sources."""
+
+    bind: Bind | None
+    exclusive: ExclusivePolicy
+    numa: NumaPolicy
+    numa_exclusive: NumaExclusive | None
+    strategy: NumaStrategy
+    chosen: tuple[Chosen, ...]
+
+
+def in_force(of_node: NodePolicies, profile: Profile, ask: Ask) -> InForce | Rejection:
+    """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
+    policies = _without_kubelet(of_node, ask.kubelet)
+    numa = numa_policy(ask.numa, policies, profile)
+    if isinstance(numa, Rejection):
+        return numa
+    of_bind = bind(ask.spec, ask.qos, policies, profile, owner=ask.owner)
+    asks_cpu = bool(ask.requests.get("cpu"))
+    if isinstance(of_bind, Rejection):
+        if asks_cpu:
+            return of_bind
+        of_bind = None, Source.DEFAULT
+    bound = of_bind[0] if asks_cpu else None
+    if rejection := architecture(ask.spec, policies, bound):
+        return rejection
+    exclusive = numa_exclusive(ask.numa)
+    strategy = numa_strategy(policies, profile)
+    chosen = [Chosen("numa policy", *numa), Chosen("numa strategy", *strategy)]
+    if exclusive and numa[0] is not NumaPolicy.NONE:
+        chosen.append(Chosen("numa exclusive policy", exclusive, Source.POD))
+    if bound:
+        chosen.append(Chosen("cpu bind policy", bound.policy, of_bind[1]))
+    elif ask.burst_milli:
+        chosen.append(Chosen("cpu bind policy", BindPolicy.CONSTRAINED_BURST, of_bind[1]))
+    if bound and ask.spec.exclusive is not ExclusivePolicy.NONE:
+        chosen.append(Chosen("cpu exclusive policy", ask.spec.exclusive, Source.POD))
+    return InForce(
+        bound,
+        ask.spec.exclusive,
+        numa[0],
+        exclusive,
+        strategy[0],
+        tuple(chosen),
+    )
+
+
+def _without_kubelet(policies: NodePolicies, words: KubeletWords) -> NodePolicies:
+    match words:
+        case KubeletWords.ALL:
+            return policies
+        case KubeletWords.NUMA:
+            return msgspec.structs.replace(policies, full_pcpus_only=False)
+        case KubeletWords.NONE:
+            return msgspec.structs.replace(
+                policies, full_pcpus_only=False, numa_kubelet=None, distribute_across_numa=False
+            )

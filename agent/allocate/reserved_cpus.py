@@ -1,0 +1,138 @@
+"""CPUs that are not in the shared pools: those that the kubelet and drivers of resource claims gave
+to pods, and those that the kubelet and the Node object reserve, by name or by an amount. An amount
+takes whole CPUs, those that the kubelet would take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate.kubelet.packed import NotEnoughCpusError, take_packed
+from agent.allocate.layout import Layout
+from agent.allocate.shares import shares_by_label
+from agent.model.annotations import AnnotationError
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.node_annotations import RESERVATION, NodeReservation
+from agent.model.pods import Pod
+from agent.model.qos import QoS
+from agent.model.snapshot import Owner
+from agent.model.topology import Topology
+
+
+class KubeletCpus(msgspec.Struct, frozen=True):
+    """What a kubelet with the static policy gave away, by pod uid. `containers`: the CPUs of each
+    container that it gave some, where they are known; without, nobody knows which containers of a
+    pod have its CPUs.
+    `claimed`: by pod uid and container, what drivers of claims gave, whatever the kubelet's
+    policy."""
+
+    static: bool = False
+    by_uid: dict[str, CpuSet] = {}
+    containers: dict[str, dict[str, CpuSet]] = {}
+    claimed: Mapping[str, Mapping[str, CpuSet]] = {}
+
+
+class PoolRules(msgspec.Struct, frozen=True):
+    """What is done with CPUs that are set aside.
+
+    `reserved`: by the kubelet; they are shared all the same. `owners_on_reserved`: LSE and LSR pods
+    may own them. `be_on_reserved`: BE pods run on them alone while what BE pods request fits there
+    (fine-grained CPU orchestration proposal). `node_reserved`: the node's own, for no pod.
+    `system`: the CPUs of SYSTEM pods, for these alone if `system_exclusive`. `bind_memory`: pods
+    that own CPUs or are bound to NUMA nodes get the memory of the nodes that they run on, except
+    Guaranteed pods whose memory the kubelet binds (`kubelet_memory`). `cpu_normalization_ratio`:
+    see batch_limits.
+    """
+
+    reserved: CpuSet = EMPTY
+    owners_on_reserved: bool = False
+    be_on_reserved: bool = False
+    node_reserved: CpuSet = EMPTY
+    system: CpuSet = EMPTY
+    system_exclusive: bool = True
+    bind_memory: bool = False
+    kubelet_memory: bool = False
+    cpu_normalization_ratio: float = 1.0
+
+    @property
+    def kept(self) -> CpuSet:
+        """CPUs that are in no shared pool."""
+        return self.node_reserved | self.system if self.system_exclusive else self.node_reserved
+
+
+DEFAULT_RULES: Final = PoolRules()
+
+
+def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+    """By pod uid, also of pods that are gone: the CPUs that a static kubelet's checkpoint gives
+    away, whatever a pod claims."""
+    if not kubelet.static:
+        return {}
+    sharing = {pod.uid for pod in pods if shares_by_label(pod)}
+    return {uid: cpus for uid, cpus in kubelet.by_uid.items() if cpus and uid not in sharing}
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What a kubelet gave away: `owners` are pods that are there, sorted by uid; `all` also has
+    what is still in its file of pods that are gone; `with_be`: CPUs of LSR pods, which BE pods
+    share; `named`: also those of pods that share by their label, which are in the pools and
+    nobody's own. `static`: whether it gives any at all."""
+
+    static: bool
+    owners: tuple[Owner, ...]
+    all: CpuSet
+    with_be: CpuSet
+    named: CpuSet
+
+
+def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> Given:
+    """Nobody else is on these CPUs, as if their pods were LSE, but for those that are LSR. The
+    kubelet gives each CPU once; where its file says one twice, the older pod has it."""
+    owned = kubelet_owned(pods, kubelet)
+    owners = []
+    taken = EMPTY
+    for pod in sorted(pods, key=lambda pod: (pod.created_at, pod.uid)):
+        if mine := owned.get(pod.uid, EMPTY) - taken:
+            taken |= mine
+            of_class = QoS.LSR if pod.qos is QoS.LSR else QoS.LSE
+            online, offline = str(mine & topology.online), str(mine & topology.offline)
+            owners.append(Owner(pod.uid, pod.title, of_class, online, offline, kubelet=True))
+    owners.sort(key=lambda owner: owner.uid)
+    return Given(
+        kubelet.static,
+        tuple(owners),
+        union(owned.values()),
+        union(owner.claimed for owner in owners if owner.qos is QoS.LSR),
+        union(kubelet.by_uid.values()) if kubelet.static else EMPTY,
+    )
+
+
+def given_away(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuSet]:
+    """By pod uid, what kubelet and drivers of claims gave: schedulers must not give it again."""
+    found = kubelet_owned(pods, kubelet)
+    for uid, of_pod in kubelet.claimed.items():
+        found[uid] = union(of_pod.values()) | found.get(uid, EMPTY)
+    return found
+
+
+def some_share(pod: Pod, kubelet: KubeletCpus) -> bool:
+    """Whether the kubelet left a container of the pod on the pool that all share."""
+    given = kubelet.containers.get(pod.uid, {})
+    return bool(given) and any(each.name not in given for each in pod.containers)
+
+
+def cpus_for(layout: Layout, cpu_milli: int) -> CpuSet:
+    """Of all CPUs of the machine. Raises NotEnoughCpusError."""
+    return CpuSet.from_int(take_packed(layout, layout.cpus, -(-cpu_milli // 1000)))
+
+
+def reserved_cpus(layout: Layout, reservation: NodeReservation) -> CpuSet:
+    """The CPUs that are named, else those for the amount. Raises AnnotationError."""
+    if named := reservation.cpus():
+        return named
+    try:
+        return cpus_for(layout, reservation.cpu_milli())
+    except NotEnoughCpusError as error:
+        raise AnnotationError(RESERVATION, f"resources.cpu: {error}") from None

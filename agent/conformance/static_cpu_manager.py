@@ -1,0 +1,333 @@
+"""The kubelet's static CPU manager policy as functions from one state to the next
+(pkg/kubelet/cm/cpumanager/policy_static.go).
+
+Containers of Guaranteed pods that request whole CPUs get exclusive CPUs; all others share the
+default set. Three answers differ from the kubelet's on purpose: full-pcpus-only never gives half a
+core, the default set is never emptied, and an init container that is placed again makes no CPUs
+reusable that another container of its pod runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import msgspec
+
+from agent.allocate.bits import members, of_nodes, subsets
+from agent.allocate.kubelet import options as option_rules
+from agent.allocate.kubelet.demand import (
+    PodCpu,
+    RefusalReason,
+    Refused,
+    SharedReason,
+    cpus_of,
+    exclusive_cpus,
+    pod_cpus,
+)
+from agent.allocate.kubelet.options import StartError, StartProblem, StaticOptions
+from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.kubelet.take import of_whole_cores, take, take_aligned
+from agent.allocate.layout import Layout
+from agent.allocate.numa.hint import Hint
+from agent.model.policies import NumaPolicy
+
+
+class Exclusive(msgspec.Struct, frozen=True, tag="exclusive"):
+    """`cpus`: the container's own from now on; `reused`: those of them that an init container of
+    its pod had; `repeated`: it had all of them before."""
+
+    cpus: int
+    reused: int = 0
+    repeated: bool = False
+
+
+class Shared(msgspec.Struct, frozen=True, tag="shared"):
+    """The container runs on the default set."""
+
+    reason: SharedReason
+
+
+Placement: TypeAlias = Exclusive | Shared | Refused
+
+
+class StaticState(msgspec.Struct, frozen=True):
+    """CPU masks. `default`: what containers without CPUs of their own share; `assigned`: by pod uid
+    and container. `reusable`: CPUs of ended or ending init containers of the one pod
+    `reusable_of`, that placed a container last; its next containers may have them."""
+
+    default: int
+    assigned: dict[str, dict[str, int]] = {}
+    reusable_of: str | None = None
+    reusable: int = 0
+
+    def held(self, uid: str, container: str) -> int:
+        """The container's own CPUs; 0 where it has none."""
+        return self.assigned.get(uid, _NOTHING).get(container, 0)
+
+    def reusable_by(self, uid: str) -> int:
+        return self.reusable if uid == self.reusable_of else 0
+
+    def with_assigned(self, uid: str, container: str, cpus: int) -> dict[str, dict[str, int]]:
+        """The assignments and this one."""
+        return {**self.assigned, uid: {**self.assigned.get(uid, _NOTHING), container: cpus}}
+
+    def without(self, uid: str, container: str) -> dict[str, dict[str, int]]:
+        """The assignments but this one."""
+        mine = {name: cpus for name, cpus in self.assigned[uid].items() if name != container}
+        others = {other: held for other, held in self.assigned.items() if other != uid}
+        return {**others, uid: mine} if mine else others
+
+
+EMPTY: Final = StaticState(0)
+_NOTHING: Final[dict[str, int]] = {}
+
+
+class StaticPolicy(msgspec.Struct, frozen=True):
+    """What is fixed while the policy runs. `reserved`: CPUs that no container gets as its own;
+    `reserved_cores`: with the siblings of those."""
+
+    layout: Layout
+    options: StaticOptions
+    reserved: int
+    reserved_cores: int
+
+    @property
+    def all_cpus(self) -> int:
+        """What the default set and the assignments are made of."""
+        kept = self.reserved if self.options.strict_cpu_reservation else 0
+        return self.layout.cpus & ~kept
+
+    def available(self, state: StaticState) -> int:
+        return state.default & ~self.reserved
+
+
+def make(
+    layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, reserved: int
+) -> StaticPolicy:
+    """A policy with these CPUs reserved. Raises StartError."""
+    option_rules.check(options, layout, topology_policy)
+    if unknown := reserved & ~layout.cpus:
+        raise StartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown)
+    return StaticPolicy(layout, options, reserved, layout.expand(layout.touched(reserved)))
+
+
+def make_with_count(
+    layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, count: int
+) -> StaticPolicy:
+    """A policy that chooses the CPUs to reserve as it chooses others. Raises StartError."""
+    option_rules.check(options, layout, topology_policy)
+    try:
+        reserved = take(layout, layout.cpus, count, options)
+    except NotEnoughCpusError as error:
+        raise StartError(StartProblem.RESERVED_TOO_MANY, subject=f"{count} CPUs") from error
+    return make(layout, options, topology_policy, reserved)
+
+
+def start(policy: StaticPolicy, found: StaticState) -> StaticState:
+    """The state to go on from; `found` is the one that was stored, or EMPTY. Raises StartError."""
+    everything = policy.all_cpus
+    if not found.default:
+        if any(found.assigned.values()):
+            raise StartError(StartProblem.DEFAULT_EMPTY)
+        return StaticState(everything)
+    reserved_shared = found.default & policy.reserved
+    if policy.options.strict_cpu_reservation:
+        if reserved_shared:
+            raise StartError(StartProblem.RESERVED_SHARED, cpus=reserved_shared)
+    elif reserved_shared != policy.reserved:
+        raise StartError(StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~found.default)
+    known = found.default
+    for uid, containers in found.assigned.items():
+        mine = 0
+        for name, cpus in containers.items():
+            subject = f"{uid}/{name}"
+            if both := found.default & cpus:
+                raise StartError(StartProblem.ASSIGNED_AND_SHARED, cpus=both, subject=subject)
+            if twice := known & cpus:
+                raise StartError(StartProblem.ASSIGNED_TWICE, cpus=twice, subject=subject)
+            mine |= cpus
+        known |= mine
+    if known != everything:
+        raise StartError(StartProblem.OTHER_CPUS, cpus=known ^ everything)
+    return StaticState(found.default, found.assigned)
+
+
+def allocate(
+    policy: StaticPolicy,
+    state: StaticState,
+    pod: PodCpu,
+    container: str,
+    nodes: Iterable[int] | None = None,
+) -> tuple[StaticState, Placement]:
+    """Places a container; `nodes`: ids of the NUMA nodes to take from first. Raises KeyError where
+    the pod has no such container."""
+    asked = exclusive_cpus(pod, pod.container(container))
+    if not isinstance(asked, int):
+        return state, Shared(asked)
+    held = state.held(pod.uid, container)
+    refused = _smt_refusal(policy, state, asked, held)
+    if refused is not None:
+        return state, refused
+    reusable = state.reusable_by(pod.uid)
+    if held:
+        return _with_reusable(state, pod, container, held), Exclusive(held, repeated=True)
+    allocatable = policy.available(state) | reusable
+    cpus = _chosen(policy, allocatable, asked, nodes)
+    if isinstance(cpus, Refused):
+        return state, cpus
+    default = state.default & ~cpus
+    if not default and state.default:
+        reason = RefusalReason.DEFAULT_EMPTIED
+        return state, _refused(policy, reason, asked, allocatable.bit_count())
+    placed = StaticState(
+        default,
+        state.with_assigned(pod.uid, container, cpus),
+        state.reusable_of,
+        state.reusable,
+    )
+    return _with_reusable(placed, pod, container, cpus), Exclusive(cpus, cpus & reusable)
+
+
+def remove(state: StaticState, uid: str, container: str) -> StaticState:
+    """Takes a container's CPUs back, but those that others of its pod have too."""
+    cpus = state.held(uid, container)
+    if not cpus:
+        return state
+    assigned = state.without(uid, container)
+    for held in assigned.get(uid, {}).values():
+        cpus &= ~held
+    return StaticState(state.default | cpus, assigned, state.reusable_of, state.reusable)
+
+
+def _smt_refusal(policy: StaticPolicy, state: StaticState, asked: int, held: int) -> Refused | None:
+    """The kubelet looks at this even where the container has its CPUs, and counts no reusable."""
+    if not policy.options.full_pcpus_only:
+        return None
+    free = (state.default & ~policy.reserved_cores).bit_count()
+    if asked % policy.layout.threads:
+        return _refused(policy, RefusalReason.NO_WHOLE_CORES, asked, free, held)
+    if asked > free:
+        return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, asked, free, held)
+    return None
+
+
+def _refused(
+    policy: StaticPolicy, reason: RefusalReason, asked: int, available: int, held: int = 0
+) -> Refused:
+    return Refused(reason, asked, available, policy.layout.threads, held)
+
+
+def _chosen(
+    policy: StaticPolicy, allocatable: int, asked: int, nodes: Iterable[int] | None
+) -> int | Refused:
+    layout, options = policy.layout, policy.options
+    try:
+        first = 0
+        if nodes is not None:
+            aligned = allocatable & _aligned(policy, nodes)
+            usable = of_whole_cores(layout, aligned) if options.full_pcpus_only else aligned
+            first = take_aligned(layout, aligned, min(asked, usable.bit_count()), options)
+        rest = allocatable & ~first
+        return first | take_aligned(layout, rest, asked - first.bit_count(), options)
+    except NotEnoughCpusError:
+        if options.full_pcpus_only:
+            cores = of_whole_cores(layout, allocatable).bit_count()
+            return _refused(policy, RefusalReason.NOT_ENOUGH_CORES, asked, cores)
+        free = allocatable.bit_count()
+        return _refused(policy, RefusalReason.NOT_ENOUGH_CPUS, asked, free)
+
+
+def _aligned(policy: StaticPolicy, nodes: Iterable[int]) -> int:
+    """All CPUs of these NUMA nodes, with align-by-socket of the sockets that they touch."""
+    cpus = policy.layout.of_nodes(nodes)
+    if policy.options.align_by_socket:
+        for socket in policy.layout.sockets:
+            if socket.cpus & cpus:
+                cpus |= socket.cpus
+    return cpus
+
+
+def _with_reusable(state: StaticState, pod: PodCpu, container: str, cpus: int) -> StaticState:
+    """The state after a container of this pod was placed on these CPUs."""
+    reusable = state.reusable_by(pod.uid)
+    if pod.ends_before_others(container):
+        reusable |= cpus
+        for name, held in state.assigned[pod.uid].items():
+            if not pod.ends_before_others(name):
+                reusable &= ~held
+    else:
+        reusable &= ~cpus
+    return StaticState(state.default, state.assigned, pod.uid, reusable)
+
+
+def container_hints(
+    policy: StaticPolicy, state: StaticState, pod: PodCpu, container: str
+) -> tuple[Hint, ...] | None:
+    """In the order of `subsets`, whose limit holds; None: no preference; empty: can't be satisfied.
+
+    A container that has its CPUs gets the masks that hold these. Raises KeyError where the pod has
+    no such container.
+    """
+    asked = cpus_of(pod, pod.container(container))
+    if not asked:
+        return None
+    held = state.held(pod.uid, container)
+    if held:
+        return _hints(policy, held, 0, asked) if held.bit_count() == asked else ()
+    return _hints(policy, policy.available(state), state.reusable_by(pod.uid), asked)
+
+
+def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[Hint, ...] | None:
+    """The same for the pod as a whole."""
+    asked = pod_cpus(pod)
+    if not asked:
+        return None
+    assigned = 0
+    for container in (*pod.init, *pod.containers):
+        held = state.held(pod.uid, container.name)
+        if held:
+            if held.bit_count() != cpus_of(pod, container):
+                return ()
+            assigned |= held
+    if assigned.bit_count() == asked:
+        return _hints(policy, assigned, 0, asked)
+    reusable = state.reusable_by(pod.uid) | assigned
+    return _hints(policy, policy.available(state), reusable, asked)
+
+
+def _hints(policy: StaticPolicy, available: int, bound: int, asked: int) -> tuple[Hint, ...]:
+    """Masks with enough CPUs that have all nodes of the `bound` CPUs; a CPU that is available as
+    well as bound counts once."""
+    layout = policy.layout
+    usable = available | bound
+    places = [(1 << node.id, (node.cpus & usable).bit_count()) for node in layout.nodes]
+    needed = of_nodes(layout.node_ids(bound))
+    smallest = _smallest([node.cpus.bit_count() for node in layout.nodes], asked)
+    return tuple(
+        Hint(mask, _preferred(policy, mask, smallest))
+        for mask in subsets(node.id for node in layout.nodes)
+        if not needed & ~mask and sum(held for node, held in places if node & mask) >= asked
+    )
+
+
+def _smallest(sizes: list[int], asked: int) -> int:
+    """The fewest NUMA nodes that could hold the request if all their CPUs were free."""
+    held = 0
+    for count, size in enumerate(sorted(sizes, reverse=True), 1):
+        held += size
+        if held >= asked:
+            return count
+    return len(sizes)
+
+
+def _preferred(policy: StaticPolicy, mask: int, smallest: int) -> bool:
+    if mask.bit_count() == smallest:
+        return True
+    layout = policy.layout
+    per_socket = len(layout.nodes) // len(layout.sockets)
+    if not policy.options.align_by_socket or not per_socket:
+        return False
+    cpus = layout.of_nodes(members(mask))
+    touched = sum(1 for socket in layout.sockets if socket.cpus & cpus)
+    return touched == -(-smallest // per_socket)

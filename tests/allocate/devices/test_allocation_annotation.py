@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, device_request
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.state import node_devices
+from agent.model.device_allocation import (
+    DEVICE_ALLOCATED,
+    Holdings,
+    VirtualFunctions,
+    allocated,
+    functions_together,
+    together,
+    virtual_functions,
+)
+from tests.allocate.devices.builders import (
+    CORE,
+    GPU,
+    HINT,
+    MEMORY,
+    RATIO,
+    RDMA,
+    asked,
+    gpu,
+    nic,
+    node,
+)
+
+VF_HINT = {"rdma": {"vfSelector": {"matchLabels": {"type": "fast"}}}}
+
+
+def test_as_koordinator_writes_it() -> None:
+    there = node([gpu(0), nic(0, functions=["0000:40:00.1"])])
+    found = asked(there, {GPU: 50, RDMA: 1}, {HINT: VF_HINT})
+    assert isinstance(found, Allocation)
+    assert json.loads(device_allocated(found)) == {
+        "gpu": [{"id": "GPU-0", "minor": 0, "resources": {CORE: "50", RATIO: "50", MEMORY: "500"}}],
+        "rdma": [
+            {
+                "id": "0000:40:00.0",
+                "minor": 0,
+                "resources": {RDMA: "1"},
+                "extension": {"vfs": [{"minor": -1, "busID": "0000:40:00.1"}]},
+            }
+        ],
+    }
+
+
+@given(st.lists(st.sampled_from((10, 30, 50, 100, 200)), max_size=20))
+def test_pods_one_after_the_other_never_get_the_same_twice(percents: list[int]) -> None:
+    """Until nothing that fits is left, and with one function of a NIC each."""
+    devices = [*(gpu(each) for each in range(3)), nic(0, functions=[f"0:0.{n}" for n in range(4)])]
+    known = inventory(devices)
+    held: Holdings = {}
+    taken: VirtualFunctions = {}
+    hint = {HINT: json.dumps(VF_HINT)}
+    for percent in percents:
+        request = device_request({GPU: percent, RDMA: 1}, hint)
+        assert request is not None
+        free = node_devices(known, held, taken)
+        found = allocate(free, request)
+        if isinstance(found, Refusal):
+            assert found.cause is Cause.INSUFFICIENT
+            continue
+        pod = {DEVICE_ALLOCATED: device_allocated(found)}
+        given_functions = virtual_functions(pod)
+        assert not given_functions["rdma", 0] & taken.get(("rdma", 0), frozenset())
+        held = together([held, allocated(pod)])
+        taken = functions_together([taken, given_functions])
+    assert all(held.get(("gpu", each), {}).get(RATIO, 0) <= 100 for each in range(3))

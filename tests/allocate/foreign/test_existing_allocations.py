@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from agent.allocate.foreign.existing import given, had_twice
+from agent.model.device_allocation import DEVICE_ALLOCATED, amounts
+from agent.model.holding import Form, Holding, Source
+from agent.model.pods import Pod
+from tests.allocate.foreign.node import DEVICES, GPU
+from tests.builders import pod
+
+
+def holder(uid: str, text: str) -> Pod:
+    return msgspec.structs.replace(pod(uid), annotations={DEVICE_ALLOCATED: text})
+
+
+def test_what_schedulers_gave() -> None:
+    text = json.dumps({"gpu": [{"minor": 0}], "rdma": [], "fpga": None})
+    pods = [holder("a", text), holder("torn", "{"), holder("none", '{"gpu":[]}'), pod("b")]
+    found, troubles = given(pods)
+    assert {uid: list(of_pod) for uid, of_pod in found.items()} == {"a": ["gpu"]}
+    (trouble,) = troubles
+    assert trouble.startswith(
+        "pod ns/torn: annotation scheduling.koordinator.sh/device-allocated: "
+    )
+
+
+def test_what_two_have() -> None:
+    found, _ = given([holder("a", json.dumps({"gpu": [{"minor": 0, "resources": GPU}]}))])
+    held = {uid: amounts(of_pod) for uid, of_pod in found.items()}
+    pods = {uid: pod(uid) for uid in "ab"}
+    shows = Holding("b", "main", "", "gpu", "GPU-a1", Form.WHOLE, source=Source.CONTAINER)
+    cpus = Holding("b", "main", "dra.cpu", "", "", Form.CPUS, "0-3")
+    assert list(had_twice(held, DEVICES, [shows, cpus], pods)) == [
+        "pod ns/b has gpu GPU-a1 beside pod ns/a, by container"
+    ]
+    assert list(had_twice(held, DEVICES, [msgspec.structs.replace(shows, uid="a")], pods)) == []

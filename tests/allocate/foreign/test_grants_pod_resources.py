@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from agent.allocate.foreign.coexistence import conflicts
+from agent.allocate.foreign.grants import of_pod_resources
+from agent.allocate.foreign.names import meaning
+from agent.model.holding import Form, Grant, Source
+from agent.model.podresources import (
+    Claim,
+    ClaimedDevice,
+    ContainerResources,
+    GivenDevice,
+    PodResources,
+)
+from tests.allocate.foreign.node import KEYS
+
+DRIVER = "gpu.nvidia.com"
+
+
+def pod(name: str, *claims: Claim, devices: tuple[GivenDevice, ...] = ()) -> PodResources:
+    return PodResources(
+        "default", name, (ContainerResources("main", devices=devices, claims=claims),)
+    )
+
+
+def claim(name: str, device: str, share: str | None = None) -> Claim:
+    return Claim("default", name, (ClaimedDevice(DRIVER, "node", device, share=share),))
+
+
+UIDS = {("default", "a"): "uid-a", ("default", "b"): "uid-b"}
+
+
+def test_devices_and_claims_of_pods_that_are_here() -> None:
+    devices = (
+        GivenDevice("nvidia.com/gpu", "GPU-a1"),
+        GivenDevice("nvidia.com/gpu", "GPU-b1"),
+        GivenDevice("intel.com/sriov", "0000:18:00.1"),
+    )
+    found = of_pod_resources(
+        (pod("a", claim("c", "gpu-2"), devices=devices), pod("ended", claim("d", "gpu-0"))), UIDS
+    )
+    assert found == (
+        Grant("uid-a", "main", "nvidia.com/gpu", ("GPU-a1", "GPU-b1"), Source.CHECKPOINT),
+        Grant("uid-a", "main", "intel.com/sriov", ("0000:18:00.1",), Source.CHECKPOINT),
+        Grant("uid-a", "main", DRIVER, ("gpu-2",), Source.CLAIM, "default/c"),
+    )
+
+
+def clash(one: PodResources, other: PodResources) -> int:
+    holdings = [
+        held
+        for each in of_pod_resources((one, other), UIDS)
+        for held in meaning(each, KEYS).holdings
+    ]
+    assert len(holdings) == 2
+    return len(conflicts(holdings, {}))
+
+
+def test_two_pods_share_a_device_by_one_claim_only() -> None:
+    assert clash(pod("a", claim("c", "gpu-0")), pod("b", claim("c", "gpu-0"))) == 0
+    assert clash(pod("a", claim("c", "gpu-0")), pod("b", claim("d", "gpu-0"))) == 1
+
+
+def test_claims_share_a_device_that_their_driver_parts() -> None:
+    one, other = pod("a", claim("c", "gpu-0", "s1")), pod("b", claim("d", "gpu-0", "s2"))
+    assert clash(one, other) == 0
+    (holding,) = meaning(of_pod_resources((one,), UIDS)[0], KEYS).holdings
+    assert (holding.form, holding.part) == (Form.REPLICA, "s1")
+    assert clash(one, pod("b", claim("d", "gpu-0"))) == 1

@@ -1,0 +1,69 @@
+"""Pods and nodes as the API server tells of them, small and readable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.node_allocator.facts import PlaceFacts
+from agent.allocate.policies_in_force import NodePolicies
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod
+from agent.model.devices import Device
+from agent.model.policies import NumaPolicy
+from tests.allocate.nodes import facts as node_facts
+
+QOS = "koordinator.sh/qosClass"
+SPEC = "scheduling.koordinator.sh/resource-spec"
+STATUS = "scheduling.koordinator.sh/resource-status"
+NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"
+ALLOCATED = "scheduling.koordinator.sh/device-allocated"
+
+
+def pod(
+    uid: str = "a",
+    requests: Mapping[str, Any] | None = None,
+    qos: str | None = None,
+    notes: Mapping[str, object] | None = None,
+    limits: Mapping[str, Any] | None = None,
+    labels: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> ApiPod:
+    """One container; `notes`: annotations, as texts or as what their JSON says."""
+    texts = {
+        key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for key, value in (notes or {}).items()
+    }
+    resources = {"requests": dict(requests or {}), "limits": dict(limits or {})}
+    return apiobjects.from_object(
+        {
+            "metadata": {
+                "uid": uid,
+                "name": uid,
+                "namespace": "ns",
+                "labels": {**({QOS: qos} if qos else {}), **(labels or {})},
+                "annotations": texts,
+            },
+            "spec": {"containers": [{"name": "c", "resources": resources}], **spec},
+        }
+    )
+
+
+def annotated(before: ApiPod, more: Mapping[str, str]) -> ApiPod:
+    """The same pod once it is bound with these."""
+    return msgspec.structs.replace(before, annotations={**before.annotations, **more})
+
+
+def facts(
+    shape: tuple[int, int, int, int] = (2, 1, 4, 2),
+    policy: NumaPolicy | None = None,
+    devices: Iterable[Device] | None = None,
+    **more: Any,
+) -> PlaceFacts:
+    """A node with a NUMA policy of its own (its label) and these devices; None: no Device object.
+    `more`: fields of the facts about its CPUs."""
+    cpus = node_facts(shape, **{"policies": NodePolicies(numa_label=policy), **more})
+    return PlaceFacts("n", cpus, None if devices is None else inventory(devices))

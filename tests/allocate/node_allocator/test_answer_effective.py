@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+from agent.allocate.node_allocator.answer import spec_text
+from agent.model.policies import BindPolicy
+from tests.conftest import DATA
+
+FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
+DEFAULT = {"preferredCPUBindPolicy": "Default"}
+BOTH_DEFAULT = {**DEFAULT, "requiredCPUBindPolicy": "Default"}
+EXCLUSIVE = {"preferredCPUExclusivePolicy": "PCPULevel", "unknown": [1]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy", "forced", "expected"),
+    [
+        ({}, FULL, False, {"preferredCPUBindPolicy": "FullPCPUs"}),
+        (EXCLUSIVE, FULL, False, {**EXCLUSIVE, "preferredCPUBindPolicy": "FullPCPUs"}),
+        ({}, SPREAD, True, {"requiredCPUBindPolicy": "SpreadByPCPUs"}),
+        (DEFAULT, FULL, False, {"preferredCPUBindPolicy": "FullPCPUs"}),
+        (
+            DEFAULT,
+            SPREAD,
+            True,
+            {
+                "preferredCPUBindPolicy": "SpreadByPCPUs",
+                "requiredCPUBindPolicy": "SpreadByPCPUs",
+            },
+        ),
+        (
+            BOTH_DEFAULT,
+            FULL,
+            False,
+            {"preferredCPUBindPolicy": "FullPCPUs", "requiredCPUBindPolicy": "FullPCPUs"},
+        ),
+        ({"requiredCPUBindPolicy": "FullPCPUs"}, FULL, False, None),
+        ({"preferredCPUBindPolicy": "SpreadByPCPUs"}, SPREAD, False, None),
+    ],
+)
+def test_what_is_missing_or_default_is_the_policy_in_force(
+    spec: dict[str, str], policy: BindPolicy, forced: bool, expected: dict[str, str] | None
+) -> None:
+    text = spec_text(json.dumps(spec), policy, forced=forced)
+    assert (None if text is None else json.loads(text)) == expected
+
+
+def test_no_spec_at_all() -> None:
+    for text in ("", "null"):
+        assert spec_text(text, FULL, forced=False) == '{"preferredCPUBindPolicy":"FullPCPUs"}'
+
+
+def test_as_koordinator_writes_it() -> None:
+    """Pods with CPUs; whose word holds is the node's where it has one."""
+    path = DATA / "vectors" / "koordinator-node-numa.jsonl.gz"
+    seen = 0
+    with gzip.open(path, "rt") as lines:
+        for line in lines:
+            case = json.loads(line)
+            if not case["expect"].get("resourceStatus", {}).get("cpuset"):
+                continue
+            kubelet = case.get("kubelet", {})
+            label = (case.get("nodeLabels") or {}).get("node.koordinator.sh/cpu-bind-policy")
+            forced = {"FullPCPUsOnly": FULL, "SpreadByPCPUs": SPREAD}.get(label or "")
+            static = kubelet.get("policy") == "static"
+            if static and (kubelet.get("options") or {}).get("full-pcpus-only") == "true":
+                forced = FULL
+            spec = case["pod"].get("resourceSpec") or {}
+            asked = spec.get("requiredCPUBindPolicy") or spec.get("preferredCPUBindPolicy")
+            pod_request = FULL if asked in (None, "", "Default") else BindPolicy(asked)
+            text = spec_text(json.dumps(spec), forced or pod_request, forced=forced is not None)
+            written = spec if text is None else json.loads(text)
+            assert written == case["expect"]["resourceSpec"], case
+            seen += 1
+    assert seen > 100

@@ -1,0 +1,238 @@
+"""What holds on any node whatever pods come and go: nothing is given twice, nothing is lost, and
+annotations alone say all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.devices.inventory import inventory
+from agent.allocate.devices.partitions import Partition, Partitions
+from agent.allocate.ledger import StaleOfferError
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.facts import Imported, PlaceFacts
+from agent.allocate.node_allocator.holding import holding_of
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.allocate.policies_in_force import NodePolicies
+from agent.model.apiobjects import ApiPod
+from agent.model.devices import Device
+from agent.model.policies import BindPolicy, NumaPolicy
+from tests.allocate.devices.builders import (
+    CARDS,
+    CORE,
+    GPU,
+    HINT,
+    JOINT,
+    MEMORY,
+    RATIO,
+    RDMA,
+    gpu,
+    nic,
+    part,
+)
+from tests.allocate.node_allocator.builders import NUMA_SPEC, SPEC, annotated, pod
+from tests.allocate.nodes import GIB
+from tests.allocate.nodes import facts as node_facts
+
+nothing: dict[str, Any] = {}
+
+# Cards, mostly whole, and some that an agent withholds in part or altogether.
+LISTED = [part(100)] * 5 + [part(50), part(0)]
+TABLE = Partitions(
+    {
+        size: tuple(
+            Partition(tuple(range(first, first + size)), ((1 << size) - 1) << first)
+            for first in range(0, 4, size)
+        )
+        for size in (1, 2)
+    }
+)
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> tuple[Device, ...]:
+    places = st.sampled_from([(0, "p0"), (0, "p1"), (1, "p2"), (-1, "p3"), (None, "")])
+    made = []
+    for minor in range(draw(st.integers(0, 4))):
+        node, pcie = draw(places)
+        card = gpu(minor, node, pcie, healthy=draw(st.integers(0, 5)) > 0)
+        made.append(msgspec.structs.replace(card, resources=draw(st.sampled_from(LISTED))))
+    for minor in range(draw(st.integers(0, 2))):
+        node, pcie = draw(places)
+        made.append(nic(minor, node, pcie, functions=[f"{minor}.1", f"{minor}.2"]))
+    return tuple(made)
+
+
+@st.composite
+def places(draw: st.DrawFn) -> PlaceFacts:
+    shape = draw(st.sampled_from([(2, 1, 2, 2), (1, 1, 4, 2), (1, 4, 2, 1)]))
+    policies = NodePolicies(
+        numa_label=draw(st.sampled_from(NumaPolicy)),
+        bind_label=draw(st.sampled_from([None, None, *list(BindPolicy)[1:3]])),
+    )
+    cpus = node_facts(
+        shape,
+        policies=policies,
+        cpu_ratio=draw(st.sampled_from([1.0, 1.0, 1.5])),
+        cpu_milli=12_000,
+    )
+    there = draw(devices())
+    imported = {}
+    if there and draw(st.booleans()):
+        held = draw(st.sampled_from(there))
+        imported["foreign"] = Imported({(held.type, held.minor): held.resources}, {})
+    table = draw(st.sampled_from([None, TABLE]))
+    return PlaceFacts("n", cpus, inventory(there, table), imported)
+
+
+of_cpus = st.fixed_dictionaries(
+    {"cpu": st.sampled_from(["500m", "1", "2", "3", "4"])}, optional={"memory": st.just(3 * GIB)}
+)
+of_devices = st.sampled_from(
+    [
+        {CARDS: 1},
+        {CARDS: 2},
+        {GPU: 50},
+        {GPU: 30},
+        {CORE: 40, RATIO: 33},
+        {CORE: 20, MEMORY: 339},
+        {MEMORY: 9},
+        {GPU: 70},
+        {RDMA: 1},
+        {RDMA: 200},
+        {CARDS: 1, RDMA: 1},
+    ]
+)
+notes = st.fixed_dictionaries(
+    {},
+    optional={
+        SPEC: st.sampled_from(
+            [
+                {"requiredCPUBindPolicy": "FullPCPUs"},
+                {"preferredCPUBindPolicy": "SpreadByPCPUs"},
+                {"preferredCPUBindPolicy": "ConstrainedBurst"},
+                {"preferredCPUExclusivePolicy": "NUMANodeLevel"},
+            ]
+        ),
+        NUMA_SPEC: st.just({"numaTopologyPolicy": "SingleNUMANode"}),
+        HINT: st.sampled_from(
+            [
+                {"rdma": {"vfSelector": {}}},
+                {"rdma": {"vfSelector": {}, "allocateStrategy": "ApplyForAll"}},
+                {"rdma": {"exclusivePolicy": "PCIeLevel"}},
+            ]
+        ),
+        JOINT: st.just({"deviceTypes": ["gpu", "rdma"]}),
+    },
+)
+pods = st.builds(
+    lambda cpus, cards, qos, said: pod("x", {**cpus, **cards}, qos, said, {"cpu": "4"}),
+    of_cpus | st.just(nothing),
+    of_devices | st.just(nothing),
+    st.sampled_from([None, "LS", "LSR", "LSE", "BE"]),
+    notes | st.just(nothing),
+)
+steps = st.lists(st.tuples(pods, st.integers(0, 9), st.integers(0, 3)), max_size=14)
+
+
+def named(of: ApiPod, uid: str) -> ApiPod:
+    return msgspec.structs.replace(of, uid=uid, name=uid)
+
+
+def rebuilt(place: NodeAllocator, api: dict[str, ApiPod]) -> NodeAllocator:
+    return NodeAllocator(place.facts, [holding_of(each) for each in reversed(api.values())])
+
+
+def used(place: NodeAllocator) -> dict[tuple[str, int, str], int]:
+    """Of every device."""
+    sums: dict[tuple[str, int, str], int] = {}
+    holders = [held.devices for held in place.holdings.values()]
+    for held in (*holders, *(each.devices for each in place.facts.imported.values())):
+        for (kind, minor), amounts in held.items():
+            for name, amount in amounts.items():
+                sums[kind, minor, name] = sums.get((kind, minor, name), 0) + amount
+    return sums
+
+
+@given(places(), steps)
+def test_nothing_is_given_twice_or_lost_and_annotations_say_all(
+    node: PlaceFacts, history: list[tuple[ApiPod, int, int]]
+) -> None:
+    place = NodeAllocator(node)
+    assert node.inventory
+    api: dict[str, ApiPod] = {}
+    for number, (of, when, leaving) in enumerate(history):
+        arrived = named(of, f"p{number}")
+        pod_request = request_of(arrived)
+        before = NodeAllocator(node, place.holdings.values())
+        found = place.offer(pod_request)
+        assert place.holdings == before.holdings
+        if isinstance(found, Granted):
+            held = place.commit(found)
+            api[arrived.uid] = annotated(arrived, found.annotations())
+            assert holding_of(api[arrived.uid]) == held
+            assert place.offer(pod_request) == found
+        if len(api) > when:
+            gone = list(api)[leaving % len(api)]
+            assert place.release(gone) == holding_of(api.pop(gone))
+        again = rebuilt(place, api)
+        assert dict(place.holdings) == dict(again.holdings)
+        assert place.offer(pod_request) == again.offer(pod_request)
+        assert place.overlaps() == ()
+    for (kind, minor, name), amount in used(place).items():
+        assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
+    for uid in list(api):
+        place.release(uid)
+    assert all(
+        place.offer(pod_request) == NodeAllocator(node).offer(pod_request)
+        for pod_request in (request_of(named(of, "last")) for of, _, _ in history)
+    )
+
+
+@given(places(), st.lists(pods, min_size=2, max_size=8))
+def test_of_offers_made_together_those_that_can_come_true_do(
+    node: PlaceFacts, wanted: list[ApiPod]
+) -> None:
+    """As when several pods are bound at once: whatever comes true overlaps with nothing."""
+    place = NodeAllocator(node)
+    assert node.inventory
+    first: list[tuple[PodRequest, Granted]] = []
+    for number, of in enumerate(wanted):
+        pod_request = request_of(named(of, f"p{number}"))
+        found = place.offer(pod_request)
+        if isinstance(found, Granted):
+            first.append((pod_request, found))
+    for pod_request, found in first:
+        holdings = dict(place.holdings)
+        try:
+            place.commit(found)
+            refused = ""
+        except StaleOfferError as error:
+            refused = str(error)
+        if refused:
+            assert refused.startswith(f"pod {pod_request.title}: ")
+            assert dict(place.holdings) == holdings
+            assert place.offer(pod_request) != found
+    assert place.overlaps() == ()
+    for (kind, minor, name), amount in used(place).items():
+        assert amount <= node.inventory.fleets[kind].devices[minor].resources[name]
+
+
+@given(places(), st.lists(pods, min_size=1, max_size=8), st.sets(st.integers(0, 7)))
+def test_what_if_is_as_if_it_had_never_been(
+    node: PlaceFacts, wanted: list[ApiPod], left_out: set[int]
+) -> None:
+    place = NodeAllocator(node)
+    for number, of in enumerate(wanted[:-1]):
+        found = place.offer(request_of(named(of, f"p{number}")))
+        if isinstance(found, Granted):
+            place.commit(found)
+    uids = {f"p{number}" for number in left_out}
+    other = place.without(uids)
+    others = [held for uid, held in place.holdings.items() if uid not in uids]
+    last = request_of(named(wanted[-1], "last"))
+    assert other.offer(last) == NodeAllocator(node, others).offer(last)

@@ -1,0 +1,173 @@
+"""GPUs by their links on nodes whose Device objects an agent wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.bits import members
+from agent.allocate.claims import Claim
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules, place_facts
+from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.allocate.node_allocator.together import together
+from agent.allocate.policies_in_force import NodePolicies
+from agent.model import deviceobject, interconnect, partitions
+from agent.model.gpus import Ancestor, GpuPair
+from agent.model.policies import GpuObjective, NumaPolicy
+from tests.allocate.devices.builders import CARDS, JOINT, RDMA, gpu, nic, part
+from tests.allocate.devices.links import VOLTA_PAIRS, by_definition, matrix, told
+from tests.allocate.node_allocator.builders import pod
+from tests.allocate.nodes import facts as node_facts
+
+EIGHT = [gpu(each, each // 4, f"p{each // 2}") for each in range(8)]
+NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]
+HGX_PAIRS = told(
+    8,
+    lambda i, j: (Ancestor.SYSTEM, Ancestor.NODE, Ancestor.SWITCHES)[
+        (i // 4 == j // 4) + (i // 2 == j // 2)
+    ],
+    {(i, j): 12 for i in range(8) for j in range(i + 1, 8)},
+)
+SPEEDS = matrix(8, VOLTA_PAIRS, GpuObjective.BANDWIDTH)
+NEAR = matrix(
+    8,
+    [msgspec.structs.replace(each, links=0) for each in VOLTA_PAIRS],
+    GpuObjective.BESTEFFORT,
+)
+
+
+def node(
+    pairs: Sequence[GpuPair],
+    held: Collection[int] = (),
+    *,
+    objective: GpuObjective = GpuObjective.BANDWIDTH,
+    table: bool = True,
+    policy: NumaPolicy | None = None,
+) -> NodeAllocator:
+    """As the scheduler reads it. `held`: cards that other pods have; `table`: the partition table
+    is written too."""
+    notes = interconnect.encode(EIGHT, pairs)
+    if table:
+        notes |= partitions.encode(partitions.from_links(partitions.links(EIGHT, pairs)))
+    body = deviceobject.encode("n", [*EIGHT, *NICS], {}, notes)
+    facts: PlaceFacts = place_facts(
+        "n",
+        {},
+        node_facts((2, 1, 8, 2), policies=NodePolicies(numa_label=policy)),
+        deviceobject.read(json.loads(json.dumps(body))),
+        PlaceRules(gpu_objective=objective),
+    )
+    assert facts.faults == ()
+    devices = {("gpu", minor): part(100) for minor in held}
+    return NodeAllocator(facts, [Holding("others", "others", Claim("others", "others"), devices)])
+
+
+def pod_request(cards: int, uid: str = "a", **more: object) -> PodRequest:
+    amounts = {CARDS: cards, "cpu": "2", **({RDMA: 100} if more else {})}
+    return request_of(pod(uid, amounts, "LSR", more))
+
+
+def cards(found: Granted | Refused) -> tuple[int, ...]:
+    assert isinstance(found, Granted), found.text()
+    assert found.allocation is not None
+    return tuple(sorted(each.minor for each in found.allocation.devices["gpu"]))
+
+
+def others(free: Collection[int]) -> set[int]:
+    return set(range(8)) - set(free)
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [((0, 2, 4, 5), (4, 5)), ((0, 4, 5, 6), (5, 6)), ((0, 1, 3), (0, 3)), ((0, 1, 4), (0, 4))],
+)
+def test_what_go_gpuallocator_gives_on_dgx1(
+    free: tuple[int, ...], expected: tuple[int, ...], table: bool
+) -> None:
+    """Its own examples (devices.md §4.1)."""
+    there = node(VOLTA_PAIRS, others(free), objective=GpuObjective.BESTEFFORT, table=table)
+    assert cards(there.offer(pod_request(2))) == expected
+
+
+masks = st.integers(1, 255)
+
+
+@given(masks, st.data())
+def test_without_a_partition_table_it_is_the_best_by_the_definition(
+    free: int, data: st.DataObject
+) -> None:
+    count = data.draw(st.integers(1, free.bit_count()))
+    there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
+    assert cards(there.offer(pod_request(count))) == by_definition(SPEEDS, free, count, NEAR)
+
+
+@given(masks)
+def test_with_one_a_pair_is_as_fast_as_can_be_all_the_same(free: int) -> None:
+    if free.bit_count() >= 2:
+        one, two = cards(node(VOLTA_PAIRS, others(tuple(members(free)))).offer(pod_request(2)))
+        best, beside = by_definition(SPEEDS, free, 2)
+        assert SPEEDS[one][two] == SPEEDS[best][beside]
+
+
+@pytest.mark.parametrize(
+    ("held", "count", "expected"),
+    [
+        pytest.param((), 3, (0, 1, 2), id="beside each other behind a switch"),
+        pytest.param((1,), 2, (2, 3), id="a set of the table"),
+        pytest.param((1, 3, 5, 7), 2, (0, 2), id="no set is whole"),
+        pytest.param((0,), 2, (2, 3), id="no set is broken"),
+        pytest.param((0, 1, 2), 3, (4, 5, 6), id="of one NUMA node"),
+        pytest.param((0, 2, 4, 6), 3, (1, 3, 5), id="as near as can be, then the lowest"),
+        pytest.param((5,), 3, (4, 6, 7), id="the quad that is broken already"),
+    ],
+)
+def test_where_switches_link_all_cards_alike(
+    held: tuple[int, ...], count: int, expected: tuple[int, ...]
+) -> None:
+    assert cards(node(HGX_PAIRS, held).offer(pod_request(count))) == expected
+
+
+@given(masks)
+def test_the_cards_of_a_group_are_the_best_for_all_of_it(free: int) -> None:
+    there = node(VOLTA_PAIRS, others(tuple(members(free))), table=False)
+    found = together(there, [pod_request(2, uid) for uid in "ab"])
+    if free.bit_count() < 4:
+        assert isinstance(found, Refused)
+        return
+    assert not isinstance(found, Refused), found.text()
+    one, two = map(cards, found)
+    assert tuple(sorted({*one, *two})) == by_definition(SPEEDS, free, 4, NEAR)
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [(None, (0, 4)), (NumaPolicy.SINGLE_NUMA_NODE, (0, 2)), (NumaPolicy.BEST_EFFORT, (0, 2))],
+)
+def test_cards_and_cpus_of_one_numa_node(
+    policy: NumaPolicy | None, expected: tuple[int, ...]
+) -> None:
+    """The fastest pair that is free lies across NUMA nodes."""
+    there = node(VOLTA_PAIRS, (1, 3, 6, 7), policy=policy)
+    found = there.offer(pod_request(2))
+    assert cards(found) == expected
+    if policy is not None:
+        assert isinstance(found, Granted)
+        assert max(found.holding().claim.cpus) < 16, "CPUs of NUMA node 0"
+
+
+def test_cards_and_a_nic_behind_one_switch() -> None:
+    joint = {JOINT: {"deviceTypes": ["gpu", "rdma"], "requiredScope": "SamePCIe"}}
+    found = node(VOLTA_PAIRS, (3, 7), table=False).offer(pod_request(2, **joint))
+    assert cards(found) == (0, 1)
+    assert isinstance(found, Granted)
+    assert found.allocation is not None
+    assert [each.minor for each in found.allocation.devices["rdma"]] == [0]

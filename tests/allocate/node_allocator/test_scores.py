@@ -1,0 +1,80 @@
+"""A place's score: two NUMA nodes of 8 CPUs and 16 GiB, settings that look at CPU alone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules
+from agent.allocate.node_allocator.holding import holding_of
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
+from agent.model.policies import NumaPolicy
+from agent.model.schedulerargs import decode
+from tests.allocate.node_allocator.builders import facts, pod
+
+GIB = 1 << 30
+MOST_CPU = decode(
+    {
+        "kind": "CPUOrchestrationPluginArgs",
+        "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
+    }
+)
+
+
+def node(policy: NumaPolicy | None = None) -> PlaceFacts:
+    return msgspec.structs.replace(
+        facts(policy=policy),
+        rules=PlaceRules(scoring=MOST_CPU),
+        allocatable={"cpu": 16_000, "memory": 32 * GIB},
+    )
+
+
+def ls(cpu: int, uid: str = "a") -> PodRequest:
+    return request_of(pod(uid, {"cpu": cpu}, "LS"))
+
+
+def score(place: NodeAllocator, pod_request: PodRequest) -> int:
+    got = place.offer(pod_request)
+    assert isinstance(got, Granted)
+    return got.score
+
+
+@pytest.fixture
+def place() -> NodeAllocator:
+    """With a pod of 4 CPUs that nobody decided about."""
+    it = NodeAllocator(node())
+    it.record(holding_of(pod("plain", {"cpu": 4})))
+    return it
+
+
+def test_every_pod_of_the_node_counts(place: NodeAllocator) -> None:
+    assert score(place, ls(4)) == 50
+
+
+def test_what_a_pod_holds_itself_does_not_count_for_it(place: NodeAllocator) -> None:
+    granted = place.offer(ls(4))
+    assert isinstance(granted, Granted)
+    place.commit(granted)
+    assert score(place, ls(4)) == 50
+    assert score(place, ls(4, "b")) == 75
+
+
+def test_a_pod_that_went_counts_no_more(place: NodeAllocator) -> None:
+    place.record(holding_of(pod("other", {"cpu": 8})))
+    assert score(place, ls(4)) == 100
+    assert score(place.without({"other"}), ls(4)) == 50
+    place.record(holding_of(pod("other", {"cpu": 4})))
+    assert score(place, ls(4)) == 75
+    place.release("other")
+    assert score(place, ls(4)) == 50
+
+
+def test_a_pod_held_to_a_numa_node_is_scored_there() -> None:
+    place = NodeAllocator(node(NumaPolicy.SINGLE_NUMA_NODE))
+    assert score(place, ls(4)) == 50
+
+
+def test_the_node_is_scored_by_the_facts_where_nothing_is_set() -> None:
+    assert score(NodeAllocator(facts(policy=NumaPolicy.SINGLE_NUMA_NODE)), ls(4)) == (50 + 100) // 2

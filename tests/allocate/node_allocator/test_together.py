@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.pod_request import PodRequest
+from agent.allocate.node_allocator.together import together
+from agent.model.cpuset import union
+from benchmarks.fleet import CARDS, SINGLE, SMALL, Kind, Model, carder, owner, part
+from tests.scheduler import clusters
+
+
+def place(model: Model) -> NodeAllocator:
+    state = clusters.cluster({"n": model}).node("n")
+    assert state is not None
+    return state.place
+
+
+def pod_requests(kind: Kind, count: int) -> list[PodRequest]:
+    return [clusters.pod_request(kind, f"p{number}") for number in range(count)]
+
+
+def taken(on: NodeAllocator, kind: Kind, name: str) -> Granted:
+    """By a pod that was there before."""
+    found = on.offer(clusters.pod_request(kind, name))
+    assert isinstance(found, Granted)
+    on.commit(found)
+    return found
+
+
+def cards(granted: Granted) -> set[int]:
+    return {minor for kind, minor in granted.holding().devices if kind == "gpu"}
+
+
+def given(on: NodeAllocator, kind: Kind, count: int) -> tuple[Granted, ...]:
+    """What can be committed, all of it."""
+    found = together(on, pod_requests(kind, count))
+    assert not isinstance(found, Refused), found.text()
+    before = dict(on.holdings)
+    trial = on.without(())
+    for each in found:
+        trial.commit(each)
+    assert trial.overlaps() == ()
+    assert dict(on.holdings) == before, "nothing is changed"
+    return found
+
+
+def test_pods_with_own_cpus_share_none() -> None:
+    found = given(place(SMALL), owner(8, 8), 3)
+    assert len(union(each.holding().claim.cpus for each in found)) == 24
+
+
+def test_without_room_for_all_none_gets_anything() -> None:
+    found = together(place(SMALL), pod_requests(owner(16, 8), 3))
+    assert isinstance(found, Refused)
+    assert found.text().startswith("cpu: not enough free CPUs (asked 16, available ")
+    assert found.words() == "cpu: not enough free CPUs"
+
+
+def test_the_cards_of_a_group_are_behind_one_switch() -> None:
+    """One pod alone would be put where a card is in use already; the next then sits elsewhere."""
+    on = place(CARDS)
+    assert cards(taken(on, carder(1), "before")) == {0}
+    alone = on.offer(pod_requests(carder(2), 1)[0])
+    assert isinstance(alone, Granted)
+    assert cards(alone) < {0, 1, 2, 3}
+    found = given(on, carder(2), 2)
+    assert set.union(*map(cards, found)) == {4, 5, 6, 7}
+
+
+def test_a_group_as_large_as_the_node_takes_it_all() -> None:
+    found = given(place(CARDS), carder(2, 8), 4)
+    assert set.union(*map(cards, found)) == set(range(8))
+    assert len(union(each.holding().claim.cpus for each in found)) == 32
+
+
+@pytest.mark.parametrize("before", [0, 1, 3, 5])
+def test_where_no_switch_has_enough_the_pods_take_what_there_is(before: int) -> None:
+    on = place(CARDS)
+    for number in range(before):
+        taken(on, carder(1), f"before-{number}")
+    found = together(on, pod_requests(carder(1), 4))
+    if before == 5:
+        assert isinstance(found, Refused)
+    else:
+        assert not isinstance(found, Refused)
+        assert len(set.union(*map(cards, found))) == 4
+
+
+def test_parts_of_cards_lie_as_for_each_alone() -> None:
+    found = given(place(CARDS), part(50), 3)
+    assert [cards(each) for each in found] == [{0}, {0}, {1}]
+
+
+def test_a_policy_that_no_whole_group_meets_binds_each_pod() -> None:
+    """All cards together span both NUMA nodes; each pod's cards and CPUs may not."""
+    model = msgspec.structs.replace(SINGLE, gpus=8)
+    found = given(place(model), carder(2, 8), 4)
+    for each in found:
+        assert {minor // 4 for minor in cards(each)} in ({0}, {1})
+    assert set.union(*map(cards, found)) == set(range(8))

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.allocate.node_allocator.pod_request import Needs, PodRequestError, request_of
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.qos import QoS
+from tests.allocate.devices.builders import CARDS, CORE, HINT, RATIO, RDMA
+from tests.allocate.node_allocator.builders import ALLOCATED, NUMA_SPEC, SPEC, STATUS, pod
+
+BURST = {SPEC: {"preferredCPUBindPolicy": "ConstrainedBurst"}}
+NUMA = Needs.NUMA
+CPUS = Needs.NUMA | Needs.CPUS
+
+
+@pytest.mark.parametrize(
+    ("of", "needs"),
+    [
+        ({}, Needs.NOTHING),
+        ({"requests": {"cpu": 1, "memory": "1Gi"}}, Needs.NOTHING),
+        ({"requests": {"cpu": 1}, "qos": "LS"}, NUMA),
+        ({"requests": {"cpu": 1}, "qos": "unknown"}, Needs.NOTHING),
+        ({"requests": {"cpu": 1}, "qos": "LSR"}, CPUS),
+        ({"requests": {"cpu": 1}, "qos": "LSE"}, CPUS),
+        ({"requests": {"memory": 1}, "qos": "LSE"}, NUMA),
+        ({"requests": {"cpu": 1}, "qos": "LSE", "priority": 5000}, NUMA),
+        ({"requests": {"cpu": 1}, "notes": BURST, "limits": {"cpu": 2}}, CPUS),
+        ({"requests": {"cpu": 1}, "notes": BURST}, NUMA),
+        ({"notes": {NUMA_SPEC: {"numaTopologyPolicy": "SingleNUMANode"}}}, CPUS),
+        ({"notes": {NUMA_SPEC: {"numaTopologyPolicy": "None"}}}, NUMA),
+        ({"requests": {CARDS: 1}}, Needs.DEVICES),
+        ({"requests": {"cpu": 1, RDMA: 1}, "qos": "LSR"}, CPUS | Needs.DEVICES),
+    ],
+)
+def test_what_a_pod_needs_of_us(of: dict[str, Any], needs: Needs) -> None:
+    assert request_of(pod(**of)).needs == needs
+
+
+def test_devices_are_asked_of_devices_alone() -> None:
+    """NUMA nodes may count them too."""
+    pod_request = request_of(pod("a", {"cpu": 2, CORE: 50, RATIO: 50, RDMA: 1, "x/y": 3}))
+    assert pod_request.ask.requests == {"cpu": 2000, "x/y": 3}
+    assert pod_request.requests == {"cpu": 2000, "x/y": 3, CORE: 50, RATIO: 50, RDMA: 1}
+    assert pod_request.devices is not None
+    assert pod_request.devices.asks.keys() == {"gpu", "rdma"}
+
+
+def test_sidecars_overhead_and_requests_of_the_pod_count() -> None:
+    resources = {"requests": {"cpu": 1, "memory": 10}}
+    containers = [{"name": "c", "resources": resources}]
+    sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": 2}}}
+    beside = pod(containers=containers, initContainers=[sidecar], overhead={"cpu": "250m"})
+    assert request_of(beside).requests == {"cpu": 3250, "memory": 10}
+    whole = pod(containers=containers, resources={"requests": {"cpu": 5}}, overhead={"cpu": "250m"})
+    assert request_of(whole).requests == {"cpu": 5250, "memory": 10}
+
+
+@pytest.mark.parametrize(
+    ("spec", "limit_milli"),
+    [
+        ({"containers": [{"name": "c"}]}, None),
+        ({"containers": [{"name": "c", "resources": {"limits": {"cpu": 2}}}]}, 2000),
+        (
+            {
+                "containers": [
+                    {"name": "c", "resources": {"limits": {"cpu": 2}}},
+                    {"name": "d"},
+                ]
+            },
+            None,
+        ),
+        (
+            {
+                "containers": [{"name": "c", "resources": {"limits": {"cpu": 2}}}],
+                "initContainers": [{"name": "s", "restartPolicy": "Always"}],
+            },
+            None,
+        ),
+        (
+            {
+                "containers": [{"name": "c", "resources": {"limits": {"cpu": 2}}}],
+                "initContainers": [
+                    {
+                        "name": "s",
+                        "restartPolicy": "Always",
+                        "resources": {"limits": {"cpu": 1}},
+                    },
+                    {"name": "i", "resources": {"limits": {"cpu": 9}}},
+                ],
+            },
+            3000,
+        ),
+        (
+            {
+                "containers": [{"name": "c"}],
+                "resources": {"limits": {"cpu": 4}},
+                "overhead": {"cpu": 1},
+            },
+            5000,
+        ),
+    ],
+)
+def test_the_limit_of_what_runs_at_once(spec: dict[str, Any], limit_milli: int | None) -> None:
+    assert request_of(pod(**spec)).ask.cpu_limit_milli == limit_milli
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({"notes": {SPEC: {"requiredCPUBindPolicy": "x"}}}, "requiredCPUBindPolicy"),
+        ({"notes": {NUMA_SPEC: "["}}, NUMA_SPEC),
+        ({"requests": {CARDS: 1}, "notes": {HINT: "3"}}, HINT),
+        ({"requests": {CORE: 150, RATIO: 100}}, CORE),
+    ],
+)
+def test_what_can_not_be_read_is_named_with_its_pod(of: dict[str, Any], said: str) -> None:
+    with pytest.raises(PodRequestError, match="pod ns/a: ") as caught:
+        request_of(pod(**of))
+    assert said in str(caught.value)
+
+
+def test_a_shape_is_that_of_all_pods_with_the_same_wish() -> None:
+    first = request_of(pod("a", {"cpu": 1, "memory": 5}, "LSR"))
+    assert first.shape == request_of(pod("b", {"memory": 5, "cpu": "1000m"}, "LSR")).shape
+
+
+DIFFERENT = [
+    {},
+    {"requests": {"cpu": 1}},
+    {"requests": {"cpu": 2}},
+    {"requests": {"cpu": 1}, "qos": "LS"},
+    {"requests": {"cpu": 1}, "qos": "LSR"},
+    {"requests": {"cpu": 1}, "qos": "LSR", "priority": 3000},
+    {"requests": {"cpu": 1}, "qos": "LSR", "notes": {SPEC: {"requiredCPUBindPolicy": "Default"}}},
+    {"requests": {"cpu": 1}, "notes": BURST, "limits": {"cpu": 2}},
+    {"requests": {"cpu": 1}, "notes": BURST, "limits": {"cpu": 3}},
+    {"requests": {"cpu": 1}, "notes": {NUMA_SPEC: {"numaTopologyPolicy": "Restricted"}}},
+    {"requests": {CARDS: 1}},
+    {"requests": {"koordinator.sh/gpu": 100}},
+    {"requests": {CARDS: 1}, "notes": {HINT: {"gpu": {"requiredTopologyScope": "PCIe"}}}},
+    {"requests": {CORE: 50, RATIO: 50}},
+    {
+        "requests": {CORE: 50, RATIO: 50},
+        "labels": {"koordinator.sh/gpu-isolation-provider": "HAMi-core"},
+    },
+]
+
+
+def test_what_makes_a_difference_to_a_node_is_in_the_shape() -> None:
+    shapes = [request_of(pod(**of)).shape for of in DIFFERENT]
+    assert len(set(shapes)) == len(DIFFERENT)
+
+
+def test_what_makes_none_is_not() -> None:
+    plain = {"requests": {"cpu": 1}}
+    limited = pod(**plain, limits={"cpu": 3}, labels={"app": "x"}, notes={"note": "y", HINT: "3"})
+    assert request_of(limited).shape == request_of(pod(**plain)).shape
+
+
+def test_annotations_that_we_write_are_known_to_be_there() -> None:
+    forged = pod(notes={STATUS: {"cpuset": "0-3"}, ALLOCATED: {"gpu": [{"minor": 0}]}})
+    assert request_of(forged).stale == (RESOURCE_STATUS, DEVICE_ALLOCATED)
+    assert request_of(pod()).stale == ()
+
+
+def test_words_of_a_pod() -> None:
+    said = pod("a", {"cpu": 1}, priority=7, preemptionPolicy="Never")
+    pod_request = request_of(said)
+    assert (pod_request.uid, pod_request.title, pod_request.priority, pod_request.preempts) == (
+        "a",
+        "ns/a",
+        7,
+        False,
+    )
+    assert pod_request.ask.qos is QoS.LS

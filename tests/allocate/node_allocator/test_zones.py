@@ -1,0 +1,221 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate.ledger import StaleOfferError
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted, Refused
+from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules
+from agent.allocate.node_allocator.pod_request import request_of
+from agent.allocate.nrt.node import ZonedNode, ZoneFacts
+from agent.model.apiobjects import ApiPod
+from agent.model.policies import NumaPolicy
+from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
+from tests.allocate.node_allocator.builders import facts, pod
+from tests.allocate.nrt.values import NIC, node
+
+GIB = 1 << 30
+TWO = {0: {"cpu": 8000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}}
+
+
+def word(told: ZonedNode) -> ZoneFacts:
+    return ZoneFacts(told, node(TWO))
+
+
+def place(told: ZonedNode | None = None, rules: PlaceRules | None = None) -> NodeAllocator:
+    """With a kubelet that aligns containers."""
+    zones = word(told or node(TWO))
+    return NodeAllocator(msgspec.structs.replace(facts(), zones=zones, rules=rules or PlaceRules()))
+
+
+def plain(cpu: int, uid: str = "a") -> ApiPod:
+    """Guaranteed, and nobody's but the kubelet's."""
+    amounts = {"cpu": cpu, "memory": "1Gi"}
+    return pod(uid, amounts, limits=amounts)
+
+
+def fits(there: NodeAllocator, of: ApiPod) -> bool:
+    return isinstance(there.offer(request_of(of)), Granted)
+
+
+def put(there: NodeAllocator, of: ApiPod) -> None:
+    found = there.offer(request_of(of))
+    assert isinstance(found, Granted)
+    there.commit(found)
+
+
+def test_a_plain_pod_has_to_fit_by_the_nodes_own_word() -> None:
+    there = place()
+    assert fits(there, plain(8))
+    found = there.offer(request_of(plain(9)))
+    assert isinstance(found, Refused)
+    assert found.text() == ("container c asks for 9 cpu: NUMA nodes 0, 1 have at most 8 left each")
+    assert found.unresolvable
+    lacking = there.offer(request_of(pod("a", {"cpu": 1, "example.com/x": 1})))
+    assert isinstance(lacking, Refused)
+    assert lacking.unresolvable
+
+
+def test_a_node_whose_word_is_not_heard_passes_all() -> None:
+    assert fits(NodeAllocator(PlaceFacts("n")), plain(99))
+    assert fits(NodeAllocator(facts()), plain(99))
+
+
+def test_a_pod_of_koordinators_is_placed_by_its_rules() -> None:
+    """The node's word is old, and CPUs that pods own are counted here."""
+    there = place(node({0: {"cpu": 0}, 1: {"cpu": 0}}))
+    assert fits(there, pod("a", {"cpu": 2}, "LSR"))
+    assert fits(there, pod("a", {"cpu": 2}, "LS"))
+
+
+def test_koordinators_words_on_the_node_come_before_its_own() -> None:
+    labelled = facts(policy=NumaPolicy.SINGLE_NUMA_NODE)
+    there = NodeAllocator(
+        msgspec.structs.replace(labelled, zones=word(node({0: {"cpu": 0}, 1: {"cpu": 0}})))
+    )
+    assert fits(there, plain(8))
+
+
+def test_what_came_since_the_node_spoke_counts() -> None:
+    there = place()
+    put(there, plain(6, "a"))
+    assert not fits(there, plain(6, "b"))
+    assert fits(there, plain(6, "a"))
+    put(there, plain(1, "b"))
+    assert fits(there, plain(1, "c"))
+    assert not fits(there, plain(2, "c")), "the kubelet may put both on either NUMA node"
+    there.release("a")
+    assert fits(there, plain(7, "c"))
+
+
+def test_an_offer_that_was_overtaken_is_stale() -> None:
+    there = place()
+    late = there.offer(request_of(plain(4, "late")))
+    assert isinstance(late, Granted)
+    put(there, plain(6, "early"))
+    with pytest.raises(StaleOfferError, match="at most 2 left each"):
+        there.commit(late)
+    assert set(there.holdings) == {"early"}
+
+
+def test_a_node_of_whose_pods_nobody_knows_is_closed_to_those_that_take_of_it() -> None:
+    there = place()
+    there.hear(there.facts.zones, None)
+    refused = there.offer(request_of(plain(1)))
+    assert isinstance(refused, Refused)
+    assert refused.unresolvable
+    assert "other pods than those known here" in refused.text()
+    assert fits(there, pod("b", {"cpu": 1, "memory": 1}))
+    lasting = there.offer(request_of(plain(9)))
+    assert isinstance(lasting, Refused)
+    assert "container c asks for 9 cpu" in lasting.text()
+
+
+def test_what_an_eviction_could_free_is_not_lacking_for_good() -> None:
+    there = place(node({0: {"cpu": 1000, "memory": 8 * GIB}, 1: {"cpu": 0, "memory": 8 * GIB}}))
+    for cpus, lasting in ((8, False), (9, True)):
+        found = there.offer(request_of(plain(cpus)))
+        assert isinstance(found, Refused)
+        assert found.unresolvable is lasting
+
+
+def test_cpus_that_a_pod_owns_are_gone_from_their_numa_node() -> None:
+    there = place()
+    put(there, pod("a", {"cpu": 8}, "LSR"))
+    assert fits(there, plain(4, "b"))
+    assert not fits(there, plain(5, "b"))
+
+
+def test_what_the_kubelet_takes_for_a_pod_of_koordinators_is_gone_from_some_numa_node() -> None:
+    """An LS pod that is Guaranteed, where the kubelet's CPU manager is static."""
+    there = place()
+    amounts = {"cpu": 3, "memory": "1Gi"}
+    put(there, pod("a", amounts, "LS", limits=amounts))
+    assert fits(there, plain(5, "b"))
+    assert not fits(there, plain(6, "b"))
+
+
+def test_devices_of_others_are_gone_from_some_numa_node() -> None:
+    """CPUs of its own lie where the claim says, and the kubelet chooses a card of another's."""
+    there = place(node({zone: {**amounts, NIC: 1} for zone, amounts in TWO.items()}))
+    with_card = {"cpu": 2, "memory": "1Gi", NIC: 1}
+    put(there, pod("a", with_card, "LSR"))
+    assert fits(there, plain(6, "b"))
+    assert not fits(there, plain(7, "b"))
+    assert not fits(there, pod("b", with_card, limits=with_card))
+
+
+def test_a_share_of_a_pool_takes_no_cpu() -> None:
+    there = place()
+    numa = {"scheduling.koordinator.sh/numa-topology-spec": {"numaTopologyPolicy": "Restricted"}}
+    put(there, pod("a", {"cpu": 3, "memory": "7Gi"}, "LS", numa))
+    assert there.holdings["a"].claim.amounts
+    assert fits(there, plain(8, "b"))
+    big = pod("c", {"cpu": 1, "memory": "2Gi"}, limits={"cpu": 1, "memory": "2Gi"})
+    put(there, big)
+    assert fits(there, big)
+
+
+def test_a_new_word_counts_those_that_it_is_not_said_to_leave_out() -> None:
+    there = place()
+    put(there, plain(5, "a"))
+    put(there, plain(2, "b"))
+    left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
+    new = msgspec.structs.replace(there.facts, zones=word(left))
+    assert fits(there.with_facts(new), plain(3, "c"))
+    beside = there.with_facts(new, untold={"b"})
+    assert fits(beside, plain(2, "c"))
+    assert not fits(beside, plain(3, "c"))
+
+
+def test_a_new_word_alone_is_heard_in_place() -> None:
+    there = place()
+    put(there, plain(5, "a"))
+    put(there, plain(2, "b"))
+    left = node({0: {"cpu": 3000, "memory": 8 * GIB}, 1: {"cpu": 4000, "memory": 8 * GIB}})
+    there.hear(word(left), left, untold={"b"})
+    assert there.facts.zones == word(left)
+    assert set(there.holdings) == {"a", "b"}
+    assert fits(there, plain(2, "c"))
+    assert not fits(there, plain(3, "c"))
+    there.hear(word(left), left)
+    assert fits(there, plain(4, "c"))
+    there.hear(None, None)
+    assert fits(there, plain(99, "c"))
+
+
+def test_what_if_pods_were_not_there_that_the_node_does_not_tell_of() -> None:
+    there = place()
+    put(there, plain(8, "a"))
+    assert fits(there.without(["a"]), plain(8, "b"))
+    assert not fits(there, plain(8, "b"))
+
+
+def test_the_score_is_by_the_configured_strategy() -> None:
+    scores = []
+    for strategy in (ZoneStrategy.LEAST_ALLOCATED, ZoneStrategy.MOST_ALLOCATED):
+        found = place(rules=PlaceRules(zones=ZoneScoring(strategy))).offer(request_of(plain(2)))
+        assert isinstance(found, Granted)
+        scores.append(found.score)
+    least, most = scores
+    assert least > most > 0
+
+
+def test_shapes_tell_containers_apart_where_numa_nodes_do() -> None:
+    one = {"containers": [{"name": "c", "resources": {"requests": {"cpu": 4}}}]}
+    half = {"resources": {"requests": {"cpu": 2}}}
+    two = {"containers": [{"name": "c", **half}, {"name": "d", **half}]}
+    assert request_of(pod(**one)).shape != request_of(pod(**two)).shape
+    empty = [request_of(pod(containers=[{"name": name}])).shape for name in "cd"]
+    assert empty[0] == empty[1]
+
+
+def test_the_nodes_own_word_is_heard_beside_koordinators_words_on_other_things() -> None:
+    """Amplification says nothing of NUMA nodes."""
+    amplified = facts(cpu_ratio=1.5, cpu_milli=24_000)
+    there = NodeAllocator(msgspec.structs.replace(amplified, zones=word(node(TWO))))
+    assert not fits(there, plain(9))
+    put(there, plain(6))
+    assert fits(there, plain(2, "b"))
+    assert not fits(there, plain(3, "b"))

@@ -1,0 +1,103 @@
+"""Machines and claims of the node-local policies in few words."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.allocate.kubelet.options import StaticOptions
+from agent.allocate.layout import Layout
+from agent.allocate.node_local.claim import Claim, Decision, LocalPolicy, LocalRules, Sharing
+from agent.allocate.node_local.policy import decide
+from agent.model.cpuset import EMPTY, CpuSet
+from tests.allocate.kubelet.nodes import machine, options
+
+BIG = machine(2, 2, 4, 2)
+"""2 sockets, 2 NUMA nodes each, 4 cores each; CPU n and CPU n + 16 are siblings."""
+SMALL = machine(1, 1, 4, 2)
+"""CPU n and CPU n + 4 are siblings."""
+FULL = options("full-pcpus-only")
+
+
+def rules(
+    layout: Layout,
+    policy: LocalPolicy = LocalPolicy.STATIC,
+    chosen: StaticOptions | None = None,
+    *,
+    reserved: str = "",
+    max_moves: int = 1,
+) -> LocalRules:
+    return LocalRules(policy, layout, chosen or StaticOptions(), CpuSet.parse(reserved), max_moves)
+
+
+def claim(
+    name: str,
+    cpus: int,
+    held: str | None = None,
+    owned: str | None = None,
+    *,
+    original: str = "",
+    ended: bool = False,
+) -> Claim:
+    """`pod/container`, or a pod with container `c`; pods are as old as their names are low."""
+    uid, _, container = name.partition("/")
+    return Claim(
+        uid,
+        container or "c",
+        0,
+        cpus,
+        None if held is None else CpuSet.parse(held),
+        None if owned is None else CpuSet.parse(owned),
+        CpuSet.parse(original),
+        ended,
+    )
+
+
+def sharing(*, unavailable: str = "", users: bool = True, held: str = "") -> Sharing:
+    return Sharing(CpuSet.parse(unavailable), users, CpuSet.parse(held))
+
+
+def answers(decision: Decision) -> dict[str, str]:
+    """CPUs, or in brackets why there are none."""
+    found = {}
+    for (uid, name), answer in decision.answers.items():
+        refused = f"({answer.refused.reason.name})" if answer.refused else ""
+        title = uid if name == "c" else f"{uid}/{name}"
+        found[title] = f"{answer.cpus}{refused}"
+    return found
+
+
+def moves(decision: Decision) -> list[str]:
+    return [f"{m.uid} {m.source} > {m.target} {m.reason.name}" for m in decision.moves]
+
+
+def in_force(claims: list[Claim], decision: Decision, *, known: bool) -> list[Claim]:
+    """The claims once the decision is written: whoever has no CPUs runs on the pool. `known`: the
+    last decision is remembered."""
+    after = []
+    for each in claims:
+        answer = decision.answers[each.key]
+        after.append(
+            msgspec.structs.replace(
+                each,
+                held=answer.cpus or decision.pool or None,
+                owned=answer.cpus if known else None,
+                original=answer.original if known else EMPTY,
+            )
+        )
+    return after
+
+
+def settle(
+    node: LocalRules, claims: list[Claim], others: Sharing, limit: int = 200
+) -> list[tuple[list[Claim], Decision]]:
+    """Decides and puts in force until nothing changes: each decision with what it was made from,
+    the last one twice."""
+    steps: list[tuple[list[Claim], Decision]] = []
+    for _ in range(limit):
+        decision = decide(node, claims, others)
+        same = bool(steps) and decision.answers == steps[-1][1].answers
+        steps.append((claims, decision))
+        if same and not decision.moves and not decision.again:
+            return steps
+        claims = in_force(claims, decision, known=True)
+    raise AssertionError("no fixed point")

@@ -1,0 +1,250 @@
+"""Which containers own which CPUs, on concrete machines."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.layout import Layout
+from agent.allocate.node_local.claim import Claim, LocalPolicy
+from agent.allocate.node_local.policy import decide
+from tests.allocate.kubelet.nodes import options
+from tests.allocate.node_local.cases import (
+    BIG,
+    FULL,
+    SMALL,
+    answers,
+    claim,
+    in_force,
+    moves,
+    rules,
+    sharing,
+)
+
+KEPT: dict[str, tuple[Layout, list[Claim], dict[str, str]]] = {
+    "two siblings": (BIG, [claim("a", 2)], {"a": "0,16"}),
+    "one container, one NUMA node": (BIG, [claim("a", 8)], {"a": "0-3,16-19"}),
+    "one NUMA node though another has CPUs left over": (
+        BIG,
+        [claim("a", 6), claim("b", 4)],
+        {"a": "0-2,16-18", "b": "4-5,20-21"},
+    ),
+    "what is left of a core is used before another is broken": (
+        BIG,
+        [claim("a", 3), claim("b", 1)],
+        {"a": "0-1,16", "b": "17"},
+    ),
+    "two NUMA nodes of one socket, that which has less": (
+        BIG,
+        [claim("a", 2), claim("b", 12)],
+        {"a": "0,16", "b": "1-2,4-7,17-18,20-23"},
+    ),
+    "remembered wins over what runs there": (
+        SMALL,
+        [claim("a", 2, held="0,4"), claim("b", 2, held="1,5", owned="0,4")],
+        {"a": "2,6", "b": "0,4"},
+    ),
+    "who is alone on its CPUs owns them": (
+        SMALL,
+        [claim("a", 2, held="1,6"), claim("b", 2, held="3,7")],
+        {"a": "1,6", "b": "3,7"},
+    ),
+    "two on the same CPUs: the older": (
+        SMALL,
+        [claim("b", 2, held="1,5"), claim("a", 2, held="1,5")],
+        {"a": "1,5", "b": "0,4"},
+    ),
+    "known to have had none": (SMALL, [claim("a", 2, held="1-2", owned="")], {"a": "0,4"}),
+    "CPUs that went away are replaced, the others kept": (
+        SMALL,
+        [claim("a", 3, owned="3,7,9")],
+        {"a": "0,3,7"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_who_owns_what(name: str) -> None:
+    layout, claims, expected = KEPT[name]
+    for ordered in (claims, claims[::-1]):
+        assert answers(decide(rules(layout), ordered, sharing())) == expected
+
+
+def test_policy_none_gives_nothing() -> None:
+    decision = decide(
+        rules(SMALL, LocalPolicy.NONE), [claim("a", 2, owned="0,4")], sharing(unavailable="7")
+    )
+    assert (decision.answers, str(decision.pool)) == ({}, "0-6")
+
+
+def test_reserved_cpus_are_shared_and_nobodys_own() -> None:
+    node = rules(SMALL, reserved="0")
+    decision = decide(node, [claim("a", 7), claim("b", 8)], sharing(unavailable="4"))
+    assert answers(decision) == {"a": "(NOT_ENOUGH_CPUS)", "b": "(NOT_ENOUGH_CPUS)"}
+    decision = decide(node, [claim("a", 6)], sharing(unavailable="4"))
+    assert (answers(decision), str(decision.pool)) == ({"a": "1-3,5-7"}, "0")
+
+
+def test_strictly_reserved_cpus_do_not_keep_the_pool_alive() -> None:
+    node = rules(SMALL, LocalPolicy.STATIC, options("strict-cpu-reservation"), reserved="0")
+    assert answers(decide(node, [claim("a", 7)], sharing())) == {"a": "(DEFAULT_EMPTIED)"}
+    assert answers(decide(node, [claim("a", 7)], sharing(users=False))) == {"a": "1-7"}
+
+
+def test_the_pool_is_not_given_away_while_a_refused_container_needs_it() -> None:
+    decision = decide(rules(SMALL), [claim("a", 8), claim("b", 9)], sharing(users=False))
+    assert answers(decision) == {"a": "(DEFAULT_EMPTIED)", "b": "(NOT_ENOUGH_CPUS)"}
+
+
+def test_the_last_owner_yields_when_the_first_one_comes_who_shares() -> None:
+    claims = [claim("a", 4, owned="0-1,4-5"), claim("b", 4, owned="2-3,6-7")]
+    decision = decide(rules(SMALL), claims, sharing())
+    assert answers(decision) == {"a": "0-1,4-5", "b": "(NOT_ENOUGH_CPUS)"}
+    again = decide(rules(SMALL), in_force(claims, decision, known=True), sharing(held="2-3,6-7"))
+    assert answers(again) == {"a": "0-1,4-5", "b": "(DEFAULT_EMPTIED)"}
+
+
+def test_full_pcpus_only() -> None:
+    node = rules(SMALL, LocalPolicy.STATIC, FULL, reserved="0")
+    claims = [claim("a", 3), claim("b", 8), claim("c", 6), claim("d", 2)]
+    decision = decide(node, claims, sharing())
+    assert answers(decision) == {
+        "a": "(NO_WHOLE_CORES)",
+        "b": "(NOT_ENOUGH_CORES)",
+        "c": "1-3,5-7",
+        "d": "(NOT_ENOUGH_CORES)",
+    }
+    refused = decision.answers["b", "c"].refused
+    assert refused is not None
+    assert (refused.requested, refused.available, refused.threads) == (8, 6, 2)
+
+
+def test_a_container_that_runs_on_the_pool_does_not_own_it() -> None:
+    """As large as the pool as it happens to want, but others run there."""
+    claims = [claim("a", 6, owned="0-2,4-6"), claim("b", 2, held="3,7")]
+    decision = decide(rules(SMALL), claims, sharing(held="3,7"))
+    assert answers(decision) == {"a": "0-2,4-6", "b": "(DEFAULT_EMPTIED)"}
+
+
+def test_alone_on_the_pool_and_not_of_the_size_it_wants() -> None:
+    claims = [claim("a", 4, held="0-1,4-5"), claim("b", 6, held="2-3,6-7")]
+    decision = decide(rules(SMALL), claims, sharing(users=False))
+    assert answers(decision) == {"a": "0-1,4-5", "b": "(NOT_ENOUGH_CPUS)"}
+
+
+GROWN = {
+    "the other half of its core first": (3, "0,16,1", "0-1,16-17", 4),
+    "the same NUMA node": (2, "3,19", "0,3,16,19", 4),
+    "the same socket": (8, "4-7,20-23", "0-7,16-23", 16),
+}
+
+
+@pytest.mark.parametrize("name", GROWN)
+def test_grown_keeps_what_it_has(name: str) -> None:
+    _, owned, expected, wanted = GROWN[name]
+    for known in (claim("a", wanted, owned=owned), claim("a", wanted, held=owned)):
+        decision = decide(rules(BIG), [known], sharing())
+        assert answers(decision) == {"a": expected}
+        assert [each.reason.name for each in decision.moves] == ["WIDEN"]
+
+
+def test_grown_as_far_as_there_is_nothing_it_stays() -> None:
+    claims = [claim("a", 5, owned="0,4"), claim("b", 4, owned="1-2,5-6")]
+    decision = decide(rules(SMALL), claims, sharing())
+    assert answers(decision) == {"a": "0,4(NOT_ENOUGH_CPUS)", "b": "1-2,5-6"}
+    refused = decision.answers["a", "c"].refused
+    assert refused is not None
+    assert refused.held == 2
+
+
+SHRUNK = {
+    "on one NUMA node": (4, "0-2,4,16-18,20", "", "0-1,16-17"),
+    "what it had at first": (4, "0-3,16-19", "2-3,18-19", "2-3,18-19"),
+    "some of what it had at first": (2, "0-3,16-19", "2-3,18-19", "2,18"),
+    "what it had at first, and more": (6, "0-3,16-19", "2-3,18-19", "0,2-3,16,18-19"),
+}
+
+
+@pytest.mark.parametrize("name", SHRUNK)
+def test_shrunk(name: str) -> None:
+    wanted, owned, original, expected = SHRUNK[name]
+    shrunk = claim("a", wanted, owned, owned, original=original)
+    decision = decide(rules(BIG), [shrunk], sharing())
+    assert answers(decision) == {"a": expected}
+    assert [each.reason.name for each in decision.moves] == ["SHRINK"]
+
+
+def test_a_resize_to_and_fro_ends_where_it_began() -> None:
+    claims = [claim("a", 4), claim("b", 2), claim("d", 3)]
+    first = decide(rules(BIG), claims, sharing())
+    for wanted in (7, 10, 4):
+        last = decide(rules(BIG), in_force(claims, first, known=True), sharing())
+        claims = [
+            claim("a", wanted, str(each.held), str(each.owned), original=str(each.original))
+            if each.uid == "a"
+            else each
+            for each in in_force(claims, last, known=True)
+        ]
+        last = decide(rules(BIG), claims, sharing())
+        claims = in_force(claims, last, known=True)
+    assert answers(last) == answers(first)
+
+
+def test_cpus_about_to_be_left_are_given_in_the_next_decision() -> None:
+    claims = [claim("a", 2, owned="0-3,4-6"), claim("b", 4)]
+    first = decide(rules(SMALL), claims, sharing())
+    assert answers(first) == {"a": "0,4", "b": "(NOT_ENOUGH_CPUS)"}
+    assert first.again
+    second = decide(rules(SMALL), in_force(claims, first, known=True), sharing())
+    assert answers(second) == {"a": "0,4", "b": "1-2,5-6"}
+    assert not second.again
+
+
+def test_cpus_of_a_write_that_is_not_done_are_nobody_elses() -> None:
+    claims = [claim("a", 2, held="0,4", owned="1,5"), claim("b", 4)]
+    decision = decide(rules(SMALL), claims, sharing(held="2-3,6-7", users=False))
+    assert answers(decision) == {"a": "1,5", "b": "2-3,6-7"}
+
+
+def test_init_containers_leave_their_cpus_to_their_pod() -> None:
+    init = claim("a/init", 4, owned="2-3,6-7", ended=True)
+    claims = [init, claim("a/app", 2), claim("a/side", 3), claim("b", 2)]
+    decision = decide(rules(SMALL), claims, sharing())
+    assert answers(decision) == {
+        "a/init": "2-3,6-7",
+        "a/app": "2,6",
+        "a/side": "0,3,7",
+        "b": "1,5",
+    }
+    assert str(decision.pool) == "4"
+    assert answers(decide(rules(SMALL), in_force(claims, decision, known=False), sharing())) == (
+        answers(decision)
+    )
+
+
+def test_a_restarted_container_has_its_cpus_again() -> None:
+    ended = claim("b", 2, owned="2,6", ended=True)
+    first = decide(rules(SMALL), [claim("a", 4), ended], sharing())
+    assert answers(first) == {"a": "0-1,4-5", "b": "2,6"}
+    again = decide(
+        rules(SMALL), [claim("a", 4, owned="0-1,4-5"), claim("b", 2, owned="2,6")], sharing()
+    )
+    assert answers(again) == answers(first)
+    assert moves(again) == []
+
+
+def test_half_written_after_a_restart() -> None:
+    """The owner has its cpuset, those who share were not yet kept off it."""
+    claims = [claim("a", 2, held="2,6"), claim("b", 2, held="0-7")]
+    decision = decide(rules(SMALL), claims, sharing(held="0-7"))
+    assert answers(decision) == {"a": "2,6", "b": "0,4"}
+
+
+def test_an_owner_that_wants_no_whole_cores_any_more_keeps_what_it_has_and_is_told() -> None:
+    node = rules(SMALL, LocalPolicy.STATIC, FULL)
+    decision = decide(node, [claim("a", 3, owned="0-1,4-5")], sharing())
+    assert answers(decision) == {"a": "0-1,4-5(NO_WHOLE_CORES)"}
+
+
+def test_an_owner_whose_cpus_are_all_gone_gets_others() -> None:
+    decision = decide(rules(SMALL), [claim("a", 2, owned="0,4")], sharing(unavailable="0,4"))
+    assert moves(decision) == ["a 0,4 > 1,5 REPLACE"]

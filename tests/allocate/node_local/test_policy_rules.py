@@ -1,0 +1,229 @@
+"""What holds for every node-local decision."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.layout import Layout, of
+from agent.allocate.node_local.claim import (
+    Claim,
+    Decision,
+    LocalPolicy,
+    LocalRules,
+    MoveReason,
+    Sharing,
+)
+from agent.allocate.node_local.fit import Fit
+from agent.allocate.node_local.policy import decide
+from agent.model.cpuset import EMPTY, CpuSet, union
+from tests.allocate.kubelet.nodes import options
+from tests.allocate.machines import even_machines
+from tests.allocate.node_local.cases import in_force, settle
+
+OPTIONS = [
+    options(*names)
+    for names in (
+        (),
+        ("full-pcpus-only",),
+        ("distribute-cpus-across-numa",),
+        ("full-pcpus-only", "distribute-cpus-across-numa"),
+        ("distribute-cpus-across-cores",),
+        ("align-by-socket",),
+        ("strict-cpu-reservation",),
+        ("prefer-align-cpus-by-uncorecache", "full-pcpus-only"),
+    )
+]
+
+
+@st.composite
+def rules_of(draw: st.DrawFn) -> LocalRules:
+    layout = of(draw(even_machines()))
+    return LocalRules(
+        draw(st.sampled_from([LocalPolicy.STATIC, LocalPolicy.DYNAMIC])),
+        layout,
+        draw(st.sampled_from(OPTIONS)),
+        draw(some_of(layout, most=2)),
+        draw(st.integers(0, 3)),
+    )
+
+
+@st.composite
+def some_of(draw: st.DrawFn, layout: Layout, most: int | None = None) -> CpuSet:
+    ids = sorted(CpuSet.from_int(layout.cpus))
+    return CpuSet(draw(st.lists(st.sampled_from(ids), max_size=len(ids) if most is None else most)))
+
+
+@st.composite
+def sharing_of(draw: st.DrawFn, layout: Layout) -> Sharing:
+    return Sharing(draw(some_of(layout, most=3)), draw(st.booleans()))
+
+
+@st.composite
+def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[Claim]:
+    """`lying`: with cpusets and memories that fit nothing; else all are new."""
+    sets = st.one_of(st.none(), some_of(layout))
+    keys = draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), unique=True))
+    return [
+        Claim(
+            uid,
+            name,
+            draw(st.integers(0, 2)),
+            draw(st.integers(1, 6)),
+            draw(sets) if lying else None,
+            draw(sets) if lying else None,
+            draw(some_of(layout)) if lying else EMPTY,
+            draw(st.booleans()) if lying else False,
+        )
+        for uid, name in keys
+    ]
+
+
+def check(node: LocalRules, claims: list[Claim], others: Sharing, decision: Decision) -> None:
+    online = CpuSet.from_int(node.layout.cpus)
+    assert set(decision.answers) == {each.key for each in claims}
+    for index, one in enumerate(claims):
+        answer = decision.answers[one.key]
+        assert not answer.cpus & (others.unavailable | node.reserved)
+        assert answer.cpus <= online
+        assert answer.original <= answer.cpus
+        if not one.ended:
+            assert (answer.refused is None) == (len(answer.cpus) == one.cpus)
+        for other in claims[:index]:
+            if one.uid != other.uid or not (one.ended or other.ended):
+                assert not answer.cpus & decision.answers[other.key].cpus
+    owned = union(each.cpus for each in decision.answers.values())
+    kept = node.reserved if node.options.strict_cpu_reservation else EMPTY
+    assert decision.pool == online - others.unavailable - kept - owned
+    if others.users and online - others.unavailable - kept:
+        assert decision.pool
+    for move in decision.moves:
+        assert decision.answers[move.uid, move.name].cpus == move.target
+        before = next(each for each in claims if each.key == (move.uid, move.name))
+        of_pod = union(each.owned or EMPTY for each in claims if each.uid == move.uid)
+        for each in claims:
+            if each.uid != move.uid and each.owned and before.owned:
+                gained = move.target - before.owned
+                # Two that remember one CPU as their own can't both be right.
+                assert not gained & each.owned or each.owned & of_pod
+    made = [each for each in decision.moves if each.reason in _CHOSEN]
+    assert len(made) <= (node.max_moves if node.policy is LocalPolicy.DYNAMIC else 0)
+
+
+_CHOSEN = (MoveReason.DEFRAGMENT, MoveReason.MAKE_ROOM)
+
+
+@given(st.data())
+def test_any_input_gets_a_right_answer(data: st.DataObject) -> None:
+    node = data.draw(rules_of())
+    others = msgspec.structs.replace(
+        data.draw(sharing_of(node.layout)), held=data.draw(some_of(node.layout))
+    )
+    claims = data.draw(claims_of(node.layout, lying=True))
+    decision = decide(node, claims, others)
+    check(node, claims, others, decision)
+    assert decide(node, data.draw(st.permutations(claims)), others) == decision
+
+
+@given(st.data())
+def test_a_decision_in_force_is_decided_again(data: st.DataObject) -> None:
+    node = msgspec.structs.replace(data.draw(rules_of()), policy=LocalPolicy.STATIC)
+    others = data.draw(sharing_of(node.layout))
+    claims = data.draw(claims_of(node.layout))
+    decision = decide(node, claims, others)
+    for known in (True, False):
+        held = decision.pool if others.users else EMPTY
+        after = msgspec.structs.replace(others, held=held)
+        again = decide(node, in_force(claims, decision, known=known), after)
+        assert {key: each.cpus for key, each in again.answers.items()} == {
+            key: each.cpus for key, each in decision.answers.items()
+        }
+        assert again.moves == ()
+
+
+@given(st.data())
+def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
+    """Containers come, go, end, start again, are resized; the agent forgets; moves come to an
+    end."""
+    node = data.draw(rules_of())
+    others = data.draw(sharing_of(node.layout))
+    claims: list[Claim] = []
+    for _ in range(data.draw(st.integers(1, 5))):
+        known = {each.key for each in claims}
+        claims = [each for each in claims if data.draw(st.integers(0, 4))]
+        fresh = data.draw(claims_of(node.layout))
+        claims += [each for each in fresh if each.key not in known]
+        claims = [
+            msgspec.structs.replace(
+                each,
+                cpus=data.draw(st.sampled_from([each.cpus, each.cpus, 1, 2, 4])),
+                ended=data.draw(st.integers(0, 5)) == 0,
+            )
+            for each in claims
+        ]
+        decision = decide(node, claims, others)
+        check(node, claims, others, decision)
+        _resized_in_place(claims, decision)
+        claims = in_force(claims, decision, known=True)
+        for made_from, made in settle(node, claims, others):
+            check(node, made_from, others, made)
+        claims, last = made_from, made
+        if data.draw(st.booleans()):
+            held = last.pool if others.users else EMPTY
+            after = msgspec.structs.replace(others, held=held)
+            # What ended is kept by memory alone, so its CPUs are free now: to move to, too.
+            forgotten = in_force(claims, last, known=False)
+            again = decide(node, forgotten, after)
+            check(node, forgotten, others, again)
+            moved = {(each.uid, each.name) for each in again.moves}
+            for each in claims:
+                cpus = last.answers[each.key].cpus
+                if len(cpus) == each.cpus and each.key not in moved:
+                    assert again.answers[each.key].cpus == cpus
+
+
+def _resized_in_place(claims: list[Claim], decision: Decision) -> None:
+    for move in decision.moves:
+        if move.reason is MoveReason.WIDEN:
+            assert move.source < move.target
+        elif move.reason is MoveReason.SHRINK:
+            assert move.target < move.source
+
+
+@given(st.data())
+def test_each_move_to_better_cpus_lowers_a_cost(data: st.DataObject) -> None:
+    node = msgspec.structs.replace(
+        data.draw(rules_of()), policy=LocalPolicy.DYNAMIC, max_moves=data.draw(st.integers(1, 3))
+    )
+    others = data.draw(sharing_of(node.layout))
+    fit = Fit(node.layout, node.options)
+    ids = data.draw(st.permutations(sorted(CpuSet.from_int(node.layout.cpus))))
+    claims = []
+    while ids and len(claims) < 8:
+        count = data.draw(st.integers(1, 4))
+        mine, ids = CpuSet(ids[:count]), ids[count + data.draw(st.integers(0, 2)) :]
+        claims.append(Claim(f"p{len(claims)}", "c", 0, len(mine), mine, mine))
+    for _, decision in settle(node, claims, others):
+        for move in decision.moves:
+            source, target = fit.cost(move.source.mask), fit.cost(move.target.mask)
+            if move.reason is MoveReason.DEFRAGMENT:
+                assert target < source
+            elif move.reason is MoveReason.MAKE_ROOM:
+                assert target <= source
+
+
+@given(st.data())
+def test_cpus_of_a_wish_are_no_worse_than_any_one_area_gives(data: st.DataObject) -> None:
+    layout = of(data.draw(even_machines()))
+    fit = Fit(layout, options())
+    free = data.draw(some_of(layout)).mask
+    count = data.draw(st.integers(1, max(1, free.bit_count())))
+    if count > free.bit_count():
+        return
+    nodes, sockets, *_ = fit.cost(fit.best(free, count))
+    for area in (*layout.nodes, *layout.sockets):
+        inside = area.cpus & free
+        if inside.bit_count() >= count:
+            # Two NUMA nodes of two sockets go before three of one.
+            assert (nodes, sockets) <= fit.cost(fit.best(inside, count))[:2]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.nrt.freshness import (
+    MOST_MISSING,
+    Freshness,
+    Method,
+    State,
+    freshness,
+    method_of,
+)
+from agent.model import fingerprint
+from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology
+
+FIRST, OWNER, LAST, FOREIGN, GONE, LONG_GONE = (
+    fingerprint.pod_hash("ns", name) for name in ("first", "owner", "last", "f", "gone", "long")
+)
+ALL = [FIRST, OWNER, LAST]
+told = fingerprint.together
+
+
+def test_zones_of_all_that_are_known_are_current() -> None:
+    assert freshness(told(ALL), ALL) == Freshness(State.CURRENT)
+    assert freshness(told([]), []) == Freshness(State.CURRENT)
+
+
+def test_the_pods_that_began_last_may_be_missing() -> None:
+    assert freshness(told([FIRST, OWNER]), ALL) == Freshness(State.BEHIND, 1)
+    assert freshness(told([]), ALL) == Freshness(State.BEHIND, 3)
+
+
+@pytest.mark.parametrize("there", [(FIRST, LAST), (*ALL, FOREIGN), (GONE,)])
+def test_zones_of_other_pods_are_none_of_ours(there: tuple[int, ...]) -> None:
+    assert freshness(told(there), ALL) == Freshness(State.OTHER)
+
+
+def test_pods_that_are_gone_may_be_in_a_report_still() -> None:
+    gone = [LONG_GONE, GONE]
+    assert freshness(told([*ALL, GONE]), ALL, gone) == Freshness(State.BEHIND)
+    assert freshness(told([*ALL, *gone]), ALL, gone) == Freshness(State.BEHIND)
+    assert freshness(told([FIRST, *gone]), ALL, gone) == Freshness(State.BEHIND, 2)
+    assert freshness(told(ALL), ALL, gone) == Freshness(State.CURRENT)
+
+
+def test_who_went_first_is_forgotten_first() -> None:
+    assert freshness(told([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(State.OTHER)
+
+
+def test_a_node_may_tell_none() -> None:
+    assert freshness(None, ALL) == Freshness(State.UNTOLD)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        (None, Method.ALL),
+        ("all", Method.ALL),
+        ("with-exclusive-resources", Method.EXCLUSIVE),
+        ("of-the-moon", Method.ALL),
+    ],
+)
+def test_the_nodes_word_for_the_method(word: str | None, expected: Method) -> None:
+    attributes = {} if word is None else {FINGERPRINT_METHOD: word}
+    assert method_of(NodeTopology("node-a", attributes=attributes)) is expected
+
+
+def test_not_more_than_some_are_looked_for() -> None:
+    many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MOST_MISSING + 1)]
+    assert freshness(told(many[:1]), many) == Freshness(State.BEHIND, MOST_MISSING)
+    assert freshness(told([]), many) == Freshness(State.OTHER)
+
+
+@given(st.permutations(ALL), st.integers(0, 3))
+def test_what_is_missing_and_what_is_not_are_all(order: list[int], begun: int) -> None:
+    assert freshness(told(order[:begun]), order).missing == len(order) - begun

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.nrt.least_numa import Spread, spread
+from agent.allocate.nrt.node import ZonedNode
+from tests.allocate.nrt.values import node
+
+amounts = st.integers(0, 4)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> ZonedNode:
+    """A few NUMA nodes of any numbers and distances; not each tells of every resource."""
+    ids = draw(st.lists(st.integers(0, 80), min_size=1, max_size=5, unique=True))
+    telling = st.fixed_dictionaries({"cpu": amounts}, optional={"memory": amounts})
+    zones = {each: draw(telling) for each in ids}
+    far = st.sampled_from([10, 12, 20, 32])
+    costs = {each: {other: draw(far) for other in ids} for each in ids}
+    return node(zones, costs=costs)
+
+
+def by_definition(there: ZonedNode, asked: dict[str, int]) -> Spread | None:
+    """All sets, in their order."""
+
+    def span(places: tuple[int, ...]) -> int:
+        return sum(there.distances[i][j] for i in places for j in places)
+
+    for count in range(1, len(there.zones) + 1):
+        sets = list(combinations(range(len(there.zones)), count))
+        fitting = [
+            places
+            for places in sets
+            if all(
+                all(there.zones[i] in there.available[name] for i in places)
+                and sum(there.available[name][there.zones[i]] for i in places) >= amount
+                for name, amount in asked.items()
+            )
+        ]
+        if fitting:
+            best = min(fitting, key=span)
+            closest = span(best) == min(map(span, sets))
+            return Spread(tuple(there.zones[i] for i in best), closest)
+    return None
+
+
+@given(nodes(), st.integers(1, 9), st.integers(0, 9))
+def test_the_search_finds_what_looking_at_all_sets_finds(
+    there: ZonedNode, cpu: int, memory: int
+) -> None:
+    asked = {"cpu": cpu}
+    if "memory" in there.available:
+        asked["memory"] = memory
+    assert spread(there, there.available, asked) == by_definition(there, asked)
+
+
+def test_many_numa_nodes_alike_are_soon_searched() -> None:
+    """All sets of half of them would be 2.3 billion."""
+    zones = {each: {"cpu": 1} for each in range(34)}
+    costs = {i: {j: 10 if i == j else 20 for j in range(34)} for i in range(34)}
+    there = node(zones, costs=costs)
+    found = spread(there, there.available, {"cpu": 17})
+    assert found == Spread(tuple(range(17)), True)
+    assert spread(there, there.available, {"cpu": 35}) is None

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.nrt.filter import Fit, filter
+from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.nrt.node import FAR, MAX_NUMA_NODES, zoned_node
+from agent.allocate.numa.scope import Scope
+from agent.model.nodetopology import Amounts, NodeTopology, Zone
+from agent.model.policies import NumaPolicy
+from tests.allocate.nrt.values import CPU, GPU, container, node, pod, topology
+
+
+def test_zones_are_ordered_by_their_ids() -> None:
+    there = node({9: {"cpu": 1}, 2: {"cpu": 2, GPU: 1}}, costs={9: {2: 21, 9: 10}, 2: {2: 10}})
+    assert there.zones == (2, 9)
+    assert there.available == {"cpu": {2: 2, 9: 1}, GPU: {2: 1}}
+    assert there.together == {"cpu": 3, GPU: 1}
+    assert there.distances == ((10, FAR), (21, 10))
+
+
+@pytest.mark.parametrize(
+    ("policy", "scope", "expected"),
+    [
+        ("single-numa-node", "pod", (NumaPolicy.SINGLE_NUMA_NODE, Scope.POD)),
+        ("restricted", "container", (NumaPolicy.RESTRICTED, Scope.CONTAINER)),
+        ("none", "container", (NumaPolicy.NONE, Scope.CONTAINER)),
+    ],
+)
+def test_policy_and_scope_are_the_kubelets(
+    policy: str, scope: str, expected: tuple[NumaPolicy, Scope]
+) -> None:
+    found = node({}, policy, scope)
+    assert (found.policy, found.scope) == expected
+    assert found.max_numa_nodes == MAX_NUMA_NODES
+
+
+def test_what_kubernetes_counts_itself_is_on_every_node() -> None:
+    found = zoned_node(topology({}), ("example.com/licence",))
+    assert {"cpu", "memory", "ephemeral-storage", "pods", "example.com/licence"} == found.resources
+
+
+def test_an_empty_node_has_all_that_pods_may_have() -> None:
+    told = NodeTopology(
+        "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
+    )
+    asked = {"cpu": 1, "memory": 1}
+    for cpus, now, then in ((1, Fit, Fit), (6, Misfit, Fit), (7, Misfit, Misfit)):
+        pod_a = pod(container(cpu=cpus * CPU), requests=asked, limits=asked)
+        assert isinstance(filter(zoned_node(told, ()), pod_a), now)
+        assert isinstance(filter(zoned_node(told, (), empty=True), pod_a), then)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.nrt.filter import Fit, filter
+from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.nrt.node import Assumed, without
+from agent.allocate.nrt.pod import ZonedPod
+from tests.allocate.nrt.values import CPU, GPU, container, node, pod
+
+TWO = {0: {"cpu": 4 * CPU, "memory": 8}, 1: {"cpu": 4 * CPU, "memory": 8, GPU: 1}}
+
+
+def asking(cpus: int, **more: int) -> ZonedPod:
+    return pod(container(cpu=cpus * CPU, memory=1, **more))
+
+
+def test_a_pod_is_gone_from_its_numa_node() -> None:
+    after = without(node(TWO), [Assumed({0: {"cpu": 3 * CPU, "memory": 1}})])
+    assert after.available["cpu"] == {0: CPU, 1: 4 * CPU}
+    assert after.together == {"cpu": 5 * CPU, "memory": 15, GPU: 1}
+    assert filter(after, asking(3)) == Fit((1,))
+
+
+def test_where_nobody_knows_it_is_gone_from_each() -> None:
+    after = without(node(TWO), [Assumed(anywhere=asking(3, gpu=1).whole.taken)])
+    assert after.available == {
+        "cpu": {0: CPU, 1: CPU},
+        "memory": {0: 7, 1: 7},
+        GPU: {1: 0},
+    }
+    assert isinstance(filter(after, asking(2)), Misfit)
+
+
+def test_from_all_together_a_pod_is_gone_once() -> None:
+    after = without(node(TWO, "restricted"), [Assumed(anywhere=asking(3).whole.taken)])
+    assert after.together["cpu"] == 5 * CPU
+    assert isinstance(filter(after, asking(5)), Fit)
+    assert isinstance(filter(after, asking(6)), Misfit)
+
+
+def test_it_is_never_less_than_nothing_nor_of_what_is_not_told() -> None:
+    there = node(TWO)
+    much = Assumed({0: {"cpu": 99 * CPU, "nic": 1}, 7: {"cpu": 1}}, {"memory": 99, "nic": 2})
+    after = without(there, [much])
+    assert after.available == {"cpu": {0: 0, 1: 4 * CPU}, "memory": {0: 0, 1: 0}, GPU: {1: 1}}
+    assert there.available["cpu"] == {0: 4 * CPU, 1: 4 * CPU}
+
+
+taken = st.builds(
+    Assumed,
+    st.dictionaries(
+        st.integers(0, 2), st.dictionaries(st.sampled_from(["cpu", GPU]), st.integers(0, 5000))
+    ),
+    st.dictionaries(st.sampled_from(["cpu", GPU]), st.integers(0, 5000)),
+)
+
+
+@given(st.lists(taken, max_size=4))
+def test_one_by_one_is_the_same_as_all_at_once(pods: list[Assumed]) -> None:
+    here = node(TWO)
+    for each in pods:
+        here = without(here, [each])
+    assert here == without(node(TWO), pods)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.allocate.nrt.pod import Kind, exclusive, foreign, kube_class_of
+from agent.model.apiobjects import ApiContainer
+from tests.allocate.nrt.values import CPU, GPU, api_pod, container, pod, sidecar
+
+GIB = 1 << 30
+SURE = {"cpu": CPU, "memory": GIB}
+
+
+def test_parts_are_the_init_containers_and_then_the_others() -> None:
+    found = pod(container("a"), container("b"), init=(container("i"), sidecar("s")))
+    assert [(part.kind, part.name) for part in found.parts] == [
+        (Kind.INIT, "i"),
+        (Kind.SIDECAR, "s"),
+        (Kind.CONTAINER, "a"),
+        (Kind.CONTAINER, "b"),
+    ]
+
+
+def test_the_whole_counts_sidecars_overhead_and_the_pods_own_word() -> None:
+    init = (sidecar(cpu=CPU, gpu=1), container("i", cpu=5 * CPU))
+    found = pod(container(cpu=2 * CPU, gpu=1), init=init, overhead={"cpu": 10, "memory": 5})
+    assert found.whole.requests == {"cpu": 6010, GPU: 2, "memory": 5}
+    own = pod(container(cpu=2 * CPU, gpu=1), init=init, requests={"cpu": 9 * CPU})
+    assert own.whole.requests == {"cpu": 9 * CPU, GPU: 2}
+
+
+@pytest.mark.parametrize(
+    ("containers", "more", "expected"),
+    [
+        ([container()], {}, "besteffort"),
+        ([container(gpu=1)], {}, "besteffort"),
+        ([container(cpu=0, memory=0)], {}, "besteffort"),
+        ([container(**SURE)], {}, "guaranteed"),
+        ([container(**SURE), container()], {}, "burstable"),
+        ([container(limited=False, **SURE)], {}, "burstable"),
+        ([container(cpu=CPU)], {}, "burstable"),
+        ([ApiContainer("a", {}, SURE)], {}, "burstable"),
+        ([ApiContainer("a", SURE, {**SURE, "cpu": 2 * CPU})], {}, "burstable"),
+        ([container()], {"requests": SURE, "limits": SURE}, "guaranteed"),
+        ([container(**SURE)], {"requests": SURE}, "burstable"),
+        ([container(**SURE)], {"requests": SURE, "limits": {"cpu": CPU}}, "burstable"),
+    ],
+)
+def test_the_class_as_the_api_server_finds_it(
+    containers: list[ApiContainer], more: dict[str, Any], expected: str
+) -> None:
+    assert kube_class_of(api_pod(*containers, **more)) == expected
+
+
+def test_init_containers_have_a_say_in_the_class() -> None:
+    assert kube_class_of(api_pod(container(**SURE), init=(container(),))) == "burstable"
+
+
+@pytest.mark.parametrize(
+    ("resource", "expected"),
+    [
+        ("cpu", False),
+        ("hugepages-2Mi", False),
+        ("ephemeral-storage", False),
+        ("nvidia.com/gpu", True),
+        ("attachable-volumes.kubernetes.io/x", False),
+    ],
+)
+def test_devices_are_foreign_to_kubernetes(resource: str, expected: bool) -> None:
+    assert foreign(resource) is expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (pod(container(**SURE)), True),
+        (pod(container(cpu=1500, memory=0)), False),
+        (pod(container(**SURE, limited=False)), False),
+        (pod(container(gpu=1, limited=False)), True),
+        (pod(container(nic=1, limited=False)), False),
+        (pod(container(cpu=1, limited=False), init=(container("i", gpu=1),)), False),
+        (pod(container(cpu=1, limited=False), init=(sidecar(gpu=1),)), True),
+        (pod(container(cpu=500, memory=GIB)), True),
+        (pod(container(cpu=500, limited=False, **{"hugepages-2Mi": GIB})), False),
+        (pod(container(gpu=0, limited=False)), False),
+    ],
+)
+def test_who_holds_what_no_other_can_use(asked: Any, expected: bool) -> None:
+    assert exclusive(asked, {"cpu", "memory", GPU}) is expected

@@ -1,0 +1,75 @@
+"""Nodes with NUMA nodes, and pods, as short as they can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.nrt.pod import ZonedPod, zoned_pod
+from agent.model.apiobjects import ApiContainer, ApiPod, Phase
+from agent.model.nodetopology import Amounts, NodeTopology, Zone
+
+GPU = "nvidia.com/gpu"
+NIC = "vendor.com/nic"
+CPU = 1000
+
+
+def topology(
+    zones: Mapping[int, Mapping[str, int]],
+    policy: str = "single-numa-node",
+    scope: str = "container",
+    costs: Mapping[int, Mapping[int, int]] | None = None,
+    **more: Any,
+) -> NodeTopology:
+    return NodeTopology(
+        "node-a",
+        tuple(
+            Zone(
+                node,
+                {name: Amounts(amount, amount, amount) for name, amount in amounts.items()},
+                dict((costs or {}).get(node, {})),
+            )
+            for node, amounts in zones.items()
+        ),
+        policy,
+        scope,
+        **more,
+    )
+
+
+def node(zones: Mapping[int, Mapping[str, int]], *args: Any, **more: Any) -> ZonedNode:
+    return zoned_node(topology(zones, *args, **more), (GPU, NIC))
+
+
+def container(name: str = "main", limited: bool = True, **requests: int) -> ApiContainer:
+    """`gpu` and `nic` stand for their resources."""
+    words = {"gpu": GPU, "nic": NIC}
+    amounts = {words.get(key, key): amount for key, amount in requests.items()}
+    return ApiContainer(name, amounts, amounts if limited else {})
+
+
+def sidecar(name: str = "side", **requests: int) -> ApiContainer:
+    plain = container(name, **requests)
+    return ApiContainer(name, plain.requests, plain.limits, sidecar=True)
+
+
+def api_pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> ApiPod:
+    return ApiPod(
+        "uid",
+        "default",
+        "pod-a",
+        "",
+        Phase.PENDING,
+        {},
+        {},
+        None,
+        0,
+        containers=containers,
+        init_containers=init,
+        **more,
+    )
+
+
+def pod(*containers: ApiContainer, init: tuple[ApiContainer, ...] = (), **more: Any) -> ZonedPod:
+    return zoned_pod(api_pod(*containers, init=init, **more))

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from agent.allocate import policies_in_force
+from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, Source
+from agent.allocate.reasons import Reason, Rejection
+from agent.model.policies import (
+    BindPolicy,
+    ExclusivePolicy,
+    NumaExclusive,
+    NumaPolicy,
+    NumaStrategy,
+)
+from agent.model.qos import QoS
+from agent.model.resource_spec import NumaSpec, ResourceSpec
+
+KOORDINATOR = PROFILES["koordinator"]
+PROPOSAL = PROFILES["proposal"]
+LABEL_FIRST = msgspec.structs.replace(KOORDINATOR, label_first=True)
+NONE, BEST, RESTRICTED, SINGLE = NumaPolicy
+DEFAULT, FULL, SPREAD, BURST = BindPolicy
+
+
+@pytest.mark.parametrize(
+    ("pod", "label", "kubelet", "profile", "policy", "source"),
+    [
+        (None, None, None, KOORDINATOR, NONE, Source.DEFAULT),
+        (None, None, NONE, PROPOSAL, BEST, Source.DEFAULT),
+        (None, NONE, None, PROPOSAL, NONE, Source.NODE_LABEL),
+        (None, BEST, NONE, KOORDINATOR, BEST, Source.NODE_LABEL),
+        (None, BEST, RESTRICTED, KOORDINATOR, RESTRICTED, Source.KUBELET),
+        (None, BEST, RESTRICTED, LABEL_FIRST, BEST, Source.NODE_LABEL),
+        (None, None, RESTRICTED, LABEL_FIRST, RESTRICTED, Source.KUBELET),
+        (SINGLE, None, None, KOORDINATOR, SINGLE, Source.POD),
+        (SINGLE, NONE, NONE, PROPOSAL, SINGLE, Source.POD),
+        (SINGLE, SINGLE, None, KOORDINATOR, SINGLE, Source.NODE_LABEL),
+        (NONE, BEST, None, KOORDINATOR, BEST, Source.NODE_LABEL),
+    ],
+)
+def test_numa_policy_in_force(pod, label, kubelet, profile, policy, source) -> None:
+    node = NodePolicies(numa_label=label, numa_kubelet=kubelet)
+    assert policies_in_force.numa_policy(NumaSpec(pod), node, profile) == (policy, source)
+
+
+def test_a_pod_and_a_node_of_two_numa_policies_conflict() -> None:
+    node = NodePolicies(numa_label=BEST, numa_kubelet=SINGLE)
+    got = policies_in_force.numa_policy(NumaSpec(BEST), node, KOORDINATOR)
+    detail = "pod: BestEffort, kubelet: SingleNUMANode"
+    assert got == Rejection(Reason.NUMA_POLICY_CONFLICT, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("spec", "exclusive"),
+    [
+        (NumaSpec(), None),
+        (NumaSpec(SINGLE), NumaExclusive.REQUIRED),
+        (NumaSpec(NONE), None),
+        (NumaSpec(SINGLE, NumaExclusive.PREFERRED), NumaExclusive.PREFERRED),
+        (NumaSpec(None, NumaExclusive.REQUIRED), NumaExclusive.REQUIRED),
+    ],
+)
+def test_numa_exclusive(spec: NumaSpec, exclusive: NumaExclusive | None) -> None:
+    assert policies_in_force.numa_exclusive(spec) is exclusive
+
+
+PLAIN = NodePolicies()
+FULL_ONLY = NodePolicies(bind_label=FULL)
+SPREAD_ONLY = NodePolicies(bind_label=SPREAD)
+KUBELET_FULL = NodePolicies(bind_label=SPREAD, full_pcpus_only=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "qos", "owner", "node", "bind", "source"),
+    [
+        (ResourceSpec(), QoS.LSR, True, PLAIN, Bind(FULL, False), Source.DEFAULT),
+        (ResourceSpec(SPREAD), QoS.LSE, True, PLAIN, Bind(SPREAD, False), Source.POD),
+        (ResourceSpec(SPREAD, DEFAULT), QoS.LSE, True, PLAIN, Bind(FULL, True), Source.DEFAULT),
+        (ResourceSpec(FULL, SPREAD), QoS.LSE, True, PLAIN, Bind(SPREAD, True), Source.POD),
+        (ResourceSpec(FULL), QoS.LS, False, PLAIN, None, Source.POD),
+        (ResourceSpec(BURST), QoS.LSR, True, PLAIN, None, Source.POD),
+        (ResourceSpec(), QoS.LS, False, FULL_ONLY, Bind(FULL, True), Source.NODE_LABEL),
+        (ResourceSpec(SPREAD), QoS.LSR, True, FULL_ONLY, Bind(FULL, True), Source.NODE_LABEL),
+        (ResourceSpec(), QoS.LS, False, KUBELET_FULL, Bind(FULL, True), Source.KUBELET),
+        (
+            ResourceSpec(DEFAULT, FULL),
+            QoS.LS,
+            False,
+            SPREAD_ONLY,
+            Bind(SPREAD, True),
+            Source.NODE_LABEL,
+        ),
+    ],
+)
+def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:
+    assert policies_in_force.bind(spec, qos, node, KOORDINATOR, owner=owner) == (bind, source)
+
+
+def test_be_pod_owns_no_cpus_whatever_the_node_binds() -> None:
+    got = policies_in_force.bind(ResourceSpec(), QoS.BE, FULL_ONLY, KOORDINATOR, owner=False)
+    assert got == (None, Source.DEFAULT)
+
+
+def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
+    got = policies_in_force.bind(
+        ResourceSpec(FULL, SPREAD), QoS.LSR, KUBELET_FULL, KOORDINATOR, owner=True
+    )
+    detail = "pod: SpreadByPCPUs, kubelet: FullPCPUs"
+    assert got == Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("node", "strategy"),
+    [
+        (NodePolicies(), (NumaStrategy.MOST_ALLOCATED, Source.DEFAULT)),
+        (
+            NodePolicies(distribute_across_numa=True),
+            (NumaStrategy.DISTRIBUTE_EVENLY, Source.KUBELET),
+        ),
+        (
+            NodePolicies(strategy_label=NumaStrategy.LEAST_ALLOCATED, distribute_across_numa=True),
+            (NumaStrategy.LEAST_ALLOCATED, Source.NODE_LABEL),
+        ),
+    ],
+)
+def test_numa_strategy(node: NodePolicies, strategy: tuple[NumaStrategy, Source]) -> None:
+    assert policies_in_force.numa_strategy(node, PROPOSAL) == strategy
+
+
+@pytest.mark.parametrize(
+    ("spec", "refused"),
+    [
+        (ResourceSpec(), None),
+        (ResourceSpec(FULL, FULL, ExclusivePolicy.NUMA_NODE_LEVEL), None),
+        (ResourceSpec(SPREAD), "bind policy SpreadByPCPUs"),
+        (ResourceSpec(FULL, SPREAD), "bind policy SpreadByPCPUs"),
+        (ResourceSpec(exclusive=ExclusivePolicy.PCPU_LEVEL), "exclusive policy PCPULevel"),
+    ],
+)
+def test_arm_has_full_pcpus_and_numa_node_level_only(
+    spec: ResourceSpec, refused: str | None
+) -> None:
+    assert policies_in_force.architecture(spec, NodePolicies()) is None
+    got = policies_in_force.architecture(spec, NodePolicies(arm=True))
+    assert got == (Rejection(Reason.ARCHITECTURE, detail=refused) if refused else None)
+
+
+def test_policies_are_read_from_labels_and_kubelet() -> None:
+    labels = {
+        "node.koordinator.sh/numa-topology-policy": "BestEffort",
+        "node.koordinator.sh/cpu-bind-policy": "FullPCPUsOnly",
+        "node.koordinator.sh/numa-allocate-strategy": "DistributeEvenly",
+        "kubernetes.io/arch": "arm64",
+    }
+    options = {"full-pcpus-only": "true", "distribute-cpus-across-numa": "false"}
+    got, faults = policies_in_force.node_policies(labels, "SingleNUMANodeContainerLevel", options)
+    assert got == NodePolicies(
+        BEST, SINGLE, FULL, NumaStrategy.DISTRIBUTE_EVENLY, full_pcpus_only=True, arm=True
+    )
+    assert not faults
+
+
+def test_the_proposals_label_is_read_too_and_todays_wins() -> None:
+    proposal = {"node.koordinator.sh/numa-topology-alignment-policy": "Restricted"}
+    both = {**proposal, "node.koordinator.sh/numa-topology-policy": "BestEffort"}
+    assert policies_in_force.node_policies(proposal)[0].numa_label is RESTRICTED
+    assert policies_in_force.node_policies(both)[0].numa_label is BEST
+
+
+def test_words_that_mean_nothing_are_named_and_passed_over() -> None:
+    labels = {
+        "node.koordinator.sh/cpu-bind-policy": "FullPCPUs",
+        "node.koordinator.sh/numa-topology-policy": "",
+    }
+    got, faults = policies_in_force.node_policies(labels, "strict")
+    assert got == NodePolicies()
+    assert [fault.partition(" is ")[0] for fault in faults] == [
+        "topology manager policy 'strict'",
+        "label node.koordinator.sh/cpu-bind-policy: 'FullPCPUs'",
+    ]

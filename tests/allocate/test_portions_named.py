@@ -1,0 +1,168 @@
+"""Only containers that a pod has or is to get count, whatever its annotations name."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.pools import decide
+from agent.allocate.portions import MOST_COMING, counting, of_spec
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.model import bounds
+from agent.model import snapshot as snapshots
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.qos import QOS_LABEL
+from tests.builders import machine
+
+TOPOLOGY = machine()
+BASE_BYTES = 4 << 10
+CONTAINER_BYTES = 512
+
+
+def pod(
+    annotations: dict[str, str],
+    *present: str,
+    named: tuple[str, ...] | None = None,
+    qos: str = "BE",
+    uid: str = "p",
+) -> Pod:
+    containers = tuple(Container(each, each, ContainerState.RUNNING) for each in present)
+    labels = {QOS_LABEL: qos}
+    return Pod(uid, "ns", uid, labels, annotations, "besteffort", 1, containers, named=named)
+
+
+def batch(*names: str) -> dict[str, str]:
+    amounts = {"limits": {"kubernetes.io/batch-cpu": "1000"}}
+    return {EXTENDED_RESOURCE_SPEC: json.dumps({"containers": dict.fromkeys(names, amounts)})}
+
+
+NAMES = tuple(f"c{number:03}" for number in range(100))
+SPEC = tuple(reversed(NAMES))
+
+
+@pytest.mark.parametrize(
+    ("it", "wanted"),
+    [
+        (pod({}, named=()), set()),
+        (pod({}, "c000", "c001", "other", named=()), {"c000", "c001"}),
+        (pod({}, named=("other", "c007")), {"c007"}),
+        (pod({}, named=SPEC), set(SPEC[:MOST_COMING])),
+        (pod({}, *SPEC[:90], named=SPEC), set(SPEC)),
+        (pod({}), set(NAMES[:MOST_COMING])),
+        (pod({}, "c099"), {*NAMES[:MOST_COMING], "c099"}),
+    ],
+)
+def test_those_that_are_there_count_and_the_next_ones_of_the_spec(
+    it: Pod, wanted: set[str]
+) -> None:
+    assert counting(it, NAMES) == wanted
+
+
+@given(
+    st.lists(st.sampled_from(NAMES), unique=True),
+    st.none() | st.lists(st.sampled_from(NAMES), unique=True),
+    st.sets(st.sampled_from(NAMES)),
+)
+def test_what_counts_is_bounded_by_what_is_there(
+    present: list[str], spec: list[str] | None, names: set[str]
+) -> None:
+    it = pod({}, *present, named=None if spec is None else tuple(spec))
+    counted = counting(it, names)
+    assert counted <= names
+    assert counted >= names & set(present)
+    assert len(counted) <= len(present) + MOST_COMING
+    if spec is not None:
+        assert counted <= {*spec, *present}
+
+
+def test_amounts_of_containers_that_are_not_in_the_spec_do_not_count() -> None:
+    it = pod({}, "debug", named=("main",))
+    assert of_spec(it, {"main": 1, "debug": 2, "none": 3}) == {"main": 1, "debug": 2}
+    assert of_spec(msgspec.structs.replace(it, named=None), {"none": 3}) == {"none": 3}
+
+
+def test_a_pod_is_held_to_the_sum_of_its_own_containers() -> None:
+    it = pod(batch("main", "none"), named=("main",))
+    decided = decide(TOPOLOGY, (it,), KubeletCpus(), {}, {}).pods["p"]
+    assert decided.containers.keys() == {"main"}
+    assert decided.group == decided.containers["main"].limits
+
+
+@pytest.mark.parametrize("named", [None, ("main",), SPEC], ids=["unknown", "one", "many"])
+@pytest.mark.parametrize("kind", ["batch", "sidecars"])
+def test_a_snapshot_is_bounded_by_the_containers(named: tuple[str, ...] | None, kind: str) -> None:
+    """However many an annotation names."""
+    names = [f"c{number:03}" for number in range(bounds.MOST_CONTAINERS)]
+    notes = batch(*names)
+    if kind == "sidecars":
+        notes = {RESOURCE_STATUS: '{"cpuset": "1"}', SHARED_CONTAINERS: ",".join(names)}
+    assert all(len(text) <= bounds.POD_LIST_BYTES for text in notes.values())
+    pods = tuple(
+        pod(notes, "main", *names[200:210], named=named, uid=f"p{number}") for number in range(20)
+    )
+    decision = decide(TOPOLOGY, pods, KubeletCpus(), {}, {})
+    text = snapshots.encode(
+        snapshots.Snapshot(
+            1,
+            0,
+            "boot",
+            False,
+            decision.ls_pools,
+            decision.be_pools,
+            decision.owners,
+            decision.pods,
+            {},
+        )
+    )
+    assert len(text) < BASE_BYTES + CONTAINER_BYTES * len(pods) * (11 + MOST_COMING)
+
+
+@pytest.mark.parametrize(
+    ("notes", "key", "reason"),
+    [
+        (
+            batch(*(f"c{number:x}" for number in range(25_936))),
+            EXTENDED_RESOURCE_SPEC,
+            "has more than 32768 bytes",
+        ),
+        (
+            {RESOURCE_STATUS: '{"cpuset": "1"}', SHARED_CONTAINERS: "c," * 9_000},
+            SHARED_CONTAINERS,
+            "has more than 8192 bytes",
+        ),
+        (
+            {
+                RESOURCE_STATUS: '{"cpuset": "1"}',
+                SHARED_CONTAINERS: ",".join(f"c{number}" for number in range(300)),
+            },
+            SHARED_CONTAINERS,
+            "names 300 containers: 256 are the most",
+        ),
+        (
+            {RESOURCE_STATUS: '{"cpuset": "0-65535:1/2"}'},
+            RESOURCE_STATUS,
+            "CPUs 4,6,8,",
+        ),
+    ],
+)
+def test_a_refusal_names_pod_and_annotation_and_is_short(
+    notes: dict[str, str], key: str, reason: str
+) -> None:
+    decision = decide(TOPOLOGY, (pod(notes, "main", qos="LSR"),), KubeletCpus(), {}, {})
+    (refusal,) = decision.refusals
+    assert (refusal.uid, refusal.title, refusal.key) == ("p", "ns/p", key)
+    assert refusal.reason.startswith(reason)
+    assert len(refusal.reason) <= bounds.REASON_CHARACTERS
+    assert decision.pods["p"].refused == refusal.reason
+
+
+def test_a_side_car_annotation_that_can_not_be_read_takes_no_cpus_away() -> None:
+    notes = {RESOURCE_STATUS: '{"cpuset": "1"}', SHARED_CONTAINERS: "c," * 9_000}
+    decision = decide(TOPOLOGY, (pod(notes, "main", qos="LSR"),), KubeletCpus(), {}, {})
+    assert decision.pods["p"].each.cpuset == "1"
+    assert decision.pods["p"].each.exclusive

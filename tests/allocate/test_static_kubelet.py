@@ -1,0 +1,244 @@
+"""Owners and pools beside a kubelet with the static policy: its checkpoint decides."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.allocate.pools import Decision, decide
+from agent.allocate.reserved_cpus import KubeletCpus, PoolRules
+from agent.model.annotations import SHARED_CONTAINERS
+from agent.model.cpuset import EMPTY, CpuSet, union
+from agent.model.pods import Pod
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import pool_cpus
+from agent.model.topology import Topology
+from agent.model.wanted import UNLIMITED
+from tests.builders import machine, pod
+
+RESERVED = PoolRules(reserved=CpuSet([0]))
+
+
+def checkpoint(**pods: dict[str, str]) -> KubeletCpus:
+    """Of a static kubelet, by pod uid and container."""
+    parsed = {
+        uid: {name: CpuSet.parse(text) for name, text in of_pod.items()}
+        for uid, of_pod in pods.items()
+    }
+    return KubeletCpus(True, {uid: union(of.values()) for uid, of in parsed.items()}, parsed)
+
+
+def decided(
+    kubelet: KubeletCpus,
+    *pods: Pod,
+    topology: Topology | None = None,
+    before: dict[str, str] | None = None,
+    running: dict[str, str] | None = None,
+    rules: PoolRules = RESERVED,
+) -> Decision:
+    owned, runs = (
+        {uid: CpuSet.parse(text) for uid, text in (each or {}).items()}
+        for each in (before, running)
+    )
+    return decide(topology or machine(2, 4), pods, kubelet, owned, runs, rules)
+
+
+def owned(decision: Decision) -> dict[str, str]:
+    return {owner.uid: owner.cpuset for owner in decision.owners}
+
+
+def guaranteed(name: str, qos: str = "", cpuset: str = "") -> Pod:
+    return pod(name, qos, cpuset, kube_class="guaranteed")
+
+
+@pytest.mark.parametrize(("qos", "be"), [("LSE", "0-3,6-7"), ("LSR", "0-7")])
+def test_claim_that_differs_from_the_checkpoint_is_not_honoured(qos: str, be: str) -> None:
+    decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a", qos, "2-3"), pod("b", "LS"))
+    main = decision.pods["a"].of("main")
+    assert (main.cpuset, main.exclusive, main.kubelet, main.blocked) == ("4-5", True, True, "")
+    assert owned(decision) == {"a": "4-5"}
+    assert decision.pods["b"].each.cpuset == "0-3,6-7"
+    assert str(pool_cpus(decision.be_pools)) == be
+    (refusal,) = decision.refusals
+    assert (refusal.claimed, refusal.held) == ("2-3", "4-5")
+    assert refusal.reason == "the kubelet gave it CPUs 4-5"
+
+
+def test_claim_that_agrees_with_the_checkpoint_is_no_refusal() -> None:
+    given_to = checkpoint(a={"main": "4", "other": "5"})
+    decision = decided(given_to, guaranteed("a", "LSE", "4-5"))
+    assert decision.refusals == ()
+    assert [decision.pods["a"].of(name).cpuset for name in ("main", "other")] == ["4", "5"]
+    assert owned(decision) == {"a": "4-5"}
+
+
+def test_plain_guaranteed_container_has_what_the_checkpoint_names_and_its_own_limits() -> None:
+    decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a"))
+    main = decision.pods["a"].of("main")
+    assert (main.cpuset, main.exclusive, main.lifts_quota) == ("4-5", True, False)
+    assert decision.pods["a"].group.quota_microseconds is None
+    assert str(pool_cpus(decision.be_pools)) == "0-3,6-7"
+
+
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+def test_quota_of_an_owner_by_class_is_lifted(qos: str) -> None:
+    decision = decided(checkpoint(a={"main": "4-5"}), guaranteed("a", qos))
+    assert decision.pods["a"].of("main").lifts_quota
+    assert decision.pods["a"].group.quota_microseconds == UNLIMITED
+
+
+def test_claim_without_an_entry_is_honoured_as_far_as_the_kubelet_leaves_it() -> None:
+    whole = decided(checkpoint(), pod("a", "LSE", "2-3"))
+    assert (owned(whole), whole.refusals) == ({"a": "2-3"}, ())
+    later = checkpoint(b={"main": "3"})
+    part = decided(later, pod("a", "LSE", "2-3"), guaranteed("b"), before=owned(whole))
+    assert owned(part) == {"a": "2", "b": "3"}
+    (refusal,) = part.refusals
+    assert (refusal.uid, refusal.claimed, refusal.held) == ("a", "2-3", "2")
+    assert refusal.reason == "CPUs 3 were given away by the kubelet"
+    gone = checkpoint(b={"main": "3"}, c={"main": "2"})
+    none = decided(gone, pod("a", "LSE", "2-3"), guaranteed("b"), before=owned(part))
+    assert owned(none) == {"b": "3"}
+    assert none.pods["a"].each.cpuset == "0-1,4-7"
+    assert none.refusals[0].held == ""
+
+
+@pytest.mark.parametrize("owners_on_reserved", [False, True])
+def test_reserved_cpus_are_never_all_that_an_owner_has(owners_on_reserved: bool) -> None:
+    rules = PoolRules(reserved=CpuSet([0]), owners_on_reserved=owners_on_reserved)
+    kubelet = checkpoint(b={"main": "1"})
+    decision = decided(kubelet, pod("a", "LSE", "0-1"), before={"a": "0-1"}, rules=rules)
+    assert owned(decision) == {}
+    assert decision.pods["a"].each.cpuset == "0,2-7"
+    assert decision.refusals[0].reason == "CPUs 0 are reserved by the kubelet"
+
+
+@pytest.mark.parametrize("rules", [RESERVED, PoolRules()])
+@pytest.mark.parametrize("qos", ["LSE", "LSR"])
+def test_owner_yields_the_last_cpus_that_the_kubelet_leaves_to_who_runs_on_them(
+    qos: str, rules: PoolRules
+) -> None:
+    claimant, sharer = pod("a", qos, "0-1", created_at=1), pod("b", "LS", created_at=2)
+    before = {"a": "0-1"}
+    running = {"a": "0-1", "b": "2-7"}
+    kubelet = checkpoint(c={"main": "2-7"})
+    decision = decided(
+        kubelet, claimant, sharer, guaranteed("c"), before=before, running=running, rules=rules
+    )
+    assert owned(decision) == {"c": "2-7"}
+    assert [decision.pods[uid].each.cpuset for uid in ("a", "b")] == ["0-1", "0-1"]
+    (refusal,) = decision.refusals
+    assert (refusal.uid, refusal.claimed, refusal.held) == ("a", "0-1", "")
+    assert refusal.reason == "CPUs 0-1 are all that pod ns/b and others share"
+
+
+def test_owner_keeps_the_last_cpus_where_nobody_runs_on_the_pool() -> None:
+    kubelet = checkpoint(c={"main": "2-7"})
+    pods = (pod("a", "LSE", "0-1"), pod("b", "LS"), guaranteed("c"))
+    decision = decided(kubelet, *pods, before={"a": "0-1"}, running={"a": "0-1"})
+    assert owned(decision) == {"a": "0-1", "c": "2-7"}
+    assert decision.pods["b"].each.blocked
+
+
+def test_container_without_an_entry_shares_beside_one_that_has_one() -> None:
+    kubelet = checkpoint(a={"main": "4-5"})
+    decision = decided(kubelet, guaranteed("a", "LSE", "2-4"), pod("b", "LSE", "0-3,6-7"))
+    assert decision.pods["a"].of("part").cpuset == "0-3,6-7"
+    assert "b" not in owned(decision), "the container that shares keeps its pool"
+
+
+def test_side_car_of_the_annotation_has_what_the_kubelet_gave_it() -> None:
+    claimant = guaranteed("a", "LSE", "2-3")
+    claimant.annotations[SHARED_CONTAINERS] = "envoy"
+    decision = decided(checkpoint(a={"main": "4", "envoy": "5"}), claimant)
+    assert decision.pods["a"].of("envoy").cpuset == "5"
+
+
+def test_label_that_shares_counts_but_not_beside_a_claim() -> None:
+    kubelet = checkpoint(a={"main": "4"}, b={"main": "5"})
+    decision = decided(kubelet, guaranteed("a", "LS"), guaranteed("b", "LS", "2"))
+    assert decision.pods["a"].of("main").cpuset == "0-4,6-7"
+    assert decision.pods["b"].of("main").cpuset == "5"
+
+
+def test_cpu_that_the_checkpoint_names_twice_is_the_older_pods() -> None:
+    kubelet = checkpoint(a={"main": "2-3"}, b={"main": "3-4"}, gone={"main": "2"})
+    young = pod("a", kube_class="guaranteed", created_at=2)
+    old = pod("b", kube_class="guaranteed", created_at=1)
+    decision = decided(kubelet, young, old)
+    assert owned(decision) == {"a": "2", "b": "3-4"}
+    assert decision.pods["a"].of("main").cpuset == "2"
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> tuple[Topology, list[Pod], KubeletCpus, PoolRules]:
+    """Pods that a static kubelet admitted one by one, with claims that it knows nothing of."""
+    topology = machine(draw(st.integers(1, 3)), draw(st.integers(2, 4)))
+    reserved = CpuSet([0])
+    free = sorted(topology.online - reserved)
+    claims = st.frozensets(st.integers(0, len(topology.cpus)), max_size=3).map(CpuSet).map(str)
+    pods, entries = [], {}
+    for number in range(draw(st.integers(0, 7))):
+        uid = f"p{number}"
+        kube_class = draw(st.sampled_from(["guaranteed", "burstable", "besteffort"]))
+        qos = draw(st.sampled_from(["", *QoS]))
+        pods.append(
+            pod(uid, qos, draw(claims), kube_class=kube_class, created_at=draw(st.integers(0, 2)))
+        )
+        if kube_class == "guaranteed":
+            of_pod = {}
+            for name in draw(st.sampled_from([(), ("main",), ("main", "other")])):
+                count = draw(st.integers(1, 2))
+                taken = [
+                    free.pop(draw(st.integers(0, len(free) - 1))) for _ in range(count) if free
+                ]
+                if taken:
+                    of_pod[name] = str(CpuSet(taken))
+            entries[uid] = of_pod
+    rules = PoolRules(reserved=reserved, owners_on_reserved=draw(st.booleans()))
+    return topology, pods, checkpoint(**{uid: of for uid, of in entries.items() if of}), rules
+
+
+@settings(max_examples=300)
+@given(nodes(), st.data())
+def test_what_the_kubelet_gave_is_nobody_elses(
+    case: tuple[Topology, list[Pod], KubeletCpus, PoolRules], data: st.DataObject
+) -> None:
+    topology, pods, kubelet, rules = case
+    cpus = st.frozensets(st.integers(0, len(topology.cpus)), max_size=3).map(CpuSet)
+    before = {each.uid: data.draw(cpus) for each in pods if data.draw(st.booleans())}
+    decision = decide(topology, tuple(pods), kubelet, before, {}, rules)
+    assert decide(topology, tuple(reversed(pods)), kubelet, before, {}, rules) == decision
+    own = [owner.cpus for owner in decision.owners]
+    assert sum(map(len, own)) == len(union(own)), "a CPU has two owners"
+    assert not union(own) & pool_cpus(decision.ls_pools)
+    with_be = union(owner.cpus for owner in decision.owners if owner.qos is not QoS.LSE)
+    assert not (union(own) - with_be) & pool_cpus(decision.be_pools)
+    labels = {each.uid: each.labels.get(QOS_LABEL) for each in pods}
+    claiming = {each.uid for each in pods if each.annotations}
+    for uid, of_pod in kubelet.containers.items():
+        for name, cpus_of in of_pod.items():
+            wanted = decision.pods[uid].of(name)
+            if labels[uid] in ("LS", "BE") and uid not in claiming:
+                assert not wanted.exclusive
+                continue
+            assert (wanted.cpuset, wanted.exclusive) == (str(cpus_of), True)
+            assert not cpus_of & pool_cpus(decision.ls_pools)
+    for owner in decision.owners:
+        assert not owner.cpus <= rules.reserved, "an owner sits on reserved CPUs alone"
+    for each in pods:
+        of_pod = decision.pods[each.uid]
+        held = CpuSet.parse(of_pod.each.cpuset or "")
+        assert held or of_pod.each.blocked or kubelet.containers.get(each.uid)
+        if of_pod.each.exclusive:
+            assert not held & (union(kubelet.by_uid.values()) or EMPTY)
+        claim = CpuSet.parse((each.annotations and decision_claim(each)) or "")
+        mine = CpuSet.parse(owned(decision).get(each.uid, ""))
+        if claim and mine != claim:
+            assert any(refusal.uid == each.uid for refusal in decision.refusals)
+
+
+def decision_claim(each: Pod) -> str:
+    (text,) = each.annotations.values()
+    return text.partition('"cpuset": "')[2].partition('"')[0]

@@ -1,0 +1,52 @@
+"""From a pod's specification to what each container asks of devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.allocate.devices.request import Ask
+from agent.allocate.visibility.split import ContainerWish, container_wishes
+from agent.model.apiobjects import ApiPod, from_object
+from agent.model.nodestatus import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
+
+
+def pod(containers: list[Any], init: list[Any]) -> ApiPod:
+    return from_object(
+        {
+            "metadata": {"name": "p", "uid": "u"},
+            "spec": {"containers": containers, "initContainers": init},
+        }
+    )
+
+
+def container(name: str, limits: dict[str, str], **more: str) -> dict[str, Any]:
+    return {"name": name, "resources": {"limits": limits}, **more}
+
+
+def test_in_the_order_in_which_they_start() -> None:
+    it = pod(
+        [container("a", {"nvidia.com/gpu": "2", "cpu": "3"}), container("b", {RDMA: "100"})],
+        [
+            container("i", {GPU: "50"}),
+            container("s", {}, restartPolicy="Always"),
+        ],
+    )
+    half = {GPU_CORE: 50, GPU_MEMORY_RATIO: 50}
+    whole = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100}
+    both = {GPU_CORE: 200, GPU_MEMORY_RATIO: 200}
+    assert container_wishes(it) == (
+        ContainerWish("i", {"gpu": Ask(half, 1, half, True)}, init=True),
+        ContainerWish("s", init=True, sidecar=True),
+        ContainerWish("a", {"gpu": Ask(both, 2, whole)}),
+        ContainerWish("b", {"rdma": Ask({RDMA: 100}, 1, {RDMA: 100})}),
+    )
+
+
+def test_a_part_that_means_nothing_alone_is_not_known() -> None:
+    it = pod([container("a", {GPU_CORE: "50"}), container("b", {GPU_MEMORY_RATIO: "50"})], [])
+    assert container_wishes(it) is None
+
+
+def test_always_restarted_means_nothing_of_a_container_that_is_no_init_container() -> None:
+    wishes = container_wishes(pod([container("a", {}, restartPolicy="Always")], []))
+    assert wishes == (ContainerWish("a"),)

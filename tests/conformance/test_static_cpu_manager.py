@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, RefusalReason, Refused, SharedReason
+from agent.allocate.layout import of
+from agent.conformance.static_cpu_manager import (
+    EMPTY,
+    Exclusive,
+    Shared,
+    StaticPolicy,
+    StaticState,
+    allocate,
+    remove,
+    start,
+)
+from agent.model.topology import Cpu
+from tests.allocate.kubelet.nodes import Node, machine, mask, pod, policy, text
+from tests.allocate.machines import MACHINES, masks
+
+STRICT = "strict-cpu-reservation"
+FULL = "full-pcpus-only"
+
+TWO = machine(2, 1, 4, 2)
+"""Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
+
+
+@pytest.mark.parametrize(
+    ("kube_class", "cpu_milli", "reason"),
+    [
+        ("burstable", 2000, SharedReason.NOT_GUARANTEED),
+        ("guaranteed", 0, SharedReason.NO_REQUEST),
+        ("guaranteed", 1500, SharedReason.FRACTION),
+    ],
+)
+def test_who_shares_and_why(kube_class: str, cpu_milli: int, reason: SharedReason) -> None:
+    node = Node(policy(TWO))
+    asking = PodCpu("a", kube_class, (ContainerCpu("c0", cpu_milli),))  # type: ignore[arg-type]
+    assert node.place(asking, "c0") == Shared(reason)
+    assert node.default == "0-15"
+
+
+def test_cpus_are_taken_from_the_nodes_of_the_hint_first() -> None:
+    node = Node(policy(TWO))
+    assert node.cpus(pod("a", "2"), "c0", 1) == "4,12"
+    assert node.cpus(pod("b", "8"), "c0", 1) == "1,5-7,9,13-15"
+    assert node.default == "0,2-3,8,10-11"
+
+
+@pytest.mark.parametrize(("names", "expected"), [((), "2,10"), (("align-by-socket",), "1,9")])
+def test_align_by_socket_takes_from_all_nodes_of_the_socket(
+    names: tuple[str, ...], expected: str
+) -> None:
+    """Core 0 is reserved, so node 0 has fewer free CPUs than node 1 of the same socket."""
+    node = Node(policy(machine(2, 2, 2, 2), *names, reserved="0,8"))
+    assert node.cpus(pod("a", "2"), "c0", 1) == expected
+
+
+def test_a_container_that_has_its_cpus_keeps_them() -> None:
+    node = Node(policy(TWO))
+    once = node.cpus(pod("a", "2"), "c0")
+    again = node.place(pod("a", "2"), "c0", 1)
+    assert again == Exclusive(mask(once), repeated=True)
+
+
+def test_reserved_cpus_are_never_given_away() -> None:
+    node = Node(policy(TWO, reserved="0-7"))
+    assert node.refused(pod("a", "9"), "c0") == Refused(RefusalReason.NOT_ENOUGH_CPUS, 9, 8, 2)
+    assert node.cpus(pod("a", "8"), "c0") == "8-15"
+    assert node.default == "0-7"
+
+
+def test_cpus_of_ended_init_containers_are_used_again() -> None:
+    node = Node(policy(TWO, reserved="0,8"))
+    work = pod("a", "2", "2", init=("4", "1s"))
+    assert node.cpus(work, "i0") == "1-2,9-10"
+    assert node.place(work, "i1") == Exclusive(mask("1"), reused=mask("1"))
+    assert node.place(work, "c0") == Exclusive(mask("2,10"), reused=mask("2,10"))
+    assert node.place(work, "c1") == Exclusive(mask("3,11"))
+    assert node.default == "0,4-8,12-15"
+
+
+def test_cpus_of_an_init_container_are_for_its_own_pod() -> None:
+    node = Node(policy(TWO))
+    assert node.cpus(pod("a", "2", init=("4",)), "i0") == "1-2,9-10"
+    assert node.cpus(pod("b", "2"), "c0") == "3,11"
+
+
+def test_removing_gives_back_what_no_other_container_has() -> None:
+    node = Node(policy(TWO))
+    work = pod("a", "2", init=("4",))
+    node.cpus(work, "i0")
+    node.cpus(work, "c0")
+    node.remove(work, "i0")
+    assert node.default == "0,2-8,10-15"
+    node.remove(work, "c0")
+    assert node.state.default == TWO.cpus
+    assert node.state.assigned == {}
+    node.remove(work, "c0")
+    assert node.state.default == TWO.cpus
+
+
+@pytest.mark.parametrize(
+    ("requested", "reason", "available"),
+    [
+        (3, RefusalReason.NO_WHOLE_CORES, 14),
+        (16, RefusalReason.NOT_ENOUGH_CORES, 14),
+    ],
+)
+def test_whole_cores_alone(requested: int, reason: RefusalReason, available: int) -> None:
+    node = Node(policy(TWO, FULL))
+    assert node.refused(pod("a", str(requested)), "c0") == Refused(reason, requested, available, 2)
+
+
+def test_a_container_that_keeps_its_cores_may_be_refused_again() -> None:
+    """As in the kubelet, whose check of what is free comes first."""
+    node = Node(policy(TWO, FULL))
+    held = node.cpus(pod("a", "8"), "c0")
+    assert node.refused(pod("a", "8"), "c0") == Refused(
+        RefusalReason.NOT_ENOUGH_CORES, 8, 6, 2, mask(held)
+    )
+
+
+def test_no_half_core_is_given_away_where_the_reservation_splits_cores() -> None:
+    node = Node(policy(machine(2, 1, 2, 2), FULL, reserved="0-2"))
+    assert node.cpus(pod("a", "2"), "c0", 0) == "3,7"
+    assert node.refused(pod("b", "2"), "c0").reason is RefusalReason.NOT_ENOUGH_CORES
+
+
+def test_half_cores_of_older_assignments_are_not_given_away() -> None:
+    found = StaticState(mask("0-2,4-7"), {"old": {"c0": mask("3")}})
+    node = Node(policy(machine(1, 1, 4, 2), FULL), found)
+    assert node.cpus(pod("a", "4"), "c0") == "1-2,5-6"
+    refused = node.refused(pod("b", "2"), "c0")
+    assert refused.reason is RefusalReason.NOT_ENOUGH_CORES
+
+
+def test_cores_unlike_are_not_split_either() -> None:
+    """Core 0 has one thread, the others two: with it, four CPUs would need half a core."""
+    layout = of(Cpu(n, (n + 1) // 2 * 2 - (n > 0), None, None, 0, 0) for n in range(7))
+    node = Node(policy(layout, FULL, reserved=""))
+    assert node.cpus(pod("a", "4"), "c0") == "1-4"
+
+
+@given(st.data())
+def test_whole_cores_of_any_machine(data: st.DataObject) -> None:
+    cpus = data.draw(MACHINES)
+    layout = of(cpus)
+    names = data.draw(st.sampled_from([(), ("distribute-cpus-across-numa",)]))
+    reserved = data.draw(masks(cpus)) & data.draw(masks(cpus))
+    node = Node(policy(layout, FULL, *names, reserved=text(reserved)))
+    for uid in "abc":
+        asked = pod(uid, str(data.draw(st.integers(1, 8))))
+        placement = node.place(asked, "c0", *data.draw(st.lists(st.integers(0, 3), max_size=2)))
+        assert isinstance(placement, Exclusive | Refused)
+        if isinstance(placement, Exclusive):
+            assert layout.expand(layout.whole(placement.cpus)) == placement.cpus
+            assert placement.cpus.bit_count() * 1000 == asked.containers[0].cpu_milli
+
+
+def test_the_default_set_is_never_emptied() -> None:
+    node = Node(policy(TWO, STRICT, reserved="0-7"))
+    assert node.refused(pod("a", "8"), "c0") == Refused(RefusalReason.DEFAULT_EMPTIED, 8, 8, 2)
+    assert node.cpus(pod("a", "7"), "c0") == "8-14"
+    assert node.refused(pod("b", "1"), "c0").reason is RefusalReason.DEFAULT_EMPTIED
+
+
+def test_an_init_container_placed_again_takes_nothing_from_its_siblings() -> None:
+    node = Node(policy(TWO))
+    work = pod("a", "2", "2", init=("4",))
+    node.cpus(work, "i0")
+    held = mask(node.cpus(work, "c0"))
+    node.place(work, "i0")
+    assert not mask(node.cpus(work, "c1")) & held
+
+
+def test_an_unknown_container_is_named() -> None:
+    with pytest.raises(KeyError, match="pod a has no container c9"):
+        Node(policy(TWO)).place(pod("a", "2"), "c9")
+
+
+PODS = (
+    pod("a", "2", "1", init=("4", "2s", "2")),
+    pod("b", "4", "3.5"),
+    pod("c", "1", "6", init=("2",)),
+    PodCpu("d", "burstable", (ContainerCpu("c0", 4000),)),
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from([(each, c.name) for each in PODS for c in (*each.init, *each.containers)]),
+        st.sampled_from([None, (0,), (1,), (0, 1), "remove", "remove"]),
+    ),
+    max_size=25,
+)
+OPTIONS = st.sampled_from(
+    [
+        (),
+        (FULL,),
+        (STRICT,),
+        (FULL, STRICT, "prefer-align-cpus-by-uncorecache"),
+        (FULL, "distribute-cpus-across-numa"),
+        ("distribute-cpus-across-cores", STRICT),
+        ("align-by-socket",),
+    ]
+)
+
+
+@given(STEPS, OPTIONS, st.sampled_from(["0", "0,8", "0-2", "3-12"]))
+def test_what_holds_after_every_step(
+    steps: list[tuple[tuple[PodCpu, str], object]], names: tuple[str, ...], reserved: str
+) -> None:
+    chosen = policy(TWO, *names, reserved=reserved)
+    state = begun = start(chosen, EMPTY)
+    for (each, container), step in steps:
+        if step == "remove":
+            state = remove(state, each.uid, container)
+        else:
+            state, placement = allocate(chosen, state, each, container, step)  # type: ignore[arg-type]
+            if isinstance(placement, Exclusive):
+                assert placement.cpus == state.held(each.uid, container)
+                whole = TWO.expand(TWO.whole(placement.cpus))
+                assert FULL not in names or whole == placement.cpus
+        check(chosen, state)
+    for uid, containers in state.assigned.items():
+        for container in containers:
+            state = remove(state, uid, container)
+    assert (state.default, state.assigned) == (begun.default, {})
+
+
+def check(policy: StaticPolicy, state: StaticState) -> None:
+    by_pod = []
+    for each in PODS:
+        running = held = 0
+        for name, cpus in state.assigned.get(each.uid, {}).items():
+            held |= cpus
+            if not each.ends_before_others(name):
+                assert not running & cpus, "running containers of a pod have CPUs of their own"
+                running |= cpus
+        assert not state.reusable_by(each.uid) & running
+        by_pod.append(held)
+    parts = [state.default, *by_pod]
+    assert sum(parts) == policy.all_cpus, "every CPU is in just one of them"
+    for index, part in enumerate(parts):
+        assert not any(part & other for other in parts[index + 1 :])
+    assert state.default
+    strict = policy.options.strict_cpu_reservation
+    assert state.default & policy.reserved == (0 if strict else policy.reserved)
