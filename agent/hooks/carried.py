@@ -1,4 +1,4 @@
-"""What the bytes of a CRI request name of devices."""
+"""The devices that the bytes of a CRI request name."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _SIGNS: Final = {
     ANNOTATIONS: (gpunames.CDI_ANNOTATIONS.encode(),),
     CDI_DEVICES: (b"",),
 }
-"""What has to stand in an entry that may name devices: most requests have many that do not."""
+"""Part of every entry that may name devices: most requests have many other entries."""
 
 
 def carried(message: bytes) -> Carried:
-    """What of a request to create a container may name devices. Raises WireError."""
+    """The carriers of devices of a request to create a container. Raises WireError."""
     found: dict[int, list[bytes]] = {field: [] for field in _SIGNS}
     for field, kind, payload in wire.fields(wire.merged(message, CONFIG)):
         if kind == wire.BYTES and field in found:

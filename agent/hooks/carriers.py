@@ -1,4 +1,5 @@
-"""What a request to make a container names of GPUs, and how such names read.
+"""Carriers: the places of a request to create a container that name GPUs, and the forms of such
+names.
 
 A name is a UUID, NVML's number of a card (`1`, of a MIG instance `1:0`), such a number behind `gpu`
 or `mig`, or `all`; a qualified one stands behind its CDI kind (`nvidia.com/gpu=1`).
@@ -35,12 +36,10 @@ _NUMBER: Final = re.compile(r"(gpu|mig)?([0-9]+(?::[0-9]+)?)")
 
 
 class Carried(msgspec.Struct, frozen=True):
-    """All of a request that may name devices, in its order.
-
-    `environment`: the values of NVIDIA_VISIBLE_DEVICES that are not its image's. `mounts`: places
-    in the container that name GPUs, whatever is mounted there. `annotations`: those that CDI reads.
-    `serving`: it mounts where the kubelet or others are told of the node's devices, or asked.
-    """
+    """All parts of a request that may name devices, in its order. `environment`: the values of
+    NVIDIA_VISIBLE_DEVICES that are not the image's. `mounts`: paths in the container that name
+    GPUs, whatever is mounted there. `annotations`: those that CDI reads. `serving`: it mounts a
+    folder in which the kubelet or others learn of the node's devices."""
 
     environment: tuple[str, ...] = ()
     preload: str = ""
@@ -52,7 +51,7 @@ class Carried(msgspec.Struct, frozen=True):
     serving: bool = False
 
     def names(self) -> Iterator[str]:
-        """Of GPUs, without a kind, from every carrier but device nodes."""
+        """The names of GPUs, without their kind, from every carrier but device nodes."""
         for each in self._listed():
             kind, equals, name = each.rpartition("=")
             if equals and is_gpu_kind(kind):
@@ -84,32 +83,32 @@ def is_gpu_kind(kind: str) -> bool:
 
 
 def mounted_name(container_path: str) -> str | None:
-    """The GPU that a mount names, qualified if it is so; None for a mount of another sense."""
+    """The GPU that a mount names, qualified or not; None for any other mount."""
     name = mounted(container_path)
     kind = (name or "").rpartition("=")[0]
     return name if not kind or is_gpu_kind(kind) else None
 
 
 def serves(host_path: str) -> bool:
-    """Whether who mounts that tells of the node's devices, or asks for them: device plugins,
-    exporters, discovery of features."""
+    """Whether a container with that mount reports the node's devices or asks for them: device
+    plugins, exporters, feature discovery."""
     return _SERVING.fullmatch(cleaned(host_path)) is not None
 
 
 def mount_path(name: str) -> str:
-    """The place that names the GPU."""
+    """The path that names the GPU."""
     kind, equals, plain = name.rpartition("=")
     return f"{MOUNT_ROOT}/cdi/{kind}/{plain}" if equals else f"{MOUNT_ROOT}/{name}"
 
 
 def is_card_node(path: str) -> bool:
-    """Whether it is a card's or an instance's own, which the driver's common ones are not."""
+    """Whether the node belongs to one card or instance, unlike the driver's common nodes."""
     return _CARD.fullmatch(path) is not None
 
 
 def is_instance_node(path: str) -> bool:
-    """Whether it opens a MIG instance; the first two of its kind are for who configures and
-    monitors them."""
+    """Whether the node opens a MIG instance; the first two of its kind are for configuration and
+    monitoring."""
     capability = _CAPABILITY.fullmatch(path)
     return capability is not None and capability[1] not in _OF_NO_INSTANCE
 
@@ -127,8 +126,8 @@ def is_mig_name(name: str) -> bool:
 
 
 def refers(name: str, uuid: str, index: str) -> bool:
-    """Whether the name means the device. NVIDIA's runtime takes the beginning of a UUID for it, in
-    any case, and `01` for `1`; what stands behind `::` is the number of a replica."""
+    """Whether the name means the device. NVIDIA's runtime accepts a prefix of a UUID in any case,
+    and `01` for `1`; behind `::` stands the number of a replica."""
     name = name.partition("::")[0]
     number = _NUMBER.fullmatch(name)
     if number:
@@ -137,13 +136,13 @@ def refers(name: str, uuid: str, index: str) -> bool:
 
 
 def _numbers(index: str) -> list[str]:
-    """As texts, whose length nobody bounds."""
+    """As texts, whose length has no bound."""
     return [part.lstrip("0") for part in index.split(":")] if index else []
 
 
 def written(gpu: VisibleGpu, like: Iterable[str]) -> str | None:
-    """The GPU's name in the form of those names, where they have one form; else its UUID. None
-    where that form needs an index that nobody knows."""
+    """The GPU's name in the form of those names, if they have one form; otherwise its UUID. None
+    when that form needs an index that is unknown."""
     numbers = [_NUMBER.fullmatch(name) for name in like if name != "all"]
     if not numbers or not all(numbers):
         return gpu.uuid

@@ -1,11 +1,16 @@
-"""What a container's request leaves with (cpuset, memory nodes, limits): pure functions of request,
-snapshot and grants.
+"""The CPUs, memory nodes and limits of a container's request: pure functions of request, snapshot
+and grants.
 
-The agent decides, the hook obeys. What the snapshot says of a pod wins over the request; a pod that
-the snapshot does not know shares its class's pool, or waits for the agent when it claims CPUs of
-its own. So does a container that qualifies by a node-local policy and was not decided about. A
-container with own CPUs also waits while a creation that the agent has not seen yet may hold one of
-them: that container could be started with it.
+The agent decides, the hook obeys. The snapshot's values of a pod replace those of the request. A
+pod that the snapshot does not have shares its class's pool, or waits for the agent when it claims
+CPUs of its own. So does a container that qualifies by a node-local policy and has no decision. A
+container with CPUs of its own also waits while a creation that the agent has not seen yet may hold
+one of them: that container could start with it.
+
+The request has the CPUs that a kubelet with the static policy gave to a container, and the
+kubelet's checkpoint has them before the pod's sandbox exists: they are never replaced. The
+container waits until the snapshot has read that checkpoint, so that no other container is on its
+CPUs.
 """
 
 from __future__ import annotations
@@ -16,31 +21,29 @@ from typing import TypeVar
 import msgspec
 
 from agent.allocate.batch import batch_limits
-from agent.allocate.local.request import may_own, whole_cpus
+from agent.allocate.node_local.request import may_own, whole_cpus
 from agent.allocate.shares import claims, kubelet_may_own, pool_class, shared_cpus
 from agent.hooks.changes import UNCHANGED, Changes
 from agent.hooks.requests import CreateContainer, UpdateContainer, announced
 from agent.model.annotations import AnnotationError
 from agent.model.batch import batch_resources
-from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.doorbell import Asked
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
 from agent.model.exclusion import excludes
-from agent.model.limits import UNLIMITED, Limits
 from agent.model.notice import MOUNTED_AT
+from agent.model.notifications import RequestedResources
 from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
+from agent.model.verdict import Wait
 from agent.model.visible import Mount
-from agent.model.wanted import NO_LIMITS, NOTHING, Wanted
+from agent.model.wanted import NO_LIMITS, NOTHING, UNLIMITED, Limits, Wanted
 
 Value = TypeVar("Value", str, int)
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a creation carried: `cpus` None where that is unknown, `given` by us.
-
-    `answered_at` (CLOCK_MONOTONIC, nanoseconds) is None while the runtime works on it.
-    """
+    """The CPUs of a creation: `cpus` None when unknown, `given` by the hooks. `answered_at`
+    (CLOCK_MONOTONIC, nanoseconds) is None while the runtime works on it."""
 
     uid: str
     title: str
@@ -50,11 +53,11 @@ class Grant(msgspec.Struct, frozen=True):
 
     @property
     def exclusive(self) -> bool:
-        """Whether the CPUs are its pod's own."""
+        """Whether the pod owns the CPUs."""
         return self.given.exclusive
 
     def seen_by(self, snapshot: Snapshot) -> bool:
-        """Whether the agent has looked since the container exists."""
+        """Whether a pass of the agent has seen the container."""
         return self.answered_at is not None and self.answered_at < snapshot.looked_at
 
     def may_hold(self, cpus: CpuSet) -> bool:
@@ -63,25 +66,19 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Keep(msgspec.Struct, frozen=True):
-    """The request goes on as it came."""
+    """The request stays unchanged."""
 
 
 class Give(msgspec.Struct, frozen=True):
-    """The request goes on with these values in place of its own; a container with CPUs of its own
-    also without a limit of CPU time, which would keep it from them."""
+    """These values replace those of the request. A container with CPUs of its own also loses its
+    CPU quota, which would keep it from them."""
 
     wanted: Wanted
 
     @property
     def cpus(self) -> CpuSet | None:
-        """None where the request keeps its own."""
+        """None when the request keeps its own."""
         return None if self.wanted.cpuset is None else CpuSet.parse(self.wanted.cpuset)
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """Nothing can be said yet; `reason` becomes the error if it stays so."""
-
-    reason: str
 
 
 Answer = Keep | Give | Wait
@@ -106,6 +103,10 @@ def create(
             return Wait("the agent has not decided about this pod")
         return _share(pod, request.container_name, snapshot, grants)
     wanted = known.of(request.container_name)
+    kubelets = _given_by_kubelet(request, snapshot)
+    read = wanted.kubelet and CpuSet.parse(wanted.cpuset or "") <= kubelets
+    if kubelets and not read and wanted.cpuset is not None:
+        return Wait(f"the agent has not read that the kubelet gave it CPUs {kubelets}")
     if wanted.blocked:
         return Wait(wanted.blocked)
     if wanted.exclusive:
@@ -114,19 +115,18 @@ def create(
             own = grant.uid == pod.uid and grant.exclusive
             if not own and not grant.seen_by(snapshot) and grant.may_hold(cpus):
                 return Wait(f"a new container of {grant.title} may hold one of CPUs {cpus}")
-    return _give(wanted)
+    return _give(wanted, request.asked)
 
 
 def last_resort(
     request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant]
 ) -> Answer:
-    """The answer for a creation that goes on without the agent: the pool without every owner known.
-
-    Where no CPU is left it stays with Wait: the creation fails, since an empty cpuset would mean
-    every CPU of the parent. What a static kubelet gave to a pod stays its own.
-    """
+    """The answer for a creation without a decision of the agent: the pool without the CPUs of every
+    known owner. When no CPU is left it stays Wait and the creation fails, since an empty cpuset
+    would mean every CPU of the parent. A container keeps the CPUs that a static kubelet gave it,
+    also when the snapshot names another owner: the kubelet gives each CPU to one container."""
     pod = announced(request.pod, 0)
-    if snapshot is None:
+    if snapshot is None or _given_by_kubelet(request, snapshot):
         return Keep()
     if snapshot.kubelet_static and kubelet_may_own(pod) and request.asked.cpuset:
         answer = _less_owned(request.asked.cpuset, snapshot)
@@ -137,7 +137,7 @@ def last_resort(
 
 
 def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
-    """How many CPUs of its own the container may expect by the node-local policy in force."""
+    """The number of CPUs that the container may own by the node-local policy in force."""
     if snapshot.cpu_policy == "none":
         return 0
     cpus = whole_cpus(request.asked.shares)
@@ -145,52 +145,50 @@ def local_request(request: CreateContainer, snapshot: Snapshot) -> int:
 
 
 def is_told(request: CreateContainer, snapshot: Snapshot) -> bool:
-    """Whether the container's CPUs may change and a file tells it."""
+    """Whether the container's CPUs may change, and it reads them in a file."""
     return snapshot.cpu_policy == "dynamic" and bool(local_request(request, snapshot))
 
 
 def _outdated(decided: Wanted, cpus: int) -> bool:
-    """Whether the decision was made of another request."""
+    """Whether the decision was about another request."""
     held = CpuSet.parse(decided.cpuset or "")
     return decided.exclusive and not decided.blocked and len(held) != cpus
 
 
 def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant | None) -> Answer:
-    """The answer for a change of a running container: snapshot, then grant, then the request
-    without other pods' CPUs.
-
-    Also a request without cpuset gets one: the runtime would write back the cpuset that it
-    remembers from the creation.
-    """
+    """The answer for an update of a running container: from the snapshot, then the grant, then the
+    request without other pods' CPUs. A request without cpuset gets one too: the runtime would
+    restore the cpuset that it remembers from the creation."""
     if snapshot is not None and request.container_id in snapshot.containers:
-        return _give(snapshot.containers[request.container_id])
+        return _give(snapshot.containers[request.container_id], request.asked)
     if granted is not None:
-        return _give(granted.given)
+        return _give(granted.given, request.asked)
     if snapshot is None or not request.asked.cpuset:
         return Keep()
     return Wait("the agent does not know this container")
 
 
 def without_owners(request: UpdateContainer, snapshot: Snapshot | None) -> Answer:
-    """The answer for a container nobody knows: what it asks for, less what others own."""
+    """The answer for an unknown container: the CPUs of its request without those of other
+    owners."""
     return _less_owned(request.asked.cpuset, snapshot) if snapshot else Keep()
 
 
 def changes(
     request: CreateContainer | UpdateContainer, answer: Keep | Give, told_in: str = ""
 ) -> Changes:
-    """What the request does not ask for itself. `told_in`: the host's folder that tells the
-    container its CPUs."""
+    """The values that differ from the request. `told_in`: the host's folder with the container's
+    file of CPUs."""
     if isinstance(answer, Keep):
         return UNCHANGED
     mounts = (Mount(told_in, MOUNTED_AT),) if told_in else ()
     return msgspec.structs.replace(missing(answer.wanted, request.asked), mounts=mounts)
 
 
-def missing(wanted: Wanted, asked: Asked) -> Changes:
-    """What is wanted and not asked for."""
+def missing(wanted: Wanted, asked: RequestedResources) -> Changes:
+    """The wanted values that the request lacks."""
     limits = wanted.limits
-    lifted = UNLIMITED if wanted.exclusive and asked.quota_microseconds > 0 else None
+    lifted = UNLIMITED if wanted.lifts_quota and asked.quota_microseconds > 0 else None
     mems = None if limits.mems is None else str(limits.mems)
     return Changes(
         cpuset=_other(wanted.cpuset, asked.cpuset),
@@ -201,8 +199,26 @@ def missing(wanted: Wanted, asked: Asked) -> Changes:
     )
 
 
-def _give(wanted: Wanted) -> Keep | Give:
-    return Keep() if wanted.hands_off else Give(wanted)
+def _given_by_kubelet(request: CreateContainer, snapshot: Snapshot) -> CpuSet:
+    """The CPUs of its own that a static kubelet gave to the container: it gives some to all those
+    of a Guaranteed pod that request whole CPUs, and no others (pkg/kubelet/cm/cpumanager,
+    policy_static.go, guaranteedCPUs)."""
+    whole = whole_cpus(request.asked.shares) if snapshot.kubelet_static else 0
+    if not whole or not kubelet_may_own(announced(request.pod, 0)):
+        return EMPTY
+    try:
+        cpus = CpuSet.parse(request.asked.cpuset)
+    except CpuSetError:
+        return EMPTY
+    return cpus if len(cpus) == whole else EMPTY
+
+
+def _give(wanted: Wanted, asked: RequestedResources) -> Keep | Give:
+    """The kubelet's CPUs in the request are never older than the agent's decision."""
+    if wanted.kubelet and asked.cpuset:
+        wanted = msgspec.structs.replace(wanted, cpuset=None)
+    keeps = wanted.hands_off and not wanted.exclusive
+    return Keep() if keeps else Give(wanted)
 
 
 def _other(value: Value | None, present: Value) -> Value | None:
@@ -214,12 +230,13 @@ def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
         asked = CpuSet.parse(requested)
     except ValueError:
         return Keep()
-    free = asked - union(owner.claimed for owner in snapshot.owners)
+    # The kubelet requests the CPUs that it gave away for their containers only.
+    free = asked - union(owner.claimed for owner in snapshot.owners if not owner.kubelet)
     return Give(Wanted(str(free))) if free != asked else Keep()
 
 
 def _share(pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
-    """The pod's pool without owned CPUs; a BE pool may hold those of owners that are not LSE."""
+    """The pod's pool without owned CPUs; a BE pool may hold those of owners other than LSE."""
     on_be = pool_class(pod) is QoS.BE
     owned = union(
         owner.cpus for owner in snapshot.owners if not on_be or owner.qos is QoS.LSE
@@ -236,7 +253,7 @@ def _share(pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection
 
 
 def _batch(pod: Pod, container_name: str) -> Limits:
-    """Without the node's ratio, which the agent's next look applies."""
+    """Without the node's ratio, which the agent's next pass applies."""
     try:
         batch = batch_limits(pod.qos, batch_resources(pod.annotations))
     except AnnotationError:

@@ -1,9 +1,7 @@
-"""Which devices a new container sees: pure functions of what its request carries, what the agent
-decided for it, and who has what on the node.
-
-Every carrier that is found is rewritten, whatever the device plugin was told to use: strategies
-combine, and one that is left alone would let another pod's card in.
-"""
+"""The devices that a new container sees: pure functions of its request's carriers, the agent's
+decision, and the holders of the node's devices. Every carrier is rewritten, whatever the device
+plugin was configured to use: strategies combine, and one unchanged carrier would expose another
+pod's card."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ _MOST_NAMES: Final = 1024
 
 
 class TakenError(ValueError):
-    """A request names what another pod has: it must not go on with that. The text says what."""
+    """A request names a device of another pod, so it must not pass. The text says which."""
 
 
 def changes(uid: str, carried: Carried, visible: Visible, node: NodeDevices) -> Changes:
-    """What the request to make a container of the pod changes for it to see those devices. Raises
-    UnhonouredError, TakenError."""
+    """The changes of the request that show those devices to the container. Raises UnhonouredError,
+    TakenError."""
     if visible.refused:
         raise UnhonouredError(visible.refused)
     if visible.gpus is None:
@@ -56,10 +54,11 @@ def changes(uid: str, carried: Carried, visible: Visible, node: NodeDevices) -> 
 
 
 def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = False) -> Changes:
-    """For a container that keeps what its request names. `given`: its pod was given devices that it
-    can't have. Raises TakenError where another pod has what is named; `all` may be named by a pod
-    that was given nothing: it watches them. One that names nothing must not get what its image
-    says, unless it serves the node's devices, or reaches them whatever is written."""
+    """The changes for a container that keeps the devices of its request. `given`: its pod has an
+    allocation that can't be honoured. Raises TakenError when the request names another pod's
+    device; a pod without an allocation may name `all`: it monitors them. A container that names
+    none must not get those of its image, unless it serves the node's devices or reaches them in any
+    case."""
     names = list(dict.fromkeys(carried.names()))
     if len(names) > _MOST_NAMES:
         raise TakenError(f"its request names {len(names)} GPUs")
@@ -84,12 +83,12 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
 
 
 def _others(node: NodeDevices, uid: str) -> Iterator[HeldDevice]:
-    """What the pod was not given, and others were."""
+    """The devices of other pods that this pod was not given."""
     return (each for each in node.held if each.holders and uid not in each.holders)
 
 
 def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]:
-    """The device, the card that it is a part of, and its parts."""
+    """The device, the card that it is part of, and its parts."""
     return [
         each for each in held if device.uuid in (each.uuid, each.card) or each.uuid == device.card
     ]
@@ -98,9 +97,9 @@ def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]
 def _keeps_off(
     uid: str, carried: Carried, node: NodeDevices, removed: Collection[CarriedNode] = ()
 ) -> None:
-    """Raises TakenError where one of the device nodes, or of the cards of a claim, is another
-    pod's. A card's own node says nothing of its instances, which have nodes beside it; of a folder
-    a runtime takes all that is in it."""
+    """Raises TakenError for a device node, or a card of a claim, of another pod. A card's own node
+    gives no access to its instances, which have nodes of their own; of a folder a runtime takes
+    every node."""
     asked = {each.host_path: each.host_path for each in carried.nodes if each not in removed}
     asked |= {path: name for name, path in carried.claimed()}
     for device in _others(node, uid) if asked else ():
@@ -118,7 +117,7 @@ def _with_folders(path: str) -> Iterator[str]:
 
 
 def _environment(carried: Carried, visible: Visible) -> tuple[tuple[str, str], ...]:
-    """What the container preloads itself stays, behind ours."""
+    """The container's own preloaded libraries stay, after ours."""
     return tuple(
         (name, f"{value}:{carried.preload}" if name == PRELOAD and carried.preload else value)
         for name, value in visible.environment

@@ -1,8 +1,6 @@
-"""The GPUs of a request replaced by others, in every carrier that it has (devices.md §3.4).
-
-Names of other vendors and kinds stay. A MIG instance is never replaced by a card: that would be
-more than was asked for.
-"""
+"""Replaces the GPUs of a request in every carrier that it has (docs/devices.md, "Who sees what").
+Names of other vendors and kinds stay. A card never replaces a MIG instance: that would be more than
+the request."""
 
 from __future__ import annotations
 
@@ -19,14 +17,14 @@ from agent.model.visible import DeviceNode, Mount, VisibleGpu
 
 
 class UnhonouredError(ValueError):
-    """A container can't have what was allocated; the text says why, `reason` in one word."""
+    """The container can't have its allocation; the text says why, `reason` in one word."""
 
     reason = "unhonoured"
 
 
 def rewritten(carried: Carried, gpus: Sequence[VisibleGpu], cdi_kind: str = "") -> Changes:
-    """What makes the request ask for these and no others. `cdi_kind`: how to name them to one that
-    asks for none; empty: in the environment. Raises UnhonouredError."""
+    """The changes after which the request asks for these GPUs and no others. `cdi_kind`: names them
+    for a request without names; empty: in the environment. Raises UnhonouredError."""
     if any(not gpu.is_mig for gpu in gpus):
         for name in carried.names():
             if carriers.is_mig_name(name) and not any(
@@ -71,8 +69,7 @@ def _is_gpu(name: str) -> bool:
 
 
 def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
-    """Of qualified names those that are no GPUs', and the GPUs in the place of the first that is
-    one."""
+    """Of qualified names those of other devices, with the GPUs in place of the first GPU."""
     present = [name for name in names if _is_gpu(name)]
     if not present:
         return list(names)
@@ -90,7 +87,7 @@ def _in_list(names: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
 def _in_annotations(
     annotations: Iterable[tuple[str, str]], gpus: Sequence[VisibleGpu]
 ) -> Iterator[tuple[str, str | None]]:
-    """None where no name is left."""
+    """None when no name is left."""
     for key, value in annotations:
         names = gpunames.split(value)
         yield (
@@ -104,7 +101,7 @@ def _in_annotations(
 
 
 def _written(gpus: Iterable[VisibleGpu], present: Iterable[str]) -> Iterator[str]:
-    """Names in the form that the request uses: a CDI specification may have but one."""
+    """Names in the form of the request: a CDI specification may have one form only."""
     forms = [name.rpartition("=")[2] for name in present]
     for gpu in gpus:
         name = carriers.written(gpu, forms)
@@ -114,7 +111,7 @@ def _written(gpus: Iterable[VisibleGpu], present: Iterable[str]) -> Iterator[str
 
 
 def _mounts(mounts: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
-    """Where /dev/null is to be mounted for the GPUs; nowhere for a request without such mounts."""
+    """Where to mount /dev/null for the GPUs; nowhere for a request without such mounts."""
     present = [name for each in mounts if (name := carriers.mounted_name(each)) is not None]
     if not present:
         return []
@@ -127,7 +124,7 @@ def _mounts(mounts: Sequence[str], gpus: Sequence[VisibleGpu]) -> list[str]:
 def _variable(
     carried: Carried, gpus: Sequence[VisibleGpu], *, by_mounts: bool, by_cdi: bool
 ) -> str:
-    """The value that NVIDIA_VISIBLE_DEVICES must have; the image may have another one."""
+    """The value of NVIDIA_VISIBLE_DEVICES; the image may have another one."""
     present = carried.environment[-1] if carried.environment else None
     if by_mounts:
         return MOUNT_ROOT
@@ -148,7 +145,7 @@ def _variable(
 def _nodes(
     nodes: Sequence[Node], gpus: Sequence[VisibleGpu]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Which go and which come, for a request that asks for nodes of cards."""
+    """The removed and the added nodes, for a request that asks for nodes of cards."""
     present = [each for each in nodes if carriers.is_card_node(each.host_path)]
     if not present:
         return (), ()
@@ -163,8 +160,8 @@ def _nodes(
 def replaced(
     present: Sequence[Node], wanted: Sequence[DeviceNode], nodes: Sequence[Node]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """Which of the `present` go, and which nodes come that the request (`nodes`) has not; with the
-    permissions that it asks for."""
+    """The removed ones of the `present` nodes, and the added nodes that the request (`nodes`)
+    lacks, with the permissions that it asks for."""
     paths = {each.path for each in wanted}
     there = {each.host_path for each in nodes}
     permissions = present[0].permissions if present else "rw"

@@ -1,4 +1,5 @@
-"""What the hooks read of CRI requests, with the CRI's field numbers (peers.md §5.1)."""
+"""The part of CRI requests that the hooks read, with the CRI's field numbers (Kubernetes:
+staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto)."""
 
 from __future__ import annotations
 
@@ -7,11 +8,10 @@ from collections.abc import Mapping
 import msgspec
 
 from agent.hooks import wire
-from agent.model.doorbell import Asked, PodComes
-from agent.model.limits import PERIOD_MICROSECONDS
-from agent.model.pods import Pod, pod_uid
-from agent.model.podwords import words
+from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.pods import Pod, pod_metadata, pod_uid
 from agent.model.qos import kube_class
+from agent.model.wanted import PERIOD_MICROSECONDS
 
 # PodSandboxConfig
 _METADATA, _LABELS, _ANNOTATIONS, _LINUX = 1, 6, 7, 8
@@ -34,19 +34,19 @@ CPU_PERIOD, CPU_QUOTA, CPU_SHARES, MEMORY_LIMIT, CPUSET, MEMS = 1, 2, 3, 4, 6, 7
 class CreateContainer(msgspec.Struct, frozen=True):
     """A container that is to be made."""
 
-    pod: PodComes
+    pod: PodAnnounced
     container_name: str
-    asked: Asked = Asked()
+    asked: RequestedResources = RequestedResources()
 
 
 class UpdateContainer(msgspec.Struct, frozen=True):
     """A container that exists and is to change."""
 
     container_id: str
-    asked: Asked = Asked()
+    asked: RequestedResources = RequestedResources()
 
 
-def run_pod_sandbox(message: bytes) -> PodComes:
+def run_pod_sandbox(message: bytes) -> PodAnnounced:
     """Raises WireError."""
     return _pod(wire.merged(message, 1))
 
@@ -63,7 +63,7 @@ def create_container(message: bytes) -> CreateContainer:
 
 
 def mounted(message: bytes) -> frozenset[str]:
-    """Where in the container a request to create it mounts something. Raises WireError."""
+    """The paths in the container that a request to create it mounts. Raises WireError."""
     return frozenset(wire.text(each, CONTAINER_PATH) for each in _entries(message, MOUNTS))
 
 
@@ -83,17 +83,17 @@ def created_id(reply: bytes) -> str:
     return wire.text(reply, 1)
 
 
-def pod_comes(
+def announced_pod(
     uid: str,
     namespace: str,
     name: str,
     labels: Mapping[str, str],
     annotations: Mapping[str, str],
     cgroup_parent: str,
-) -> PodComes:
-    """With those labels and annotations alone that decisions read."""
-    read = words(labels, annotations)
-    return PodComes(
+) -> PodAnnounced:
+    """With the labels and annotations that decisions read."""
+    read = pod_metadata(labels, annotations)
+    return PodAnnounced(
         uid=pod_uid(uid, namespace, name),
         namespace=namespace,
         name=name,
@@ -103,8 +103,8 @@ def pod_comes(
     )
 
 
-def announced(pod: PodComes, created_at: int) -> Pod:
-    """The pod as decisions see it, before the runtime knows it."""
+def announced(pod: PodAnnounced, created_at: int) -> Pod:
+    """The pod for decisions, before the runtime has it."""
     return Pod(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -124,8 +124,8 @@ def _entries(message: bytes, wanted: int) -> list[bytes]:
     ]
 
 
-def _asked(resources: bytes) -> Asked:
-    return Asked(
+def _asked(resources: bytes) -> RequestedResources:
+    return RequestedResources(
         wire.text(resources, CPUSET),
         wire.text(resources, MEMS),
         wire.number(resources, CPU_SHARES),
@@ -135,14 +135,14 @@ def _asked(resources: bytes) -> Asked:
 
 
 def scaled_quota(quota: int, period: int) -> int:
-    """The quota for a period of 100,000 microseconds, which is meant where none is given."""
+    """The quota for a period of 100,000 microseconds, the default period."""
     return quota * PERIOD_MICROSECONDS // period if quota > 0 and period > 0 else quota
 
 
-def _pod(sandbox_config: bytes) -> PodComes:
+def _pod(sandbox_config: bytes) -> PodAnnounced:
     metadata = wire.merged(sandbox_config, _METADATA)
     name, uid, namespace = (wire.text(metadata, number) for number in (1, 2, 3))
-    return pod_comes(
+    return announced_pod(
         uid,
         namespace,
         name,

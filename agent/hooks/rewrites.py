@@ -1,4 +1,4 @@
-"""CRI requests with what a hook changes of them: patches behind the bytes that came."""
+"""CRI requests with the changes of a hook: patches after the original bytes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from agent.hooks.requests import (
     UPDATE_RESOURCES,
     mounted,
 )
-from agent.model.limits import PERIOD_MICROSECONDS, UNLIMITED
 from agent.model.visible import Mount
+from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
 
 
 def create_container(message: bytes, changes: Changes) -> bytes | None:
-    """The new CreateContainerRequest, None where nothing changes. Raises WireError."""
+    """The new CreateContainerRequest; None without changes. Raises WireError."""
     if changes == UNCHANGED:
         return None
     patches = list(_resources(CREATE_RESOURCES, changes))
@@ -52,7 +52,7 @@ def create_container(message: bytes, changes: Changes) -> bytes | None:
 
 
 def _without(message: bytes, changes: Changes) -> bytes:
-    """Less what is removed, and what comes anew with the same name."""
+    """The entries without removed ones and those that are replaced."""
     variables = {name for name, _ in changes.environment}
     gone: dict[int, tuple[int, Collection[str]]] = {
         ENVIRONMENT: (1, variables),
@@ -72,7 +72,7 @@ def _without(message: bytes, changes: Changes) -> bytes:
 
 
 def update_container(message: bytes, changes: Changes) -> bytes | None:
-    """The new UpdateContainerResourcesRequest, None where nothing changes."""
+    """The new UpdateContainerResourcesRequest; None without changes."""
     patches = b"".join(_resources(UPDATE_RESOURCES, changes))
     return message + patches if patches else None
 

@@ -1,4 +1,4 @@
-"""The proxy's process: one epoll loop that relays, hooks, rings and shows its metrics."""
+"""The proxy's process: one epoll loop that relays, hooks, notifies the agent and serves metrics."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import logging
 import os
 import socket
 
-from agent.host import door
-from agent.host.boot import boot_id
+from agent.hooks.grants import Grants
+from agent.hooks.notifier import Notifier
+from agent.hooks.snapshots import SnapshotFile
+from agent.host import frontendlock, malloc
 from agent.host.ending import Ending
-from agent.host.notify import Notifier
+from agent.host.files import boot_id
+from agent.host.loop import Loop
+from agent.host.sdnotify import ServiceManager
 from agent.model import failurepolicy
 from agent.model import settings as options
 from agent.model.settings import Settings
-from agent.proxy import metrics, upkeep
-from agent.proxy.bell import Bell
+from agent.proxy import metrics
 from agent.proxy.gate import CpusetGate
-from agent.proxy.grants import Grants
-from agent.proxy.latencies import Latencies
-from agent.proxy.snapshots import SnapshotFile
-from agent.runtime.loop import Loop
-from agent.runtime.relayserver import RelayServer
+from agent.proxy.metrics import Latencies
+from agent.relay.server import RelayServer
+from agent.telemetry.page import serve_pages
 
 log = logging.getLogger(__name__)
 
@@ -29,16 +30,17 @@ def run(settings: Settings, listening: socket.socket) -> None:
     """Until SIGTERM or SIGINT, and then until the calls under way have ended, a signal comes again,
     or `drain-seconds` are over; `listening` stays its giver's. Raises LockedError while an NRI
     plugin is on, OSError when the state folder can't be written."""
-    lock = door.for_relay(settings.state_dir)
+    lock = frontendlock.for_relay(settings.state_dir)
     runtime = options.socket_path(settings.runtime_endpoint)
     pages_at = options.host_port(settings.proxy_http) if settings.proxy_http else None
+    malloc.return_large_blocks()
     loop = Loop()
     snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
-    bell = Bell(f"{settings.state_dir}/doorbell.sock")
+    notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
     policies, deadlines = failurepolicy.of(settings)
     gate = CpusetGate(
         snapshots,
-        bell,
+        notifier,
         Grants(),
         deadlines,
         policies,
@@ -54,16 +56,16 @@ def run(settings: Settings, listening: socket.socket) -> None:
         on_fault=_log_fault,
         observe=latencies.observe,
     )
-    notifier = Notifier(os.environ)
+    manager = ServiceManager(os.environ)
     with Ending(loop.stop):
         log.info("proxy listens on %s for %s", listening.getsockname(), runtime)
-        pages = upkeep.serve_pages(
-            loop, pages_at, lambda: metrics.page(server, gate, bell, snapshots, latencies)
+        pages = serve_pages(
+            loop, pages_at, lambda: metrics.page(server, gate, notifier, snapshots, latencies)
         )
-        upkeep.keep_alive(loop, notifier)
-        notifier.ready()
+        manager.keep_alive(loop)
+        manager.ready()
         loop.run()
-        notifier.stopping()
+        manager.stopping()
         server.drain()
         loop.run_on(lambda: not server.connections, settings.drain_seconds)
         if server.connections:
@@ -71,7 +73,7 @@ def run(settings: Settings, listening: socket.socket) -> None:
     if pages is not None:
         pages.close()
     server.close()
-    bell.close()
+    notifier.close()
     loop.close()
     lock.release()
 

@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.hooks import requests, rewrites
-from agent.hooks.changes import Says
+from agent.hooks.admission import Admission
+from agent.hooks.calls import Creation, Outcomes, Unread, Update, Waiting
+from agent.hooks.changes import Changes, DeviceFields
+from agent.hooks.grants import Grants
+from agent.hooks.notifier import Notifier
+from agent.hooks.snapshots import SnapshotFile
 from agent.hooks.wire import WireError
-from agent.model.doorbell import PodComes
-from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines, FailurePolicies
-from agent.proxy.admission import Admission, Held, Refused
-from agent.proxy.bell import Bell
-from agent.proxy.calls import Creation, Unread, Update, Waiting
-from agent.proxy.grants import Grants
-from agent.proxy.methods import METHODS, REMOVE
-from agent.proxy.outcomes import Outcomes
-from agent.proxy.snapshots import SnapshotFile
-from agent.rpc.grpc import Code
-from agent.runtime.gate import Call, Forward, Hold, Refuse, Replace, Verdict
+from agent.model.failurepolicy import (
+    CREATE,
+    RUN,
+    UPDATE,
+    UPDATE_SANDBOX,
+    Deadlines,
+    FailurePolicies,
+)
+from agent.model.notifications import PodAnnounced
+from agent.model.verdict import Refuse
+from agent.relay.gate import Call, Forward, Replace, Verdict
+
+REMOVE: Final = "RemoveContainer"
+_ENDINGS: Final = ("StopContainer", REMOVE, "StopPodSandbox", "RemovePodSandbox")
+_SERVICES: Final = ("runtime.v1.RuntimeService", "runtime.v1alpha2.RuntimeService")
+
+METHODS: Final = {
+    f"/{service}/{method}".encode(): method
+    for service in _SERVICES
+    for method in (RUN, CREATE, UPDATE, UPDATE_SANDBOX, *_ENDINGS)
+}
+"""By path."""
+
 
 if TYPE_CHECKING:
     from agent.hooks.carriers import Carried
@@ -34,20 +51,22 @@ class _Ending:
 
 class CpusetGate:
     """Holds a call that waits for the agent until its hook's deadline, then its policy speaks.
-    `state_dir`: where the agent keeps what containers are told."""
+    `state_dir`: the agent's folder, in which each container's file of CPUs lies."""
 
     methods = frozenset(METHODS)
 
     def __init__(
         self,
         snapshots: SnapshotFile,
-        bell: Bell,
+        notifier: Notifier,
         grants: Grants,
         deadlines: Deadlines,
         policies: FailurePolicies,
         state_dir: str,
     ) -> None:
-        self._admission = Admission(snapshots, bell, grants, policies, state_dir, Says())
+        self._admission = Admission(
+            snapshots, notifier, grants, policies, state_dir, DeviceFields()
+        )
         self._deadlines = deadlines
 
     @property
@@ -56,7 +75,13 @@ class CpusetGate:
         return self._admission.outcomes
 
     def request(self, call: Call, message: bytes) -> Verdict:
-        """Raises WireError for a message that is no protobuf."""
+        try:
+            return self._request(call, message)
+        except WireError as error:
+            return self.unhooked(call, "irregular", str(error))
+
+    def _request(self, call: Call, message: bytes) -> Verdict:
+        """Raises WireError for a message that can't be decoded."""
         method = METHODS[call.path]
         if method == CREATE:
             return self._create(call, message)
@@ -64,7 +89,7 @@ class CpusetGate:
             return self._update(call, message)
         if method == RUN:
             call.state = pod = requests.run_pod_sandbox(message)
-            self._admission.pod_comes(pod)
+            self._admission.pod_announced(pod)
         else:
             call.state = _Ending(requests.removed_id(message) if method == REMOVE else "")
         return Forward()
@@ -73,22 +98,22 @@ class CpusetGate:
         """By the policy of hook and class; a call whose pod could not be read has no class."""
         creation = call.state if isinstance(call.state, Creation) else None
         answer = self._admission.unhooked(METHODS[call.path], creation, reason, detail)
-        if isinstance(answer, Refused):
-            return Refuse(Code.INTERNAL, answer.why)
+        if isinstance(answer, Refuse):
+            return answer
         call.state = answer
         return Forward()
 
     def reply(self, call: Call, message: bytes | None) -> None:
         """Tells the agent what came of it."""
-        if isinstance(call.state, PodComes):
-            self._admission.pod_made(call.state, made=bool(_made(message)))
+        if isinstance(call.state, PodAnnounced):
+            self._admission.pod_created(call.state, made=bool(_made(message)))
         elif isinstance(call.state, Creation | Unread):
             self._admission.created(call.state, _made(message))
         elif isinstance(call.state, Update) and message is not None:
             self._admission.updated(call.state)
         elif isinstance(call.state, _Ending) and message is not None:
             self._admission.removed(call.state.removed)
-            self._admission.look()
+            self._admission.request_snapshot()
 
     def gone(self, call: Call) -> None:
         """A held call holds nothing of ours, but the agent may hold CPUs for it."""
@@ -99,20 +124,16 @@ class CpusetGate:
         if not isinstance(call.state, Creation):
             call.state = Creation(requests.create_container(message), self._waiting(call))
         answer = self._admission.create(call.state, partial(_carried, message))
-        if isinstance(answer, Held):
-            return Hold()
-        if isinstance(answer, Refused):
-            return Refuse(Code.UNAVAILABLE, answer.why)
+        if not isinstance(answer, Changes):
+            return answer
         return _verdict(rewrites.create_container(message, answer))
 
     def _update(self, call: Call, message: bytes) -> Verdict:
         if not isinstance(call.state, Update):
             call.state = Update(requests.update_container(message), self._waiting(call))
         answer = self._admission.update(call.state)
-        if isinstance(answer, Held):
-            return Hold()
-        if isinstance(answer, Refused):
-            return Refuse(Code.UNAVAILABLE, answer.why)
+        if not isinstance(answer, Changes):
+            return answer
         return _verdict(rewrites.update_container(message, answer))
 
     def _waiting(self, call: Call) -> Waiting:

@@ -4,13 +4,62 @@ from __future__ import annotations
 
 from typing import Final
 
-from agent.proxy.bell import Bell
-from agent.proxy.counts import Counts
+from agent.hooks.notifier import Notifier
+from agent.hooks.snapshots import SnapshotFile
 from agent.proxy.gate import CpusetGate
-from agent.proxy.latencies import Latencies, method_label
-from agent.proxy.snapshots import SnapshotFile
-from agent.runtime.relayserver import RelayServer
-from agent.telemetry.plain import Metric, render
+from agent.relay.server import RelayServer
+from agent.telemetry.hookmetrics import Counts
+from agent.telemetry.plain import Histogram, Histograms, Metric, render
+
+_TOTAL_SECONDS: Final = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10, 60, 600,
+)  # fmt: skip
+_SHARE_SECONDS: Final = (
+    0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.25, 0.5, 1, 5,
+)  # fmt: skip
+
+
+class Latencies:
+    """As many series as methods were called (agent.relay.meter bounds them)."""
+
+    def __init__(self) -> None:
+        self._total: dict[bytes, Histogram] = {}
+        self._share: dict[bytes, Histogram] = {}
+
+    def observe(self, path: bytes, seconds: float, share_seconds: float) -> None:
+        """A call has ended."""
+        total = self._total.get(path)
+        if total is None:
+            total = self._total[path] = Histogram(_TOTAL_SECONDS)
+            self._share[path] = Histogram(_SHARE_SECONDS)
+        total.observe(seconds)
+        self._share[path].observe(share_seconds)
+
+    def metrics(self) -> tuple[Histograms, Histograms]:
+        return (
+            Histograms(
+                "topolet_proxy_call_seconds",
+                "Calls from request to the end of the reply.",
+                _named(self._total),
+                ("method",),
+            ),
+            Histograms(
+                "topolet_proxy_share_seconds",
+                "What of a call's time the proxy took, waiting for the agent included.",
+                _named(self._share),
+                ("method",),
+            ),
+        )
+
+
+def _named(series: dict[bytes, Histogram]) -> dict[tuple[str, ...], Histogram]:
+    return {method_label(path): histogram for path, histogram in series.items()}
+
+
+def method_label(path: bytes) -> tuple[str]:
+    """A path of a client's making as a label's value."""
+    return (path.decode(errors="backslashreplace")[:128],)
+
 
 _COUNTS: Final = Counts("topolet_proxy")
 
@@ -18,7 +67,7 @@ _COUNTS: Final = Counts("topolet_proxy")
 def page(
     server: RelayServer,
     gate: CpusetGate,
-    bell: Bell,
+    notifier: Notifier,
     snapshots: SnapshotFile,
     latencies: Latencies,
 ) -> str:
@@ -43,7 +92,15 @@ def page(
             _COUNTS.counter("rewritten", "Calls whose request was changed.", stats.replaced),
             _COUNTS.counter("refused", "Calls that were answered with an error.", stats.refused),
             _COUNTS.gauge("held", "Calls that wait for the agent now.", stats.held_now),
+            _COUNTS.gauge(
+                "held_bytes",
+                "Memory reserved for requests under way.",
+                server.budget.reserved_bytes,
+            ),
+            _COUNTS.counter(
+                "no_room", "Calls refused because other requests held all memory.", stats.no_room
+            ),
             _COUNTS.counter("hook_errors", "Faults of a hook.", stats.hook_errors),
-            *_COUNTS.shared(outcomes, bell, snapshots),
+            *_COUNTS.shared(outcomes, notifier, snapshots),
         ]
     )

@@ -1,9 +1,11 @@
 """Tables of the hook's answers: request, snapshot, grants -> cpuset."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent.hooks import cpuset, rewrites
-from agent.hooks.cpuset import Give, Grant, Keep, Wait
+from agent.hooks.cpuset import Give, Grant, Keep
 from agent.hooks.requests import (
     CreateContainer,
     UpdateContainer,
@@ -12,11 +14,11 @@ from agent.hooks.requests import (
 )
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.cpuset import CpuSet
-from agent.model.doorbell import Asked, PodComes
-from agent.model.limits import Limits
+from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Owner, Pool, Snapshot
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.verdict import Wait
+from agent.model.wanted import Limits, PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 
 OWN = Wanted("1", exclusive=True)
@@ -32,7 +34,7 @@ def request(
     labels = {QOS_LABEL: qos} if qos else {}
     notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
     return CreateContainer(
-        PodComes(uid, "ns", uid, labels, notes, parent), "main", Asked(requested)
+        PodAnnounced(uid, "ns", uid, labels, notes, parent), "main", RequestedResources(requested)
     )
 
 
@@ -180,6 +182,114 @@ def test_creation_waits(
     assert reason in answer.reason
 
 
+def whole(
+    requested: str, cpus: int = 2, qos: str = "", claim: str = "", parent: str = "/kubepods/podp"
+) -> CreateContainer:
+    """Of a container that requests whole CPUs, as a kubelet sends it."""
+    asks = request("p", qos, claim, parent)
+    return CreateContainer(asks.pod, "main", RequestedResources(requested, shares=1024 * cpus))
+
+
+def static(wanted: Wanted | None, **changes: object) -> Snapshot:
+    """Of an agent beside a static kubelet, with what it decided about the pod's container."""
+    pods = {"p": PodWanted("ns/p", QoS.LSE, Wanted("0"), {"main": wanted})} if wanted else {}
+    return snapshot(kubelet_static=True, pods=pods, **changes)
+
+
+GIVEN = Wanted("2-3", exclusive=True, kubelet=True)
+
+
+@pytest.mark.parametrize(
+    ("asks", "snap", "waits"),
+    [
+        pytest.param(whole("2-3", qos="LSE", claim="4-5"), static(GIVEN), False, id="read"),
+        pytest.param(whole("2-3"), static(GIVEN), False, id="plain"),
+        pytest.param(
+            whole("2-3", qos="LSE", claim="4-5"),
+            static(Wanted("4-5", exclusive=True)),
+            True,
+            id="still decided by the claim",
+        ),
+        pytest.param(whole("2-3"), static(Wanted("0,2-3")), True, id="still on the pool"),
+        pytest.param(whole("2-3", qos="LSE", claim="4-5"), static(Wanted("0")), True, id="on 0"),
+        pytest.param(whole("2-3"), static(None), True, id="not known"),
+        pytest.param(
+            whole("4-5"), static(GIVEN), True, id="the checkpoint of an earlier pod of that uid"
+        ),
+        pytest.param(whole("2-5", 4), static(GIVEN), False, id="more since: a resize"),
+        pytest.param(whole("2-3"), static(Wanted()), False, id="containers not known: hands off"),
+    ],
+)
+def test_what_a_static_kubelet_gave_passes_once_the_agent_has_read_it(
+    asks: CreateContainer, snap: Snapshot, waits: bool
+) -> None:
+    answer = cpuset.create(asks, snap, [])
+    assert isinstance(answer, Wait) is waits
+    if not isinstance(answer, Wait):
+        assert cpuset.changes(asks, answer).cpuset is None
+    else:
+        # Whoever goes on without the agent's word has it too.
+        assert cpuset.last_resort(asks, snap, []) == Keep()
+
+
+some_cpus = st.frozensets(st.integers(0, 7), min_size=1, max_size=3).map(CpuSet)
+some_wanted = st.builds(
+    Wanted, st.none() | some_cpus.map(str), st.booleans(), st.booleans(), blocked=st.just("")
+)
+
+
+@given(
+    some_cpus,
+    st.sampled_from(["", "LSE", "LSR"]),
+    st.just("") | some_cpus.map(str),
+    st.none() | some_wanted,
+    st.lists(some_cpus, max_size=2),
+    some_cpus,
+)
+def test_no_snapshot_makes_the_hook_replace_what_a_static_kubelet_gave(
+    given_to: CpuSet,
+    qos: str,
+    claim: str,
+    decided: Wanted | None,
+    flying: list[CpuSet],
+    owned: CpuSet,
+) -> None:
+    """It waits, or goes on as the kubelet wrote it; also without the agent's word in the end."""
+    asks = whole(str(given_to), len(given_to), qos, claim)
+    snap = static(decided, owners=(Owner("own", "ns/own", QoS.LSE, str(owned)),))
+    grants = [Grant("other", "pod ns/other", cpus) for cpus in flying]
+    answer = cpuset.create(asks, snap, grants)
+    if isinstance(answer, Wait):
+        answer = cpuset.last_resort(asks, snap, grants)
+    assert not isinstance(answer, Wait)
+    assert cpuset.changes(asks, answer).cpuset is None
+
+
+def test_container_that_the_kubelet_gave_cpus_waits_while_another_may_hold_them() -> None:
+    assert isinstance(cpuset.create(whole("2-3"), static(GIVEN), [UNSEEN]), Wait)
+    blocked = Wanted("2-3", exclusive=True, kubelet=True, blocked="held by ns/x")
+    assert cpuset.create(whole("2-3"), static(blocked), []) == Wait("held by ns/x")
+
+
+def test_part_of_a_cpu_is_no_gift_of_the_kubelet() -> None:
+    shares = CreateContainer(whole("").pod, "main", RequestedResources("0,2-3", shares=512))
+    assert cpuset.create(shares, static(Wanted("0,2")), []) == Give(Wanted("0,2"))
+
+
+@pytest.mark.parametrize(("asked", "cpus"), [("2-5", None), ("", "2-3")])
+def test_update_of_what_the_kubelet_gave_is_its_own_word(asked: str, cpus: str | None) -> None:
+    update = UpdateContainer("c", RequestedResources(asked))
+    answer = cpuset.update(update, snapshot(containers={"c": GIVEN}), None)
+    assert isinstance(answer, Give)
+    assert cpuset.changes(update, answer).cpuset == cpus
+
+
+def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod() -> None:
+    owner = Owner("p", "ns/p", QoS.LSE, "2-3", kubelet=True)
+    update = UpdateContainer("new", RequestedResources("2-3"))
+    assert cpuset.without_owners(update, snapshot(owners=(owner,))) == Keep()
+
+
 @pytest.mark.parametrize(
     ("asks", "snap", "grants", "answer"),
     [
@@ -241,21 +351,30 @@ def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
 def test_update(
     container: str, asked: str, snap: Snapshot | None, grant: Grant | None, answer: cpuset.Answer
 ) -> None:
-    assert cpuset.update(UpdateContainer(container, Asked(asked)), snap, grant) == answer
+    assert (
+        cpuset.update(UpdateContainer(container, RequestedResources(asked)), snap, grant) == answer
+    )
 
 
 def test_update_of_an_unknown_container_waits_and_then_loses_owned_cpus_only() -> None:
-    asked = UpdateContainer("new", Asked("0-1"))
+    asked = UpdateContainer("new", RequestedResources("0-1"))
     assert isinstance(cpuset.update(asked, snapshot(), None), Wait)
     assert cpuset.without_owners(asked, snapshot()) == give(0)
-    assert cpuset.without_owners(UpdateContainer("new", Asked("2")), snapshot()) == Keep()
+    assert (
+        cpuset.without_owners(UpdateContainer("new", RequestedResources("2")), snapshot()) == Keep()
+    )
     owner = Owner("own", "ns/own", QoS.LSE, "", offline="1")
     assert cpuset.without_owners(asked, snapshot(owners=(owner,))) == give(0), "it may come back"
-    assert cpuset.without_owners(UpdateContainer("new", Asked("what")), snapshot()) == Keep()
+    assert (
+        cpuset.without_owners(UpdateContainer("new", RequestedResources("what")), snapshot())
+        == Keep()
+    )
 
 
 def test_update_that_asks_for_nothing_but_owned_cpus_keeps_what_it_has() -> None:
-    assert cpuset.without_owners(UpdateContainer("new", Asked("1")), snapshot()) == give()
+    assert (
+        cpuset.without_owners(UpdateContainer("new", RequestedResources("1")), snapshot()) == give()
+    )
 
 
 def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
@@ -338,10 +457,16 @@ def test_only_a_limit_is_lifted_and_only_where_the_cpus_are_the_containers_own(
 def test_quota_is_lifted_for_owners_and_for_what_was_granted_as_own() -> None:
     snap = snapshot(containers={"c1": OWN, "c2": Wanted("0")})
     assert cpuset.create(request("own", "LSE", "1"), snap, []) == give(1, own=True)
-    assert cpuset.update(UpdateContainer("c1", Asked("")), snap, None) == give(1, own=True)
-    assert cpuset.update(UpdateContainer("c2", Asked("")), snap, None) == give(0, own=False)
+    assert cpuset.update(UpdateContainer("c1", RequestedResources("")), snap, None) == give(
+        1, own=True
+    )
+    assert cpuset.update(UpdateContainer("c2", RequestedResources("")), snap, None) == give(
+        0, own=False
+    )
     granted = Grant("own", "pod ns/own", CpuSet([2]), Wanted("2", exclusive=True))
-    assert cpuset.update(UpdateContainer("new", Asked("")), snap, granted) == give(2, own=True)
+    assert cpuset.update(UpdateContainer("new", RequestedResources("")), snap, granted) == give(
+        2, own=True
+    )
 
 
 @pytest.mark.parametrize(

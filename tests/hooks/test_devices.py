@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.hooks import decided, devices, gpus
+from agent.hooks import admission, devices, gpus
 from agent.hooks.carriers import Carried
-from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, Says, beyond, joined
-from agent.hooks.cpuset import Wait
+from agent.hooks.changes import UNCHANGED, CarriedNode, Changes, DeviceFields, beyond, joined
 from agent.hooks.devices import TakenError
 from agent.hooks.gpus import UnhonouredError
 from agent.hooks.requests import CreateContainer
 from agent.model.device_allocation import DEVICE_ALLOCATED
-from agent.model.doorbell import PodComes
 from agent.model.gpunames import MOUNT_ROOT
+from agent.model.notifications import PodAnnounced
 from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
+from agent.model.verdict import Wait
 from agent.model.visible import (
     DeviceNode,
     HeldDevice,
@@ -519,12 +519,12 @@ def test_what_the_agent_refused_is_told() -> None:
 
 def test_what_a_door_cannot_say() -> None:
     changed = Changes(environment=((ENV, "void"),), removed_cdi_devices=("nvidia.com/gpu=0",))
-    assert beyond(changed, Says(frozenset({"environment"}))) == ("removed_cdi_devices",)
-    assert beyond(changed, Says()) == ()
-    assert beyond(Changes(cpuset="1", shares=2), Says(frozenset())) == ()
+    assert beyond(changed, DeviceFields(frozenset({"environment"}))) == ("removed_cdi_devices",)
+    assert beyond(changed, DeviceFields()) == ()
+    assert beyond(Changes(cpuset="1", shares=2), DeviceFields(frozenset())) == ()
     unnumbered = Changes(nodes=(node_of("/dev/nvidia0"),))
-    assert beyond(unnumbered, Says()) == ()
-    assert beyond(unnumbered, Says(numbers=True)) == ("nodes without a number",)
+    assert beyond(unnumbered, DeviceFields()) == ()
+    assert beyond(unnumbered, DeviceFields(numbers=True)) == ("nodes without a number",)
 
 
 def test_devices_join_what_else_is_changed() -> None:
@@ -540,7 +540,7 @@ def test_devices_join_what_else_is_changed() -> None:
 
 def request(uid: str = "p", *, allocated: bool = False, name: str = "main") -> CreateContainer:
     notes = {DEVICE_ALLOCATED: "{}"} if allocated else {}
-    return CreateContainer(PodComes(uid, "ns", uid, {}, notes, "/kubepods"), name)
+    return CreateContainer(PodAnnounced(uid, "ns", uid, {}, notes, "/kubepods"), name)
 
 
 BARE = Snapshot(1, 0, "b", False, (), (), (), {}, {})
@@ -549,8 +549,10 @@ MANAGED = msgspec.structs.replace(BARE, devices=NODE, pods={"p": POD})
 
 
 def test_what_was_decided_for_the_container() -> None:
-    assert decided.seen(request(allocated=True), MANAGED) == Visible((A,))
-    assert decided.seen(request(name="sidecar", allocated=True), MANAGED) == Visible(())
+    assert admission.decided_devices(request(allocated=True), MANAGED) == Visible((A,))
+    assert admission.decided_devices(request(name="sidecar", allocated=True), MANAGED) == Visible(
+        ()
+    )
     assert POD.of("main").cpuset == "0"
 
 
@@ -569,16 +571,18 @@ def test_a_container_that_nothing_was_decided_about_is_looked_into_where_it_may_
     node: NodeDevices, looked_into: bool
 ) -> None:
     snapshot = msgspec.structs.replace(MANAGED, devices=node)
-    assert decided.seen(request("new"), snapshot) == (Visible() if looked_into else None)
+    assert admission.decided_devices(request("new"), snapshot) == (
+        Visible() if looked_into else None
+    )
 
 
 def test_an_allocated_pod_waits_for_the_agent_where_it_decides_about_devices() -> None:
-    assert isinstance(decided.seen(request("new", allocated=True), MANAGED), Wait)
-    assert isinstance(decided.seen(request(allocated=True), None), Wait)
-    assert decided.seen(request("new", allocated=True), BARE) is None
-    assert decided.seen(request("new"), None) is None
+    assert isinstance(admission.decided_devices(request("new", allocated=True), MANAGED), Wait)
+    assert isinstance(admission.decided_devices(request(allocated=True), None), Wait)
+    assert admission.decided_devices(request("new", allocated=True), BARE) is None
+    assert admission.decided_devices(request("new"), None) is None
 
 
 def test_a_container_that_is_left_alone_is_left_alone() -> None:
     excluding = msgspec.structs.replace(MANAGED, excluded=("ns/*",))
-    assert decided.seen(request(allocated=True), excluding) is None
+    assert admission.decided_devices(request(allocated=True), excluding) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.hooks import requests, rewrites, wire
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
-from agent.model.doorbell import Asked
+from agent.model.notifications import RequestedResources
 from agent.model.visible import Mount
 from agent.proto import cri_pb2 as pb
 
@@ -46,9 +46,9 @@ def test_everything_that_a_hook_may_set_stands_behind_what_came() -> None:
 
 
 def test_what_is_asked_in_the_end() -> None:
-    asked = Asked("0-3", "0", 512, -1, 7)
+    asked = RequestedResources("0-3", "0", 512, -1, 7)
     assert UNCHANGED.over(asked) == asked
-    assert Changes(cpuset="1", shares=2).over(asked) == Asked("1", "0", 2, -1, 7)
+    assert Changes(cpuset="1", shares=2).over(asked) == RequestedResources("1", "0", 2, -1, 7)
 
 
 def test_what_is_removed_goes_and_everything_else_stays_byte_for_byte() -> None:

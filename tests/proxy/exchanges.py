@@ -8,6 +8,9 @@ from pathlib import Path
 import msgspec
 from google.protobuf.message import Message
 
+from agent.hooks.grants import Grants
+from agent.hooks.notifier import Notifier
+from agent.hooks.snapshots import SnapshotFile
 from agent.model import failurepolicy
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.failurepolicy import CREATE, RUN, UPDATE, Deadlines
@@ -23,12 +26,9 @@ from agent.model.visible import (
 )
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
-from agent.proxy.bell import Bell
 from agent.proxy.gate import CpusetGate
-from agent.proxy.grants import Grants
-from agent.proxy.snapshots import SnapshotFile
-from agent.runtime.gate import Call, Verdict
-from tests.proxy.played import PlayedAgent
+from agent.relay.gate import Call, Verdict
+from tests.hooks.played import PlayedAgent
 
 BOOT = "this-boot"
 USUAL = Settings()
@@ -73,11 +73,11 @@ class Exchange(PlayedAgent):
     ) -> None:
         self.path = folder / "snapshot.json"
         super().__init__(self.path, folder / "bell")
-        self.bell = Bell(str(folder / "bell"))
+        self.notifier = Notifier(str(folder / "bell"))
         self.grants = Grants()
         self.gate = CpusetGate(
             SnapshotFile(str(self.path), BOOT),
-            self.bell,
+            self.notifier,
             self.grants,
             Deadlines(hold_seconds),
             failurepolicy.parse(policy),
@@ -129,7 +129,7 @@ class Exchange(PlayedAgent):
 
     def close(self) -> None:
         super().close()
-        self.bell.close()
+        self.notifier.close()
 
 
 def sandbox(uid: str, qos: str = "", claim: str = "") -> pb.PodSandboxConfig:

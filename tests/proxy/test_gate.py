@@ -9,18 +9,24 @@ import msgspec
 import pytest
 
 from agent.hooks.cpuset import Grant
-from agent.hooks.wire import WireError
-from agent.model.doorbell import Asked, Created, Look, PodComes, PodFailed
 from agent.model.failurepolicy import CREATE, RUN, UPDATE
+from agent.model.notifications import (
+    Created,
+    PodAnnounced,
+    PodFailed,
+    RequestedResources,
+    SnapshotRequest,
+)
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Pool, Snapshot
+from agent.model.verdict import Code, Refuse, Wait
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
-from agent.proxy.gate import CpusetGate
-from agent.proxy.methods import METHODS
-from agent.rpc.grpc import Code
-from agent.runtime.gate import FORWARD, HOLD, Call, Refuse, Replace, Verdict
-from tests.proxy.exchanges import EMPTY, OWNED, Exchange, sandbox
+from agent.proxy.gate import METHODS, CpusetGate
+from agent.relay.gate import FORWARD, Call, Replace, Verdict
+from tests.proxy.exchanges import EMPTY, OWNED, SHOWN, Exchange, sandbox
+
+CREATE_PATH = b"/runtime.v1.RuntimeService/CreateContainer"
 
 
 @pytest.fixture
@@ -48,12 +54,12 @@ def given_cpus(verdict: Verdict) -> str:
 def test_sandbox_rings_with_what_decisions_read_and_passes(exchange: Exchange) -> None:
     call, verdict = exchange.run("p", "LSE", "1")
     assert verdict == FORWARD
-    (ring,) = exchange.rings()
-    assert isinstance(ring, PodComes)
-    assert (ring.uid, ring.labels) == ("p", {QOS_LABEL: "LSE"})
-    assert list(ring.annotations.values()) == ['{"cpuset": "1"}']
+    (notification,) = exchange.notifications()
+    assert isinstance(notification, PodAnnounced)
+    assert (notification.uid, notification.labels) == ("p", {QOS_LABEL: "LSE"})
+    assert list(notification.annotations.values()) == ['{"cpuset": "1"}']
     exchange.gate.reply(call, pb.RunPodSandboxResponse(pod_sandbox_id="s").SerializeToString())
-    assert exchange.rings() == [Look()]
+    assert exchange.notifications() == [SnapshotRequest()]
 
 
 @pytest.mark.parametrize("reply", [None, b"", b"\xff garbage"])
@@ -61,9 +67,9 @@ def test_sandbox_that_failed_takes_its_announcement_back(
     exchange: Exchange, reply: bytes | None
 ) -> None:
     call, _ = exchange.run("p")
-    exchange.rings()
+    exchange.notifications()
     exchange.gate.reply(call, reply)
-    assert exchange.rings() == [PodFailed("p")]
+    assert exchange.notifications() == [PodFailed("p")]
 
 
 @pytest.mark.parametrize(
@@ -98,15 +104,15 @@ def test_owner_is_held_until_the_agent_has_decided(
     monkeypatch.setattr("time.monotonic", lambda: 1000.0)
     exchange.publish(EMPTY)
     call, verdict = exchange.create("own", "LSE", "1")
-    assert verdict == HOLD
-    assert [type(ring) for ring in exchange.rings()] == [PodComes]
-    assert exchange.again(call) == HOLD
-    assert exchange.rings() == [], "rings again only after a while"
+    assert verdict == Wait()
+    assert [type(notification) for notification in exchange.notifications()] == [PodAnnounced]
+    assert exchange.again(call) == Wait()
+    assert exchange.notifications() == [], "rings again only after a while"
     exchange.publish(OWNED)
     assert given_cpus(exchange.again(call)) == "1"
     exchange.created(call, "c1")
     kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
-    assert exchange.rings() == [Created("c1", Asked(shares=512), kept)]
+    assert exchange.notifications() == [Created("c1", RequestedResources(shares=512), kept)]
     assert not exchange.gate.outcomes.failed_open
     assert not exchange.gate.outcomes.failed
 
@@ -117,10 +123,10 @@ def test_held_call_rings_again(exchange: Exchange, monkeypatch: pytest.MonkeyPat
     call, _ = exchange.create("own", "LSE", "1")
     moment += 0.05
     exchange.again(call)
-    assert len(exchange.rings()) == 1
+    assert len(exchange.notifications()) == 1
     moment += 0.06
     exchange.again(call)
-    assert len(exchange.rings()) == 1
+    assert len(exchange.notifications()) == 1
 
 
 def test_at_the_deadline_an_owner_is_refused_by_name(
@@ -130,7 +136,7 @@ def test_at_the_deadline_an_owner_is_refused_by_name(
     monkeypatch.setattr("time.monotonic", lambda: moment)
     call, _ = exchange.create("own", "LSE", "1")
     moment += 59.9
-    assert exchange.again(call) == HOLD
+    assert exchange.again(call) == Wait()
     moment += 0.2
     assert exchange.again(call) == Refuse(
         Code.UNAVAILABLE, "pod ns/own: no CPUs after 60 s: the agent has written no snapshot"
@@ -163,16 +169,16 @@ def shared_before_the_owner_came(exchange: Exchange) -> tuple[Call, Call]:
     assert given_cpus(verdict) == "0-3"
     exchange.publish(OWNED)
     owner, verdict = exchange.create("own", "LSE", "1")
-    assert verdict == HOLD, "the sharer may be created on CPU 1"
+    assert verdict == Wait(), "the sharer may be created on CPU 1"
     return sharer, owner
 
 
 def test_owner_waits_for_a_creation_under_way_until_the_agent_saw_it(exchange: Exchange) -> None:
     sharer, owner = shared_before_the_owner_came(exchange)
     exchange.publish(OWNED)
-    assert exchange.again(owner) == HOLD, "looked before the sharer was there"
+    assert exchange.again(owner) == Wait(), "looked before the sharer was there"
     exchange.created(sharer, "c-ls")
-    assert exchange.again(owner) == HOLD
+    assert exchange.again(owner) == Wait()
     exchange.publish(OWNED)
     assert given_cpus(exchange.again(owner)) == "1"
 
@@ -194,7 +200,7 @@ def test_started_proxy_waits_for_one_look_before_an_owner(tmp_path: Path) -> Non
     (tmp_path / "bell").unlink()
     after = Exchange(tmp_path)
     call, verdict = after.create("own", "LSE", "1")
-    assert verdict == HOLD
+    assert verdict == Wait()
     after.publish(OWNED)
     assert given_cpus(after.again(call)) == "1"
     after.close()
@@ -238,8 +244,8 @@ def test_update_of_a_stranger_waits_and_then_loses_owned_cpus(
     monkeypatch.setattr("time.monotonic", lambda: moment)
     exchange.publish(OWNED)
     call, verdict = exchange.update("stranger", "0-1")
-    assert verdict == HOLD
-    assert exchange.rings() == [Look()]
+    assert verdict == Wait()
+    assert exchange.notifications() == [SnapshotRequest()]
     moment += 61
     verdict = exchange.again(call)
     assert isinstance(verdict, Replace)
@@ -252,16 +258,54 @@ def test_agent_that_is_away_costs_a_count(tmp_path: Path) -> None:
     exchange = Exchange(tmp_path)
     (tmp_path / "bell").unlink()
     assert exchange.run("p")[1] == FORWARD
-    assert (exchange.bell.rings, exchange.bell.undelivered) == (1, 1)
+    assert (exchange.notifier.sent, exchange.notifier.undelivered) == (1, 1)
     exchange.close()
 
 
-def test_request_that_is_no_protobuf_is_left_to_the_relay(exchange: Exchange) -> None:
+def test_a_request_that_is_no_protobuf_goes_on_by_policy(exchange: Exchange) -> None:
     for path in CpusetGate.methods:
         if METHODS[path] in (RUN, CREATE, UPDATE):
-            with pytest.raises(WireError):
-                exchange.gate.request(Call(path, 0.0), b"\xff garbage")
-    assert len(exchange.grants.all()) == 1
+            assert exchange.gate.request(Call(path, 0.0), b"\xff garbage") == FORWARD
+            assert exchange.gate.outcomes.failed_open[METHODS[path], "", "irregular"]
+
+
+UNREAD = {
+    "oversize": Code.RESOURCE_EXHAUSTED,
+    "compressed": Code.INTERNAL,
+    "irregular": Code.INVALID_ARGUMENT,
+    "hook_error": Code.INTERNAL,
+}
+
+
+@pytest.mark.parametrize(("reason", "code"), UNREAD.items())
+@pytest.mark.parametrize(
+    ("snapshot", "owned"),
+    [(OWNED, "CPUs 1 of pod ns/own"), (SHOWN, "device GPU-other")],
+    ids=["owners", "devices"],
+)
+def test_what_nobody_looked_into_fails_where_it_could_take_what_others_own(
+    tmp_path: Path, reason: str, code: Code, snapshot: Snapshot, owned: str
+) -> None:
+    """Whatever the policy is; only calls that give nothing go on."""
+    lax = Exchange(tmp_path, policy="*=ignore")
+    for published, passes in ((EMPTY, True), (snapshot, False)):
+        lax.publish(published)
+        for path, method in METHODS.items():
+            verdict = lax.gate.unhooked(Call(path, 0.0), reason, "why")
+            assert (verdict == FORWARD) is (passes or method not in (CREATE, UPDATE)), method
+    verdict = lax.gate.unhooked(Call(CREATE_PATH, 0.0), reason, "why")
+    title = "CreateContainer: a container that could not be looked into"
+    assert verdict == Refuse(code, f"{title}: why; it could take {owned}")
+    assert lax.gate.outcomes.failed[CREATE, "", reason] == 3
+    lax.close()
+
+
+def test_a_call_that_ends_early_is_left_to_the_policy_beside_owners_too(tmp_path: Path) -> None:
+    """It was looked into."""
+    lax = Exchange(tmp_path, policy="*=ignore")
+    lax.publish(OWNED)
+    assert lax.gate.unhooked(Call(CREATE_PATH, 0.0), "late", "the proxy ends") == FORWARD
+    lax.close()
 
 
 def test_claim_that_bursts_a_parser_is_a_bad_claim(exchange: Exchange) -> None:
@@ -326,13 +370,14 @@ def test_an_update_fails_where_the_policy_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("read", [False, True], ids=["unread", "read"])
 def test_owners_wait_for_a_creation_that_went_on_unhooked(exchange: Exchange, read: bool) -> None:
-    exchange.publish(OWNED)
+    exchange.publish(EMPTY)
     if read:
-        stray, _ = exchange.create("p", "LS", "2")
+        stray, _ = exchange.create("p", "LS", "")
     else:
-        stray = Call(b"/runtime.v1.RuntimeService/CreateContainer", 0.0)
+        stray = Call(CREATE_PATH, 0.0)
     assert exchange.gate.unhooked(stray, "oversize", "9 bytes") == FORWARD
-    assert exchange.create("own", "LSE", "1")[1] == HOLD
+    exchange.publish(msgspec.structs.replace(OWNED, looked_at=0))
+    assert exchange.create("own", "LSE", "1")[1] == Wait()
     exchange.created(stray, "c")
     exchange.publish(OWNED)
     assert given_cpus(exchange.create("own", "LSE", "1")[1]) == "1"
@@ -362,8 +407,8 @@ def test_a_container_that_was_removed_is_waited_for_no_longer(
     request = pb.RemoveContainerRequest(container_id="c1")
     call, verdict = exchange.ask("RemoveContainer" if removed else "StopContainer", request)
     assert verdict == FORWARD
-    assert exchange.rings() == []
+    assert exchange.notifications() == []
     exchange.gate.reply(call, b"")
-    assert exchange.rings() == [Look()]
-    waits = exchange.create("own", "LSE", "1")[1] == HOLD
+    assert exchange.notifications() == [SnapshotRequest()]
+    waits = exchange.create("own", "LSE", "1")[1] == Wait()
     assert waits is not removed

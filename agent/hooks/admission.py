@@ -1,0 +1,276 @@
+"""Admission of the requests of pods and containers, for every frontend: it calls the hooks with the
+snapshot and the grants, and notifies the agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
+
+from agent.hooks import cpuset
+from agent.hooks.calls import Creation, Outcomes, Unread, Update
+from agent.hooks.changes import UNCHANGED, Changes, DeviceFields, Verdict, joined
+from agent.hooks.cpuset import Answer, Give, Grant, Keep
+from agent.hooks.grants import Grants
+from agent.hooks.notifier import Notifier
+from agent.hooks.requests import CreateContainer
+from agent.hooks.snapshots import SnapshotFile
+from agent.model import notice
+from agent.model.cpuset import CpuSet
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.exclusion import excludes
+from agent.model.failurepolicy import CREATE, DEVICES, UPDATE, FailurePolicies
+from agent.model.notifications import (
+    ContainerAnnounced,
+    Created,
+    Notification,
+    PodAnnounced,
+    PodFailed,
+    Resized,
+    SnapshotRequest,
+)
+from agent.model.qos import QoS
+from agent.model.snapshot import Snapshot
+from agent.model.verdict import Code, Refuse, Wait
+from agent.model.visible import Visible
+from agent.model.wanted import NOTHING
+
+_UNDECIDED: Final = Visible()
+
+
+def decided_devices(request: CreateContainer, snapshot: Snapshot | None) -> Visible | Wait | None:
+    """The agent's decision about the container's devices; None when the snapshot says nothing of
+    them."""
+    pod = request.pod
+    if snapshot is None:
+        allocated = DEVICE_ALLOCATED in pod.annotations
+        return Wait("the agent has written no snapshot") if allocated else None
+    if snapshot.devices is None:
+        return None
+    if excludes(snapshot.excluded, pod.namespace, pod.name, request.container_name):
+        return None
+    known = snapshot.pods.get(pod.uid)
+    visible = known.of(request.container_name).visible if known else None
+    if visible is not None:
+        return visible
+    if DEVICE_ALLOCATED in pod.annotations:
+        return Wait("the agent has not decided about this pod's devices")
+    return _UNDECIDED if snapshot.devices.concerns_all else None
+
+
+if TYPE_CHECKING:
+    from agent.hooks.carriers import Carried
+
+
+UNREAD: Final = frozenset({"oversize", "compressed", "irregular", "hook_error"})
+"""Reasons that leave the content of a request unknown."""
+
+
+_CODES: Final = {"oversize": Code.RESOURCE_EXHAUSTED, "irregular": Code.INVALID_ARGUMENT}
+
+
+class Admission:
+    """`state_dir`: the agent's folder, with the file of CPUs of each container. `says`: the fields
+    of devices that the frontend can change."""
+
+    def __init__(
+        self,
+        snapshots: SnapshotFile,
+        notifier: Notifier,
+        grants: Grants,
+        policies: FailurePolicies,
+        state_dir: str,
+        says: DeviceFields,
+    ) -> None:
+        self._snapshots = snapshots
+        self._notifier = notifier
+        self._grants = grants
+        self._state_dir = state_dir
+        self.outcomes = Outcomes(policies)
+        self._says = says
+
+    def pod_announced(self, pod: PodAnnounced) -> None:
+        """The sandbox is about to be created, or was just created."""
+        self._notifier.notify(pod)
+
+    def pod_created(self, pod: PodAnnounced, *, made: bool) -> None:
+        """The result of creating the sandbox."""
+        self._notifier.notify(SnapshotRequest() if made else PodFailed(pod.uid))
+
+    def create(self, creation: Creation, carried: Callable[[], Carried]) -> Verdict:
+        """The answer to a request to create a container. The creation then counts as in progress
+        until `created` or `abandoned`. `carried` reads the devices that the request names."""
+        request, snapshot = creation.request, self._seen()
+        grants = self._grants.all()
+        answer = cpuset.create(request, snapshot, grants)
+        visible = decided_devices(request, snapshot)
+        waits = isinstance(answer, Wait)
+        if (waits or isinstance(visible, Wait)) and not creation.waiting.late:
+            notification: Notification = request.pod
+            if waits and snapshot is not None and cpuset.local_request(request, snapshot):
+                creation.announced = True
+                shares = request.asked.shares
+                notification = ContainerAnnounced(request.pod, request.container_name, shares)
+            creation.waiting.notify(self._notifier, notification)
+            return Wait()
+        if isinstance(answer, Wait):
+            answer = self._last_resort(creation, snapshot, grants, answer.reason)
+        if isinstance(answer, Wait):
+            return self._refused(creation, answer.reason)
+        shown = UNCHANGED
+        if visible is not None:
+            from agent.hooks.visibility import (  # not on a node without devices
+                DeniedError,
+                visible_devices,
+            )
+
+            try:
+                node = snapshot.devices if snapshot is not None else None
+                shown = visible_devices(creation, carried, visible, node, self._says, self.outcomes)
+            except DeniedError as error:
+                return self._refused(creation, str(error))
+        changes = self._granted(creation, answer, snapshot)
+        return changes if shown == UNCHANGED else joined(changes, shown)
+
+    def unhooked(
+        self, hook: str, creation: Creation | None, reason: str, detail: str
+    ) -> Unread | Refuse | None:
+        """The answer to a request that can't be read, whose hook failed (UNREAD), or that can wait
+        no longer. An unread one fails if it could take what a pod owns; otherwise the failure
+        policy decides. The caller reports the result of a creation that goes on to `created`.
+        `creation`: what was read of it before."""
+        class_, title = None, "a container that could not be looked into"
+        if creation is not None:
+            classes = (creation.qos, DEVICES) if creation.allocated else (creation.qos,)
+            class_, title = self.outcomes.strictest(hook, *classes), creation.pod_title
+            if creation.announced:
+                self._notifier.notify(creation.failed())
+            if creation.grant is not None:
+                self._grants.failed(creation.grant)
+        why = f"{title}: {detail}"
+        if reason in UNREAD and hook in (CREATE, UPDATE) and (owned := _owned(self._seen())):
+            why = f"{why}; it could take {owned}"
+            self.outcomes.refused(hook, class_, reason, why)
+        elif not self.outcomes.fails(hook, class_, reason, why):
+            return Unread(self._grants.open(Grant("", title, None))) if hook == CREATE else None
+        return Refuse(_CODES.get(reason, Code.INTERNAL), f"{hook}: {why}")
+
+    def created(self, creation: Creation | Unread, container_id: str) -> None:
+        """The result of a creation; "" for no container, or one with an unknown id."""
+        if creation.grant is None:
+            return
+        if container_id:
+            self._grants.answered(creation.grant, container_id)
+        else:
+            self._grants.failed(creation.grant)
+        notification: Notification = SnapshotRequest()
+        if isinstance(creation, Creation):
+            notification = creation.failed()
+            if container_id:
+                notification = Created(container_id, creation.request.asked, creation.kept)
+        self._notifier.notify(notification)
+
+    def abandoned(self, creation: Creation) -> None:
+        """The caller gave up a held creation: it holds nothing, but the agent may hold CPUs for
+        it."""
+        if creation.announced:
+            self._notifier.notify(creation.failed())
+
+    def missed(self) -> None:
+        """Containers may have been created without a hook: until the agent's next pass they may
+        hold any CPU."""
+        self._grants.failed(self._grants.open(Grant("", "a time without us", None)))
+        self._notifier.notify(SnapshotRequest())
+
+    def removed(self, container_id: str) -> None:
+        """The container holds nothing any more."""
+        self._grants.gone(container_id)
+
+    def request_snapshot(self) -> None:
+        """Asks the agent for a fresh snapshot, after a change that it has to see at once."""
+        self._notifier.notify(SnapshotRequest())
+
+    def update(self, update: Update) -> Verdict:
+        """The answer to a request to update a container."""
+        request, snapshot = update.request, self._seen()
+        answer = cpuset.update(request, snapshot, self._grants.of(request.container_id))
+        if isinstance(answer, Wait):
+            if not update.waiting.late:
+                update.waiting.notify(self._notifier, SnapshotRequest())
+                return Wait()
+            waited = f"container {request.container_id}: {answer.reason}"
+            if self.outcomes.fails(UPDATE, None, "late", waited):
+                return Refuse(Code.UNAVAILABLE, waited)
+            answer = cpuset.without_owners(request, snapshot)
+        return UNCHANGED if isinstance(answer, Wait) else cpuset.changes(request, answer)
+
+    def updated(self, update: Update) -> None:
+        """The runtime made the update."""
+        request, snapshot = update.request, self._snapshots.current()
+        if snapshot is not None and snapshot.cpu_policy != "none" and request.asked.shares:
+            self._notifier.notify(Resized(request.container_id, request.asked))
+
+    def _granted(
+        self, creation: Creation, answer: Keep | Give, snapshot: Snapshot | None
+    ) -> Changes:
+        """Grants the CPUs and limits of the answer to the container."""
+        request = creation.request
+        given = answer.wanted if isinstance(answer, Give) else NOTHING
+        cpus = may_hold(request.asked.cpuset if given.cpuset is None else given.cpuset)
+        creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
+        told_in = ""
+        if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
+            folder = notice.folder(request.pod.uid, request.container_name)
+            told_in = f"{self._state_dir}/{folder}"
+        changes = cpuset.changes(request, answer, told_in)
+        creation.kept = changes.kept
+        return changes
+
+    def _refused(self, creation: Creation, why: str) -> Refuse:
+        if creation.announced:
+            self._notifier.notify(creation.failed())
+        return Refuse(Code.UNAVAILABLE, why)
+
+    def _last_resort(
+        self,
+        creation: Creation,
+        snapshot: Snapshot | None,
+        grants: Collection[Grant],
+        reason: str,
+    ) -> Answer:
+        """The answer after the deadline; Wait is an error, with its text."""
+        if snapshot is not None and cpuset.local_request(creation.request, snapshot):
+            creation.qos = QoS.LSR
+        waited = f"{creation.pod_title}: no CPUs after {creation.waiting.patience_seconds:g} s"
+        if self.outcomes.fails(CREATE, creation.qos, "late", f"{waited}: {reason}"):
+            return Wait(f"{waited}: {reason}")
+        answer = cpuset.last_resort(creation.request, snapshot, grants)
+        if isinstance(answer, Wait):
+            answer = Wait(f"{waited}: {answer.reason}")
+            self.outcomes.refused(CREATE, creation.qos, "no_cpu", answer.reason)
+        return answer
+
+    def _seen(self) -> Snapshot | None:
+        snapshot = self._snapshots.current()
+        if snapshot is not None:
+            self._grants.seen(snapshot)
+        return snapshot
+
+
+def _owned(snapshot: Snapshot | None) -> str:
+    """CPUs or a device that one pod owns, for an error message; "" when no pod owns any."""
+    if snapshot is None:
+        return ""
+    for owner in snapshot.owners:
+        if owner.claimed:
+            return f"CPUs {owner.claimed} of pod {owner.title}"
+    if snapshot.devices is not None and snapshot.devices.held:
+        return f"device {snapshot.devices.held[0].uuid}"
+    return ""
+
+
+def may_hold(requested: str) -> CpuSet | None:
+    """The CPUs that an unchanged request may get: those of its cpuset, or any."""
+    try:
+        return CpuSet.parse(requested) or None
+    except ValueError:
+        return None

@@ -1,0 +1,132 @@
+"""Calls of the frontends: what is kept of a request from its arrival to its reply, and the outcomes
+of calls that the hooks could not decide, which are counted and logged."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import Final
+
+from agent.hooks.notifier import Notifier
+from agent.hooks.requests import CreateContainer, UpdateContainer, announced
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.failurepolicy import FailurePolicies
+from agent.model.notifications import ContainerFailed, Notification, SnapshotRequest
+
+NOTIFY_AGAIN_SECONDS: Final = 0.1
+
+
+class Waiting:
+    """A request that may be held until `deadline` (monotonic seconds). While it is held it notifies
+    the agent repeatedly, but not at every retry."""
+
+    def __init__(self, started: float, patience_seconds: float) -> None:
+        self.patience_seconds = patience_seconds
+        self._deadline = started + patience_seconds
+        self._notified_at = 0.0
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() >= self._deadline
+
+    def notify(self, notifier: Notifier, notification: Notification) -> None:
+        now = time.monotonic()
+        if now - self._notified_at >= NOTIFY_AGAIN_SECONDS:
+            self._notified_at = now
+            notifier.notify(notification)
+
+
+class Creation:
+    """One container, from the request to create it to the result."""
+
+    def __init__(self, request: CreateContainer, waiting: Waiting) -> None:
+        self.request = request
+        self.waiting = waiting
+        self.pod_title = f"pod {request.pod.namespace}/{request.pod.name}"
+        self.qos = announced(request.pod, 0).qos
+        """For the failure policy: LSR also where a node-local policy gives the container CPUs."""
+        self.grant: int | None = None
+        self.kept: tuple[str, ...] = ()
+        self.announced = False
+        """Whether the agent holds CPUs for the container alone."""
+
+    @property
+    def allocated(self) -> bool:
+        """Whether a scheduler gave its pod devices."""
+        return DEVICE_ALLOCATED in self.request.pod.annotations
+
+    def failed(self) -> Notification:
+        """What the agent hears when it does not come to be."""
+        pod = self.request.pod
+        return (
+            ContainerFailed(pod.uid, self.request.container_name)
+            if self.announced
+            else SnapshotRequest()
+        )
+
+
+class Update:
+    """One request to update a container, until its reply."""
+
+    def __init__(self, request: UpdateContainer, waiting: Waiting) -> None:
+        self.request = request
+        self.waiting = waiting
+
+
+class Unread:
+    """A creation that goes on although its request could not be read; `grant` stands for whatever
+    CPUs it may hold."""
+
+    def __init__(self, grant: int) -> None:
+        self.grant = grant
+
+
+log = logging.getLogger(__name__)
+
+_LOG_AGAIN_SECONDS: Final = 1.0
+
+Key = tuple[str, ...]
+"""Hook, class ("" where the pod is not known), reason."""
+
+
+class Outcomes:
+    """Counts and logs outcomes. Reasons are few and fixed: `late`, `no_cpu`, `hook_error`,
+    `oversize`, `compressed`, `irregular`; of devices also `unhonoured`, `taken`, `door`,
+    `privileged`. A class is a QoS class or `devices`."""
+
+    def __init__(self, policies: FailurePolicies) -> None:
+        self._policies = policies
+        self.failed_open: Counter[Key] = Counter()
+        self.failed: Counter[Key] = Counter()
+        self._told: dict[Key, float] = {}
+
+    def fails(self, hook: str, class_: str | None, reason: str, detail: str) -> bool:
+        """Whether the call fails by the policy of its hook and class."""
+        if self._policies.fails(hook, class_):
+            self.refused(hook, class_, reason, detail)
+            return True
+        self.goes_on(hook, class_, reason, detail)
+        return False
+
+    def strictest(self, hook: str, *classes: str) -> str:
+        """Of the classes that a call belongs to the one whose policy fails it, else the first."""
+        return next((each for each in classes if self._policies.fails(hook, each)), classes[0])
+
+    def refused(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+        """The call fails whatever the policy is."""
+        self._note(self.failed, hook, class_, reason, f"fails: {detail}")
+
+    def goes_on(self, hook: str, class_: str | None, reason: str, detail: str) -> None:
+        """The call goes on whatever the policy is."""
+        self._note(self.failed_open, hook, class_, reason, f"goes on: {detail}")
+
+    def _note(
+        self, counts: Counter[Key], hook: str, class_: str | None, reason: str, text: str
+    ) -> None:
+        key = (hook, str(class_ or ""), reason)
+        counts[key] += 1
+        now = time.monotonic()
+        if now - self._told.get(key, -_LOG_AGAIN_SECONDS) >= _LOG_AGAIN_SECONDS:
+            self._told[key] = now
+            log.warning("%s %s", hook, text)

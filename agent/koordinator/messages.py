@@ -1,0 +1,126 @@
+"""Koordinator's hook messages to the values that hooks read, and what hooks change into its
+responses.
+
+koord-runtime-proxy merges a response into the request by rules of its own
+(pkg/runtimeproxy/resexecutor/cri/utils.go, updateResource and transferToCRIContainerEnvs). It
+overwrites cpuset, memory nodes and OOM score as soon as there are resources at all, and replaces
+the whole environment as soon as there is one: what stays is repeated then, and only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.hooks import carriers
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import Changes, DeviceFields
+from agent.hooks.requests import CreateContainer, UpdateContainer, announced_pod, scaled_quota
+from agent.model import gpunames
+from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
+from agent.proto import koordinator_hooks_pb2 as pb
+
+SAYS: Final = DeviceFields(frozenset({"environment"}))
+"""Of a container's devices."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A container that the runtime has, by its pod and name too."""
+
+    pod_uid: str
+    name: str
+    container_id: str
+
+
+def sandbox(request: pb.PodSandboxHookRequest) -> PodAnnounced:
+    """The pod as decisions see it."""
+    return _pod(request.pod_meta, request.labels, request.annotations, request.cgroup_parent)
+
+
+def create(request: pb.ContainerResourceHookRequest) -> CreateContainer:
+    """A container that is about to be made: it has no id yet."""
+    return CreateContainer(
+        _pod_of(request), request.container_meta.name, _asked(request.container_resources)
+    )
+
+
+def carried(request: pb.ContainerResourceHookRequest) -> Carried:
+    """The devices that the environment of a container to create names: the protocol has no other
+    carrier. Mounts that the environment refers to are there without their names."""
+    value = request.container_envs.get(gpunames.VISIBLE_DEVICES)
+    return Carried(
+        environment=() if value is None else (value,),
+        preload=request.container_envs.get(carriers.PRELOAD, ""),
+        mounts=(carriers.mount_path("unseen"),) if value == gpunames.MOUNT_ROOT else (),
+    )
+
+
+def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
+    """The requested values are the caller's over all values that the container got before, our
+    changes included; empty for a container older than koord-runtime-proxy."""
+    return UpdateContainer(request.container_meta.id, _asked(request.container_resources))
+
+
+def place(request: pb.ContainerResourceHookRequest) -> Place:
+    """Which container starts or stops."""
+    return Place(_pod_of(request).uid, request.container_meta.name, request.container_meta.id)
+
+
+def response(
+    request: pb.ContainerResourceHookRequest, changes: Changes
+) -> pb.ContainerResourceHookResponse:
+    """Mounts, devices and lifting a memory limit are beyond this protocol: they are left out."""
+    answer = pb.ContainerResourceHookResponse()
+    resources = _resources(changes)
+    if resources is not None:
+        present = request.container_resources
+        resources.cpuset_cpus = resources.cpuset_cpus or present.cpuset_cpus
+        resources.cpuset_mems = resources.cpuset_mems or present.cpuset_mems
+        resources.oom_score_adj = present.oom_score_adj
+        answer.container_resources.CopyFrom(resources)
+    if changes.environment:
+        answer.container_envs.update({**request.container_envs, **dict(changes.environment)})
+    return answer
+
+
+def _resources(changes: Changes) -> pb.LinuxContainerResources | None:
+    """None where nothing changes that the protocol can say."""
+    quota = changes.quota_microseconds or 0
+    memory_bytes = changes.memory_limit_bytes or 0
+    resources = pb.LinuxContainerResources(
+        cpuset_cpus=changes.cpuset or "",
+        cpuset_mems=changes.mems or "",
+        cpu_shares=changes.shares or 0,
+        cpu_quota=quota,
+        cpu_period=PERIOD_MICROSECONDS if quota not in (0, UNLIMITED) else 0,
+        memory_limit_in_bytes=max(memory_bytes, 0),
+    )
+    return resources if resources.ByteSize() else None
+
+
+def _pod_of(request: pb.ContainerResourceHookRequest) -> PodAnnounced:
+    return _pod(
+        request.pod_meta, request.pod_labels, request.pod_annotations, request.pod_cgroup_parent
+    )
+
+
+def _pod(
+    meta: pb.PodSandboxMetadata,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    cgroup_parent: str,
+) -> PodAnnounced:
+    return announced_pod(meta.uid, meta.namespace, meta.name, labels, annotations, cgroup_parent)
+
+
+def _asked(resources: pb.LinuxContainerResources) -> RequestedResources:
+    return RequestedResources(
+        resources.cpuset_cpus,
+        resources.cpuset_mems,
+        resources.cpu_shares,
+        scaled_quota(resources.cpu_quota, resources.cpu_period),
+        resources.memory_limit_in_bytes,
+    )

@@ -1,0 +1,209 @@
+"""What koord-runtime-proxy asks, one call a thread: bytes in, bytes or a refusal out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from google.protobuf.message import DecodeError
+
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import Changes, Verdict
+from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.koordinator import messages
+from agent.koordinator.messages import Place
+from agent.model.notifications import PodAnnounced
+from agent.model.verdict import Code, Refuse, Wait
+from agent.proto import koordinator_hooks_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "runtime.v1alpha1.RuntimeHookService"
+_ASK_AGAIN_SECONDS: Final = 0.02
+_MARGIN_SECONDS: Final = 0.2
+"""What is left of the caller's time when a held call ends, so that our answer still counts."""
+
+
+class Caller(Protocol):
+    """The part of a gRPC context that matters here."""
+
+    def is_active(self) -> bool:
+        """Whether the caller still waits."""
+        ...
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the caller gives up; None when it never does."""
+        ...
+
+
+class Call:
+    """A request to create or update a container, until its answer. `budget_seconds`: for how long
+    it may be held; `carried` reads the devices that a container to create names. `state` is the
+    hooks' own, None at first."""
+
+    def __init__(self, started: float, budget_seconds: float | None) -> None:
+        self.started = started
+        self.budget_seconds = budget_seconds
+        self.carried: Callable[[], Carried] = Carried
+        self.state: object = None
+
+
+class Hooks(Protocol):
+    """What decides. Never asked two things at once; nothing here may block."""
+
+    def pod_announced(self, pod: PodAnnounced) -> None:
+        """Its sandbox is about to be made."""
+        ...
+
+    def create(self, call: Call, request: CreateContainer) -> Verdict:
+        """Asked again while the answer is Wait."""
+        ...
+
+    def update(self, call: Call, request: UpdateContainer) -> Verdict:
+        """Asked again while the answer is Wait."""
+        ...
+
+    def exists(self, container: Place) -> None:
+        """It was made, and is about to start or has started."""
+        ...
+
+    def stopped(self, container: Place) -> None:
+        """It ended."""
+        ...
+
+    def pod_stopped(self, uid: str) -> None:
+        """Its sandbox ended."""
+        ...
+
+    def abandoned(self, call: Call) -> None:
+        """Nobody waits any more for the answer to a held call."""
+        ...
+
+    def unhooked(self, hook: str, call: Call, reason: str, detail: str) -> Refuse | None:
+        """What becomes of a call that can't be understood or whose hook went wrong; None: it goes
+        on as it came."""
+        ...
+
+
+class HookService:
+    """`asked` counts calls by hook; `held` are those that wait now."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._lock = threading.Lock()
+        self._answers: dict[str, Callable[[bytes, Call, Caller], bytes | Refuse]] = {
+            "PreRunPodSandbox": self._sandbox_comes,
+            "PostStopPodSandbox": self._sandbox_stopped,
+            "PreCreateContainer": self._create,
+            "PreUpdateContainerResources": self._update,
+            "PreStartContainer": self._exists,
+            "PostStartContainer": self._exists,
+            "PostStopContainer": self._stopped,
+        }
+        self.asked: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        self.held = 0
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """The names of all hooks; a method's name is its hook's with "Hook" behind it."""
+        return tuple(self._answers)
+
+    def answer(self, hook: str, message: bytes, caller: Caller) -> bytes | Refuse:
+        """The response, whatever the request is. Blocks while the call is held."""
+        remaining = caller.time_remaining()
+        budget = None if remaining is None else max(remaining - _MARGIN_SECONDS, 0.0)
+        call = Call(time.monotonic(), budget)
+        with self._lock:
+            self.asked[hook] += 1
+        try:
+            return self._answers[hook](message, call, caller)
+        except DecodeError as error:
+            return self._unhooked(hook, call, "irregular", str(error))
+        except Exception as error:  # noqa: BLE001  the one guard around a hook
+            log.error("the hook %s went wrong: %r", hook, error)
+            with self._lock:
+                self.errors[hook] += 1
+            return self._unhooked(hook, call, "hook_error", repr(error))
+
+    def _unhooked(self, hook: str, call: Call, reason: str, detail: str) -> bytes | Refuse:
+        try:
+            with self._lock:
+                refusal = self._hooks.unhooked(hook, call, reason, detail)
+        except Exception as error:  # noqa: BLE001  the one guard around a hook
+            log.error("the hook %s went wrong: %r", hook, error)
+            return b""
+        return b"" if refusal is None else refusal
+
+    def _sandbox_comes(self, message: bytes, call: Call, caller: Caller) -> bytes:
+        pod = messages.sandbox(pb.PodSandboxHookRequest.FromString(message))
+        with self._lock:
+            self._hooks.pod_announced(pod)
+        return b""
+
+    def _sandbox_stopped(self, message: bytes, call: Call, caller: Caller) -> bytes:
+        pod = messages.sandbox(pb.PodSandboxHookRequest.FromString(message))
+        with self._lock:
+            self._hooks.pod_stopped(pod.uid)
+        return b""
+
+    def _exists(self, message: bytes, call: Call, caller: Caller) -> bytes:
+        place = messages.place(pb.ContainerResourceHookRequest.FromString(message))
+        with self._lock:
+            self._hooks.exists(place)
+        return b""
+
+    def _stopped(self, message: bytes, call: Call, caller: Caller) -> bytes:
+        place = messages.place(pb.ContainerResourceHookRequest.FromString(message))
+        with self._lock:
+            self._hooks.stopped(place)
+        return b""
+
+    def _create(self, message: bytes, call: Call, caller: Caller) -> bytes | Refuse:
+        request = pb.ContainerResourceHookRequest.FromString(message)
+        wanted = messages.create(request)
+        call.carried = partial(messages.carried, request)
+        return self._settled(request, call, caller, lambda: self._hooks.create(call, wanted))
+
+    def _update(self, message: bytes, call: Call, caller: Caller) -> bytes | Refuse:
+        request = pb.ContainerResourceHookRequest.FromString(message)
+        wanted = messages.update(request)
+        return self._settled(request, call, caller, lambda: self._hooks.update(call, wanted))
+
+    def _settled(
+        self,
+        request: pb.ContainerResourceHookRequest,
+        call: Call,
+        caller: Caller,
+        ask: Callable[[], Verdict],
+    ) -> bytes | Refuse:
+        with self._lock:
+            answer = ask()
+        if isinstance(answer, Wait):
+            answer = self._held(call, caller, ask)
+        if isinstance(answer, Changes):
+            return messages.response(request, answer).SerializeToString()
+        assert isinstance(answer, Refuse)
+        return answer
+
+    def _held(self, call: Call, caller: Caller, ask: Callable[[], Verdict]) -> Verdict:
+        with self._lock:
+            self.held += 1
+        try:
+            answer: Verdict = Wait()
+            while isinstance(answer, Wait):
+                time.sleep(_ASK_AGAIN_SECONDS)
+                with self._lock:
+                    if not caller.is_active():
+                        self._hooks.abandoned(call)
+                        return Refuse(Code.CANCELLED, "the caller gave up")
+                    answer = ask()
+            return answer
+        finally:
+            with self._lock:
+                self.held -= 1

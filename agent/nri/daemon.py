@@ -1,0 +1,119 @@
+"""The NRI plugin's process: one epoll loop that answers the runtime, updates it after changes of
+the agent, notifies the agent and serves metrics. A plugin that the runtime starts gets its socket,
+name and index from the runtime."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import MutableMapping
+
+import msgspec
+
+from agent.hooks.admission import Admission
+from agent.hooks.grants import Grants
+from agent.hooks.notifier import Notifier
+from agent.hooks.snapshots import SnapshotFile
+from agent.host import frontendlock, malloc, peers
+from agent.host.ending import Ending
+from agent.host.files import boot_id
+from agent.host.loop import Loop
+from agent.host.sdnotify import ServiceManager
+from agent.model import failurepolicy
+from agent.model import settings as options
+from agent.model.settings import Settings
+from agent.nri import messages, metrics
+from agent.nri.conflicts import Conflicts
+from agent.nri.containers import Containers
+from agent.nri.hooks import Hooks
+from agent.nri.link import Link
+from agent.nri.updater import Updater
+from agent.telemetry.page import serve_pages
+
+LOCK_SECONDS = 3.0
+"""How long another plugin of ours may take to end: the runtime waits 5 s for a registration."""
+
+log = logging.getLogger(__name__)
+
+
+def run(settings: Settings, launched: Launched | None) -> None:
+    """Until SIGTERM or SIGINT, or, when the runtime started us, until it closes our socket. Raises
+    LockedError while a relay or another plugin is on, SettingsError, OSError when the state folder
+    can't be written."""
+    path = options.socket_path(settings.nri_socket)
+    pages_at = options.host_port(settings.nri_http) if settings.nri_http else None
+    policies, deadlines = failurepolicy.of(settings)
+    lock = frontendlock.for_plugin(settings.state_dir, LOCK_SECONDS)
+    name = launched.name if launched else settings.nri_name
+    index = launched.index if launched else settings.nri_index
+    malloc.return_large_blocks()
+    loop = Loop()
+    snapshots = SnapshotFile(f"{settings.state_dir}/snapshot.json", boot_id())
+    notifier = Notifier(f"{settings.state_dir}/doorbell.sock")
+    grants, containers = Grants(), Containers()
+    admission = Admission(snapshots, notifier, grants, policies, settings.state_dir, messages.SAYS)
+    conflicts = Conflicts(f"{index}-{name}", lambda: peers.of(path))
+    hooks = Hooks(admission, deadlines, snapshots, containers, conflicts)
+    link = Link(
+        loop,
+        path,
+        name,
+        index,
+        hooks,
+        given=launched.socket if launched else None,
+        over=loop.stop if launched else None,
+    )
+    updater = Updater(loop, link, snapshots, containers, grants, notifier, conflicts)
+    manager = ServiceManager(os.environ)
+    with Ending(loop.stop):
+        log.info("plugin %s-%s for %s", index, name, path)
+        pages = serve_pages(
+            loop,
+            pages_at,
+            lambda: metrics.page(
+                link, admission.outcomes, updater, conflicts, containers, notifier, snapshots
+            ),
+        )
+        manager.keep_alive(loop)
+        link.start()
+        if settings.nri_updates:
+            updater.start()
+        manager.ready()
+        loop.run()
+        manager.stopping()
+    link.close()
+    if pages is not None:
+        pages.close()
+    notifier.close()
+    loop.close()
+    lock.release()
+
+
+_NAMES = ("NRI_PLUGIN_SOCKET", "NRI_PLUGIN_NAME", "NRI_PLUGIN_IDX")
+
+
+class LaunchError(Exception):
+    """The descriptor from the runtime is not a socket."""
+
+
+class Launched(msgspec.Struct, frozen=True):
+    """`socket` is connected."""
+
+    socket: socket.socket
+    name: str
+    index: str
+
+
+def launched(environment: MutableMapping[str, str]) -> Launched | None:
+    """None when the runtime did not start this process; removes the variables. Raises
+    LaunchError."""
+    number, name, index = (environment.pop(each, "") for each in _NAMES)
+    if not number:
+        return None
+    try:
+        it = socket.socket(fileno=int(number))
+        os.set_inheritable(it.fileno(), False)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"NRI_PLUGIN_SOCKET={number} is no socket: {error}") from None
+    return Launched(it, name, index)

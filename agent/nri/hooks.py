@@ -1,0 +1,151 @@
+"""Translates the runtime's NRI calls for admission, and keeps the values of containers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from agent.hooks.admission import Admission
+from agent.hooks.calls import Creation, Unread, Update, Waiting
+from agent.hooks.changes import UNCHANGED, Changes, Verdict
+from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.hooks.snapshots import SnapshotFile
+from agent.model import failurepolicy
+from agent.model.failurepolicy import Deadlines
+from agent.model.notifications import PodAnnounced
+from agent.model.verdict import Refuse
+from agent.nri.conflicts import Conflicts
+from agent.nri.containers import Containers
+from agent.nri.messages import Seen
+from agent.nri.plugin import Call
+
+_HOOKS = {
+    "CreateContainer": failurepolicy.CREATE,
+    "UpdateContainer": failurepolicy.UPDATE,
+}
+
+
+class _Making(NamedTuple):
+    """A container between our answer and what came of it; `adjusted`: what we changed."""
+
+    creation: Creation | Unread
+    adjusted: Changes
+
+
+class Hooks:
+    """Holds a call until its hook's deadline or the end of the runtime's patience, whatever comes
+    first; then its policy speaks."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        deadlines: Deadlines,
+        snapshots: SnapshotFile,
+        containers: Containers,
+        conflicts: Conflicts,
+    ) -> None:
+        self._admission = admission
+        self._deadlines = deadlines
+        self._snapshots = snapshots
+        self._containers = containers
+        self._conflicts = conflicts
+        self._making: dict[str, _Making] = {}
+        self._changing: dict[str, Update] = {}
+
+    def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
+        """The calls in progress have ended: each container exists or was not created. Others may
+        have been created without a hook."""
+        present = {each.id for each in containers}
+        for container_id, making in self._making.items():
+            made = container_id if container_id in present else ""
+            self._admission.created(making.creation, made)
+        self._making, self._changing = {}, {}
+        self._admission.missed()
+        self._containers.replace(containers)
+        snapshot = self._snapshots.current()
+        differing = list(self._containers.differing(snapshot)) if snapshot else []
+        for each, changes in differing:
+            self._containers.told(each.id, changes.over(each.asked))
+        return {each.id: changes for each, changes in differing}
+
+    def pod_announced(self, pod: PodAnnounced) -> None:
+        self._admission.pod_announced(pod)
+
+    def create(self, call: Call) -> Verdict:
+        if not isinstance(call.state, Creation):
+            assert isinstance(call.request, CreateContainer)
+            call.state = Creation(call.request, self._waiting(call, failurepolicy.CREATE))
+        answer = self._admission.create(call.state, call.carried)
+        if isinstance(answer, Changes):
+            self._making[call.container.id] = _Making(call.state, answer)
+            if answer.cpuset is not None:
+                self._containers.expect(call.container.id, answer.cpuset)
+        return answer
+
+    def update(self, call: Call) -> Verdict:
+        if not isinstance(call.state, Update):
+            assert isinstance(call.request, UpdateContainer)
+            call.state = Update(call.request, self._waiting(call, failurepolicy.UPDATE))
+            self._check(call.container)
+        answer = self._admission.update(call.state)
+        if isinstance(answer, Changes):
+            self._changing[call.container.id] = call.state
+            if cpuset := answer.over(call.state.request.asked).cpuset:
+                self._containers.expect(call.container.id, cpuset)
+        return answer
+
+    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+        state = call.state if call is not None else None
+        creation = state if isinstance(state, Creation) else None
+        answer = self._admission.unhooked(_HOOKS[method], creation, reason, detail)
+        if isinstance(answer, Refuse):
+            return answer
+        if answer is not None and call is not None:
+            self._making[call.container.id] = _Making(answer, UNCHANGED)
+        elif answer is not None:
+            self._admission.created(answer, "")
+        return None
+
+    def abandoned(self, call: Call) -> None:
+        if isinstance(call.state, Creation):
+            self._admission.abandoned(call.state)
+
+    def created(self, container: Seen) -> None:
+        making = self._making.pop(container.id, None)
+        if making is not None:
+            self._admission.created(making.creation, container.id)
+            if making.adjusted.cpuset is not None:
+                self._check(container)
+        self._containers.put(container)
+
+    def updated(self, container: Seen) -> None:
+        update = self._changing.pop(container.id, None)
+        self._containers.put(container)
+        if update is not None and not self._is_ours(update):
+            self._admission.updated(update)
+
+    def ended(self, container: Seen) -> None:
+        making = self._making.pop(container.id, None)
+        if making is not None:
+            self._admission.created(making.creation, "")
+            if making.adjusted != UNCHANGED:
+                self._conflicts.undone(container.title)
+        self._changing.pop(container.id, None)
+        self._containers.drop(container.id)
+        self._admission.removed(container.id)
+        self._admission.request_snapshot()
+
+    def _check(self, container: Seen) -> None:
+        """Whether another writer changed the container's CPUs."""
+        if (asked := self._containers.strange(container)) is not None:
+            self._conflicts.changed(container.title, asked, container.asked.cpuset)
+
+    def _waiting(self, call: Call, hook: str) -> Waiting:
+        return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))
+
+    def _is_ours(self, update: Update) -> bool:
+        """Whether the agent asked for the change: it asks for its wanted values only, which are no
+        request of a kubelet."""
+        snapshot = self._snapshots.current()
+        wanted = snapshot.containers.get(update.request.container_id) if snapshot else None
+        return wanted is not None and wanted.limits.shares == update.request.asked.shares

@@ -1,0 +1,224 @@
+"""NRI's messages to the values that hooks read, and what hooks change into NRI's messages.
+
+What Topolet reads and sets is in ../../../protos/nri.proto. An empty cpuset means "no change" to
+the runtime, so none is ever sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from agent.hooks import carriers
+from agent.hooks.carriers import Carried
+from agent.hooks.changes import FIELDS, UNCHANGED, CarriedNode, Changes, DeviceFields
+from agent.hooks.requests import announced_pod, scaled_quota
+from agent.model import gpunames
+from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.pods import pod_uid
+from agent.model.wanted import PERIOD_MICROSECONDS, UNLIMITED
+from agent.proto import nri_pb2 as pb
+
+SAYS: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=True)
+"""The CDI devices of a request are part of the container before a plugin is asked."""
+
+_CHARACTER: Final = "c"
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A container in the runtime's report; `asked`: its values now or at its start. `pid` is 0 when
+    it does not run or is unknown."""
+
+    id: str
+    pod_uid: str
+    title: str
+    asked: RequestedResources
+    pid: int = 0
+
+
+def pod(sandbox: pb.PodSandbox) -> PodAnnounced:
+    """The pod as decisions see it."""
+    return announced_pod(
+        sandbox.uid,
+        sandbox.namespace,
+        sandbox.name,
+        sandbox.labels,
+        sandbox.annotations,
+        sandbox.linux.cgroup_parent,
+    )
+
+
+def names_alone(sandbox: pb.PodSandbox) -> pb.PodSandbox:
+    """The pod with nothing but what `seen` reads."""
+    return pb.PodSandbox(
+        id=sandbox.id, uid=sandbox.uid, namespace=sandbox.namespace, name=sandbox.name
+    )
+
+
+def resources_alone(container: pb.Container) -> pb.Container:
+    """The container with nothing but what `seen` reads: its environment may be large."""
+    kept = pb.Container(
+        id=container.id,
+        pod_sandbox_id=container.pod_sandbox_id,
+        name=container.name,
+        pid=container.pid,
+    )
+    kept.linux.resources.cpu.CopyFrom(container.linux.resources.cpu)
+    kept.linux.resources.memory.CopyFrom(container.linux.resources.memory)
+    return kept
+
+
+def seen(container: pb.Container, sandbox: pb.PodSandbox | None) -> Seen:
+    """None for a container of an unreported pod."""
+    of_pod = sandbox or pb.PodSandbox()
+    return Seen(
+        container.id,
+        pod_uid(of_pod.uid, of_pod.namespace, of_pod.name),
+        f"{of_pod.namespace}/{of_pod.name} {container.name}",
+        asked(container.linux.resources),
+        container.pid,
+    )
+
+
+def asked(resources: pb.LinuxResources) -> RequestedResources:
+    """What a request asks for, or a container has."""
+    cpu = resources.cpu
+    return RequestedResources(
+        cpu.cpus,
+        cpu.mems,
+        cpu.shares.value,
+        scaled_quota(cpu.quota.value, cpu.period.value),
+        resources.memory.limit.value,
+    )
+
+
+def carried(container: pb.Container) -> Carried:
+    """The devices that a request to create a container names. CDI has edited it already; the
+    image's environment can't be told from the request's, and `all` counts as the image's. For a
+    privileged container runtimes list every node of the host, which it did not request."""
+    variables = [each.partition(b"=")[::2] for each in container.env]
+    visible, preload = gpunames.VISIBLE_DEVICES.encode(), carriers.PRELOAD.encode()
+    named = [value.decode(errors="replace") for name, value in variables if name == visible]
+    preloaded = [value.decode(errors="replace") for name, value in variables if name == preload]
+    notes = {key: container.annotations[key] for key in container.annotations}
+    injected = [
+        name
+        for key, value in sorted(notes.items())
+        if key.startswith(gpunames.CDI_OF_RUNTIME)
+        for name in gpunames.split(value)
+    ]
+    privileged = any(map(_allows_all, container.linux.resources.devices))
+    return Carried(
+        environment=tuple(value for value in named if value != "all"),
+        preload=preloaded[-1] if preloaded else "",
+        mounts=tuple(
+            each.destination
+            for each in container.mounts
+            if carriers.mounted_name(each.destination) is not None
+        ),
+        annotations=tuple(
+            (key, value)
+            for key, value in sorted(notes.items())
+            if gpunames.is_cdi_annotation(key) and not key.startswith(gpunames.CDI_OF_RUNTIME)
+        ),
+        cdi_devices=tuple(
+            dict.fromkeys([*(each.name for each in container.CDI_devices), *injected])
+        ),
+        nodes=tuple(
+            CarriedNode(each.path, each.path, "rwm", each.major, each.minor)
+            for each in container.linux.devices
+            if each.type == _CHARACTER and not privileged
+        ),
+        privileged=privileged,
+        serving=any(carriers.serves(each.source) for each in container.mounts),
+    )
+
+
+def _allows_all(rule: pb.LinuxDeviceCgroup) -> bool:
+    """Absent and -1 are any number, no type is any."""
+    anywhere = all(
+        not rule.HasField(name) or getattr(rule, name).value == -1 for name in ("major", "minor")
+    )
+    return rule.allow and rule.type in ("", "a") and anywhere and "w" in rule.access
+
+
+def adjustment(changes: Changes, mounted: Collection[str]) -> pb.ContainerAdjustment | None:
+    """For a container that is being made and mounts something at `mounted` itself; None where
+    nothing changes."""
+    if changes == UNCHANGED:
+        return None
+    mounts = [
+        pb.Mount(
+            destination=each.container_path,
+            type="bind",
+            source=each.host_path,
+            options=["rbind", "rw" if each.writable else "ro"],
+        )
+        for each in changes.mounts
+        if each.container_path not in mounted
+    ]
+    mounts += [pb.Mount(destination=_removed(each)) for each in changes.removed_mounts]
+    return pb.ContainerAdjustment(
+        annotations={
+            key if value else _removed(key): value or "" for key, value in changes.annotations
+        },
+        mounts=mounts,
+        env=[pb.KeyValue(key=name, value=value) for name, value in changes.environment],
+        linux=pb.LinuxContainerAdjustment(
+            devices=[
+                *(
+                    pb.LinuxDevice(path=_removed(each.container_path))
+                    for each in changes.removed_nodes
+                ),
+                *(
+                    pb.LinuxDevice(
+                        path=each.container_path,
+                        type=_CHARACTER,
+                        major=each.major,
+                        minor=each.minor,
+                    )
+                    for each in changes.nodes
+                ),
+            ],
+            resources=_with_denials(_resources(changes), changes),
+        ),
+        CDI_devices=[pb.CDIDevice(name=name) for name in changes.cdi_devices],
+    )
+
+
+def _removed(name: str) -> str:
+    """NRI's notation for a removed entry."""
+    return f"-{name}"
+
+
+def _with_denials(resources: pb.LinuxResources, changes: Changes) -> pb.LinuxResources:
+    """A node that is removed leaves the rule behind that lets the container use its number, and
+    runtimes with NRI 0.12 leave the node too: its number is denied."""
+    used = {(each.major, each.minor) for each in changes.nodes}
+    for each in changes.removed_nodes:
+        if (each.major, each.minor) not in used:
+            rule = resources.devices.add(allow=False, type=_CHARACTER, access="rwm")
+            rule.major.value, rule.minor.value = each.major, each.minor
+    return resources
+
+
+def update(container_id: str, changes: Changes) -> pb.ContainerUpdate:
+    """For an existing container: only its resources can change."""
+    linux = pb.LinuxContainerUpdate(resources=_resources(changes))
+    return pb.ContainerUpdate(container_id=container_id, linux=linux)
+
+
+def _resources(changes: Changes) -> pb.LinuxResources:
+    cpu = pb.LinuxCPU(cpus=changes.cpuset or "", mems=changes.mems or "")
+    if changes.shares is not None:
+        cpu.shares.value = changes.shares
+    if changes.quota_microseconds is not None:
+        cpu.quota.value = changes.quota_microseconds
+        if changes.quota_microseconds != UNLIMITED:
+            cpu.period.value = PERIOD_MICROSECONDS
+    resources = pb.LinuxResources(cpu=cpu)
+    if changes.memory_limit_bytes is not None:
+        resources.memory.limit.value = changes.memory_limit_bytes
+    return resources

@@ -1,0 +1,244 @@
+"""The calls of the runtime to a plugin, served by hooks that never block and may ask for a retry.
+
+A failing handler must not cost a container: the runtime does not create a container when the answer
+is an error, so the failure policy decides. A late answer ends the session, and the container
+continues unchanged: held calls end well before that. (For both see NRI: pkg/adaptation/plugin.go,
+createContainer.)
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from agent.hooks.changes import UNCHANGED, Changes, Verdict
+from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.model.verdict import Code, Refuse, Wait
+from agent.nri import messages
+from agent.nri.plugin import Call, Plugin, Stats
+from agent.nri.session import Incoming
+from agent.proto import nri_pb2 as pb
+
+T = TypeVar("T")
+
+SERVICE: Final = "nri.pkg.api.v1alpha1.Plugin"
+DEFAULT_TIMEOUT_SECONDS: Final = 2.0
+"""Of the runtime, for each of its calls; runtimes before NRI 0.9 don't tell it."""
+
+# None has a number above 11: NRI before 0.10 refuses those (pkg/adaptation/plugin.go, configure).
+_EVENTS: Final = {
+    "RunPodSandbox": pb.RUN_POD_SANDBOX,
+    "CreateContainer": pb.CREATE_CONTAINER,
+    "PostCreateContainer": pb.POST_CREATE_CONTAINER,
+    "UpdateContainer": pb.UPDATE_CONTAINER,
+    "PostUpdateContainer": pb.POST_UPDATE_CONTAINER,
+    "StopContainer": pb.STOP_CONTAINER,
+    "RemoveContainer": pb.REMOVE_CONTAINER,
+}
+_FIRST_WITHOUT_DEADLOCK: Final = (0, 12, 1)
+_METHODS: Final = {event: method for method, event in _EVENTS.items()}
+_MASK: Final = sum(1 << (event - 1) for event in _EVENTS.values())
+
+log = logging.getLogger(__name__)
+
+
+class PluginService:
+    """The service of one session. `synchronized` is called when the runtime has reported all
+    containers. A call may be held for half of the runtime's timeout."""
+
+    def __init__(self, plugin: Plugin, stats: Stats, synchronized: Callable[[], None]) -> None:
+        self._plugin = plugin
+        self._stats = stats
+        self._synchronized = synchronized
+        self.takes_updates = False
+        """Whether the runtime may be told to change containers that it did not ask about."""
+        self._budget_seconds = DEFAULT_TIMEOUT_SECONDS / 2
+        self._pods: dict[str, pb.PodSandbox] = {}
+        self._containers: list[pb.Container] = []
+        self._held: list[tuple[Call, Incoming]] = []
+
+    @property
+    def holds(self) -> bool:
+        """Whether calls wait to be asked about `again`."""
+        return bool(self._held)
+
+    def serve(self, incoming: Incoming) -> None:
+        """Answers now, or keeps the call."""
+        method = incoming.method
+        if incoming.service != SERVICE:
+            incoming.refuse(Code.UNIMPLEMENTED, f"unknown service {incoming.service[:100]}")
+            return
+        try:
+            if method == "StateChange":  # what runtimes before NRI 0.12 send for most events
+                change = pb.StateChangeEvent.FromString(incoming.payload)
+                request = pb.EventRequest(pod=change.pod, container=change.container)
+                method = _METHODS.get(change.event, "")
+            elif method in _EVENTS:
+                request = pb.EventRequest.FromString(incoming.payload)
+            else:
+                self._set_up(incoming)
+                return
+        except DecodeError as error:
+            self._unread(incoming, str(error))
+            return
+        self._stats.calls[method or "other"] += 1
+        if method in ("CreateContainer", "UpdateContainer"):
+            self._open(method, request, incoming)
+            return
+        self._guarded(method, lambda: self._tell(method, request))
+        incoming.answer(b"")
+
+    def again(self) -> None:
+        """Asks about every held call."""
+        held, self._held = self._held, []
+        self._stats.held_now -= len(held)
+        for call, incoming in held:
+            self._ask(call, incoming)
+
+    def finish(self) -> None:
+        """Ends every held call by its policy: the end of a session must not let them all pass."""
+        held, self._held = self._held, []
+        self._stats.held_now -= len(held)
+        for call, incoming in held:
+            refused = self._plugin.unhooked(incoming.method, call, "late", "the plugin ends")
+            self._end(incoming, refused, b"")
+
+    def close(self) -> None:
+        """The session is over."""
+        held, self._held = self._held, []
+        self._stats.held_now -= len(held)
+        for call, _ in held:
+            self._guarded("abandoned", partial(self._plugin.abandoned, call))
+
+    def _set_up(self, incoming: Incoming) -> None:
+        """Raises DecodeError."""
+        if incoming.method == "Configure":
+            asked = pb.ConfigureRequest.FromString(incoming.payload)
+            timeout = asked.request_timeout / 1000 or DEFAULT_TIMEOUT_SECONDS
+            self._budget_seconds = timeout / 2
+            self.takes_updates = _takes_updates(asked.NRI_version)
+            log.info(
+                "%s %s configures the plugin (NRI %s, %g s for a call)",
+                asked.runtime_name,
+                asked.runtime_version,
+                asked.NRI_version or "before 0.12",
+                timeout,
+            )
+            incoming.answer(pb.ConfigureResponse(events=_MASK).SerializeToString())
+        elif incoming.method == "Synchronize":
+            self._synchronize(incoming)
+        elif incoming.method == "Shutdown":
+            incoming.answer(b"")
+        else:
+            incoming.refuse(Code.UNIMPLEMENTED, f"{incoming.method[:100]} is not implemented")
+
+    def _synchronize(self, incoming: Incoming) -> None:
+        """The runtime sends the whole node in pieces of 4 MiB; only the fields of `seen` are
+        kept."""
+        piece = pb.SynchronizeRequest.FromString(incoming.payload)
+        self._pods |= {each.id: messages.names_alone(each) for each in piece.pods}
+        self._containers += map(messages.resources_alone, piece.containers)
+        if piece.more:
+            incoming.answer(pb.SynchronizeResponse(more=True).SerializeToString())
+            return
+        pods, self._pods = self._pods, {}
+        received, self._containers = self._containers, []
+        containers = [messages.seen(each, pods.get(each.pod_sandbox_id)) for each in received]
+        changes = self._guarded("Synchronize", lambda: self._plugin.synchronize(containers)) or {}
+        updates = [messages.update(each, changed) for each, changed in changes.items()]
+        incoming.answer(pb.SynchronizeResponse(update=updates).SerializeToString())
+        self._synchronized()
+
+    def _tell(self, method: str, request: pb.EventRequest) -> None:
+        if method == "RunPodSandbox":
+            self._plugin.pod_announced(messages.pod(request.pod))
+            return
+        container = messages.seen(request.container, request.pod)
+        if method == "PostCreateContainer":
+            self._plugin.created(container)
+        elif method == "PostUpdateContainer":
+            self._plugin.updated(container)
+        elif method:
+            self._plugin.ended(container)
+
+    def _open(self, method: str, event: pb.EventRequest, incoming: Incoming) -> None:
+        container = messages.seen(event.container, event.pod)
+        if method == "CreateContainer":
+            pod, name = messages.pod(event.pod), event.container.name
+            request = CreateContainer(pod, name, container.asked)
+            mounted = frozenset(each.destination for each in event.container.mounts)
+            carried = partial(messages.carried, event.container)
+            call = Call(container, request, self._budget_seconds, mounted, carried)
+        else:
+            change = UpdateContainer(container.id, messages.asked(event.linux_resources))
+            call = Call(container, change, self._budget_seconds)
+        self._ask(call, incoming)
+
+    def _unread(self, incoming: Incoming, detail: str) -> None:
+        """Bytes that are not a message: calls about containers pass or fail by policy."""
+        if incoming.method in ("CreateContainer", "UpdateContainer"):
+            self._stats.errors[incoming.method] += 1
+            refused = self._plugin.unhooked(incoming.method, None, "irregular", detail)
+            self._end(incoming, refused, b"")
+        else:
+            incoming.refuse(Code.INVALID_ARGUMENT, f"{incoming.method[:100]}: {detail}")
+
+    def _ask(self, call: Call, incoming: Incoming) -> None:
+        try:
+            answer = self._answer(call)
+        except Exception as error:  # the guard around a hook
+            self._stats.errors[incoming.method] += 1
+            log.exception("the hook of %s went wrong", incoming.method)
+            detail = f"{type(error).__name__}: {error}"
+            answer = self._plugin.unhooked(incoming.method, call, "hook_error", detail) or UNCHANGED
+        if isinstance(answer, Wait):
+            self._held.append((call, incoming))
+            self._stats.held_now += 1
+            return
+        took = time.monotonic() - call.started
+        self._stats.slowest_seconds = max(self._stats.slowest_seconds, took)
+        if isinstance(answer, Refuse):
+            self._end(incoming, answer, b"")
+            return
+        self._stats.adjusted += answer != UNCHANGED
+        self._end(incoming, None, _response(call, answer).SerializeToString())
+
+    def _answer(self, call: Call) -> Verdict:
+        if isinstance(call.request, CreateContainer):
+            return self._plugin.create(call)
+        return self._plugin.update(call)
+
+    def _end(self, incoming: Incoming, refused: Refuse | None, payload: bytes) -> None:
+        if refused is None:
+            incoming.answer(payload)
+            return
+        self._stats.refused += 1
+        incoming.refuse(Code(refused.code), refused.message)
+
+    def _guarded(self, method: str, ask: Callable[[], T]) -> T | None:
+        try:
+            return ask()
+        except Exception:  # nothing hangs on what the plugin makes of news
+            self._stats.errors[method] += 1
+            log.exception("the hook of %s went wrong", method)
+            return None
+
+
+def _response(call: Call, changes: Changes) -> Message:
+    if isinstance(call.request, CreateContainer):
+        return pb.CreateContainerResponse(adjust=messages.adjustment(changes, call.mounted))
+    updates = [messages.update(call.container.id, changes)] if changes != UNCHANGED else []
+    return pb.UpdateContainerResponse(update=updates)
+
+
+def _takes_updates(nri_version: str) -> bool:
+    """Before NRI 0.12.1 a plugin's own update can meet another event in the runtime so that each
+    waits for the other's lock, and no pod can be made or removed from then on."""
+    numbers = re.match(r"v?(\d+)\.(\d+)\.(\d+)", nri_version)
+    return numbers is not None and tuple(map(int, numbers.groups())) >= _FIRST_WITHOUT_DEADLOCK

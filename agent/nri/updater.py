@@ -1,0 +1,144 @@
+"""Updates the runtime's containers after changes of the agent, one container at a time. A runtime
+whose NRI can lock up over that gets the agent's CRI calls only, which it gets in any case.
+
+An update never runs inside a call of the runtime, which holds its lock until the answer. An update
+in progress counts as a grant, until a pass of the agent that began after its end, so that no
+owner's container is created on CPUs that it may still apply.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from agent.hooks.admission import may_hold
+from agent.hooks.changes import Changes
+from agent.hooks.cpuset import Grant
+from agent.hooks.grants import Grants
+from agent.hooks.notifier import Notifier
+from agent.hooks.snapshots import SnapshotFile
+from agent.host import processes
+from agent.host.loop import Loop
+from agent.model.cpuset import CpuSet
+from agent.model.notifications import SnapshotRequest
+from agent.model.snapshot import Snapshot
+from agent.nri.conflicts import Conflicts
+from agent.nri.containers import Containers
+from agent.nri.link import Link
+from agent.nri.messages import Seen
+from agent.rpc.grpc import NO_ANSWER, RpcError
+
+PERIOD_SECONDS: Final = 0.1
+
+log = logging.getLogger(__name__)
+
+
+class Updater:
+    """No answer of the runtime proves a change: for an unknown or ended container it answers
+    success (containerd: internal/nri/domain.go, updateContainers). So the CPUs of the container's
+    process are read when it is known, and the agent runs a pass in any case. A refused update is
+    not repeated until other values are wanted."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        link: Link,
+        snapshots: SnapshotFile,
+        containers: Containers,
+        grants: Grants,
+        notifier: Notifier,
+        conflicts: Conflicts,
+        proc: str = "/proc",
+    ) -> None:
+        self.updates = 0
+        self.failed = 0
+        self.unverified = 0
+        """Accepted by the runtime, and yet a process of the container may run elsewhere."""
+        self._loop = loop
+        self._link = link
+        self._snapshots = snapshots
+        self._containers = containers
+        self._grants = grants
+        self._notifier = notifier
+        self._conflicts = conflicts
+        self._proc = proc
+        self._refused: dict[str, Changes] = {}
+        self._settled: tuple[int, int] | None = None
+        self._obeyed: Snapshot | None = None
+        self._under_way = False
+        self._told = False
+
+    def start(self) -> None:
+        """Starts to update containers."""
+        self._look()
+        self._loop.after(PERIOD_SECONDS, self.start)
+
+    def _look(self) -> None:
+        """Tells the first container that differs, and after its answer the next."""
+        snapshot = self._snapshots.current()
+        if self._under_way or snapshot is None or self._link.stats.held_now:
+            return
+        if not self._link.takes_updates:
+            return
+        state = (self._containers.version, self._link.sessions)
+        if snapshot is self._obeyed and state == self._settled:
+            return
+        for container, changes in self._containers.differing(snapshot):
+            if self._refused.get(container.id) != changes:
+                self._tell(container, changes, snapshot)
+                return
+        self._obeyed, self._settled = snapshot, state
+        self._refused = {
+            each: changes for each, changes in self._refused.items() if each in self._containers
+        }
+        if self._told:
+            self._told = False
+            self._notifier.notify(SnapshotRequest())
+
+    def _tell(self, container: Seen, changes: Changes, snapshot: Snapshot) -> None:
+        wanted = snapshot.containers[container.id]
+        asked = changes.over(container.asked)
+        # Whatever is changed, the runtime writes all that it remembers.
+        cpus = may_hold(asked.cpuset)
+        title = f"container {container.title}"
+        grant = self._grants.open(Grant(container.pod_uid, title, cpus, wanted))
+        self._under_way = self._told = True
+        self._containers.expect(container.id, asked.cpuset)
+
+        def done(error: RpcError | None) -> None:
+            self._under_way = False
+            if error is None:
+                self._grants.answered(grant, container.id)
+                self.updates += 1
+                self._refused.pop(container.id, None)
+                present = self._containers.asked(container.id)
+                if present is not None:
+                    self._containers.told(container.id, changes.over(present))
+                self._verify(container, changes)
+            else:
+                self._grants.failed(grant)
+                self._fail(container, changes, error)
+            self._loop.after(0, self._look)
+
+        self._link.update(container.id, changes, done)
+
+    def _fail(self, container: Seen, changes: Changes, error: RpcError) -> None:
+        self.failed += 1
+        if error.code in NO_ANSWER:
+            return
+        self._refused[container.id] = changes
+        log.warning("%s: the runtime refuses a change: %s", container.title, error)
+        self._conflicts.error(container.title, error.message)
+
+    def _verify(self, container: Seen, changes: Changes) -> None:
+        if not container.pid or changes.cpuset is None:
+            return
+        allowed = processes.allowed_cpus(self._proc, container.pid)
+        if allowed is not None and CpuSet.parse(allowed) - CpuSet.parse(changes.cpuset):
+            self.unverified += 1
+            log.warning(
+                "%s: the runtime was told CPUs %s, its process runs on %s",
+                container.title,
+                changes.cpuset,
+                allowed,
+            )

@@ -1,0 +1,105 @@
+"""What the relay asks the hooks, and what they answer: the one interface between the two."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from agent.model.verdict import Refuse, Wait
+
+
+class Forward(NamedTuple):
+    """Let the message pass as it is."""
+
+
+class Replace(NamedTuple):
+    """Send this message in its place."""
+
+    message: bytes
+
+
+Verdict = Forward | Replace | Wait | Refuse
+FORWARD = Forward()
+
+
+class Call:
+    """One hooked call, from its first question to its reply.
+
+    `path` is the gRPC method (`b"/runtime.v1.RuntimeService/CreateContainer"`), `started` the
+    `time.monotonic()` of the first question, `state` the gate's own, None at first.
+    """
+
+    __slots__ = ("path", "started", "state")
+
+    def __init__(self, path: bytes, started: float) -> None:
+        self.path = path
+        self.started = started
+        self.state: object = None
+
+
+class Gate(Protocol):
+    """The hooks of one relay. Messages are protobuf bytes, never compressed. An exception of a
+    method is counted and reported, and `unhooked` decides about the call. No method may block:
+    every connection of the relay would wait."""
+
+    methods: frozenset[bytes]
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        """Asked when the whole message has arrived, and again while the answer is Wait."""
+        ...
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        """Asked about a call that can't be hooked: `request` raised (`hook_error`), or the relay
+        could not hand the message over: `oversize`, `compressed` (and not to be unpacked),
+        `irregular` (no or several messages)."""
+        ...
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        """Told once for each call that was forwarded or replaced, before the caller sees the end.
+
+        The message is the reply's first when the stream ended in order (a server sends one only
+        with status OK); None when it has none, is larger than the tap's limit, the call was
+        cancelled or the connection broke.
+        """
+        ...
+
+    def gone(self, call: Call) -> None:
+        """The caller gave up, or the connection broke, while the call was held."""
+        ...
+
+
+class Stats:
+    """Counters of all relays that share it; `held_now` is a gauge."""
+
+    __slots__ = (
+        "held_now",
+        "hook_errors",
+        "hooked",
+        "malformed",
+        "no_room",
+        "passed_compressed",
+        "passed_irregular",
+        "passed_oversize",
+        "refused",
+        "replaced",
+        "replies_unread",
+    )
+
+    def __init__(self) -> None:
+        self.hooked = 0
+        """Calls that the gate was asked about."""
+        self.replaced = 0
+        self.refused = 0
+        self.held_now = 0
+        self.hook_errors = 0
+        self.no_room = 0
+        """Refused: other requests held all memory for longer than a request waits for it."""
+        self.passed_oversize = 0
+        """Not hooked: the message, or the number of calls under way, is beyond its limit."""
+        self.passed_compressed = 0
+        """Not hooked: compressed, and not to be unpacked within the limit."""
+        self.passed_irregular = 0
+        """Not hooked: none or several messages, a broken prefix, or trailers behind it."""
+        self.replies_unread = 0
+        """Replies larger than the tap's limit, or not to be unpacked."""
+        self.malformed = 0
+        """Connections whose bytes could not be followed."""

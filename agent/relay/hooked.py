@@ -1,0 +1,362 @@
+"""The hooked calls of one connection: collected, decided, held, sent on, their replies watched."""
+
+from __future__ import annotations
+
+import time
+
+from agent.model.verdict import Code, Refuse, Wait
+from agent.relay.budget import Account, Budget
+from agent.relay.credit import Credit
+from agent.relay.gate import Call, Gate, Replace, Stats
+from agent.relay.guarded import GuardedGate, OnHookError
+from agent.relay.held import HeldStream, Stage
+from agent.relay.lane import Lane
+from agent.relay.meter import Timing
+from agent.relay.tap import ReplyTap
+from agent.relay.uplink import Uplink
+from agent.rpc import frames, grpc
+
+
+class HookedCalls:
+    """`streams` holds every stream that needs more than passing by; empty most of the time."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        stats: Stats,
+        budget: Budget,
+        credit: Credit,
+        up: Lane,
+        down: Lane,
+        on_hook_error: OnHookError,
+        timing: Timing,
+    ) -> None:
+        self.timing = timing
+        self.streams: dict[int, HeldStream] = {}
+        self.uplink = Uplink(up, credit, self.streams, self._sent)
+        self._gate = GuardedGate(gate, stats, on_hook_error)
+        self._stats = stats
+        self._limits = budget.limits
+        self._credit = credit
+        self._down = down
+        self._account = Account(budget)
+
+    def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
+        """HEADERS of a hooked method; `ended`: no message will follow."""
+        if ended:
+            self._stats.passed_irregular += 1
+            self._not_followed(number, path, "irregular", "no message")
+        elif len(self.streams) >= self._limits.streams:
+            self._stats.passed_oversize += 1
+            under_way = f"{len(self.streams)} hooked calls are under way"
+            self._not_followed(number, path, "oversize", under_way)
+        else:
+            window = self._credit.initial
+            self.streams[number] = HeldStream(number, path, window, announced)
+
+    def data(self, stream: HeldStream, flags: int, payload: memoryview) -> None:
+        """A DATA frame of the client. Raises FrameError."""
+        content = frames.content(frames.DATA, flags, payload)
+        ends = bool(flags & frames.END_STREAM)
+        size = len(payload)
+        if stream.stage is Stage.COLLECTING and not stream.done:
+            self._credit.excess -= size
+            stream.body += content
+            stream.owed += size
+            stream.ends = stream.done = ends
+            self._collect(stream)
+        elif stream.stage is Stage.LOOSE and not stream.done:
+            self._credit.excess -= size
+            stream.debt -= size - len(content)
+            self._settle(stream)
+            stream.body += content
+            stream.ends = stream.done = ends
+            self.uplink.send(stream, len(content))
+        elif stream.stage is Stage.ENDED:
+            self._credit.excess -= size
+            if ends:
+                self._remove(stream)
+        else:
+            raise frames.FrameError(f"DATA on stream {stream.id} after its end")
+
+    def trailers(self, stream: HeldStream) -> None:
+        """The client ends its side by HEADERS: no gRPC call does, so it passes unhooked."""
+        if stream.stage is Stage.COLLECTING and not stream.done:
+            self._stats.passed_irregular += 1
+            if not self._goes_on(stream, "irregular", "trailers behind the message"):
+                self._remove(stream)
+                return
+            self._loosen(stream)
+        elif stream.stage is Stage.ENDED:
+            self._remove(stream)
+        elif stream.stage is not Stage.LOOSE or stream.done:
+            raise frames.FrameError(f"HEADERS on stream {stream.id} after its end")
+        stream.debt = 0
+        stream.done = True
+        if not stream.body and stream.tap is None:
+            self._remove(stream)
+
+    def reset_by_client(self, stream: HeldStream) -> None:
+        """The caller gave up."""
+        self._finish(stream, None)
+
+    def ended_by_upstream(self, stream: HeldStream, reset: bool) -> None:
+        """The upstream ended its side, in order or by RST_STREAM."""
+        unsent = stream.stage is not Stage.ENDED and not (stream.done and stream.is_sent)
+        client_is_done = stream.done
+        message = None
+        if not reset and stream.tap is not None:
+            message = stream.tap.message()
+            self._stats.replies_unread += stream.tap.given_up
+        self._finish(stream, message)
+        if unsent and not reset:
+            self.uplink.reset(stream.id)
+            if not client_is_done:
+                stream.stage = Stage.ENDED
+                self.streams[stream.id] = stream
+
+    def granted(self, stream: HeldStream, credit: int) -> int:
+        """The upstream gave the stream credit; returns how much of it the client is to have. Raises
+        FrameError."""
+        stream.window += credit
+        if stream.window > frames.MAX_WINDOW:
+            raise frames.FrameError(f"stream {stream.id}: a window of {stream.window} bytes")
+        if stream.stage is not Stage.LOOSE:
+            stream.kept += credit
+            return 0
+        kept = min(credit, stream.debt)
+        stream.debt -= kept
+        self._drained(stream)
+        return credit - kept
+
+    def ask_again(self) -> None:
+        """Asks the gate about every held call, and for room for every one that waits for some."""
+        for stream in list(self.streams.values()):
+            if stream.stage is Stage.HELD:
+                self._decide(stream)
+            elif stream.stage is Stage.COLLECTING and self._account.waits(stream):
+                self._take_room(stream)
+
+    def custody(self) -> bool:
+        """Whether the relay holds bytes of the client, or windows differ: the connection can't
+        become opaque."""
+        return any(each.stage is not Stage.SENT for each in self.streams.values())
+
+    def close(self) -> None:
+        """The connection broke, or is followed no longer."""
+        for stream in list(self.streams.values()):
+            self._finish(stream, None)
+
+    def _collect(self, stream: HeldStream) -> None:
+        """More of its message is here."""
+        if not stream.size_bytes:
+            try:
+                prefix = grpc.read_prefix(stream.body)
+            except grpc.MessageError as error:
+                self._irregular(stream, str(error))
+                return
+            if prefix is None:
+                if stream.done:
+                    self._irregular(stream, "not exactly one message")
+                else:
+                    self._give_owed(stream)
+                return
+            _, length = prefix
+            if length > self._limits.body_bytes:
+                self._stats.passed_oversize += 1
+                most = f"{self._limits.body_bytes} are the most"
+                self._unhooked(stream, "oversize", f"a message of {length} bytes: {most}")
+                return
+            stream.size_bytes = stream.needs_bytes = grpc.PREFIX_BYTES + length
+        missing = stream.size_bytes - len(stream.body)
+        if missing < 0 or (missing and stream.done):
+            self._irregular(stream, "not exactly one message")
+        else:
+            self._take_room(stream)
+
+    def _take_room(self, stream: HeldStream) -> None:
+        """Reserves memory for the message, or waits for some."""
+        if stream.reserved_bytes == stream.needs_bytes:
+            self._filled(stream)
+        elif self._account.reserve(stream, stream.needs_bytes):
+            self._account.stop_waiting(stream)
+            self._filled(stream)
+        elif not self._account.wait(stream):
+            self._stats.no_room += 1
+            why = f"other requests leave no room for one of {stream.needs_bytes} bytes: try again"
+            self._refuse(stream, grpc.trailers_only(Code.RESOURCE_EXHAUSTED, why))
+
+    def _filled(self, stream: HeldStream) -> None:
+        """The room for all of it is reserved."""
+        if not stream.done:
+            self._give_owed(stream)
+            return
+        message = bytes(memoryview(stream.body)[grpc.PREFIX_BYTES :])
+        if stream.body[0]:
+            self._unpack(stream, message)
+        else:
+            stream.body.clear()
+            self._complete(stream, message)
+
+    def _unpack(self, stream: HeldStream, packed: bytes) -> None:
+        """Once there is room for the content too."""
+        size = min(grpc.unpacked_bytes(packed), self._limits.body_bytes)
+        if stream.needs_bytes != stream.size_bytes + size:
+            stream.needs_bytes = stream.size_bytes + size
+            self._take_room(stream)
+            return
+        try:
+            message = grpc.gunzip(packed, size)
+        except grpc.MessageError as error:
+            self._stats.passed_compressed += 1
+            self._unhooked(stream, "compressed", str(error))
+            return
+        self._complete(stream, message)
+
+    def _complete(self, stream: HeldStream, message: bytes) -> None:
+        self.timing.whole(stream.id)
+        stream.message = message
+        stream.call = Call(stream.path, time.monotonic())
+        self._stats.hooked += 1
+        self._decide(stream)
+
+    def _decide(self, stream: HeldStream) -> None:
+        call = stream.call
+        if call is None:
+            return
+        verdict, encoded = self._gate.request(call, stream.message)
+        if isinstance(verdict, Wait):
+            if stream.stage is not Stage.HELD:
+                stream.stage = Stage.HELD
+                self._stats.held_now += 1
+            return
+        self._unhold(stream)
+        if isinstance(verdict, Refuse):
+            self._refuse(stream, encoded)
+            return
+        stream.tap = ReplyTap(self._limits.reply_bytes)
+        message, stream.message = stream.message, b""
+        if isinstance(verdict, Replace):
+            self._stats.replaced += 1
+            message = verdict.message
+            stream.body.clear()
+        if not stream.body:  # else it came compressed, and goes on so
+            stream.body += grpc.prefix(len(message))
+            stream.body += message
+        self._commit(stream)
+
+    def _not_followed(self, number: int, path: bytes, reason: str, detail: str) -> None:
+        """A call that the connection keeps nothing of."""
+        error = self._gate.not_followed(path, reason, detail)
+        if error is not None:
+            self._answer(number, error)
+
+    def _irregular(self, stream: HeldStream, detail: str) -> None:
+        self._stats.passed_irregular += 1
+        self._unhooked(stream, "irregular", detail)
+
+    def _unhooked(self, stream: HeldStream, reason: str, detail: str) -> None:
+        """A call that the gate can't decide: it goes on unchanged, or is refused."""
+        if not self._goes_on(stream, reason, detail):
+            return
+        if stream.done:
+            self._commit(stream)
+        else:
+            self._loosen(stream)
+
+    def _goes_on(self, stream: HeldStream, reason: str, detail: str) -> bool:
+        """What the gate says of a call that it can't be asked about; if no, it is answered."""
+        call = Call(stream.path, time.monotonic())
+        verdict, encoded = self._gate.unhooked(call, reason, detail)
+        if isinstance(verdict, Refuse):
+            self._refuse(stream, encoded)
+            return False
+        self._account.stop_waiting(stream)
+        stream.call = call
+        stream.tap = ReplyTap(self._limits.reply_bytes)
+        return True
+
+    def _refuse(self, stream: HeldStream, encoded: bytes) -> None:
+        client_is_done = stream.done
+        self._remove(stream)
+        self._answer(stream.id, encoded)
+        if not client_is_done:
+            stream.stage = Stage.ENDED
+            self.streams[stream.id] = stream
+
+    def _answer(self, number: int, encoded: bytes) -> None:
+        # What the upstream sends before it sees the reset passes: clients ignore it, and its
+        # header blocks belong to the connection's compression state.
+        self._stats.refused += 1
+        self.timing.noted.append((number, None))
+        flags = frames.END_STREAM | frames.END_HEADERS
+        self._down.insert(frames.frame(frames.HEADERS, flags, number, encoded))
+        self.uplink.reset(number)
+
+    def _commit(self, stream: HeldStream) -> None:
+        stream.stage = Stage.SENDING
+        stream.message = b""
+        self.uplink.send(stream, len(stream.body))
+
+    def _loosen(self, stream: HeldStream) -> None:
+        stream.stage = Stage.LOOSE
+        stream.debt = len(stream.body) - stream.owed - stream.kept
+        stream.owed = 0
+        self._settle(stream)
+        self.uplink.send(stream, len(stream.body))
+
+    def _give_owed(self, stream: HeldStream) -> None:
+        credit, stream.owed = stream.owed, 0
+        self._give(stream, credit)
+
+    def _settle(self, stream: HeldStream) -> None:
+        if stream.debt < 0:
+            self._give(stream, -stream.debt)
+            stream.debt = 0
+
+    def _give(self, stream: HeldStream, credit: int) -> None:
+        if credit:
+            self._down.insert(frames.window_update(stream.id, credit))
+
+    def _sent(self, stream: HeldStream) -> None:
+        self._account.release(stream)
+        self.timing.left(stream.id)
+        if stream.stage is Stage.LOOSE:
+            self._drained(stream)
+        elif stream.tap is None:
+            self._remove(stream)
+        else:
+            stream.stage = Stage.SENT
+
+    def _drained(self, stream: HeldStream) -> None:
+        if (
+            not stream.body
+            and stream.id not in self.uplink.sending
+            and (stream.done or not stream.debt)
+            and stream.tap is None
+        ):
+            self._remove(stream)
+
+    def _finish(self, stream: HeldStream, message: bytes | None) -> None:
+        """The call is over, whatever its stage."""
+        call, tap, held = stream.call, stream.tap, stream.stage is Stage.HELD
+        self._unhold(stream)
+        stream.tap = None
+        self._remove(stream)
+        if call is None:
+            return
+        if held:
+            self._gate.gone(call)
+        elif tap is not None:
+            self._gate.reply(call, message)
+
+    def _unhold(self, stream: HeldStream) -> None:
+        if stream.stage is Stage.HELD:
+            stream.stage = Stage.SENDING
+            self._stats.held_now -= 1
+
+    def _remove(self, stream: HeldStream) -> None:
+        self.streams.pop(stream.id, None)
+        self.uplink.drop(stream.id)
+        stream.body.clear()
+        self._account.release(stream)

@@ -1,0 +1,121 @@
+"""The duration of calls, by method: in total, and the relay's own share. The share is the delay
+that the relay adds: from the arrival of a request to its departure, and from the arrival of the end
+of its reply to its departure. The time between is not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Final
+
+Observe = Callable[[bytes, float, float], None]
+"""Takes the method's path, the seconds of a call that has ended, and our share of them."""
+
+OTHERS: Final = b"other"
+_MOST_METHODS: Final = 128
+"""Names come from the client: what is beyond is counted as one."""
+_MOST_CALLS: Final = 4_096
+"""Of one connection; what is beyond is not timed."""
+_MOST_NOTES: Final = 64
+
+
+class Meter:
+    """`in_flight`: calls in progress by method, all methods that were ever called, as of the last
+    `tell`."""
+
+    def __init__(self, observe: Observe | None = None) -> None:
+        self.in_flight: dict[bytes, int] = {}
+        self.observe = observe or _ignore
+        self.timings: set[Timing] = set()
+
+    def tell(self) -> None:
+        """What connections have only noted so far is counted and observed."""
+        for timing in self.timings:
+            timing.settle()
+
+    def name(self, path: bytes) -> bytes:
+        """The path under which the method is counted."""
+        if path in self.in_flight:
+            return path
+        if len(self.in_flight) >= _MOST_METHODS:
+            path = OTHERS
+        self.in_flight.setdefault(path, 0)
+        return path
+
+
+class Timing:
+    """The calls of one connection; reports about an unknown stream are ignored. While a caller
+    waits, passing calls are only noted; many are settled together later. The arrival time of bytes
+    goes into `arrived`, their content into `noted`: stream and path of HEADERS, stream and None of
+    an end. `note` is called after they were sent."""
+
+    __slots__ = ("_meter", "_notes", "_open", "_staying", "arrived", "noted")
+
+    def __init__(self, meter: Meter) -> None:
+        self.arrived = 0.0
+        self.noted: list[tuple[int, bytes | None]] = []
+        self._meter = meter
+        self._notes: list[tuple[float, float, list[tuple[int, bytes | None]]]] = []
+        self._open: dict[int, tuple[bytes, float, float]] = {}  # path, start, our share so far
+        self._staying: dict[int, float] = {}
+        meter.timings.add(self)
+
+    def note(self) -> None:
+        """What is `noted` has left."""
+        noted = self.noted.copy()
+        self._notes.append((self.arrived, perf_counter(), noted))
+        self.noted.clear()
+        if len(self._notes) >= _MOST_NOTES or len(noted) > _MOST_NOTES:
+            self.settle()
+
+    def stays(self, number: int, path: bytes) -> None:
+        """HEADERS of a call whose message will not pass by."""
+        self._begin(number, path, self.arrived, 0.0)
+
+    def whole(self, number: int) -> None:
+        """The message that stays here is complete now."""
+        self._staying[number] = self.arrived
+
+    def left(self, number: int) -> None:
+        """A message that had stayed goes."""
+        since = self._staying.pop(number, None)
+        if since is not None and number in self._open:
+            path, started, share = self._open[number]
+            self._open[number] = path, started, share + perf_counter() - since
+
+    def settle(self) -> None:
+        """All that was noted is counted and observed."""
+        for arrived, now, noted in self._notes:
+            for number, path in noted:
+                if path is None:
+                    self._end(number, arrived, now)
+                else:
+                    self._begin(number, path, arrived, now - arrived)
+        self._notes.clear()
+
+    def close(self) -> None:
+        """The connection has ended, or is not tracked any more: calls in progress are never
+        observed."""
+        self.settle()
+        for path, _, _ in self._open.values():
+            self._meter.in_flight[path] -= 1
+        self._open.clear()
+        self._staying.clear()
+        self._meter.timings.discard(self)
+
+    def _begin(self, number: int, path: bytes, arrived: float, share: float) -> None:
+        if len(self._open) < _MOST_CALLS and number not in self._open:
+            path = self._meter.name(path)
+            self._meter.in_flight[path] += 1
+            self._open[number] = path, arrived, share
+
+    def _end(self, number: int, arrived: float, now: float) -> None:
+        since = self._staying.pop(number, arrived)
+        if number in self._open:
+            path, started, share = self._open.pop(number)
+            self._meter.in_flight[path] -= 1
+            self._meter.observe(path, now - started, share + now - since)
+
+
+def _ignore(path: bytes, seconds: float, share_seconds: float) -> None:
+    pass

@@ -1,0 +1,156 @@
+"""The relay of one client connection: frames pass unchanged, and hooked requests go to the gate.
+
+No I/O: the owner gives received bytes to `from_client` and `from_upstream`, and two sinks take the
+bytes to send. One walk over the frames serves both conditions:
+
+- While no stream is taken over and no credit is owed, all received bytes leave as one slice of the
+receive buffer; the walk reads frame heads and does not wait for DATA.
+
+- HEADERS of a hooked method pass at once (the connection's compression state stays untouched); its
+DATA is held until the gate has decided. Then the slice is cut where frames of the relay go in or
+the client's stay out. Other streams keep passing.
+
+See `upward` and `downward` for the walks, `hooked` for the calls, `uplink` for the order upwards,
+`credit` for windows.
+
+When bytes are not HTTP/2, or header blocks can't be decoded or exceed the limit: a connection
+without held bytes becomes opaque (every further byte passes verbatim, unhooked, and the endpoints
+decide, as without a relay), otherwise RelayError says that it must be closed. In addition to its
+part of the budget a connection keeps in memory: one unfinished frame that must be complete (header
+blocks up to their limit, DATA that does not pass up to the upstream's frame size, 16 KiB in
+practice), and the bytes that wait for the upstream's credit, at most those that were held before.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+from agent.relay.budget import Budget
+from agent.relay.credit import Credit
+from agent.relay.downward import Downward
+from agent.relay.gate import Gate, Stats
+from agent.relay.guarded import OnHookError
+from agent.relay.hooked import HookedCalls
+from agent.relay.lane import Lane, Sink
+from agent.relay.meter import Meter, Timing
+from agent.relay.upward import Upward
+from agent.rpc import frames
+
+
+class RelayError(Exception):
+    """The connection can't be tracked and can't become opaque: both ends must be closed."""
+
+
+class Relay:
+    """Sinks must not keep the buffers that they get. Call `close` once at the end of the
+    connection."""
+
+    def __init__(
+        self,
+        gate: Gate,
+        to_client: Sink,
+        to_upstream: Sink,
+        stats: Stats,
+        on_hook_error: OnHookError,
+        budget: Budget,
+        timing: Timing | None = None,
+    ) -> None:
+        self._timing = timing = timing or Timing(Meter())
+        self._to_client, self._to_upstream = to_client, to_upstream
+        self._is_quiet_up = self._is_quiet_down = True
+        self._stats = stats
+        self._up, self._down = Lane(to_upstream), Lane(to_client)
+        self._credit = Credit()
+        self._calls = HookedCalls(
+            gate, stats, budget, self._credit, self._up, self._down, on_hook_error, timing
+        )
+        self._uplink = self._calls.uplink
+        self._streams = self._calls.streams
+        self._upward = Upward(
+            self._calls,
+            self._up,
+            self._credit,
+            gate.methods,
+            budget.limits.block_bytes,
+            self._lose_track,
+        )
+        self._downward = Downward(
+            self._calls, self._down, self._credit, self._upward.paths, self._lose_track
+        )
+
+    @property
+    def queued_bytes(self) -> int:
+        """Of the client, waiting for the upstream's credit: read no more while it is high."""
+        return self._uplink.queued_bytes
+
+    def from_client(self, data: memoryview) -> bool:
+        """True when there is more to it than passing on. Raises RelayError."""
+        timing = self._timing
+        timing.arrived = perf_counter()
+        if self._upward.feed(data):
+            if self._is_quiet_up:
+                self._to_upstream(data)
+                if timing.noted:
+                    timing.note()
+                return False
+            self._up.chunks.append(data)
+        return self._flush()
+
+    def from_upstream(self, data: memoryview) -> bool:
+        """True when there is more to it than passing on. Raises RelayError."""
+        timing = self._timing
+        timing.arrived = perf_counter()
+        if self._is_quiet_down:
+            self._to_client(data)
+            self._downward.feed(data, has_left=True)
+            if timing.noted:
+                timing.note()
+            return False
+        self._downward.feed(data, has_left=False)
+        return self._flush()
+
+    def ask_again(self) -> None:
+        """Asks the gate about every held call."""
+        self._calls.ask_again()
+        self._flush()
+
+    def say_goodbye(self) -> bool:
+        """Asks the client to open no more streams on this connection: calls in progress go on, and
+        the client closes it afterwards. False when that is impossible: nothing was answered yet, or
+        frames are not tracked."""
+        if not self._downward.begun or self._down.opaque:
+            return False
+        self._down.insert(frames.goaway(frames.STREAM_MASK, frames.NO_ERROR))
+        self._flush()
+        return True
+
+    def close(self) -> None:
+        """Tells the gate the end of every call under way."""
+        self._timing.close()
+        self._calls.close()
+
+    def _lose_track(self, error: Exception) -> None:
+        self._stats.malformed += 1
+        waits = self._uplink.queue or self._up.waiting or self._down.waiting
+        if waits or self._calls.custody() or self._credit.excess:
+            raise RelayError(str(error)) from None
+        self._up.opaque = self._down.opaque = True
+        self.close()
+
+    def _flush(self) -> bool:
+        busy = bool(self._streams or self._uplink.queue or self._credit.excess)
+        if busy:
+            self._uplink.pump()
+            if self._credit.excess < 0:
+                self._down.insert(frames.window_update(0, self._credit.settle()))
+        if self._up.chunks:
+            self._up.flush()
+        if self._down.chunks:
+            self._down.flush()
+        if self._timing.noted:
+            self._timing.note()
+        self._is_quiet_up = not (self._streams or self._uplink.queue or self._up.waiting)
+        self._is_quiet_down = self._is_quiet_up and not (
+            self._credit.excess or self._down.waiting or self._downward.holds_back
+        )
+        return busy

@@ -1,0 +1,202 @@
+"""The relay on sockets: one upstream connection for each client connection, in one epoll loop.
+
+An embedding makes a Loop, a RelayServer with its Gate, and runs the loop. `stats`, `budget`,
+`connections` and `unreachable` are for metrics. Everything happens in the loop's thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from agent.host.listener import Listener
+from agent.host.loop import READ, Loop, Timer
+from agent.relay.budget import Budget
+from agent.relay.gate import Gate, Stats
+from agent.relay.guarded import OnHookError
+from agent.relay.held import Limits
+from agent.relay.lane import Sink
+from agent.relay.meter import Meter, Observe, Timing
+from agent.relay.pair import Pair
+from agent.relay.relay import Relay
+
+RETRY_SECONDS: Final = 0.004
+"""How often the gate is asked again while a call is held."""
+_READ_BYTES: Final = 1 << 18
+_OUT_OF_DESCRIPTORS_SECONDS: Final = 0.1
+_SPARE_DESCRIPTORS: Final = 32
+"""That connections leave to the rest of the process: hooks open files."""
+
+
+class RelayServer:
+    """Listens from construction on; `close` ends it and every connection.
+
+    `listen` is a path, served under a lock (ListenError where another relay has it), or a socket
+    that listens already and stays its giver's. While the upstream does not answer, a client's
+    connection is accepted and closed, so that its calls end Unavailable. Clients beyond what the
+    process's descriptors serve wait to be accepted.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        gate: Gate,
+        listen: str | socket.socket,
+        upstream: str,
+        *,
+        mode: int = 0o600,
+        stats: Stats | None = None,
+        on_hook_error: OnHookError | None = None,
+        on_fault: Callable[[Exception], None] | None = None,
+        retry_seconds: float = RETRY_SECONDS,
+        limits: Limits | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        self.meter = Meter(observe)
+        self.stats = stats or Stats()
+        self.unreachable = 0
+        """Connections closed because the upstream could not be reached."""
+        self.faults = 0
+        """Connections closed because something went wrong here."""
+        self._loop = loop
+        self._upstream = upstream
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        self._gate = gate
+        self.budget = Budget(limits or Limits())
+        self._on_hook_error = on_hook_error or _ignore
+        self._on_fault = on_fault or _ignore_fault
+        self._retry_seconds = retry_seconds
+        self._retry: Timer | None = None
+        self._resume: Timer | None = None
+        self._pairs: set[Pair] = set()
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_pairs = max((descriptors - _SPARE_DESCRIPTORS) // 2, descriptors // 4)
+        self._listener = None
+        if isinstance(listen, str):
+            self._listener = Listener(listen, mode)
+            listen = self._listener.socket
+        self._socket = listen
+        self._socket.setblocking(False)
+        self._listening = False
+        self._closing = False
+        self._listen_again()
+
+    @property
+    def connections(self) -> int:
+        return len(self._pairs)
+
+    def poke(self) -> None:
+        """The gate may have another answer for held calls: they are asked about at once."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = self._loop.after(0, self._ask_again)
+
+    def drain(self) -> None:
+        """Accepts no more connections and asks every client to leave when its calls have ended;
+        `connections` shows when all have."""
+        self._deafen()
+        for pair in list(self._pairs):
+            pair.say_goodbye()
+
+    def close(self) -> None:
+        """Closes every connection and stops listening; removes the socket if it was made here."""
+        self._deafen()
+        for pair in list(self._pairs):
+            pair.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _deafen(self) -> None:
+        self._closing = True
+        if self._resume is not None:
+            self._resume.cancel()
+        self._pause()
+
+    def _new_relay(self, to_client: Sink, to_upstream: Sink) -> Relay:
+        return Relay(
+            self._gate,
+            to_client,
+            to_upstream,
+            self.stats,
+            self._on_hook_error,
+            self.budget,
+            Timing(self.meter),
+        )
+
+    def _ended(self, pair: Pair, reached: bool) -> None:
+        self._pairs.discard(pair)
+        self.unreachable += not reached
+        if self._resume is None:
+            self._listen_again()
+
+    def _faulted(self, error: Exception) -> None:
+        self.faults += 1
+        self._on_fault(error)
+
+    def _relayed(self) -> None:
+        """Arms the next question if a call is held or waits for room."""
+        if self._retry is None and (self.stats.held_now or self.budget.waiting):
+            self._retry = self._loop.after(self._retry_seconds, self._ask_again)
+
+    def _ask_again(self) -> None:
+        self._retry = None
+        for pair in list(self._pairs):
+            pair.ask_again()
+        self._relayed()
+
+    def _accept(self, events: int) -> None:
+        client = None
+        try:
+            client, _ = self._socket.accept()
+            upstream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if client is not None:
+                client.close()
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            self._pause()
+            self._resume = self._loop.after(_OUT_OF_DESCRIPTORS_SECONDS, self._resumed)
+            return
+        pair = Pair(
+            self._loop,
+            client,
+            upstream,
+            self._buffer,
+            self._new_relay,
+            self._relayed,
+            self._ended,
+            self._faulted,
+        )
+        self._pairs.add(pair)
+        if len(self._pairs) >= self._most_pairs:
+            self._pause()
+        pair.connect(self._upstream)
+
+    def _pause(self) -> None:
+        if self._listening:
+            self._loop.unregister(self._socket.fileno())
+            self._listening = False
+
+    def _resumed(self) -> None:
+        self._resume = None
+        self._listen_again()
+
+    def _listen_again(self) -> None:
+        if not (self._listening or self._closing) and len(self._pairs) < self._most_pairs:
+            self._loop.register(self._socket.fileno(), READ, self._accept)
+            self._listening = True
+
+
+def _ignore(path: bytes, error: Exception) -> None:
+    pass
+
+
+def _ignore_fault(error: Exception) -> None:
+    pass

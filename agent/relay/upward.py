@@ -1,0 +1,234 @@
+"""Client to upstream: the walk over the frames of one connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from agent.relay.credit import Credit
+from agent.relay.hooked import HookedCalls
+from agent.relay.lane import Lane
+from agent.rpc import frames
+from agent.rpc.frames import (
+    CONTINUATION,
+    DATA,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+    STREAM_MASK,
+    unpack_head,
+)
+from agent.rpc.headers import PathReader
+from agent.rpc.metadata import HeaderError
+
+_HEAD: Final = frames.HEAD_BYTES
+_MAX_BLOCK_FRAMES: Final = 64
+_UNUSUAL: Final = frames.END_HEADERS | frames.PADDED | frames.HAS_PRIORITY
+_BLOCKS: Final = (HEADERS, CONTINUATION)
+
+
+class Upward:
+    """Puts what passes into the lane, and gives the rest to the hooked calls and their uplink."""
+
+    def __init__(
+        self,
+        calls: HookedCalls,
+        lane: Lane,
+        credit: Credit,
+        methods: frozenset[bytes],
+        block_bytes: int,
+        lose_track: Callable[[Exception], None],
+    ) -> None:
+        self.paths = PathReader()
+        self._read_path = self.paths.read
+        self._calls = calls
+        self._streams = calls.streams
+        self._uplink = calls.uplink
+        self._queue = calls.uplink.queue
+        self._lane = lane
+        self._credit = credit
+        self._timing = calls.timing
+        self._noted = calls.timing.noted
+        self._methods = methods
+        self._block_bytes = block_bytes
+        self._lose_track = lose_track
+        self._preface = True  # the client still has to say it
+        self._kept = bytearray()  # an unfinished frame that has not passed
+        self._needed = 0
+
+    def feed(self, data: memoryview) -> bool:
+        """Takes bytes of the client. True when all of them may pass unchanged: then the lane has
+        none of them, otherwise it has the bytes to send. `lose_track` is called once for bytes that
+        can't be tracked."""
+        lane, credit, streams, queue = self._lane, self._credit, self._streams, self._queue
+        whole = True
+        if self._kept:
+            whole = False
+            self._kept += data
+            if len(self._kept) < self._needed and not lane.opaque:
+                return False
+            data, self._kept = memoryview(self._kept), bytearray()
+        size = end = len(data)
+        start = at = 0
+        if lane.opaque:
+            at = size
+        elif lane.rest:
+            at = min(lane.rest, size)
+            lane.rest -= at
+            if not lane.rest and (lane.waiting or queue or streams):
+                lane.chunks.append(data[:at])
+                start = at
+                lane.reached_boundary()
+                self._uplink.pump()
+        try:
+            if self._preface and not lane.opaque:
+                at = self._read_preface(data)
+                if not at:
+                    self._keep(data, len(frames.PREFACE))
+                    return False
+            while size - at >= _HEAD:
+                word, flags, number = unpack_head(data, at)
+                kind = word & 0xFF
+                length = word >> 8
+                number &= STREAM_MASK
+                end = at + _HEAD + length
+                if kind == DATA:
+                    if (streams or queue or credit.excess > 0) and self._is_taken(number, length):
+                        if end > size:
+                            if length > credit.frame_bytes:
+                                raise frames.FrameError(f"DATA of {length} bytes")
+                            break
+                        if start < at:
+                            lane.chunks.append(data[start:at])
+                        self._take(number, data[at:end])
+                        start = at = end
+                        continue
+                    credit.window -= length
+                elif kind in _BLOCKS:
+                    block: bytes | None
+                    if flags & _UNUSUAL == frames.END_HEADERS and kind == HEADERS and end <= size:
+                        block = data[at + _HEAD : end].tobytes()
+                    else:
+                        end, block = self._block(data, at, size)
+                        if block is None:
+                            break
+                    path = self._read_path(block)
+                    waits = (streams or queue) and self._is_queued(number, data[at:end])
+                    if waits:
+                        if start < at:
+                            lane.chunks.append(data[start:at])
+                        start = end
+                    if path in self._methods and number not in streams:
+                        if start < end:
+                            lane.chunks.append(data[start:end])
+                        start = end
+                        ended = bool(flags & frames.END_STREAM)
+                        self._timing.stays(number, path or b"")
+                        self._calls.begin(number, path or b"", announced=not waits, ended=ended)
+                    elif path is not None:
+                        self._noted.append((number, path))
+                elif kind == RST_STREAM or (kind == SETTINGS and flags & frames.ACK):
+                    if length > 4:
+                        raise frames.FrameError(f"frame of kind {kind}: {length} bytes")
+                    if end > size:
+                        break
+                    if self._must_wait(kind, number, data[at:end]):
+                        if start < at:
+                            lane.chunks.append(data[start:at])
+                        start = end
+                if end > size:
+                    lane.rest = end - size
+                    at = size
+                    break
+                at = end
+        except (frames.FrameError, HeaderError) as error:
+            self._lose_track(error)
+            at = size
+        if whole and at == size and not (start or lane.chunks):
+            return True
+        if start < at:
+            lane.chunks.append(data[start:at] if start or at < size else data)
+        if at < size:
+            self._keep(data[at:], end - at if size - at >= _HEAD else _HEAD)
+        return False
+
+    def _keep(self, rest: memoryview, needed: int) -> None:
+        """Looks no further before `needed` bytes are there, however small the pieces."""
+        self._kept = bytearray(rest)
+        self._needed = needed
+
+    def _read_preface(self, data: memoryview) -> int:
+        """Where the frames begin, behind the client's preface; 0 while it is not all there."""
+        part = bytes(data[: len(frames.PREFACE)])
+        if not frames.PREFACE.startswith(part):
+            raise frames.FrameError("client does not speak HTTP/2")
+        if len(part) < len(frames.PREFACE):
+            return 0
+        self._preface = False
+        return len(part)
+
+    def _is_taken(self, number: int, length: int) -> bool:
+        """A DATA frame of the client does not pass by."""
+        if self._queue or number in self._streams:
+            return True
+        # Beyond the client's own window too: the upstream is the one to complain.
+        window = self._credit.window
+        return window < length <= window + self._credit.excess
+
+    def _take(self, number: int, frame: memoryview) -> None:
+        stream = self._streams.get(number)
+        if stream is None:
+            self._uplink.put(DATA, number, bytes(frame))
+        else:
+            self._calls.data(stream, frame[4], frame[_HEAD:])
+
+    def _block(self, data: memoryview, at: int, size: int) -> tuple[int, bytes | None]:
+        """(end, header block) of HEADERS and its CONTINUATIONs; None while `end` is not there."""
+        length, kind, flags, number = frames.read_head(data, at)
+        if kind != HEADERS:
+            raise frames.FrameError("CONTINUATION without HEADERS")
+        begin, block = at, b""
+        for _ in range(_MAX_BLOCK_FRAMES):
+            end = at + _HEAD + length
+            if end - begin > self._block_bytes:
+                raise frames.FrameError(f"header block of more than {end - begin} bytes")
+            if end > size:
+                return end, None
+            block += frames.content(kind, flags, data[at + _HEAD : end])
+            if flags & frames.END_HEADERS:
+                return end, block
+            if size - end < _HEAD:
+                return end + _HEAD, None
+            at = end
+            length, kind, flags, following = frames.read_head(data, at)
+            if kind != CONTINUATION or following != number:
+                raise frames.FrameError("a header block is interrupted")
+        raise frames.FrameError(f"header block of more than {_MAX_BLOCK_FRAMES} frames")
+
+    def _is_queued(self, number: int, block: memoryview) -> bool:
+        """Notes a header block of the client; True when it was queued."""
+        calls, uplink = self._calls, self._uplink
+        if number in calls.streams:
+            calls.trailers(calls.streams[number])
+        waits = bool((uplink.queue or uplink.sending) and uplink.delays_block(number))
+        if waits:
+            uplink.put(HEADERS, number, bytes(block))
+        return waits
+
+    def _must_wait(self, kind: int, number: int, frame: memoryview) -> bool:
+        """Notes RST_STREAM or a SETTINGS ACK of the client; True when it was queued."""
+        calls, uplink = self._calls, self._uplink
+        if kind == RST_STREAM:
+            self._noted.append((number, None))
+            if number in calls.streams:
+                calls.reset_by_client(calls.streams[number])
+            elif uplink.queue:
+                uplink.drop(number)
+            waits = uplink.delays_reset(number)
+        else:
+            waits = bool(uplink.queue)
+            if not waits:
+                uplink.acknowledge()
+        if waits:
+            uplink.put(kind, number, bytes(frame))
+        return waits

@@ -1,0 +1,113 @@
+"""Creations under a node-local CPU policy: request, snapshot -> answer, and what is mounted."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.node_local.request import whole_cpus
+from agent.hooks import cpuset, rewrites
+from agent.hooks.cpuset import Give, Keep
+from agent.hooks.requests import CreateContainer, create_container, mounted
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.notifications import PodAnnounced, RequestedResources
+from agent.model.qos import QOS_LABEL, QoS
+from agent.model.snapshot import CpuPolicy, Owner, Pool, Snapshot
+from agent.model.verdict import Wait
+from agent.model.wanted import PodWanted, Wanted
+from agent.proto import cri_pb2 as pb
+
+TWO = Wanted("1-2", exclusive=True)
+POOL = Wanted("0,3")
+
+
+def request(
+    shares: int,
+    name: str = "main",
+    *,
+    uid: str = "g",
+    qos: str = "",
+    claim: str = "",
+    kube: str = "",
+) -> CreateContainer:
+    labels = {QOS_LABEL: qos} if qos else {}
+    notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
+    pod = PodAnnounced(uid, "ns", uid, labels, notes, f"/kubepods{kube}/pod{uid}")
+    return CreateContainer(pod, name, RequestedResources(shares=shares))
+
+
+def snapshot(policy: CpuPolicy = "static", **containers: Wanted) -> Snapshot:
+    return Snapshot(
+        generation=1,
+        looked_at=100,
+        boot_id="b",
+        kubelet_static=False,
+        ls_pools=(Pool(0, 0, "0,3"),),
+        be_pools=(Pool(0, 0, "0,3"),),
+        owners=(Owner("g", "ns/g", QoS.LSE, "1-2"),),
+        pods={"g": PodWanted("ns/g", QoS.LS, POOL, containers)},
+        containers={},
+        cpu_policy=policy,
+    )
+
+
+UNDECIDED = Wait("the agent has not decided about this container")
+
+
+@pytest.mark.parametrize(
+    ("asks", "snap", "answer"),
+    [
+        pytest.param(request(2048), snapshot(main=TWO), Give(TWO), id="decided"),
+        pytest.param(request(2048), snapshot(), UNDECIDED, id="not decided"),
+        pytest.param(request(2048, "b"), snapshot(main=TWO), UNDECIDED, id="another container"),
+        pytest.param(request(2048, uid="new"), snapshot(), UNDECIDED, id="unknown pod"),
+        pytest.param(request(3072), snapshot(main=TWO), UNDECIDED, id="resized since it ran"),
+        pytest.param(request(2048), snapshot(main=POOL), Give(POOL), id="decided to share"),
+        pytest.param(
+            request(2048), snapshot(main=Wanted("0,3", blocked="why")), Wait("why"), id="refused"
+        ),
+        pytest.param(request(2048), snapshot("none"), Give(POOL), id="no policy"),
+        pytest.param(request(1536), snapshot(), Give(POOL), id="a part of a CPU"),
+        pytest.param(request(2), snapshot(), Give(POOL), id="no request of its own"),
+        pytest.param(request(2048, qos="LS"), snapshot(), Give(POOL), id="label of a pool"),
+        pytest.param(request(2048, kube="/burstable"), snapshot(), Give(POOL), id="burstable"),
+        pytest.param(request(2048), None, Keep(), id="no snapshot"),
+        pytest.param(
+            request(2048, claim="1-2"), snapshot(), Give(POOL), id="a scheduler chose its CPUs"
+        ),
+    ],
+)
+def test_creation(asks: CreateContainer, snap: Snapshot | None, answer: cpuset.Answer) -> None:
+    assert cpuset.create(asks, snap, []) == answer
+
+
+@pytest.mark.parametrize(
+    ("shares", "cpus"),
+    [(0, 0), (2, 0), (1023, 0), (1024, 1), (1025, 0), (1536, 0), (2048, 2), (261_120, 255),
+     (262_144, 0), (-1024, 0)],
+)  # fmt: skip
+def test_whole_cpus_by_shares(shares: int, cpus: int) -> None:
+    assert whole_cpus(shares) == cpus
+
+
+def test_no_request_in_milli_is_taken_for_whole_cpus() -> None:
+    """As the kubelet computes shares."""
+    for milli in range(1, 20_000):
+        expected = milli // 1000 if milli % 1000 == 0 else 0
+        assert whole_cpus(max(2, milli * 1024 // 1000)) == expected
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_folder_is_mounted_read_only_unless_something_is_there(taken: bool) -> None:
+    message = pb.CreateContainerRequest()
+    message.config.metadata.name = "main"
+    message.config.mounts.add(container_path="/run/topolet" if taken else "/x", host_path="/y")
+    raw = message.SerializeToString()
+    changes = cpuset.changes(create_container(raw), Give(TWO), "/state/g/main")
+    changed = rewrites.create_container(raw, changes)
+    assert changed is not None
+    config = pb.CreateContainerRequest.FromString(changed).config
+    assert config.linux.resources.cpuset_cpus == "1-2"
+    assert config.mounts[0] == message.config.mounts[0]
+    ours = [pb.Mount(container_path="/run/topolet", host_path="/state/g/main", readonly=True)]
+    assert list(config.mounts)[1:] == ([] if taken else ours)
+    assert "/run/topolet" in mounted(changed)

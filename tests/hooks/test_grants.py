@@ -1,0 +1,67 @@
+import time
+
+import msgspec
+
+from agent.hooks.cpuset import Grant
+from agent.hooks.grants import MOST, Grants
+from agent.model.cpuset import CpuSet
+from tests.proxy.exchanges import EMPTY
+
+GRANT = Grant("p", "pod ns/p", CpuSet([1]))
+
+
+def looked_now(grants: Grants) -> None:
+    grants.seen(msgspec.structs.replace(EMPTY, looked_at=time.monotonic_ns()))
+
+
+def test_what_an_earlier_proxy_did_is_unknown_until_the_agent_looked() -> None:
+    grants = Grants()
+    (start,) = grants.all()
+    assert start.may_hold(CpuSet([7]))
+    grants.seen(EMPTY)
+    assert grants.all() == (start,), "this look was before"
+    looked_now(grants)
+    assert grants.all() == ()
+
+
+def test_creation_under_way_outlives_every_look() -> None:
+    grants = Grants()
+    number = grants.open(GRANT)
+    looked_now(grants)
+    assert grants.all() == (GRANT,)
+    grants.answered(number, "c")
+    assert grants.of("c") is not None
+    looked_now(grants)
+    assert (grants.all(), grants.of("c")) == ((), None)
+
+
+def test_failed_creation_counts_until_the_next_look() -> None:
+    grants = Grants()
+    number = grants.open(GRANT)
+    grants.failed(number)
+    assert GRANT.cpus in [each.cpus for each in grants.all()]
+    looked_now(grants)
+    assert grants.all() == ()
+
+
+def test_number_that_is_forgotten_is_no_error() -> None:
+    grants = Grants()
+    grants.answered(99, "c")
+    grants.failed(99)
+    assert grants.of("c") is None
+
+
+def test_agent_that_stays_away_costs_bounded_memory_and_nothing_is_forgotten() -> None:
+    grants = Grants()
+    under_way = grants.open(GRANT)
+    for each in range(10 * MOST):
+        grants.answered(grants.open(GRANT), f"c{each}")
+    kept = grants.all()
+    assert len(kept) <= MOST + 2
+    assert kept[0].may_hold(CpuSet([7])), "the folded ones may hold anything"
+    assert grants.of("c0") is None
+    assert grants.of(f"c{10 * MOST - 1}") is not None
+    looked_now(grants)
+    assert grants.all() == (GRANT,)
+    grants.answered(under_way, "late")
+    assert grants.of("late") is not None

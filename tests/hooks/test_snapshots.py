@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.hooks.snapshots import SnapshotFile
+from agent.host import files
+from agent.model import snapshot as snapshots
+from agent.model.snapshot import Snapshot
+from tests.proxy.exchanges import BOOT, EMPTY, OWNED
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "snapshot.json"
+
+
+def write(path: Path, content: Snapshot | bytes) -> None:
+    raw = content if isinstance(content, bytes) else snapshots.encode(content)
+    files.replace(str(path), raw, durable=False)
+
+
+def test_absent_written_replaced_and_gone(path: Path) -> None:
+    file = SnapshotFile(str(path), BOOT)
+    assert file.current() is None
+    write(path, EMPTY)
+    assert file.current() == EMPTY
+    write(path, OWNED)
+    assert file.current() == OWNED
+    path.unlink()
+    assert file.current() is None
+    write(path, OWNED)
+    assert file.current() == OWNED
+    assert file.unreadable == 0
+
+
+def test_unchanged_file_is_not_read_again(path: Path) -> None:
+    file = SnapshotFile(str(path), BOOT)
+    write(path, OWNED)
+    assert file.current() is file.current()
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [b"", b"\0" * 400, b'{"boot_id":"\xff"}', b"[" * 100_000, snapshots.encode(OWNED)[:99]],
+    ids=["empty", "zeros", "no UTF-8", "deep", "cut"],
+)
+def test_torn_file_leaves_the_last_in_force_and_is_said_once(
+    path: Path, torn: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = SnapshotFile(str(path), BOOT)
+    write(path, OWNED)
+    assert file.current() == OWNED
+    write(path, torn)
+    for _ in range(3):
+        assert file.current() == OWNED
+    assert file.unreadable == 1
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    write(path, EMPTY)
+    assert file.current() == EMPTY
+
+
+def test_torn_from_the_start_is_none(path: Path) -> None:
+    write(path, b"{")
+    assert SnapshotFile(str(path), BOOT).current() is None
+
+
+def test_snapshot_of_another_boot_is_none_also_where_one_was_in_force(path: Path) -> None:
+    file = SnapshotFile(str(path), BOOT)
+    write(path, OWNED)
+    assert file.current() == OWNED
+    write(path, msgspec.structs.replace(OWNED, boot_id="another"))
+    assert file.current() is None
+
+
+def test_a_file_beyond_the_bound_leaves_the_last_in_force_and_is_said_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(snapshots, "MOST_BYTES", len(snapshots.encode(EMPTY)))
+    file = SnapshotFile(str(path), BOOT)
+    write(path, EMPTY)
+    assert file.current() == EMPTY
+    write(path, OWNED)
+    assert file.current() == file.current() == EMPTY
+    assert file.unreadable == len(caplog.records) == 1
+
+
+def test_file_that_cannot_be_opened_for_a_moment_is_read_in_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = SnapshotFile(str(path), BOOT)
+    write(path, EMPTY)
+    assert file.current() == EMPTY
+    write(path, OWNED)
+    with monkeypatch.context() as patch:
+        patch.setattr("builtins.open", no_descriptor_left())
+        assert file.current() == EMPTY
+        assert file.current() == EMPTY
+    assert file.current() == OWNED
+    assert file.unreadable == 2
+    assert len(caplog.records) == 1
+
+
+def no_descriptor_left() -> Callable[..., object]:
+    def refuse(*_: object, **__: object) -> object:
+        raise OSError(24, "Too many open files")
+
+    return refuse

@@ -1,0 +1,126 @@
+"""Responses, after koord-runtime-proxy has merged them into the request."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.hooks.changes import UNCHANGED, Changes
+from agent.koordinator import messages
+from agent.model.notifications import RequestedResources
+from agent.proto import koordinator_hooks_pb2 as pb
+from tests.koordinator.merging import merged
+
+
+def request(**resources: object) -> pb.ContainerResourceHookRequest:
+    it = pb.ContainerResourceHookRequest(
+        pod_meta=pb.PodSandboxMetadata(name="p", uid="u", namespace="ns"),
+        container_meta=pb.ContainerMetadata(name="main", id="c1"),
+        pod_cgroup_parent="/kubepods/podu",
+    )
+    it.container_envs.update({"A": "1", "B": "2"})
+    it.container_resources.CopyFrom(pb.LinuxContainerResources(**resources))  # type: ignore[arg-type]
+    return it
+
+
+def test_no_change_sets_nothing() -> None:
+    assert messages.response(request(cpuset_cpus="0-3"), UNCHANGED).ByteSize() == 0
+
+
+def test_the_oom_score_survives_a_new_cpuset() -> None:
+    """The proxy overwrites it with whatever the response says, and 0 is what an empty one says."""
+    asked = request(oom_score_adj=-997, cpuset_mems="0")
+    result = merged(asked, messages.response(asked, Changes(cpuset="1")))
+    assert result.container_resources.oom_score_adj == -997
+    assert (result.container_resources.cpuset_cpus, result.container_resources.cpuset_mems) == (
+        "1",
+        "0",
+    )
+
+
+def test_a_new_quota_comes_with_its_period() -> None:
+    asked = request(cpu_quota=20_000, cpu_period=10_000)
+    result = merged(asked, messages.response(asked, Changes(quota_microseconds=50_000)))
+    assert messages.create(result).asked.quota_microseconds == 50_000
+    assert result.container_resources.cpu_period == 100_000
+
+
+def test_a_quota_is_lifted() -> None:
+    asked = request(cpu_quota=20_000, cpu_period=10_000)
+    result = merged(asked, messages.response(asked, Changes(quota_microseconds=-1)))
+    assert result.container_resources.cpu_quota == -1
+    assert result.container_resources.cpu_period == 10_000
+
+
+def test_a_memory_limit_can_not_be_lifted() -> None:
+    asked = request(memory_limit_in_bytes=1 << 30)
+    assert messages.response(asked, Changes(memory_limit_bytes=-1)).ByteSize() == 0
+
+
+def test_a_variable_comes_beside_the_others() -> None:
+    asked = request()
+    result = merged(asked, messages.response(asked, Changes(environment=(("B", "3"), ("C", "4")))))
+    assert dict(result.container_envs) == {"A": "1", "B": "3", "C": "4"}
+
+
+_CPUS = st.sampled_from(["", "0", "0-3", "1,3"])
+_LARGE = st.integers(0, 1 << 40)
+_RESOURCES = st.fixed_dictionaries(
+    {
+        "cpuset_cpus": _CPUS,
+        "cpuset_mems": _CPUS,
+        "cpu_shares": _LARGE,
+        "memory_limit_in_bytes": _LARGE,
+        "oom_score_adj": st.integers(-1000, 1000),
+        "cpu_period": st.sampled_from([0, 10_000, 100_000]),
+        "cpu_quota": st.sampled_from([-1, 0, 10_000, 250_000]),
+    }
+)
+_CHANGES = st.builds(
+    Changes,
+    cpuset=st.none() | st.sampled_from(["0", "0-3"]),
+    mems=st.none() | st.sampled_from(["0", "0-1"]),
+    shares=st.none() | st.integers(2, 262_144),
+    quota_microseconds=st.none() | st.sampled_from([-1, 50_000]),
+    memory_limit_bytes=st.none() | st.integers(1, 1 << 40),
+)
+
+
+@given(_RESOURCES, _CHANGES)
+def test_what_is_merged_is_the_request_with_the_changes(
+    resources: dict[str, object], changes: Changes
+) -> None:
+    asked = request(**resources)
+    result = merged(asked, messages.response(asked, changes))
+    assert messages.create(result).asked == changes.over(messages.create(asked).asked)
+    for kept in (asked, result):
+        for name in ("cpu_quota", "cpu_period", "cpu_shares", "memory_limit_in_bytes"):
+            kept.container_resources.ClearField(name)
+        kept.container_resources.cpuset_cpus = kept.container_resources.cpuset_mems = ""
+    assert result == asked
+
+
+def test_what_a_create_says() -> None:
+    it = request(cpu_shares=512, cpuset_cpus="0-1", cpu_quota=10_000, cpu_period=50_000)
+    it.pod_labels["koordinator.sh/qosClass"] = "LSE"
+    it.pod_labels["app"] = "x"
+    read = messages.create(it)
+    assert (read.pod.uid, read.pod.namespace, read.pod.name) == ("u", "ns", "p")
+    assert read.pod.labels == {"koordinator.sh/qosClass": "LSE"}
+    assert read.pod.cgroup_parent == "/kubepods/podu"
+    assert read.container_name == "main"
+    assert read.asked == RequestedResources("0-1", "", 512, 20_000, 0)
+
+
+@pytest.mark.parametrize("uid", ["u", ""])
+def test_a_sandbox_and_its_containers_are_of_one_pod(uid: str) -> None:
+    sandbox = pb.PodSandboxHookRequest(
+        pod_meta=pb.PodSandboxMetadata(name="p", uid=uid, namespace="ns")
+    )
+    of_container = request()
+    of_container.pod_meta.uid = uid
+    place = messages.place(of_container)
+    assert place.pod_uid == messages.sandbox(sandbox).uid == messages.create(of_container).pod.uid
+    assert msgspec.structs.astuple(place)[1:] == ("main", "c1")

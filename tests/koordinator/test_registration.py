@@ -1,0 +1,100 @@
+"""The file by which a hook server is found."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from agent.koordinator import registration
+from agent.koordinator.registration import Registration
+from agent.model.settings import Settings, SettingsError
+
+SOCKET = "/run/topolet/hooks.sock"
+
+
+def ours(folder: Path, socket: str = SOCKET) -> Registration:
+    return Registration(str(folder), socket, "Fail", ("PreRunPodSandbox", "PreCreateContainer"))
+
+
+def content(folder: Path) -> dict[str, object]:
+    loaded: dict[str, object] = json.loads((folder / "topolet.json").read_bytes())
+    return loaded
+
+
+def test_the_proxy_finds_endpoint_policy_and_hooks(tmp_path: Path) -> None:
+    ours(tmp_path / "hookserver.d").write()
+    assert content(tmp_path / "hookserver.d") == {
+        "remote-endpoint": SOCKET,
+        "failure-policy": "Fail",
+        "runtime-hooks": ["PreRunPodSandbox", "PreCreateContainer"],
+    }
+    assert os.listdir(tmp_path / "hookserver.d") == ["topolet.json"]
+
+
+@pytest.mark.parametrize("stale", [b"", b"{", b'{"remote-endpoint": "/elsewhere"}'])
+def test_a_stale_file_is_replaced(tmp_path: Path, stale: bytes) -> None:
+    (tmp_path / "topolet.json").write_bytes(stale)
+    ours(tmp_path).write()
+    assert content(tmp_path)["remote-endpoint"] == SOCKET
+
+
+def test_a_reader_never_sees_a_part(tmp_path: Path) -> None:
+    """A file that it can't parse ends koord-runtime-proxy, so none is ever written in place."""
+    ours(tmp_path).write()
+    with (tmp_path / "topolet.json").open() as reader:
+        ours(tmp_path, "/another").write()
+        assert json.load(reader)["remote-endpoint"] == SOCKET
+
+
+def test_a_file_that_is_right_is_not_touched(tmp_path: Path) -> None:
+    """It is that of a killed agent; the proxy must not have to read it again."""
+    ours(tmp_path).write()
+    before = os.stat(tmp_path / "topolet.json")
+    ours(tmp_path).write()
+    after = os.stat(tmp_path / "topolet.json")
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
+def test_it_names_no_hook_before_it_goes(tmp_path: Path) -> None:
+    """In place: a new inode would be a new file to the proxy."""
+    it = ours(tmp_path)
+    it.write()
+    inode = os.stat(tmp_path / "topolet.json").st_ino
+    it.withdraw()
+    assert os.stat(tmp_path / "topolet.json").st_ino == inode
+    assert content(tmp_path) == {"remote-endpoint": SOCKET, "failure-policy": "Ignore"}
+    it.remove()
+    assert os.listdir(tmp_path) == []
+    it.remove()
+
+
+def test_what_another_one_registered_since_stays(tmp_path: Path) -> None:
+    it = ours(tmp_path)
+    it.write()
+    ours(tmp_path, "/another").write()
+    it.withdraw()
+    it.remove()
+    assert content(tmp_path)["remote-endpoint"] == "/another"
+
+
+def test_who_asks_for_the_same_hooks_is_named(tmp_path: Path) -> None:
+    it = ours(tmp_path)
+    it.write()
+    (tmp_path / "koordlet.json").write_text('{"runtime-hooks": ["PreCreateContainer"]}')
+    (tmp_path / "other.json").write_text('{"runtime-hooks": ["PostStopContainer"]}')
+    (tmp_path / "torn.json").write_text('{"runtime-hooks": [')
+    assert it.others() == ["koordlet.json"]
+
+
+def test_hooks_are_names_separated_by_commas() -> None:
+    assert registration.hooks(" PreRunPodSandbox, PostStopContainer,") == (
+        "PreRunPodSandbox",
+        "PostStopContainer",
+    )
+    assert set(registration.hooks(Settings().hook_server_hooks)) < set(registration.HOOKS)
+    for wrong in ("PreRemoveRunPodSandbox", ""):
+        with pytest.raises(SettingsError, match=f"hook-server-hooks: no hook .*{wrong}"):
+            registration.hooks(wrong)

@@ -1,0 +1,184 @@
+"""What a hook may do, and a caller may leave of time, without hurting the service."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from agent.hooks.changes import Changes, Verdict
+from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.koordinator import registration
+from agent.koordinator.messages import Place
+from agent.koordinator.service import Call, HookService
+from agent.model.notifications import PodAnnounced
+from agent.model.verdict import Code, Refuse, Wait
+from agent.proto import koordinator_hooks_pb2 as pb
+from tests.waiting import DEADLINE_SECONDS, eventually
+
+
+class Caller:
+    def __init__(self, seconds: float | None = None) -> None:
+        self.seconds = seconds
+        self.waits = True
+
+    def is_active(self) -> bool:
+        return self.waits
+
+    def time_remaining(self) -> float | None:
+        return self.seconds
+
+
+class Hooks:
+    """Answers creations as it is told, and everything else by `then`."""
+
+    def __init__(
+        self,
+        create: Callable[[Call], Verdict] = lambda call: Changes(cpuset="1"),
+        then: Callable[[], None] = lambda: None,
+        unhooked: Callable[[str], Refuse | None] = lambda reason: None,
+    ) -> None:
+        self._create = create
+        self._then = then
+        self._unhooked = unhooked
+        self.told: list[object] = []
+
+    def pod_announced(self, pod: PodAnnounced) -> None:
+        self._then()
+
+    def create(self, call: Call, request: CreateContainer) -> Verdict:
+        return self._create(call)
+
+    def update(self, call: Call, request: UpdateContainer) -> Verdict:
+        self._then()
+        return Changes()
+
+    def exists(self, container: Place) -> None:
+        self._then()
+
+    def stopped(self, container: Place) -> None:
+        self._then()
+
+    def pod_stopped(self, uid: str) -> None:
+        self._then()
+
+    def abandoned(self, call: Call) -> None:
+        self.told.append(call)
+
+    def unhooked(self, hook: str, call: Call, reason: str, detail: str) -> Refuse | None:
+        self.told.append((hook, reason, detail))
+        return self._unhooked(reason)
+
+
+def cpuset(answer: bytes | Refuse) -> str:
+    assert isinstance(answer, bytes)
+    return pb.ContainerResourceHookResponse.FromString(answer).container_resources.cpuset_cpus
+
+
+def fault() -> None:
+    raise RuntimeError("a hook's fault")
+
+
+def faulty(call: Call) -> Verdict:
+    raise RuntimeError("a hook's fault")
+
+
+def test_every_hook_that_can_be_registered_is_answered() -> None:
+    service = HookService(Hooks())
+    assert set(service.hooks) == set(registration.HOOKS)
+    for hook in service.hooks:
+        assert isinstance(service.answer(hook, b"", Caller()), bytes)
+    assert service.asked == dict.fromkeys(registration.HOOKS, 1)
+
+
+@pytest.mark.parametrize("hook", registration.HOOKS)
+def test_a_fault_is_counted_and_becomes_what_the_policy_says(hook: str) -> None:
+    hooks = Hooks(faulty, fault)
+    service = HookService(hooks)
+    assert service.answer(hook, b"", Caller()) == b""
+    assert hooks.told == [(hook, "hook_error", 'RuntimeError("a hook\'s fault")')]
+    assert service.errors == {hook: 1}
+    refusing = HookService(Hooks(faulty, fault, lambda reason: Refuse(Code.INTERNAL, reason)))
+    assert refusing.answer(hook, b"", Caller()) == Refuse(Code.INTERNAL, "hook_error")
+
+
+def test_a_fault_of_the_policy_passes() -> None:
+    def broken(reason: str) -> Refuse | None:
+        raise RuntimeError("a policy's fault")
+
+    assert (
+        HookService(Hooks(faulty, unhooked=broken)).answer("PreCreateContainer", b"", Caller())
+        == b""
+    )
+
+
+@pytest.mark.parametrize(
+    ("remaining", "least", "most"), [(10.0, 5.0, 9.9), (0.1, 0.0, 0.0), (-1.0, 0.0, 0.0)]
+)
+def test_a_call_is_held_for_less_than_its_caller_waits(
+    remaining: float, least: float, most: float
+) -> None:
+    seen: list[float | None] = []
+
+    def note(call: Call) -> Verdict:
+        seen.append(call.budget_seconds)
+        return Changes()
+
+    HookService(Hooks(note)).answer("PreCreateContainer", b"", Caller(remaining))
+    HookService(Hooks(note)).answer("PreCreateContainer", b"", Caller(None))
+    assert seen[0] is not None
+    assert least <= seen[0] <= most
+    assert seen[1] is None
+
+
+def test_a_held_call_keeps_nobody_waiting() -> None:
+    decided = threading.Event()
+    hooks = Hooks(lambda call: Changes(cpuset="1") if decided.is_set() else Wait())
+    service = HookService(hooks)
+    answers: list[bytes | Refuse] = []
+    held = threading.Thread(
+        target=lambda: answers.append(service.answer("PreCreateContainer", b"", Caller()))
+    )
+    held.start()
+    eventually("it is held", lambda: service.held == 1)
+    assert service.answer("PreRunPodSandbox", b"", Caller()) == b""
+    decided.set()
+    held.join(DEADLINE_SECONDS)
+    assert cpuset(answers[0]) == "1"
+    assert service.held == 0
+
+
+def test_what_nobody_waits_for_is_given_up() -> None:
+    hooks = Hooks(lambda call: Wait())
+    caller = Caller()
+    caller.waits = False
+    answer = HookService(hooks).answer("PreCreateContainer", b"", caller)
+    assert isinstance(answer, Refuse)
+    assert answer.code == Code.CANCELLED
+    assert [type(each) for each in hooks.told] == [Call]
+
+
+def test_hooks_are_asked_one_at_a_time() -> None:
+    inside = threading.Lock()
+
+    def alone(call: Call) -> Verdict:
+        assert inside.acquire(blocking=False)
+        time.sleep(0.001)
+        inside.release()
+        return Changes(cpuset="1")
+
+    service = HookService(Hooks(alone))
+    answers: list[bytes | Refuse] = []
+    threads = [
+        threading.Thread(
+            target=lambda: answers.append(service.answer("PreCreateContainer", b"", Caller()))
+        )
+        for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_SECONDS)
+    assert [cpuset(each) for each in answers] == ["1"] * 16

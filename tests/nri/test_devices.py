@@ -1,0 +1,64 @@
+"""What a container sees that is made beside the NRI plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.verdict import Code
+from agent.proto import nri_pb2 as pb
+from tests.nri.world import World, container, pod
+from tests.proxy.exchanges import SHOWN
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Registered, and the agent has decided."""
+    it = World(tmp_path)
+    it.runtime.set_up()
+    it.publish(SHOWN)
+    yield it
+    it.close()
+
+
+def asked(uid: str) -> pb.EventRequest:
+    sandbox = pod(uid)
+    sandbox.annotations[DEVICE_ALLOCATED] = "{}"
+    return pb.EventRequest(pod=sandbox, container=container("c", uid))
+
+
+def test_the_allocated_card_comes_in_place_of_the_plugins(world: World) -> None:
+    event = asked("own")
+    event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=GPU-other")
+    event.container.linux.devices.add(path="/dev/nvidia0", type="c", major=195, minor=0)
+    adjust = world.runtime.call("CreateContainer", event, pb.CreateContainerResponse).adjust
+    assert [(each.key, each.value) for each in adjust.env] == [
+        ("NVIDIA_VISIBLE_DEVICES", "GPU-own")
+    ]
+    assert [each.path for each in adjust.linux.devices] == ["-/dev/nvidia0", "/dev/nvidia1"]
+    assert [each.minor.value for each in adjust.linux.resources.devices] == [0]
+
+
+def test_what_cdi_put_in_is_refused_and_counted(world: World) -> None:
+    event = asked("own")
+    event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-other")
+    stream = world.runtime.begin("CreateContainer", event)
+    status = world.runtime.response(stream).status
+    assert status.code == Code.UNAVAILABLE
+    assert "pod ns/own" in status.message
+    assert "removed_cdi_devices" in status.message
+    assert world.admission.outcomes.failed == {("CreateContainer", "devices", "door"): 1}
+
+
+def test_what_cdi_put_in_rightly_stays(world: World) -> None:
+    event = asked("own")
+    event.container.CDI_devices.add(name="nvidia.com/gpu=GPU-own")
+    event.container.env.append(b"NVIDIA_VISIBLE_DEVICES=void")
+    event.container.linux.devices.add(path="/dev/nvidia1", type="c", major=195, minor=1)
+    adjust = world.runtime.call("CreateContainer", event, pb.CreateContainerResponse).adjust
+    assert not adjust.env
+    assert not adjust.linux.devices
+    assert not adjust.CDI_devices

@@ -1,0 +1,161 @@
+"""Relay and plugin are two doors to the same hooks: what comes out of both is the same."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.hooks import cpuset, gpus, requests, rewrites
+from agent.hooks.carried import carried
+from agent.hooks.cpuset import Give
+from agent.hooks.gpus import UnhonouredError
+from agent.hooks.requests import CreateContainer, UpdateContainer
+from agent.model.cpuset import CpuSet
+from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
+from agent.model.notifications import RequestedResources
+from agent.model.visible import DeviceNode, VisibleGpu
+from agent.model.wanted import Limits, Wanted
+from agent.nri import messages
+from agent.proto import cri_pb2, nri_pb2
+from tests.nri.world import pod
+from tests.proxy.exchanges import sandbox
+
+CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: str(CpuSet(cpus)))
+QUOTA = st.one_of(st.just(-1), st.integers(1_000, 1_000_000))
+MEMORY = st.integers(1, 1 << 40)
+SHARES = st.integers(2, 262_144)
+WANTED = st.builds(
+    Wanted,
+    st.none() | CPUS,
+    st.booleans(),
+    st.builds(
+        Limits,
+        st.none() | QUOTA,
+        st.none() | SHARES,
+        st.none() | MEMORY,
+        st.none() | st.just(CpuSet([0])),
+    ),
+)
+ASKED = st.builds(
+    RequestedResources, st.just("") | CPUS, st.just("") | st.just("1"), SHARES, QUOTA, MEMORY
+)
+
+
+def in_cri(asked: RequestedResources) -> cri_pb2.LinuxContainerResources:
+    return cri_pb2.LinuxContainerResources(
+        cpuset_cpus=asked.cpuset,
+        cpuset_mems=asked.mems,
+        cpu_shares=asked.shares,
+        cpu_quota=asked.quota_microseconds,
+        cpu_period=100_000,
+        memory_limit_in_bytes=asked.memory_limit_bytes,
+    )
+
+
+def in_nri(asked: RequestedResources) -> nri_pb2.LinuxResources:
+    resources = nri_pb2.LinuxResources()
+    resources.cpu.cpus, resources.cpu.mems = asked.cpuset, asked.mems
+    resources.cpu.shares.value = asked.shares
+    resources.cpu.quota.value = asked.quota_microseconds
+    resources.cpu.period.value = 100_000
+    resources.memory.limit.value = asked.memory_limit_bytes
+    return resources
+
+
+def merged(asked: RequestedResources, changes: nri_pb2.LinuxResources) -> RequestedResources:
+    """As the runtime puts a plugin's values into its own: what is set wins."""
+    resources = in_nri(asked)
+    resources.MergeFrom(changes)
+    return messages.asked(resources)
+
+
+@given(WANTED, ASKED)
+def test_both_doors_make_the_same_container(wanted: Wanted, asked: RequestedResources) -> None:
+    message = cri_pb2.CreateContainerRequest(sandbox_config=sandbox("p", "LS", "1"))
+    message.config.metadata.name = "main"
+    message.config.linux.resources.CopyFrom(in_cri(asked))
+    raw = message.SerializeToString()
+    by_relay = requests.create_container(raw)
+    by_plugin = CreateContainer(messages.pod(pod("p", "LS", "1")), "main", asked)
+    assert by_relay == by_plugin, "the hooks are asked the same"
+    changes = cpuset.changes(by_plugin, Give(wanted))
+    rewritten = rewrites.create_container(raw, changes) or raw
+    adjustment = messages.adjustment(changes, ()) or nri_pb2.ContainerAdjustment()
+    assert requests.create_container(rewritten).asked == changes.over(asked)
+    assert merged(asked, adjustment.linux.resources) == changes.over(asked)
+
+
+@given(WANTED, ASKED)
+def test_both_doors_change_a_container_in_the_same_way(
+    wanted: Wanted, asked: RequestedResources
+) -> None:
+    message = cri_pb2.UpdateContainerResourcesRequest(container_id="c", linux=in_cri(asked))
+    raw = message.SerializeToString()
+    by_plugin = UpdateContainer("c", messages.asked(in_nri(asked)))
+    assert requests.update_container(raw) == by_plugin
+    changes = cpuset.changes(by_plugin, Give(wanted))
+    rewritten = rewrites.update_container(raw, changes) or raw
+    update = messages.update("c", changes)
+    assert update.container_id == "c"
+    assert requests.update_container(rewritten).asked == changes.over(asked)
+    assert merged(asked, update.linux.resources) == changes.over(asked)
+
+
+NAMES = st.sampled_from(["GPU-x", "GPU-own", "0", "MIG-x", "nvidia.com/gpu=GPU-x"])
+PATHS = st.sampled_from(["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/fuse"])
+CARD = VisibleGpu("GPU-own", "1", (DeviceNode("/dev/nvidia1", 195, 1),))
+
+
+@given(
+    st.none() | NAMES,
+    st.lists(NAMES.filter(lambda name: "=" not in name), unique=True, max_size=2),
+    st.lists(PATHS, unique=True, max_size=3),
+    st.booleans(),
+)
+def test_both_doors_show_the_same_devices(
+    value: str | None, mounts: list[str], nodes: list[str], has_card: bool
+) -> None:
+    message = cri_pb2.CreateContainerRequest()
+    container = nri_pb2.Container()
+    if value is not None:
+        message.config.envs.add(key=VISIBLE_DEVICES, value=value.encode())
+        container.env.append(f"{VISIBLE_DEVICES}={value}".encode())
+    for name in mounts:
+        place = f"{MOUNT_ROOT}/{name}"
+        message.config.mounts.add(container_path=place, host_path="/dev/null")
+        container.mounts.add(destination=place, source="/dev/null")
+    for number, path in enumerate(nodes):
+        message.config.devices.add(container_path=path, host_path=path, permissions="rw")
+        container.linux.devices.add(path=path, type="c", major=7, minor=number)
+    raw = message.SerializeToString()
+    cards = (CARD,) if has_card else ()
+    try:
+        by_relay = gpus.rewritten(carried(raw), cards)
+    except UnhonouredError as error:
+        with pytest.raises(UnhonouredError, match=re.escape(str(error))):
+            gpus.rewritten(messages.carried(container), cards)
+        return
+    by_plugin = gpus.rewritten(messages.carried(container), cards)
+    config = cri_pb2.CreateContainerRequest.FromString(
+        rewrites.create_container(raw, by_relay) or raw
+    ).config
+    adjustment = messages.adjustment(by_plugin, ()) or nri_pb2.ContainerAdjustment()
+
+    def adjusted(present: list[str], changes: list[str]) -> set[str]:
+        gone = {each[1:] for each in changes if each.startswith("-")}
+        come = {each for each in changes if not each.startswith("-")}
+        return (set(present) - gone) | come
+
+    assert {each.container_path for each in config.mounts} == adjusted(
+        [each.destination for each in container.mounts],
+        [each.destination for each in adjustment.mounts],
+    )
+    assert {each.container_path for each in config.devices} == adjusted(
+        nodes, [each.path for each in adjustment.linux.devices]
+    )
+    variables = {each.key: each.value.decode() for each in config.envs}
+    before = {} if value is None else {VISIBLE_DEVICES: value}
+    assert variables == {**before, **{each.key: each.value for each in adjustment.env}}

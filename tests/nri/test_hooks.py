@@ -1,0 +1,413 @@
+"""Whole exchanges: runtime, snapshot file, doorbell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.hooks.cpuset import Grant
+from agent.model.notifications import (
+    Created,
+    PodAnnounced,
+    RequestedResources,
+    Resized,
+    SnapshotRequest,
+)
+from agent.model.qos import QoS
+from agent.model.verdict import Code
+from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.proto import nri_pb2 as pb
+from tests.nri.fake import refusal
+from tests.nri.world import World, container, pod
+from tests.proxy.exchanges import EMPTY, OWNED
+
+OWN = pod("own", "LSE", "1")
+MANY = msgspec.structs.replace(
+    OWNED,
+    pods={**OWNED.pods, "p": PodWanted("ns/p", QoS.LS, Wanted("0,2-3"))},
+    containers={**OWNED.containers, "c": Wanted("0,2-3"), "d": Wanted("0,2-3")},
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    """Registered with a runtime that has nothing, beside an agent that has looked."""
+    it = World(tmp_path)
+    it.runtime.set_up()
+    it.publish(OWNED)
+    it.notifications()
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def early(tmp_path: Path) -> Iterator[World]:
+    """Not registered yet."""
+    it = World(tmp_path)
+    yield it
+    it.close()
+
+
+def test_a_sandbox_rings(world: World) -> None:
+    world.runtime.call("RunPodSandbox", pb.EventRequest(pod=pod("p", "LS")), pb.Empty)
+    (notification,) = world.notifications()
+    assert isinstance(notification, PodAnnounced)
+    assert (notification.uid, notification.labels, notification.cgroup_parent) == (
+        "p",
+        {"koordinator.sh/qosClass": "LS"},
+        "/kubepods/burstable/podp",
+    )
+
+
+def test_an_owner_gets_its_own_and_others_the_rest(world: World) -> None:
+    assert world.create(container("c", "own"), OWN) == "1"
+    assert world.notifications()[0] == Created(
+        "c",
+        RequestedResources(shares=512),
+        ("mems", "shares", "quota_microseconds", "memory_limit_bytes"),
+    )
+    assert world.create(container("d", "p"), pod("p", "LS")) == "0,2-3"
+
+
+def test_an_owner_waits_for_its_decision(world: World) -> None:
+    world.publish(EMPTY)
+    stream = world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("a ring", lambda: world.link.stats.held_now and world.notifications())
+    world.publish(OWNED)
+    reply = pb.CreateContainerResponse.FromString(world.runtime.response(stream).payload)
+    assert reply.adjust.linux.resources.cpu.cpus == "1"
+
+
+def test_an_owner_without_a_decision_is_refused_in_time_and_others_go_on(tmp_path: Path) -> None:
+    """Long before the runtime's patience ends, however long a hold is configured to be."""
+    world = World(tmp_path)
+    world.runtime.accept()
+    world.runtime.configure(request_timeout=200)
+    world.runtime.synchronize()
+    status = world.runtime.response(world.begin_create(container("c", "own"), OWN)).status
+    assert status.code == Code.UNAVAILABLE
+    assert "pod ns/own: no CPUs after 0.1 s: the agent has written no snapshot" in status.message
+    assert world.create(container("d", "p"), pod("p")) == ""
+    world.close()
+
+
+def test_an_update_keeps_our_cpus_and_what_else_was_asked(world: World) -> None:
+    it = container("c-own", "own", "1")
+    assert world.update(it, OWN, cpus="0-3", shares=300) == "1"
+    assert world.update(it, OWN) == "1"
+
+
+def test_a_resize_is_told_and_the_agents_own_change_is_not(world: World) -> None:
+    batch = Wanted("0,2-3", limits=Limits(shares=77))
+    world.publish(
+        msgspec.structs.replace(OWNED, containers={"c": batch, "d": batch}, cpu_policy="static")
+    )
+    world.notifications()
+    world.update(container("c", "p"), pod("p"), cpus="0,2-3", shares=77)
+    assert not world.notifications()
+    world.update(container("c", "p"), pod("p"), shares=300)
+    assert Resized("c", RequestedResources(shares=300)) in world.notifications()
+
+
+def test_synchronisation_sets_right_what_is_wrong(early: World) -> None:
+    """Only what the agent decides about, and only what differs."""
+    early.publish(MANY)
+    early.runtime.accept()
+    early.runtime.configure()
+    there = (container("c", "p", "0-3"), container("d", "p", "0,2-3"), container("x", "p", "0-3"))
+    answer = early.runtime.synchronize(*there, pods=(pod("p"),))
+    assert [(each.container_id, each.linux.resources.cpu.cpus) for each in answer.update] == [
+        ("c", "0,2-3")
+    ]
+    early.runtime.until("nothing more to say", lambda: early.link.ready)
+    assert early.updated() == []
+
+
+def test_pools_that_change_are_told_one_container_at_a_time(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(
+        container("c", "p", "0-3"), container("d", "p", "0-3"), pods=(pod("p", "LS"),)
+    )
+    early.runtime.answers_updates = False
+    early.publish(MANY)
+    early.runtime.until("the first", lambda: len(early.runtime.requests) == 2)
+    early.pass_periods()
+    assert len(early.runtime.requests) == 2, "the next waits for the answer"
+    early.runtime.answers_updates = True
+    early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
+    early.runtime.until("both are told", lambda: early.updater.updates == 2)
+    assert early.updated() == [("d", "0,2-3")]
+    early.notifications()
+    early.publish(MANY)
+    early.pass_periods()
+    assert early.updated() == [], "nothing is said twice"
+
+
+def test_a_runtime_that_an_update_may_lock_up_is_left_to_the_agent(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.accept()
+    early.runtime.configure(NRI_version="v0.12.0")
+    early.runtime.synchronize(container("c", "p", "0-3"), pods=(pod("p", "LS"),))
+    early.publish(MANY)
+    early.pass_periods()
+    assert early.updated() == []
+    agents_own = container("c", "p", "0-3")
+    assert early.update(agents_own, pod("p", "LS"), shares=300) == "0,2-3"
+
+
+def test_the_agent_is_asked_to_look_when_all_is_told(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.notifications()
+    early.publish(MANY)
+    early.runtime.until("a ring", lambda: early.notifications() == [SnapshotRequest()])
+    assert early.updated() == [("c", "0,2-3")]
+
+
+def test_no_owner_starts_beside_a_change_that_is_under_way(early: World) -> None:
+    """What the runtime is being told may come into force after the owner was made."""
+    early.publish(EMPTY)
+    early.runtime.patience = 1000
+    early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    early.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0-3")}))
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    early.publish(OWNED)
+    status = early.runtime.response(early.begin_create(container("o", "own"), OWN)).status
+    assert "a new container of container ns/p main may hold one of CPUs 1" in status.message
+    early.runtime.respond(early.runtime.requests[1][0], refusal(Code.OK, ""))
+    early.runtime.until("its answer", lambda: early.updater.updates)
+    early.publish(OWNED)
+    assert early.create(container("o", "own"), OWN) == "1"
+
+
+def test_a_change_of_limits_holds_the_cpus_that_the_container_has(early: World) -> None:
+    """And no others, or every owner on the node would wait for it."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    quota = Wanted("2", limits=Limits(quota_microseconds=20_000))
+    early.publish(msgspec.structs.replace(OWNED, containers={"c": quota}))
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    assert early.create(container("o", "own"), OWN) == "1"
+
+
+def test_a_change_that_the_runtime_refuses_is_not_repeated_and_names_the_other_plugin(
+    early: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = 'plugins "10-topolet" and "50-pinner" both tried to set CPUSetCPUs'
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.runtime.update_error = refusal(Code.UNKNOWN, text).status
+    early.publish(MANY)
+    early.runtime.until("a failure", lambda: early.updater.failed)
+    early.publish(MANY)
+    early.pass_periods()
+    assert early.updated() == [("c", "0,2-3")]
+    held = [each for each in early.grants.all() if each.answered_at is None]
+    assert not held, "no owner waits for it"
+    assert early.conflicts.found == {("error", "50-pinner"): 1}
+    assert "plugin 50-pinner sets what we set" in caplog.text
+    early.runtime.update_error = None
+    early.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
+    early.runtime.until("another value", lambda: early.updater.updates)
+    assert early.updated() == [("c", "2")]
+
+
+def test_a_process_that_stays_elsewhere_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Cpus_allowed_list:\t0-3\n")
+    world = World(tmp_path, proc=str(tmp_path))
+    world.publish(EMPTY)
+    one, other = container("c", "p", "0-3"), container("d", "p", "0-3")
+    one.pid, other.pid = 7, 8
+    world.runtime.set_up(one, other, pods=(pod("p"),))
+    world.publish(MANY)
+    world.runtime.until("both", lambda: world.updater.updates == 2)
+    assert world.updater.unverified == 1
+    assert "ns/p main: the runtime was told CPUs 0,2-3, its process runs on 0-3" in caplog.text
+    world.close()
+
+
+def test_a_container_that_ended_is_not_changed(early: World) -> None:
+    early.publish(EMPTY)
+    it = container("c", "p", "0-3")
+    early.runtime.set_up(it, pods=(pod("p"),))
+    early.end(it, pod("p"))
+    assert SnapshotRequest() in early.notifications()
+    early.publish(MANY)
+    early.pass_periods()
+    assert not early.updated()
+
+
+def test_a_container_that_must_not_run_yet_is_not_changed(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    blocked = Wanted("1", exclusive=True, blocked="somebody holds CPU 1")
+    early.publish(msgspec.structs.replace(OWNED, containers={"c": blocked}))
+    early.pass_periods()
+    assert not early.updated()
+
+
+def test_nothing_is_told_while_the_runtime_waits_for_an_answer(early: World) -> None:
+    """It would not listen, and the answer would wait for what may then come into force."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    stream = early.begin_create(container("o", "own"), OWN)
+    early.runtime.until("held", lambda: early.link.stats.held_now)
+    early.publish(msgspec.structs.replace(EMPTY, containers={"c": Wanted("0,2-3")}))
+    early.pass_periods()
+    assert not early.updated()
+    early.publish(MANY)
+    early.runtime.response(stream)
+    early.runtime.until("the change", lambda: early.updater.updates)
+
+
+def test_a_creation_that_came_to_nothing_frees_what_it_held(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The runtime tells of its end, though it never was (runtime.md 4.2)."""
+    world.others = ("pinner (4711)",)
+    it = container("c", "p")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    assert len(world.grants.all()) == 1
+    world.end(it, pod("p"))
+    assert not [each for each in world.grants.all() if each.answered_at is None]
+    assert "ns/p main: was not made after our answer; other plugins are on" in caplog.text
+    assert world.conflicts.found == {("undone", "pinner (4711)"): 1}
+
+
+def test_a_creation_that_we_did_not_change_is_no_conflict(world: World) -> None:
+    world.publish(EMPTY)
+    it = container("c", "p", "0-3")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    world.end(it, pod("p"))
+    assert not world.conflicts.found
+
+
+@pytest.mark.parametrize("when", ["made", "changed"])
+def test_cpus_that_somebody_else_set_are_seen(
+    world: World, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    it = container("c", "p")
+    if when == "made":
+        world.runtime.response(world.begin_create(it, pod("p")))
+        theirs = container("c", "p", "2")
+        event = pb.EventRequest(pod=pod("p"), container=theirs)
+        world.runtime.call("PostCreateContainer", event, pb.Empty)
+    else:
+        world.create(it, pod("p"))
+        world.update(container("c", "p", "2"), pod("p"))
+    assert "ns/p main: CPUs 0,2-3 were changed to 2" in caplog.text
+    assert world.conflicts.found == {("changed", ""): 1}
+
+
+def test_our_own_change_is_no_conflict_even_before_its_answer(early: World) -> None:
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.runtime.answers_updates = False
+    early.publish(MANY)
+    early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
+    early.update(container("c", "p", "0,2-3"), pod("p"))
+    assert not early.conflicts.found
+
+
+def test_a_request_that_shows_a_container_before_our_last_change_is_no_conflict(
+    early: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """containerd reads the container, then waits until our change of it has ended."""
+    early.publish(EMPTY)
+    early.runtime.set_up(container("c", "p", "0-3"), pods=(pod("p"),))
+    early.publish(MANY)
+    early.runtime.until("the change", lambda: early.updater.updates)
+    stale = container("c", "p", "0-3")
+    early.update(stale, pod("p"))
+    assert not early.conflicts.found
+    for _ in range(3):
+        early.update(stale, pod("p"))
+    assert early.conflicts.found, "somebody else sets it back again and again"
+    assert "ns/p main: CPUs 0,2-3 were changed to 0-3" in caplog.text
+
+
+def test_a_change_before_the_runtime_tells_of_the_creation_is_no_conflict(world: World) -> None:
+    it = container("c", "p")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    world.publish(msgspec.structs.replace(MANY, containers={"c": Wanted("2")}))
+    made = container("c", "p", "0,2-3")
+    event = pb.EventRequest(pod=pod("p"), container=made)
+    event.linux_resources.cpu.cpus = "2"
+    world.runtime.call("UpdateContainer", event, pb.UpdateContainerResponse)
+    event.container.linux.resources.cpu.cpus = "2"
+    world.runtime.call("PostCreateContainer", event, pb.Empty)
+    assert not world.conflicts.found
+
+
+def test_containers_made_without_us_may_hold_anything_until_the_agent_has_looked(
+    world: World,
+) -> None:
+    world.runtime.drop()
+    world.runtime.patience = 1000
+    world.runtime.set_up(container("new", "p"), pods=(pod("p"),))
+    assert SnapshotRequest() in world.notifications()
+    status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
+    assert "a new container of a time without us may hold" in status.message
+    world.publish(OWNED)
+    assert world.create(container("o", "own"), OWN) == "1"
+
+
+@pytest.mark.parametrize("made", [True, False])
+def test_a_creation_cut_by_the_end_of_the_session_is_settled(world: World, made: bool) -> None:
+    it = container("c", "p")
+    world.runtime.response(world.begin_create(it, pod("p")))
+    world.runtime.drop()
+    world.notifications()
+    world.runtime.set_up(*([it] if made else []), pods=(pod("p"),))
+    assert all(each.answered_at is not None for each in world.grants.all())
+    assert any(isinstance(each, Created) for each in world.notifications()) == made
+
+
+def test_a_held_creation_whose_session_ends_holds_nothing(world: World) -> None:
+    world.publish(EMPTY)
+    world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("held", lambda: world.link.stats.held_now)
+    world.runtime.drop()
+    world.runtime.set_up()
+    assert world.link.stats.held_now == 0
+    assert all(each.answered_at is not None for each in world.grants.all())
+
+
+def test_a_plugin_that_ends_lets_no_owner_slip_through(world: World) -> None:
+    """The runtime makes a container whose plugin hangs up, with whatever was asked for."""
+    world.publish(EMPTY)
+    stream = world.begin_create(container("c", "own"), OWN)
+    world.runtime.until("held", lambda: world.link.stats.held_now)
+    world.link.close()
+    status = world.runtime.response(stream).status
+    assert status.message == "CreateContainer: pod ns/own: the plugin ends"
+
+
+def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr("agent.hooks.cpuset.create", broken)
+    refused = world.runtime.response(world.begin_create(container("b", "p"), pod("p"))).status
+    assert refused.message.endswith("ValueError: broken; it could take CPUs 1 of pod ns/own")
+    world.publish(EMPTY)
+    assert world.create(container("c", "p"), pod("p")) == ""
+    assert Grant("", "pod ns/p", None) == msgspec.structs.replace(
+        world.grants.all()[-1], answered_at=None
+    )
+    status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status
+    assert status.message == "CreateContainer: pod ns/own: ValueError: broken"
+    assert world.admission.outcomes.failed == {
+        ("CreateContainer", "LS", "hook_error"): 1,
+        ("CreateContainer", "LSE", "hook_error"): 1,
+    }

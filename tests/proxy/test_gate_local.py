@@ -1,0 +1,145 @@
+"""A container that qualifies for CPUs of its own, between its request and the agent's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
+    Created,
+    RequestedResources,
+    Resized,
+)
+from agent.model.qos import QoS
+from agent.model.snapshot import CpuPolicy, Owner, Snapshot
+from agent.model.verdict import Code, Refuse, Wait
+from agent.model.wanted import PodWanted, Wanted
+from agent.proto import cri_pb2 as pb
+from agent.relay.gate import FORWARD, Replace
+from tests.proxy.exchanges import EMPTY, Exchange
+
+STATIC = msgspec.structs.replace(EMPTY, cpu_policy="static")
+FAILED = ContainerFailed("g", "main")
+
+
+@pytest.fixture
+def exchange(tmp_path: Path) -> Iterator[Exchange]:
+    it = Exchange(tmp_path)
+    yield it
+    it.close()
+
+
+def decided(wanted: Wanted, policy: CpuPolicy = "static") -> Snapshot:
+    return msgspec.structs.replace(
+        STATIC,
+        cpu_policy=policy,
+        owners=(Owner("g", "ns/g", QoS.LSE, "1"),),
+        pods={"g": PodWanted("ns/g", QoS.LS, Wanted("0,2-3"), {"main": wanted})},
+        containers={"c": wanted},
+    )
+
+
+OWN = Wanted("1", exclusive=True)
+
+
+def test_container_is_announced_and_held_until_it_has_its_cpus(exchange: Exchange) -> None:
+    exchange.publish(STATIC)
+    call, verdict = exchange.create_guaranteed("g", 1024)
+    assert verdict == Wait()
+    (notification,) = exchange.notifications()
+    assert isinstance(notification, ContainerAnnounced)
+    assert (notification.pod.uid, notification.name, notification.shares) == ("g", "main", 1024)
+    assert notification.pod.cgroup_parent == "/kubepods/podg"
+    exchange.publish(decided(OWN))
+    verdict = exchange.again(call)
+    assert isinstance(verdict, Replace)
+    request = pb.CreateContainerRequest.FromString(verdict.message)
+    assert request.config.linux.resources.cpuset_cpus == "1"
+    assert list(request.config.mounts) == [], "static CPUs do not change"
+    exchange.created(call, "c")
+    kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
+    assert exchange.notifications() == [Created("c", RequestedResources(shares=1024), kept)]
+
+
+def test_dynamic_container_gets_its_folder(exchange: Exchange, tmp_path: Path) -> None:
+    exchange.publish(decided(OWN, "dynamic"))
+    call, _ = exchange.create_guaranteed("g", 1024)
+    exchange.publish(decided(OWN, "dynamic"))
+    verdict = exchange.again(call)
+    assert isinstance(verdict, Replace)
+    (mount,) = pb.CreateContainerRequest.FromString(verdict.message).config.mounts
+    assert (mount.container_path, mount.readonly) == ("/run/topolet", True)
+    assert mount.host_path == f"{tmp_path}/containers/g/main"
+
+
+@pytest.mark.parametrize("answer", [STATIC, decided(Wanted("0", blocked="no CPUs are free"))])
+def test_without_cpus_it_is_refused_and_the_announcement_taken_back(
+    tmp_path: Path, answer: Snapshot
+) -> None:
+    hasty = Exchange(tmp_path, hold_seconds=0)
+    hasty.publish(answer)
+    _, verdict = hasty.create_guaranteed("g", 1024)
+    assert isinstance(verdict, Refuse)
+    assert verdict.code == Code.UNAVAILABLE
+    assert verdict.message.startswith("pod ns/g: no CPUs after 0 s: ")
+    assert verdict.message.endswith(("has not decided about this container", "no CPUs are free"))
+    hasty.close()
+
+
+def test_held_container_that_is_refused_or_given_up_is_taken_back(
+    exchange: Exchange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moment = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: moment)
+    exchange.publish(STATIC)
+    refused, _ = exchange.create_guaranteed("g", 1024)
+    given_up, _ = exchange.create_guaranteed("g", 1024)
+    exchange.notifications()
+    exchange.gate.gone(given_up)
+    assert exchange.notifications() == [FAILED]
+    moment += 61
+    assert isinstance(exchange.again(refused), Refuse)
+    assert exchange.notifications() == [FAILED]
+
+
+def test_container_that_the_runtime_did_not_make_is_taken_back(exchange: Exchange) -> None:
+    exchange.publish(STATIC)
+    call, _ = exchange.create_guaranteed("g", 1024)
+    exchange.publish(decided(OWN))
+    assert isinstance(exchange.again(call), Replace)
+    exchange.notifications()
+    exchange.gate.reply(call, None)
+    assert exchange.notifications() == [FAILED]
+
+
+@pytest.mark.parametrize(
+    ("policy", "shares", "reply", "notifications"),
+    [
+        (
+            "static",
+            2048,
+            b"",
+            [Resized("c", RequestedResources(shares=2048, quota_microseconds=5))],
+        ),
+        ("static", 2048, None, []),
+        ("static", 0, b"", []),
+        ("none", 2048, b"", []),
+    ],
+)
+def test_resize_tells_the_agent(
+    exchange: Exchange,
+    policy: CpuPolicy,
+    shares: int,
+    reply: bytes | None,
+    notifications: list[Resized],
+) -> None:
+    exchange.publish(decided(OWN, policy))
+    call, verdict = exchange.update("c", shares=shares)
+    assert verdict != FORWARD
+    exchange.gate.reply(call, reply)
+    assert exchange.notifications() == notifications

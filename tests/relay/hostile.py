@@ -1,0 +1,174 @@
+"""A client that follows no rules, and the one beside it that does."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+
+from agent.rpc import frames, metadata
+from tests.relay.relay_child import TAIL
+from tests.waiting import eventually
+
+WAIT_SECONDS = 20.0
+"""For one call of the client beside: far beyond any honest delay, also on a slow machine."""
+STUCK_MS = 500
+"""A socket that took nothing for so long counts as not read from."""
+END_HEADERS = frames.END_HEADERS
+END = frames.END_HEADERS | frames.END_STREAM
+
+
+def block(path: bytes, *more: tuple[bytes, bytes]) -> bytes:
+    """The header block of a gRPC request."""
+    pairs = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path)]
+    pairs += [(b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
+    return metadata.encode([*pairs, *more])
+
+
+def opening(number: int, path: bytes, *more: tuple[bytes, bytes]) -> bytes:
+    """HEADERS that open a stream."""
+    return frames.frame(frames.HEADERS, END_HEADERS, number, block(path, *more))
+
+
+def data(number: int, payload: bytes, last: bool = False) -> bytes:
+    """One DATA frame."""
+    return frames.frame(frames.DATA, frames.END_STREAM * last, number, payload)
+
+
+class Hostile:
+    """One raw connection to the relay; what comes back is only looked at."""
+
+    def __init__(self, path: Path, greets: bool = True) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(str(path))
+        self.socket.setblocking(False)
+        self.closed = False
+        self.seen: dict[int, bytes] = {}
+        """The last frame of each kind that came."""
+        self._received = bytearray()
+        if greets:
+            self.pour([frames.PREFACE + frames.settings({})])
+
+    def pour(self, parts: Iterable[bytes], reads: bool = True) -> int:
+        """Sends all, or until nobody takes more or the connection is closed; returns how much."""
+        total = 0
+        for part in parts:
+            rest = memoryview(part)
+            while rest and not self.closed:
+                sent = self._some(rest, reads)
+                if not sent:
+                    return total
+                total += sent
+                rest = rest[sent:]
+        return total
+
+    def told_off(self) -> bool:
+        """The connection is closed, or was sent GOAWAY or RST_STREAM."""
+        self._read()
+        return self.closed or not self.seen.keys().isdisjoint({frames.GOAWAY, frames.RST_STREAM})
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def _some(self, rest: memoryview, reads: bool) -> int:
+        """Bytes that the socket took; 0 when it took none for a while, or never will."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT | (select.POLLIN if reads else 0))
+        while True:
+            ready = poll.poll(STUCK_MS)
+            if not ready:
+                return 0
+            events = ready[0][1]
+            if events & select.POLLIN:
+                self._read()
+            if self.closed:
+                return 0
+            if events & (select.POLLOUT | select.POLLERR | select.POLLHUP):
+                try:
+                    return self.socket.send(rest)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self._read()
+                    self.closed = True
+                    return 0
+
+    def _read(self) -> None:
+        try:
+            while part := self.socket.recv(1 << 18):
+                self._received += part
+                self._look()
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self.closed = True
+
+    def _look(self) -> None:
+        at, size = 0, len(self._received)
+        while size - at >= frames.HEAD_BYTES:
+            length, kind, _, _ = frames.read_head(self._received, at)
+            end = at + frames.HEAD_BYTES + length
+            if size < end:
+                break
+            self.seen[kind] = bytes(self._received[at:end])
+            at = end
+        del self._received[:at]
+
+
+class Bystander:
+    """Calls without a pause on its own connection: small and larger, hooked and not.
+
+    It neither retries nor reconnects: a call that the relay loses is a failure here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=options)
+        self.answers = 0
+        self.failures: list[str] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._call)
+
+    def __enter__(self) -> Bystander:
+        self._thread.start()
+        self.answered_again()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join(2 * WAIT_SECONDS)
+        self._channel.close()
+        if kind is None:
+            assert self.failures == []
+
+    def answered_again(self) -> None:
+        """Returns after four more calls."""
+        wanted = self.answers + 4
+        eventually("more calls", lambda: self.failures or self.answers >= wanted, WAIT_SECONDS)
+        assert self.failures == []
+
+    def _call(self) -> None:
+        grow, echo = self._channel.unary_unary("/h/Grow"), self._channel.unary_unary("/any/Echo")
+        messages = [b"small", bytes(20_000)]
+        while not self._ended.is_set():
+            message = messages[self.answers // 2 % 2]
+            call, tail = ((grow, TAIL), (echo, b""))[self.answers % 2]
+            try:
+                answer = call(message, timeout=WAIT_SECONDS)
+            except grpc.RpcError as error:
+                self.failures.append(str(error))
+                return
+            if answer != message + tail:
+                self.failures.append(f"{len(message)} bytes came back as {len(answer)}")
+            self.answers += 1

@@ -1,0 +1,92 @@
+"""A relay in a process of its own, whose memory and descriptors are nobody else's.
+
+`python -m tests.relay.relay_child FRONT BACK [DESCRIPTORS]` says "up" and serves until killed;
+with DESCRIPTORS that is its RLIMIT_NOFILE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent.host import malloc
+from agent.host.loop import Loop
+from agent.model.verdict import Refuse, Wait
+from agent.relay.gate import FORWARD, Call, Forward, Replace, Verdict
+from agent.relay.server import RelayServer
+
+TAIL = b"+" * 30
+LONGEST_REFUSAL = "%" * 1_000
+"""Every character becomes three on the wire."""
+
+
+class Hooks:
+    """One answer a method."""
+
+    methods = frozenset(
+        b"/h/" + name
+        for name in (
+            *(b"Grow", b"Keep", b"Hold", b"Refuse", b"Echo", b"Fail", b"Wait", b"Collect", b"Away"),
+            *(b"Reset-%d" % code for code in range(14)),
+            *(b"Begin-%d" % code for code in range(14)),
+        )
+    )
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        if call.path == b"/h/Hold":
+            return Wait()
+        if call.path == b"/h/Refuse":
+            return Refuse(9, LONGEST_REFUSAL)
+        if call.path == b"/h/Grow":
+            with open(os.devnull):  # as hooks open the agent's snapshot
+                return Replace(message + TAIL)
+        return FORWARD
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        return FORWARD
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        pass
+
+    def gone(self, call: Call) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs one; it must still be there in the end."""
+    command = [sys.executable, "-m", "tests.relay.relay_child", str(front), str(back), *more]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        try:
+            yield process
+            assert process.poll() is None, f"the relay ended by itself: {process.returncode}"
+        finally:
+            process.kill()
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory that the process ever had at once."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def main() -> None:
+    if len(sys.argv) > 3:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
+    malloc.return_large_blocks()
+    loop = Loop()
+    RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
+    print("up", flush=True)
+    loop.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+import os
+
+import pytest
+
+from tests.relay import fuzz_relay
+
+STREAMS = int(os.environ.get("TOPOLET_FUZZ_STREAMS", "20000"))
+"""About a minute of one CPU; the fuzzer itself can be run for as long as one likes."""
+SHARE = 1_000
+APART = 1_000_000
+"""Between the seeds of two shares."""
+
+
+@pytest.mark.parametrize("share", range(-(-STREAMS // SHARE)))
+def test_no_slip_between_two_state_machines(share: int) -> None:
+    for seed, _, fault in fuzz_relay.run(SHARE, share * APART):
+        if fault is not None:
+            raise AssertionError(f"seed {seed}") from fault

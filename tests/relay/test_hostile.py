@@ -1,0 +1,506 @@
+"""What one hostile connection may cost: bounded memory, and nobody else's calls.
+
+Each attack runs against a relay in its own process while another connection keeps calling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import random
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.rpc import frames
+from tests.relay.hostile import END, END_HEADERS, Bystander, Hostile, block, data, opening
+from tests.relay.relay_child import peak_mb, relay_process
+from tests.waiting import eventually
+
+PEAK_MB = 32
+"""Of the relay's process under any attack on one connection; at rest it has 15."""
+PEAK_TAKEN_MB = 96
+"""Where it takes requests over: Limits.held_bytes, and what one of them unpacks to, twice."""
+STREAMS = 100_000
+MOST_STREAMS = 20
+"""Of one connection at the backend; beyond it refuses."""
+CLIENTS = 200
+PER_CLIENT_KB = 32
+LIMITS = [
+    ("grpc.max_receive_message_length", 80 << 20),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_concurrent_streams", MOST_STREAMS),
+]
+HUGE_REPLY = bytes(48 << 20)
+
+
+class Backend(grpc.GenericRpcHandler):
+    """Echoes; `Huge` answers more than anyone reads."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        if details.method.endswith("/Huge"):
+            return grpc.unary_unary_rpc_method_handler(lambda request, _: HUGE_REPLY)
+        return grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+
+
+@pytest.fixture(scope="module")
+def back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("back") / "back.sock"
+    server = grpc.server(futures.ThreadPoolExecutor(CLIENTS + MOST_STREAMS), options=LIMITS)
+    server.add_generic_rpc_handlers((Backend(),))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    yield path
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Path:
+    return tmp_path / "front.sock"
+
+
+@pytest.fixture
+def relay(front: Path, back: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with relay_process(front, back) as process:
+        yield process
+
+
+Parts = Callable[[], Iterator[bytes]]
+
+
+def random_bytes() -> Iterator[bytes]:
+    rng = random.Random(6)
+    for _ in range(200):
+        yield rng.randbytes(10_000)
+
+
+def random_frames() -> Iterator[bytes]:
+    """Legal heads, anything within; now and then on a hooked stream."""
+    rng = random.Random(66)
+    for number in range(1, 4_000, 2):
+        yield opening(number, rng.choice([b"/h/Grow", b"/h/Hold", b"/any/Echo"]))
+        for _ in range(5):
+            payload = rng.randbytes(rng.choice([0, 1, 4, 5, 8, 300]))
+            kind, flags = rng.randrange(12), rng.randrange(256)
+            yield frames.frame(kind, flags, rng.choice([0, number, number + 2]), payload)
+
+
+def half_frame() -> Iterator[bytes]:
+    yield opening(1, b"/h/Grow") + frames.head(1 << 14, frames.DATA, 0, 1) + bytes(100)
+
+
+def half_headers() -> Iterator[bytes]:
+    yield frames.head(60_000, frames.HEADERS, END_HEADERS, 1) + bytes(59_999)
+
+
+def largest_frame() -> Iterator[bytes]:
+    yield opening(1, b"/h/Grow") + frames.head((1 << 24) - 1, frames.DATA, 0, 1)
+    yield from itertools.repeat(bytes(1 << 16), 255)
+
+
+def continuations() -> Iterator[bytes]:
+    """100 MB of one header block."""
+    yield frames.frame(frames.HEADERS, 0, 1, block(b"/any/Echo"))
+    field = b"\0\x01x\x7f\x80\x7e" + bytes(16_255)
+    yield from itertools.repeat(frames.frame(frames.CONTINUATION, 0, 1, field), 6_400)
+
+
+def empty_continuations() -> Iterator[bytes]:
+    yield frames.frame(frames.HEADERS, 0, 1, block(b"/any/Echo"))
+    yield from itertools.repeat(frames.frame(frames.CONTINUATION, 0, 1) * 1_000, 1_000)
+
+
+def behind_a_held_call(attack: Parts) -> Parts:
+    """The relay may not wash its hands of a connection whose message it has."""
+
+    def parts() -> Iterator[bytes]:
+        yield opening(9_999_999, b"/h/Hold") + data(9_999_999, bytes(5), last=True)
+        yield from attack()
+
+    return parts
+
+
+def indexed_bomb() -> Iterator[bytes]:
+    """One large entry of the table, named by every byte: 64 MB a block, unpacked."""
+    field = b"\x40\x01x\x7f\xa1\x1e" + bytes(4_000)
+    yield frames.frame(frames.HEADERS, END_HEADERS, 1, block(b"/any/Echo") + field)
+    for number in range(3, 200, 2):
+        named = block(b"/any/Echo") + b"\xbe" * 16_000
+        yield frames.frame(frames.HEADERS, END_HEADERS, number, named)
+
+
+def crooked_blocks(crooked: bytes) -> Parts:
+    return lambda: iter([frames.frame(frames.HEADERS, END, 1, block(b"/h/Keep") + crooked)])
+
+
+def churning_table() -> Iterator[bytes]:
+    """Every field a new entry of the table, which is emptied again and again."""
+    churn = b"".join(b"\x40\x02%c%c\x01v" % divmod(n, 100) for n in range(2_000))
+    for number in range(1, 600, 2):
+        payload = b"\x20\x3f\xe1\x1f" + block(b"/any/Echo") + churn
+        yield frames.frame(frames.HEADERS, END, number, payload)
+
+
+def rapid_reset(path: bytes) -> Parts:
+    def parts() -> Iterator[bytes]:
+        for first in range(1, 2 * STREAMS, 200):
+            yield b"".join(
+                opening(number, path) + frames.rst_stream(number, frames.CANCEL)
+                for number in range(first, first + 200, 2)
+            )
+
+    return parts
+
+
+def never_ended(path: bytes, payload: bytes = b"") -> Parts:
+    def parts() -> Iterator[bytes]:
+        for first in range(1, 2 * STREAMS, 200):
+            yield b"".join(
+                opening(number, path) + (data(number, payload) if payload else b"")
+                for number in range(first, first + 200, 2)
+            )
+
+    return parts
+
+
+def endless_message(streams: int) -> Parts:
+    """4 GiB announced on each stream, a little over 1 MiB sent."""
+
+    def parts() -> Iterator[bytes]:
+        numbers = range(1, 2 * streams, 2)
+        for number in numbers:
+            yield opening(number, b"/h/Grow") + data(number, b"\0\xff\xff\xff\xff")
+        for _ in range(80):
+            for number in numbers:
+                yield data(number, bytes(16_384))
+
+    return parts
+
+
+def gzip_bomb(path: bytes, size: int, streams: int) -> Parts:
+    packed = gzip.compress(bytes(size), 9)
+    message = b"\1" + len(packed).to_bytes(4, "big") + packed
+    pieces = [message[at : at + 16_384] for at in range(0, len(message), 16_384)]
+
+    def parts() -> Iterator[bytes]:
+        for number in range(1, 2 * streams, 2):
+            yield opening(number, path, (b"grpc-encoding", b"gzip"))
+            yield b"".join(data(number, piece, piece is pieces[-1]) for piece in pieces)
+
+    return parts
+
+
+def refusals() -> Iterator[bytes]:
+    """Small requests with large answers from the relay itself."""
+    yield from (
+        b"".join(
+            opening(number, b"/h/Refuse") + data(number, bytes(5), last=True)
+            for number in range(first, first + 200, 2)
+        )
+        for first in range(1, STREAMS // 4, 200)
+    )
+
+
+def flood(frame: bytes, count: int = STREAMS) -> Parts:
+    return lambda: itertools.repeat(frame * 100, count // 100)
+
+
+def empty_data(path: bytes) -> Parts:
+    def parts() -> Iterator[bytes]:
+        yield opening(1, path)
+        yield from itertools.repeat(data(1, b"") * 100, STREAMS // 100)
+
+    return parts
+
+
+def single_bytes() -> Iterator[bytes]:
+    """Every byte of a message costs the relay a frame of its own to give the credit back."""
+    yield opening(1, b"/h/Grow") + data(1, b"\0\0\x0f\xff\xff")
+    yield from itertools.repeat(data(1, b"x") * 100, STREAMS // 100)
+
+
+PING = frames.frame(frames.PING, 0, 0, b"12345678")
+SETTINGS = frames.settings({frames.INITIAL_WINDOW_SIZE: 0, frames.HEADER_TABLE_SIZE: 0})
+PRIORITY = frames.frame(frames.PRIORITY, 0, 1, bytes(5))
+
+ATTACKS: dict[str, tuple[Parts, bool]] = {
+    # what is sent, and whether it must be told off
+    "random bytes": (random_bytes, True),
+    "random frames": (random_frames, True),
+    "half a DATA frame": (half_frame, False),
+    "half a HEADERS frame": (half_headers, False),
+    "the largest frame": (largest_frame, True),
+    "100 MB of headers": (continuations, True),
+    "100 MB of headers behind a held call": (behind_a_held_call(continuations), True),
+    "empty CONTINUATIONs": (empty_continuations, True),
+    "empty CONTINUATIONs behind a held call": (behind_a_held_call(empty_continuations), True),
+    "an entry named 16,000 times a block": (indexed_bomb, True),
+    "a table that was not offered": (crooked_blocks(b"\x3f\xff\xff\xff\x0f"), True),
+    "an index beyond the table": (crooked_blocks(b"\xff\xff\xff\xff\x0f"), True),
+    "an endless integer": (crooked_blocks(b"\xff" * 1_000), True),
+    "a text of 256 MB": (crooked_blocks(b"\0\x7f\xff\xff\xff\x7f"), True),
+    "Huffman without an end": (crooked_blocks(b"\0\x84\xff\xff\xff\xff\0"), True),
+    "a table that churns": (churning_table, False),
+    "opened and reset": (rapid_reset(b"/any/Echo"), False),
+    "hooked, opened and reset": (rapid_reset(b"/h/Grow"), False),
+    "opened and left": (never_ended(b"/any/Echo"), True),
+    "hooked, opened and left": (never_ended(b"/h/Grow"), True),
+    "hooked, begun and left": (never_ended(b"/h/Grow", b"\0\0\0\xff\xff" + bytes(50)), True),
+    "4 GiB announced": (endless_message(1), True),
+    "4 GiB announced on 30 streams": (endless_message(30), True),
+    "an unpacked 256 MB": (gzip_bomb(b"/h/Grow", 256 << 20, 1), False),
+    "refusals": (refusals, False),
+    "PING": (flood(PING, 10 * STREAMS), False),
+    "PING answers": (flood(frames.frame(frames.PING, frames.ACK, 0, bytes(8))), False),
+    "SETTINGS": (flood(SETTINGS), False),
+    "SETTINGS answers": (flood(frames.SETTINGS_ACK), False),
+    "PRIORITY": (flood(PRIORITY), False),
+    "WINDOW_UPDATE": (flood(frames.window_update(0, 1)), False),
+    "WINDOW_UPDATE beyond 2 GiB": (flood(frames.window_update(0, frames.MAX_WINDOW)), False),
+    "WINDOW_UPDATE of none": (flood(frames.window_update(0, 0)), True),
+    "empty DATA": (empty_data(b"/any/Echo"), False),
+    "hooked, empty DATA": (empty_data(b"/h/Grow"), False),
+    "hooked, single bytes": (single_bytes, False),
+}
+TAKES_MUCH = {
+    "an unpacked 256 MB",
+    "4 GiB announced on 30 streams",
+    "refusals",
+}
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["reads", "deaf"])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_costs_bounded_memory_and_nobody_elses_calls(
+    relay: subprocess.Popen[bytes], front: Path, name: str, reads: bool
+) -> None:
+    parts, must_be_told_off = ATTACKS[name]
+    with Bystander(front) as bystander:
+        with contextlib.closing(Hostile(front)) as hostile:
+            hostile.pour(parts(), reads)
+            bystander.answered_again()
+            if must_be_told_off:
+                eventually("told off", hostile.told_off)
+        bystander.answered_again()
+    assert peak_mb(relay.pid) < (PEAK_TAKEN_MB if name in TAKES_MUCH else PEAK_MB)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        b"GET / HTTP/1.1\r\nHost: node\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(600),
+        frames.PREFACE[:-1] + b"?",
+        frames.PREFACE + frames.window_update(0, 1),
+        bytes(1 << 20),
+    ],
+    ids=["HTTP/1", "TLS", "nearly", "no SETTINGS", "zeros"],
+)
+def test_who_does_not_speak_the_protocol_is_told_by_the_runtime(
+    relay: subprocess.Popen[bytes], front: Path, greeting: bytes
+) -> None:
+    with Bystander(front) as bystander:
+        with contextlib.closing(Hostile(front, greets=False)) as hostile:
+            hostile.pour([greeting])
+            eventually("told off", hostile.told_off)
+        bystander.answered_again()
+    assert peak_mb(relay.pid) < PEAK_MB
+
+
+def test_a_slow_writer_is_waited_for(relay: subprocess.Popen[bytes], front: Path) -> None:
+    """Single bytes of a hooked call that is right in the end."""
+    call = opening(1, b"/h/Grow") + data(1, b"\0\0\0\x03\xe8" + bytes(1_000), last=True)
+    with Bystander(front), contextlib.closing(Hostile(front)) as slow:
+        for byte in call:
+            assert slow.pour([bytes([byte])]) == 1
+        eventually("answered", lambda: not slow.told_off() and frames.DATA in slow.seen)
+
+
+def test_huge_replies_that_nobody_reads_stay_at_the_runtime(
+    relay: subprocess.Popen[bytes], front: Path
+) -> None:
+    with Bystander(front) as bystander, contextlib.closing(Hostile(front)) as deaf:
+        windows = frames.settings({frames.INITIAL_WINDOW_SIZE: frames.MAX_WINDOW})
+        windows += frames.window_update(0, frames.MAX_WINDOW - frames.DEFAULT_WINDOW)
+        calls = [opening(n, b"/any/Huge") + data(n, bytes(5), last=True) for n in range(1, 7, 2)]
+        deaf.pour([windows, *calls], reads=False)
+        bystander.answered_again()
+        assert peak_mb(relay.pid) < PEAK_MB
+
+
+def test_hundreds_of_idle_connections_cost_little(
+    relay: subprocess.Popen[bytes], front: Path
+) -> None:
+    with Bystander(front) as bystander, contextlib.ExitStack() as idle:
+        before = peak_mb(relay.pid)
+        for number in range(CLIENTS):
+            idle.enter_context(contextlib.closing(Hostile(front, greets=number % 2 == 0)))
+        bystander.answered_again()
+        with Bystander(front) as newcomer:
+            newcomer.answered_again()
+        assert peak_mb(relay.pid) - before < CLIENTS * PER_CLIENT_KB / 1024
+
+
+def test_connections_that_close_half_way_leave_nothing(
+    relay: subprocess.Popen[bytes], front: Path
+) -> None:
+    """Rounds of clients with calls under way, hooked, held and not: the second needs no more."""
+
+    def leave(number: int) -> None:
+        client = Hostile(front)
+        calls = [opening(1, b"/h/Grow"), data(1, b"\0\0\0\x03\xe8" + bytes(1_000), last=True)]
+        calls += [opening(3, b"/h/Hold"), data(3, bytes(5), last=True), opening(5, b"/any/Echo")]
+        calls += [data(5, b"\0\0\0\x07\xd0" + bytes(1_000)), opening(7, b"/h/Grow")]
+        calls += [data(7, b"\0\0\0\x07\xd0" + bytes(1_000)) + bytes(5)]
+        client.pour(calls[: number % (len(calls) + 1)])
+        if number % 3 == 0:
+            client.socket.shutdown(socket.SHUT_WR)
+        if number % 3 == 1:
+            client.told_off()  # reads what there is
+        client.close()
+
+    with Bystander(front) as bystander:
+        peaks = []
+        for _ in range(3):
+            for number in range(CLIENTS):
+                leave(number)
+            bystander.answered_again()
+            peaks.append(peak_mb(relay.pid))
+        sockets = f"/proc/{relay.pid}/fd"
+        eventually("closed", lambda: sum(1 for _ in Path(sockets).iterdir()) < 20)
+    assert peaks[0] < PEAK_MB
+    assert peaks[2] - peaks[0] < 1
+
+
+def test_many_clients_with_calls_under_way_stay_within_their_share(
+    relay: subprocess.Popen[bytes], front: Path
+) -> None:
+    """All at once: every one has been answered, and has another message half sent."""
+    with Bystander(front) as bystander, contextlib.ExitStack() as stack:
+        before = peak_mb(relay.pid)
+        clients = [stack.enter_context(contextlib.closing(Hostile(front))) for _ in range(CLIENTS)]
+        for client in clients:
+            client.pour([opening(1, b"/h/Grow"), data(1, bytes(5), last=True)])
+            client.pour([opening(3, b"/h/Grow"), data(3, b"\0\0\0\xff\xff" + bytes(4_000))])
+        for client in clients:
+            eventually("answered", lambda it=client: it.told_off() or frames.DATA in it.seen)
+            assert not client.closed
+        bystander.answered_again()
+        assert peak_mb(relay.pid) - before < CLIENTS * PER_CLIENT_KB / 1024
+
+
+@pytest.mark.parametrize("descriptors", ["63", "64"])
+def test_out_of_descriptors_clients_wait_and_hooks_go_on(
+    front: Path, back: Path, descriptors: str
+) -> None:
+    with relay_process(front, back, descriptors), Bystander(front) as bystander:
+        with contextlib.ExitStack() as stack:
+            idle = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(100)]
+            for each in idle:
+                each.connect(str(front))
+            bystander.answered_again()
+            bystander.answered_again()
+        with Bystander(front) as newcomer:
+            newcomer.answered_again()
+
+
+class Deaf:
+    """A runtime that serves its first connection and gives the next ones no credit at all."""
+
+    def __init__(self, path: Path, back: Path) -> None:
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        self._back = back
+        self._ends: list[socket.socket] = [self._listening]
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._thread.join(10)
+
+    def _serve(self) -> None:
+        first, _ = self._listening.accept()
+        served = socket.socket(socket.AF_UNIX)
+        served.connect(str(self._back))
+        self._ends += [first, served]
+        pumps = [
+            threading.Thread(target=_pump, args=pair) for pair in ((first, served), (served, first))
+        ]
+        for pump in pumps:
+            pump.start()
+        with contextlib.suppress(OSError):
+            while True:
+                other, _ = self._listening.accept()
+                self._ends.append(other)
+                other.sendall(frames.settings({}) + frames.SETTINGS_ACK)
+                pump = threading.Thread(target=_swallow, args=(other,))
+                pump.start()
+                pumps.append(pump)
+        for pump in pumps:
+            pump.join(10)
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while part := source.recv(1 << 16):
+            sink.sendall(part)
+
+
+def _swallow(source: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while source.recv(1 << 18):
+            pass
+
+
+@pytest.fixture
+def deaf(tmp_path: Path, back: Path) -> Iterator[Path]:
+    path = tmp_path / "deaf.sock"
+    with contextlib.closing(Deaf(path, back)):
+        yield path
+
+
+def queue_of_small_frames(numbers: range) -> Iterator[bytes]:
+    """Frames that wait at the relay for credit: it gave the client some for a hooked message."""
+    yield opening(1, b"/any/Echo") + opening(3, b"/h/Grow")
+    whole = 900_000
+    yield data(3, b"\0" + whole.to_bytes(4, "big"))
+    for at in range(0, whole, 15_000):
+        yield data(3, bytes(15_000), last=at + 15_000 == whole)
+    for first in range(numbers.start, numbers.stop, 200):
+        yield b"".join(
+            opening(number, b"/any/Echo") + data(number, b"x")
+            for number in range(first, first + 200, 2)
+        )
+
+
+def test_resets_behind_a_long_queue_do_not_stop_the_loop(front: Path, deaf: Path) -> None:
+    numbers = range(5, 40_005, 2)
+    with relay_process(front, deaf) as relay, Bystander(front) as bystander:
+        with contextlib.closing(Hostile(front)) as hostile:
+            hostile.pour(queue_of_small_frames(numbers))
+            bystander.answered_again()
+            hostile.pour([b"".join(frames.rst_stream(number, 8) for number in numbers)])
+            bystander.answered_again()
+        bystander.answered_again()
+        assert peak_mb(relay.pid) < PEAK_TAKEN_MB
+
+
+def test_what_held_messages_unpack_to_is_counted(front: Path, deaf: Path) -> None:
+    """Each is a thousand times what was sent."""
+    with relay_process(front, deaf) as relay, Bystander(front) as bystander:
+        with contextlib.closing(Hostile(front)) as hostile:
+            hostile.pour(gzip_bomb(b"/h/Hold", 1_000_000, 4_000)())
+            bystander.answered_again()
+        assert peak_mb(relay.pid) < PEAK_TAKEN_MB

@@ -1,0 +1,104 @@
+"""Requests as large as a kubelet's client sends: hooked, within bounded memory that comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.relay.held import Limits
+from tests.relay.relay_child import TAIL, peak_mb, relay_process
+from tests.waiting import eventually
+
+LARGEST = Limits().body_bytes - len(TAIL)
+AT_ONCE = 12
+PEAK_MB = 112
+"""Of the relay's process while AT_ONCE of the largest requests come: Limits.held_bytes, what a hook
+makes of one of them, and what the sockets did not take yet."""
+KEPT_MB = 8
+"""Of that, after the last answer."""
+UNBOUNDED = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+]
+CALL_SECONDS = 60.0
+
+
+class Backend(grpc.GenericRpcHandler):
+    """Answers with the request's size and its last bytes."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def answer(request: bytes, _: grpc.ServicerContext) -> bytes:
+            return b"%d " % len(request) + request[-40:]
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture(autouse=True)
+def backend(tmp_path: Path) -> Iterator[None]:
+    server = grpc.server(futures.ThreadPoolExecutor(AT_ONCE + 8), options=UNBOUNDED)
+    server.add_generic_rpc_handlers((Backend(),))
+    server.add_insecure_port(f"unix:{tmp_path / 'back.sock'}")
+    server.start()
+    yield
+    server.stop(None).wait()
+
+
+def rss_mb(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4_096 / (1 << 20)
+
+
+@pytest.mark.parametrize("channels", [1, AT_ONCE], ids=["one connection", "many connections"])
+def test_many_of_the_largest_requests_at_once_wait_for_each_other(
+    tmp_path: Path, channels: int
+) -> None:
+    with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
+        before = rss_mb(relay.pid)
+        opened = [
+            grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED)
+            for _ in range(channels)
+        ]
+        calls = [
+            opened[number % channels]
+            .unary_unary("/h/Grow")
+            .future(bytes([number]) * LARGEST, timeout=CALL_SECONDS)
+            for number in range(AT_ONCE)
+        ]
+        outcomes = []
+        for number, call in enumerate(calls):
+            code = call.code()
+            outcomes.append(code)
+            if code is grpc.StatusCode.OK:
+                tail = bytes([number]) * 10 + TAIL
+                assert call.result() == b"%d " % (LARGEST + len(TAIL)) + tail
+        # One whose turn does not come in time is told to try again.
+        assert set(outcomes) <= {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert outcomes.count(grpc.StatusCode.OK) >= 2
+        assert peak_mb(relay.pid) < PEAK_MB
+        eventually("memory is back", lambda: rss_mb(relay.pid) < before + KEPT_MB)
+        for each in opened:
+            each.close()
+
+
+def test_small_calls_pass_beside_large_requests_that_are_held(tmp_path: Path) -> None:
+    """Held ones have all of the room, and more wait for some."""
+    with relay_process(tmp_path / "front.sock", tmp_path / "back.sock") as relay:
+        with grpc.insecure_channel(f"unix:{tmp_path / 'front.sock'}", options=UNBOUNDED) as channel:
+            hold = channel.unary_unary("/h/Hold")
+            before = rss_mb(relay.pid)
+            calls = [hold.future(bytes(LARGEST), timeout=CALL_SECONDS) for _ in range(4)]
+            eventually("two are held", lambda: rss_mb(relay.pid) > before + 28)
+            small = channel.unary_unary("/h/Grow")
+            for size in (5, 20_000):
+                assert small(bytes(size), timeout=CALL_SECONDS).startswith(b"%d " % (size + 30))
+            for call in calls:
+                call.cancel()
+            large = channel.unary_unary("/h/Grow")
+            assert large(bytes(LARGEST), timeout=CALL_SECONDS)
+        eventually("memory is back", lambda: rss_mb(relay.pid) < before + KEPT_MB)
+        assert peak_mb(relay.pid) < PEAK_MB

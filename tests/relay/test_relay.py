@@ -1,0 +1,897 @@
+"""The relay without sockets, fed with frames written by hand."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Callable
+
+import hpack
+import pytest
+
+from agent.model.verdict import Refuse, Wait
+from agent.relay.budget import Budget
+from agent.relay.gate import FORWARD, Call, Forward, Replace, Stats, Verdict
+from agent.relay.held import Limits
+from agent.relay.relay import Relay, RelayError
+from agent.rpc import frames, grpc, metadata
+from agent.rpc.headers import PathReader
+
+HOOKED = b"/s/Hooked"
+OTHER = b"/s/Other"
+MESSAGE = grpc.encode_message(b"message")
+
+
+class Hooks:
+    """Gives the answers it was told to, the last one for ever."""
+
+    methods = frozenset({HOOKED})
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self.verdicts = list(verdicts)
+        self.asked: list[bytes] = []
+        self.replies: list[bytes | None] = []
+        self.gone_calls = 0
+        self.unhooked_for: list[str] = []
+        self.lets_pass: Forward | Refuse = FORWARD
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        self.asked.append(message)
+        return self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        self.unhooked_for.append(reason)
+        return self.lets_pass
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        self.replies.append(message)
+
+    def gone(self, call: Call) -> None:
+        self.gone_calls += 1
+
+
+class Wire:
+    """A relay whose client has said its preface; `up` and `down` return what was sent since."""
+
+    def __init__(
+        self,
+        hooks: Hooks,
+        limits: Limits | None = None,
+        stats: Stats | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.stats = stats or Stats()
+        self.budget = budget or Budget(limits or Limits())
+        self._up, self._down = bytearray(), bytearray()
+        self.errors: list[Exception] = []
+        self.relay = Relay(
+            hooks,
+            self._down.extend,
+            self._up.extend,
+            self.stats,
+            lambda path, error: self.errors.append(error),
+            self.budget,
+        )
+        self.client(frames.PREFACE)
+        self.up()
+
+    def client(self, *parts: bytes) -> None:
+        self.relay.from_client(memoryview(b"".join(parts)))
+
+    def upstream(self, *parts: bytes) -> None:
+        self.relay.from_upstream(memoryview(b"".join(parts)))
+
+    def up(self) -> bytes:
+        return _taken(self._up)
+
+    def down(self) -> bytes:
+        return _taken(self._down)
+
+
+def _taken(buffer: bytearray) -> bytes:
+    data = bytes(buffer)
+    buffer.clear()
+    return data
+
+
+def opening(stream: int, path: bytes, flags: int = frames.END_HEADERS) -> bytes:
+    return frames.frame(frames.HEADERS, flags, stream, metadata.encode([(b":path", path)]))
+
+
+def data(stream: int, payload: bytes, flags: int = 0) -> bytes:
+    return frames.frame(frames.DATA, flags, stream, payload)
+
+
+def last(stream: int, payload: bytes) -> bytes:
+    return data(stream, payload, frames.END_STREAM)
+
+
+def trailers(stream: int) -> bytes:
+    flags = frames.END_HEADERS | frames.END_STREAM
+    return frames.frame(frames.HEADERS, flags, stream, metadata.encode([(b"grpc-status", b"0")]))
+
+
+def test_an_unchanged_message_leaves_no_debt() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
+    assert wire.down() == b""
+    assert hooks.asked == [b"message"]
+    credit = frames.window_update(0, len(MESSAGE))
+    wire.upstream(credit)
+    assert wire.down() == credit
+
+
+def test_a_longer_message_is_paid_with_the_upstreams_credit() -> None:
+    wire = Wire(Hooks(Replace(b"message" + bytes(10))))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up().endswith(last(1, grpc.encode_message(b"message" + bytes(10))))
+    wire.upstream(frames.window_update(0, 4), frames.window_update(0, 20))
+    assert wire.down() == frames.window_update(0, 14)
+
+
+def test_a_shorter_message_gives_the_client_credit() -> None:
+    wire = Wire(Hooks(Replace(b"m")))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up().endswith(last(1, grpc.encode_message(b"m")))
+    assert wire.down() == frames.window_update(0, 6)
+
+
+def test_connection_credit_for_held_bytes_is_returned_at_once() -> None:
+    wire = Wire(Hooks(FORWARD))
+    wire.client(opening(1, HOOKED), data(1, MESSAGE[:8]))
+    assert wire.down() == frames.window_update(1, 8) + frames.window_update(0, 8)
+    wire = Wire(Hooks(Wait()))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.down() == frames.window_update(0, len(MESSAGE))
+
+
+def test_a_new_initial_window_applies_when_the_clients_ack_goes_up() -> None:
+    hooks = Hooks(Replace(bytes(70_000)))
+    wire = Wire(hooks, Limits(body_bytes=1 << 20))
+    wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 20_000}))
+    wire.upstream(frames.window_update(0, 1 << 20))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    sent = len(wire.up()) - len(opening(1, HOOKED)) - 4 * frames.HEAD_BYTES
+    assert sent == frames.DEFAULT_WINDOW
+    wire.client(frames.SETTINGS_ACK)
+    assert wire.up() == frames.SETTINGS_ACK
+    wire.client(opening(3, HOOKED), last(3, MESSAGE))
+    assert len(wire.up()) == len(opening(3, HOOKED)) + 2 * frames.HEAD_BYTES + 20_000
+    wire.upstream(frames.window_update(1, frames.DEFAULT_WINDOW - 20_000))
+    assert wire.up() == b"", "the old stream's window only comes back to zero"
+    wire.upstream(frames.window_update(1, 100))
+    assert len(wire.up()) == frames.HEAD_BYTES + 100
+
+
+def test_the_end_of_a_request_needs_no_window() -> None:
+    """SETTINGS may leave a stream's window below zero."""
+    wire = Wire(Hooks(FORWARD), Limits(body_bytes=100))
+    wire.client(opening(1, HOOKED), data(1, grpc.encode_message(bytes(10_000))))
+    wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
+    wire.client(frames.SETTINGS_ACK)
+    wire.up()
+    wire.client(last(1, b""))
+    assert wire.up() == last(1, b"")
+
+
+def test_a_held_call_delays_nobody() -> None:
+    hooks = Hooks(Wait())
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED)
+    wire.client(opening(3, OTHER), last(3, bytes(60_000)))
+    assert wire.up() == opening(3, OTHER) + last(3, bytes(60_000))
+    wire.upstream(data(3, b"reply"), trailers(3))
+    assert wire.down().endswith(data(3, b"reply") + trailers(3))
+    hooks.verdicts = [Wait(), FORWARD]
+    wire.relay.ask_again()
+    assert (wire.up(), wire.stats.held_now) == (b"", 1)
+    wire.relay.ask_again()
+    assert (wire.up(), wire.stats.held_now) == (last(1, MESSAGE), 0)
+
+
+def test_a_stream_without_window_delays_no_other_hooked_one() -> None:
+    wire = Wire(Hooks(Replace(bytes(70_000)), Replace(b"small")))
+    wire.upstream(frames.window_update(0, 1 << 20))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE), opening(3, HOOKED), last(3, MESSAGE))
+    assert wire.up().endswith(last(3, grpc.encode_message(b"small")))
+    wire.upstream(frames.window_update(1, 70_000))
+    assert wire.up()[frames.HEAD_BYTES :] == bytes(70_005 - frames.DEFAULT_WINDOW)
+
+
+def test_what_the_upstream_has_no_window_for_waits_in_order() -> None:
+    wire = Wire(Hooks(Replace(bytes(60_000))))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.up()
+    wire.client(opening(3, OTHER), data(3, bytes(5_000)), data(3, bytes(5_000)))
+    first = data(3, bytes(5_000)) + data(3, bytes(530))
+    assert wire.up() == opening(3, OTHER) + first, "cut where the window ends"
+    assert wire.relay.queued_bytes == frames.HEAD_BYTES + 4_470
+    wire.client(opening(5, OTHER), last(5, b"later"), frames.SETTINGS_ACK)
+    assert wire.up() == opening(5, OTHER), "headers wait for nobody"
+    wire.client(opening(7, OTHER, frames.END_HEADERS))
+    assert wire.up() == b"", "but behind an ACK they do"
+    wire.upstream(frames.window_update(0, 10_000))
+    tail = last(5, b"later") + frames.SETTINGS_ACK + opening(7, OTHER)
+    assert wire.up() == data(3, bytes(4_470)) + tail
+    assert wire.relay.queued_bytes == 0
+
+
+def test_trailers_of_the_client_stay_behind_its_data() -> None:
+    hooks = Hooks(Wait())
+    wire = Wire(hooks)
+    body = grpc.encode_message(bytes(100_000))
+    wire.client(opening(1, HOOKED))
+    for at in range(0, len(body), 16_384):
+        wire.client(data(1, body[at : at + 16_384]))
+    wire.up()
+    wire.client(trailers(1), opening(3, OTHER))
+    assert trailers(1) not in wire.up()
+    wire.upstream(frames.window_update(1, 100_000), frames.window_update(0, 100_000))
+    assert wire.up().endswith(trailers(1) + opening(3, OTHER))
+    assert (hooks.asked, wire.stats.passed_irregular) == ([], 1)
+
+
+def test_a_refusal_is_answered_here() -> None:
+    wire = Wire(Hooks(Refuse(9, "CPU 3 is taken: 100%")))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
+    answer = wire.down()
+    length, kind, flags, stream = frames.read_head(answer, 0)
+    assert (kind, flags, stream) == (frames.HEADERS, 5, 1)
+    block = dict(metadata.Decoder().decode(answer[9 : 9 + length]))
+    assert block[b"grpc-status"] == b"9"
+    assert grpc.percent_decode(block[b"grpc-message"]) == "CPU 3 is taken: 100%"
+    assert answer[9 + length :] == frames.window_update(0, len(MESSAGE))
+    assert wire.stats.refused == 1
+
+
+def no_verdict(call: Call, message: bytes) -> Verdict:
+    return None  # type: ignore[return-value]
+
+
+def raising(call: Call, message: bytes) -> Verdict:
+    raise RuntimeError("hook")
+
+
+def wrong_content(call: Call, message: bytes) -> Verdict:
+    return Replace("text")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("request_hook", [no_verdict, raising, wrong_content])
+def test_a_broken_hook_lets_the_call_pass(
+    request_hook: Callable[[Call, bytes], Verdict],
+) -> None:
+    hooks = Hooks(FORWARD)
+    hooks.request = request_hook  # type: ignore[method-assign]
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + last(1, MESSAGE)
+    wire.upstream(trailers(1))
+    assert wire.stats.hook_errors == len(wire.errors) == 1
+    assert (hooks.unhooked_for, hooks.replies) == (["hook_error"], [None])
+
+
+def test_a_reply_hook_that_raises_changes_nothing() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    hooks.reply = raising  # type: ignore[assignment]
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.upstream(data(1, MESSAGE), trailers(1))
+    assert wire.down() == data(1, MESSAGE) + trailers(1)
+    assert wire.stats.hook_errors == 1
+
+
+PACKED = gzip.compress(b"message")
+PACKED_MESSAGE = b"\1" + len(PACKED).to_bytes(4, "big") + PACKED
+
+
+def test_a_packed_message_is_unpacked_for_the_hook_only() -> None:
+    hooks = Hooks(FORWARD, Replace(b"other"))
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, PACKED_MESSAGE))
+    assert wire.up() == opening(1, HOOKED) + last(1, PACKED_MESSAGE)
+    wire.client(opening(3, HOOKED), last(3, PACKED_MESSAGE))
+    assert wire.up() == opening(3, HOOKED) + last(3, grpc.encode_message(b"other"))
+    assert hooks.asked == [b"message", b"message"]
+
+
+BOMB = gzip.compress(bytes(2_000_000))
+
+
+@pytest.mark.parametrize(
+    ("body", "counter"),
+    [
+        (b"", "passed_irregular"),
+        (MESSAGE[:3], "passed_irregular"),
+        (MESSAGE[:-1], "passed_irregular"),
+        (MESSAGE + MESSAGE, "passed_irregular"),
+        (b"\2" + MESSAGE[1:], "passed_irregular"),
+        (b"\1" + MESSAGE[1:], "passed_compressed"),
+        (b"\1" + len(BOMB).to_bytes(4, "big") + BOMB, "passed_compressed"),
+    ],
+)
+def test_a_request_that_is_not_one_message_passes_and_is_counted(body: bytes, counter: str) -> None:
+    hooks = Hooks(Refuse(1, ""))
+    wire = Wire(hooks, Limits(body_bytes=1 << 20))
+    wire.client(opening(1, HOOKED), last(1, body))
+    assert wire.up() == opening(1, HOOKED) + last(1, body)
+    assert (hooks.asked, getattr(wire.stats, counter)) == ([], 1)
+    wire.upstream(data(1, MESSAGE), trailers(1))
+    assert (hooks.unhooked_for, hooks.replies) == ([counter.removeprefix("passed_")], [b"message"])
+    wire.client(opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM))
+    assert wire.up() == opening(3, HOOKED, frames.END_HEADERS | frames.END_STREAM)
+
+
+NO = Refuse(13, "not to be looked into")
+
+
+@pytest.mark.parametrize(
+    ("client", "limits"),
+    [
+        (last(1, MESSAGE + MESSAGE), Limits()),
+        (data(1, bytes(200)), Limits(body_bytes=100)),
+        (data(1, MESSAGE), Limits(streams=0)),
+        (data(1, MESSAGE) + trailers(1), Limits()),
+    ],
+    ids=["irregular", "oversize", "too many", "trailers"],
+)
+def test_what_the_gate_does_not_let_pass_unhooked_is_answered_here(
+    client: bytes, limits: Limits
+) -> None:
+    hooks = Hooks(FORWARD)
+    hooks.lets_pass = NO
+    wire = Wire(hooks, limits)
+    wire.client(opening(1, HOOKED), client)
+    sent = wire.up()
+    assert sent.startswith(opening(1, HOOKED))
+    assert frames.rst_stream(1, frames.CANCEL) in sent
+    answer = wire.down()
+    _, kind, flags, stream = frames.read_head(answer, answer.index(b"\1\5\0\0\0\1") - 3)
+    assert (kind, flags, stream) == (frames.HEADERS, 5, 1)
+    assert wire.stats.refused == 1
+    assert hooks.replies == []
+    wire.client(opening(3, OTHER), last(3, MESSAGE))
+    assert wire.up().endswith(opening(3, OTHER) + last(3, MESSAGE))
+
+
+def test_a_message_beyond_the_limit_is_watched_to_its_end() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks, Limits(body_bytes=100))
+    wire.client(opening(1, HOOKED), data(1, grpc.prefix(195) + bytes(145)))
+    wire.upstream(frames.window_update(0, 10_000), frames.window_update(1, 10_000))
+    wire.client(last(1, bytes(50)))
+    assert hooks.replies == []
+    wire.upstream(data(1, MESSAGE), trailers(1))
+    assert (hooks.unhooked_for, hooks.replies) == (["oversize"], [b"message"])
+    assert not wire.relay._calls.streams
+    assert frames.rst_stream(1, frames.CANCEL) not in wire.up()
+
+
+def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:
+    wire = Wire(Hooks(Refuse(1, "")), Limits(body_bytes=50_000))
+    wire.upstream(frames.window_update(0, 1 << 30))
+    wire.client(opening(1, HOOKED))
+    wire.up(), wire.down()
+    body = grpc.encode_message(random.Random(1).randbytes(5_000_000))
+    sent, client_window, upstream_window = bytearray(), 65_535, 65_535
+    at = 0
+    while at < len(body):
+        size = min(16_384, len(body) - at, client_window)
+        assert size, "the client starves"
+        wire.client(data(1, body[at : at + size], at + size == len(body)))
+        at += size
+        client_window -= size
+        for kind, stream, payload in split(wire.up()):
+            assert (kind, stream) == (frames.DATA, 1)
+            upstream_window -= len(payload)
+            assert upstream_window >= 0
+            sent += payload
+            wire.upstream(frames.window_update(1, len(payload)))
+            upstream_window += len(payload)
+        for kind, stream, payload in split(wire.down()):
+            if (kind, stream) == (frames.WINDOW_UPDATE, 1):
+                client_window += int.from_bytes(payload, "big")
+    assert sent == body
+    assert wire.stats.passed_oversize == 1
+
+
+def split(raw: bytes) -> list[tuple[int, int, bytes]]:
+    found, at = [], 0
+    while at < len(raw):
+        length, kind, _, stream = frames.read_head(raw, at)
+        found.append((kind, stream, raw[at + 9 : at + 9 + length]))
+        at += 9 + length
+    return found
+
+
+@pytest.mark.parametrize("size", [1 << 20, 3 << 19, 16 << 20])
+def test_a_message_of_up_to_16_mib_is_hooked(size: int) -> None:
+    hooks = Hooks(Replace(b"short"))
+    wire = Wire(hooks)
+    message = random.Random(size).randbytes(size)
+    body = grpc.encode_message(message)
+    wire.client(opening(1, HOOKED))
+    pieces = [body[at : at + 16_384] for at in range(0, len(body), 16_384)]
+    for piece in pieces:
+        wire.client(data(1, piece, piece is pieces[-1]))
+    assert hooks.asked == [message]
+    assert wire.up() == opening(1, HOOKED) + last(1, grpc.encode_message(b"short"))
+
+
+def test_a_message_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
+    hooks = Hooks(FORWARD)
+    hooks.lets_pass = NO
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), data(1, grpc.prefix((16 << 20) + 1) + b"first"))
+    assert hooks.unhooked_for == ["oversize"]
+    assert (wire.stats.refused, wire.budget.reserved_bytes) == (1, 0)
+    assert wire.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
+
+
+def credit(wire: Wire, stream: int) -> int:
+    """What the client was given for the stream since."""
+    return sum(
+        int.from_bytes(payload, "big")
+        for kind, number, payload in split(wire.down())
+        if (kind, number) == (frames.WINDOW_UPDATE, stream)
+    )
+
+
+def status(answer: bytes) -> str:
+    """The grpc-status that the client was answered with."""
+    block = next(payload for kind, _, payload in split(answer) if kind == frames.HEADERS)
+    return dict(hpack.Decoder().decode(block))["grpc-status"]
+
+
+SCARCE = Limits(body_bytes=30_000, held_bytes=70_000, share_bytes=20_000, waiting_bytes=50_000)
+LONG = grpc.encode_message(bytes(29_000))
+
+
+def test_a_request_without_room_gets_no_credit_until_there_is_some() -> None:
+    budget, hooks = Budget(SCARCE), Hooks(Wait())
+    first, second = Wire(hooks, budget=budget), Wire(hooks, budget=budget)
+    for stream in (1, 3):
+        first.client(opening(stream, HOOKED), last(stream, LONG))
+    second.client(opening(1, HOOKED), data(1, LONG[:10_000]))
+    assert credit(second, 1) == 0
+    second.relay.ask_again()
+    assert (credit(second, 1), len(budget.waiting)) == (0, 1)
+    first.client(frames.rst_stream(1, frames.CANCEL))
+    second.relay.ask_again()
+    assert (credit(second, 1), len(budget.waiting)) == (10_000, 0)
+    second.client(last(1, LONG[10_000:]))
+    assert second.stats.held_now == 1
+    first.relay.close()
+    second.relay.close()
+    assert (budget.reserved_bytes, budget.waiting_bytes, budget.waiting) == (0, 0, {})
+
+
+def test_a_request_that_is_whole_waits_for_room_too() -> None:
+    budget, hooks = Budget(SCARCE), Hooks(FORWARD)
+    first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
+    content = bytes(25_000)
+    packed = gzip.compress(content)
+    for stream in (1, 3):
+        first.client(opening(stream, HOOKED), last(stream, LONG))
+    body = b"\1" + len(packed).to_bytes(4, "big") + packed
+    second.client(opening(1, HOOKED), last(1, body))
+    assert hooks.asked == []
+    first.relay.close()
+    second.relay.ask_again()
+    assert hooks.asked == [content]
+    assert second.up() == opening(1, HOOKED) + last(1, body)
+
+
+def test_a_request_that_unpacks_to_too_much_waits_for_room_before_it_is_unpacked() -> None:
+    budget, hooks = Budget(SCARCE), Hooks(FORWARD)
+    first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
+    for stream in (1, 3):
+        first.client(opening(stream, HOOKED), last(stream, LONG))
+    packed = gzip.compress(bytes(SCARCE.body_bytes + 1))
+    second.client(opening(1, HOOKED), last(1, b"\1" + len(packed).to_bytes(4, "big") + packed))
+    assert (hooks.unhooked_for, len(budget.waiting)) == ([], 1)
+    first.relay.close()
+    second.relay.ask_again()
+    assert hooks.unhooked_for == ["compressed"]
+    assert (budget.reserved_bytes, budget.waiting) == (0, {})
+
+
+def test_small_requests_pass_those_that_wait_for_room() -> None:
+    budget = Budget(SCARCE)
+    first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
+    for stream in (1, 3, 5):
+        first.client(opening(stream, HOOKED), data(stream, LONG[:10_000]))
+    second.client(opening(1, HOOKED), last(1, MESSAGE))
+    assert second.up() == opening(1, HOOKED) + last(1, MESSAGE)
+    assert len(budget.waiting) == 1
+    # On the connection that holds the others too: a kubelet has one. A share holds so many.
+    small = grpc.encode_message(bytes(4_900))
+    for stream in (7, 9, 11, 13):
+        first.client(opening(stream, HOOKED), last(stream, small))
+    assert (first.stats.held_now, len(budget.waiting)) == (4, 1)
+    first.client(opening(15, HOOKED), last(15, small))
+    assert (first.stats.held_now, len(budget.waiting)) == (4, 2)
+    first.client(frames.rst_stream(7, frames.CANCEL), opening(17, HOOKED), last(17, small))
+    assert (first.stats.held_now, len(budget.waiting)) == (4, 2)
+    first.relay.close()
+    assert (budget.reserved_bytes, budget.waiting) == (0, {})
+
+
+def test_requests_get_room_in_the_order_in_which_they_came() -> None:
+    budget = Budget(SCARCE)
+    wires = [Wire(Hooks(Wait()), budget=budget) for _ in range(5)]
+    for wire in wires[:4]:
+        wire.client(opening(1, HOOKED), data(1, LONG[:10_000]))
+    assert len(budget.waiting) == 2
+    wires[4].client(opening(1, HOOKED), data(1, grpc.prefix(20_500)))
+    wires[0].client(frames.rst_stream(1, frames.CANCEL))
+    for wire in reversed(wires):
+        wire.relay.ask_again()
+    assert [credit(wire, 1) > 0 for wire in wires[2:]] == [True, False, False]
+    wires[1].client(frames.rst_stream(1, frames.CANCEL))
+    for _ in range(2):
+        for wire in reversed(wires):
+            wire.relay.ask_again()
+    assert [credit(wire, 1) > 0 for wire in wires[2:]] == [False, True, False]
+    wires[2].relay.close()
+    wires[4].relay.ask_again()
+    assert (credit(wires[4], 1), budget.waiting) == (grpc.PREFIX_BYTES, {})
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["trailers", "a second message"])
+def test_a_request_that_goes_on_unhooked_waits_for_room_no_longer(ends: bool) -> None:
+    """Others take their turn though the upstream does not take it yet."""
+    budget = Budget(SCARCE)
+    first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
+    for stream in (1, 3):
+        first.client(opening(stream, HOOKED), last(stream, LONG))
+    second.client(opening(1, OTHER), *[data(1, bytes(15_000)) for _ in range(4)])
+    short = grpc.prefix(20_500) + bytes(10_000)
+    second.client(opening(3, HOOKED), data(3, short))
+    assert len(budget.waiting) == 1
+    if ends:
+        second.client(trailers(3))
+    else:
+        second.client(data(3, bytes(10_501)))
+    assert second.relay._calls.uplink.sending
+    assert (budget.waiting, budget.waiting_bytes) == ({}, 0)
+
+
+@pytest.mark.parametrize("more", [data(1, b""), data(1, b"x"), trailers(1)])
+def test_a_whole_request_that_waits_for_room_takes_nothing_more(more: bytes) -> None:
+    budget = Budget(SCARCE)
+    first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
+    for stream in (1, 3):
+        first.client(opening(stream, HOOKED), last(stream, LONG))
+    second.client(opening(1, HOOKED), last(1, LONG))
+    assert len(budget.waiting) == 1
+    with pytest.raises(RelayError, match="stream 1 after its end"):
+        second.client(more)
+    second.relay.close()
+    assert not budget.waiting
+
+
+@pytest.mark.parametrize("limit", ["waiting_bytes", "wait_seconds"])
+def test_a_request_that_must_not_wait_for_room_is_refused(limit: str) -> None:
+    """All that wait sent too much, or it took too long; the connection goes on."""
+    budget = Budget(SCARCE._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}))
+    first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
+    for stream in (1, 3):
+        first.client(opening(stream, HOOKED), last(stream, LONG))
+    second.client(opening(1, HOOKED), data(1, LONG[:10_001]))
+    second.relay.ask_again()
+    answer = second.down()
+    assert status(answer) == str(grpc.Code.RESOURCE_EXHAUSTED.value)
+    assert (second.stats.no_room, second.stats.refused) == (1, 1)
+    assert (len(budget.waiting), budget.waiting_bytes) == (0, 0)
+    assert second.up() == opening(1, HOOKED) + frames.rst_stream(1, frames.CANCEL)
+    second.client(data(1, LONG[10_001:10_101]), opening(3, HOOKED), last(3, MESSAGE))
+    assert second.up() == opening(3, HOOKED) + last(3, MESSAGE)
+    assert not budget.waiting
+
+
+def test_a_frame_larger_than_the_upstream_takes_is_not_waited_for() -> None:
+    wire = Wire(Hooks(FORWARD))
+    wire.client(opening(1, HOOKED), data(1, grpc.prefix(40_000)))
+    wire.upstream(frames.settings({frames.MAX_FRAME_SIZE: 20_000}))
+    wire.client(frames.head(20_000, frames.DATA, 0, 1), bytes(10_000))
+    wire.client(bytes(10_000))
+    with pytest.raises(RelayError, match="20001 bytes"):
+        wire.client(frames.head(20_001, frames.DATA, 0, 1))
+
+
+def test_hooked_calls_under_way_are_bounded() -> None:
+    wire = Wire(Hooks(Wait()), Limits(streams=50))
+    for stream in range(1, 201, 2):
+        wire.client(opening(stream, HOOKED))
+    assert len(wire.relay._calls.streams) == 50
+    assert wire.stats.passed_oversize == 50
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("size", [0, 3, 40_000])
+def test_a_reply_is_read_while_it_passes(size: int, padded: bool) -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    reply = grpc.encode_message(bytes(size)) + grpc.encode_message(b"second")
+    raw = b""
+    for at in range(0, len(reply), 7_000):
+        part = reply[at : at + 7_000]
+        raw += data(1, b"\3" + part + bytes(3), frames.PADDED) if padded else data(1, part)
+    raw += trailers(1)
+    for at in range(0, len(raw), 611):
+        wire.upstream(raw[at : at + 611])
+    assert wire.down() == raw
+    assert hooks.replies == [bytes(size)]
+
+
+@pytest.mark.parametrize(
+    ("raw", "unread"),
+    [
+        (data(1, grpc.encode_message(bytes(70_000))[:16_384]) + trailers(1), 1),
+        (data(1, b"\2" + bytes(9)) + trailers(1), 1),
+        (data(1, b"\1\0\0\0\1x") + trailers(1), 1),
+        (data(1, MESSAGE[:-1]) + trailers(1), 0),
+        (trailers(1), 0),
+        (data(1, MESSAGE) + frames.rst_stream(1, frames.CANCEL), 0),
+    ],
+)
+def test_a_reply_without_a_whole_message_is_none(raw: bytes, unread: int) -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.upstream(raw)
+    assert wire.down() == raw
+    assert (hooks.replies, wire.stats.replies_unread) == ([None], unread)
+
+
+def test_a_packed_reply_is_unpacked() -> None:
+    hooks = Hooks(FORWARD)
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.upstream(data(1, PACKED_MESSAGE), trailers(1))
+    assert hooks.replies == [b"message"]
+
+
+def test_a_caller_that_gives_up_is_told_once() -> None:
+    hooks = Hooks(Wait())
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    reset = frames.rst_stream(1, frames.CANCEL)
+    wire.client(reset)
+    assert wire.up() == opening(1, HOOKED) + reset
+    assert (hooks.gone_calls, wire.stats.held_now) == (1, 0)
+    hooks.verdicts = [FORWARD]
+    wire.client(opening(3, HOOKED), last(3, MESSAGE))
+    wire.client(frames.rst_stream(3, frames.CANCEL))
+    assert hooks.replies == [None]
+    wire.relay.close()
+    assert (hooks.gone_calls, hooks.replies) == (1, [None])
+
+
+def test_an_upstream_that_ends_a_held_call_ends_it_for_good() -> None:
+    """The call's own deadline runs at the upstream, which has its headers."""
+    hooks = Hooks(Wait())
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    wire.up(), wire.down()
+    wire.upstream(trailers(1))
+    assert wire.down() == trailers(1)
+    assert wire.up() == frames.rst_stream(1, frames.CANCEL)
+    wire.relay.ask_again()
+    assert (len(hooks.asked), hooks.gone_calls, wire.stats.held_now) == (1, 1, 0)
+
+
+def test_a_broken_connection_tells_every_call() -> None:
+    hooks = Hooks(Wait(), FORWARD)
+    wire = Wire(hooks)
+    for stream in (1, 3):
+        wire.client(opening(stream, HOOKED), last(stream, MESSAGE))
+    wire.relay.close()
+    assert (hooks.gone_calls, hooks.replies, wire.stats.held_now) == (1, [None], 0)
+
+
+def test_our_frames_wait_for_the_end_of_one_under_way() -> None:
+    hooks = Hooks(Wait())
+    wire = Wire(hooks)
+    wire.client(opening(1, HOOKED), last(1, MESSAGE), opening(3, OTHER))
+    wire.up(), wire.down()
+    frame = last(3, bytes(1_000))
+    wire.client(frame[:500])
+    reply = data(3, bytes(1_000))
+    wire.upstream(reply[:500])
+    hooks.verdicts = [Refuse(7, "no")]
+    wire.relay.ask_again()
+    assert (wire.up(), wire.down()) == (frame[:500], reply[:500])
+    wire.client(frame[500:] + opening(5, OTHER))
+    reset = frames.rst_stream(1, frames.CANCEL)
+    assert wire.up() == frame[500:] + reset + opening(5, OTHER)
+    wire.upstream(reply[500:] + trailers(3))
+    assert wire.down()[: 500 + 9].startswith(reply[500:])
+    block = metadata.encode([(b"x", b"y")])
+    wire = Wire(Hooks(FORWARD))
+    wire.upstream(frames.frame(frames.HEADERS, 0, 1, block))
+    wire.client(opening(1, HOOKED), data(1, MESSAGE[:5]))
+    assert wire.down() == frames.frame(frames.HEADERS, 0, 1, block), "a block is under way"
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    frames.PREFACE + frames.frame(frames.CONTINUATION, 4, 1, b"x"),
+    frames.PREFACE + opening(1, OTHER, 0) + data(1, b"x"),
+    frames.PREFACE + frames.head(1 << 20, frames.HEADERS, 4, 1),
+    frames.PREFACE + frames.frame(frames.HEADERS, 4, 1, b"\xff\xff\xff\xff\xff\xff"),
+    frames.PREFACE + frames.frame(frames.HEADERS, 12, 1, b"\x09x"),
+    frames.PREFACE + opening(1, OTHER, 0) + frames.frame(frames.CONTINUATION, 0, 1, b"") * 8_000,
+]
+
+
+@pytest.mark.parametrize("raw", GARBAGE)
+@pytest.mark.parametrize("step", [7, 1 << 20])
+def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> None:
+    stats, up, down = Stats(), bytearray(), bytearray()
+    relay = Relay(Hooks(FORWARD), down.extend, up.extend, stats, lambda *_: None, Budget(Limits()))
+    raw += b"and more"
+    for at in range(0, len(raw), step):
+        relay.from_client(memoryview(raw[at : at + step]))
+    relay.from_upstream(memoryview(b"whatever"))
+    assert (up, down, stats.malformed) == (raw, b"whatever", 1)
+
+
+def test_a_block_beyond_the_limit_is_not_taken_for_the_part_that_has_arrived() -> None:
+    """Read up to where it is cut, it would leave the table of later paths out of step."""
+    wire = Wire(Hooks(FORWARD), Limits(block_bytes=1_000))
+    part = metadata.encode([(b":path", OTHER)])
+    wire.client(frames.head(1_001, frames.HEADERS, frames.END_HEADERS, 1), part)
+    assert wire.stats.malformed == 1
+
+
+def test_with_a_message_in_custody_garbage_ends_the_connection() -> None:
+    wire = Wire(Hooks(Wait()))
+    wire.client(opening(1, HOOKED), last(1, MESSAGE))
+    with pytest.raises(RelayError):
+        wire.client(frames.frame(frames.CONTINUATION, 4, 3, b"x"))
+    assert wire.stats.malformed == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_never_crashes_and_never_costs_memory(seed: int) -> None:
+    rng = random.Random(seed)
+    wire = Wire(
+        Hooks(Wait(), FORWARD, Refuse(1, "")), Limits(held_bytes=100_000, share_bytes=5_000)
+    )
+    try:
+        for _ in range(300):
+            size = rng.choice([0, 4, 6, 40, 3_000])
+            raw = frames.frame(rng.randrange(11), rng.randrange(256), rng.randrange(9), bytes(size))
+            if rng.random() < 0.3:
+                raw = opening(rng.randrange(1, 99, 2), rng.choice([HOOKED, OTHER]))
+            if rng.random() < 0.02:
+                raw = rng.randbytes(40)
+            rng.choice([wire.client, wire.upstream])(raw)
+            wire.up(), wire.down()
+    except RelayError:
+        pass
+    wire.relay.close()
+    assert wire.stats.held_now == 0
+    assert wire.relay._calls._account.share_bytes == wire.budget.reserved_bytes == 0
+    assert wire.stats.malformed <= 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_quiet_path_is_byte_equal_and_sees_every_path(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams by hpack's encoder in random pieces."""
+    rng = random.Random(seed)
+    encoder, hooks = hpack.Encoder(), Hooks(FORWARD)
+    wanted: list[bytes] = []
+    seen: list[bytes | None] = []
+    read = PathReader.read
+
+    def noted(reader: PathReader, block: bytes) -> bytes | None:
+        seen.append(read(reader, block))
+        return seen[-1]
+
+    monkeypatch.setattr(PathReader, "read", noted)
+    wire = Wire(hooks)
+    if rng.random() < 0.3:
+        encoder.header_table_size = rng.choice([0, 100, 300, 1_000, 4_096])
+    raw = bytearray(frames.settings({}))
+    for number in range(60):
+        path = rng.choice([OTHER, b"/b/X%d" % rng.randint(0, 30)])
+        wanted.append(path)
+        pairs = [
+            (b":method", b"POST"),
+            (b":path", path),
+            (b"grpc-timeout", b"%dm" % rng.randint(1, 10**8)),
+            (
+                b"x-%d" % rng.randint(0, 5),
+                bytes(rng.choices(range(33, 126), k=rng.randint(0, 200))),
+            ),
+        ]
+        if rng.random() < 0.2:
+            pairs.append(hpack.NeverIndexedHeaderTuple(b"authorization", b"token"))
+        block = encoder.encode(pairs, huffman=rng.random() < 0.7)
+        stream = 2 * number + 1
+        cut = rng.randrange(len(block)) if rng.random() < 0.3 else len(block)
+        padding = frames.PADDED if rng.random() < 0.2 else 0
+        first = b"\4" + block[:cut] + bytes(4) if padding else block[:cut]
+        ends = frames.END_HEADERS if cut == len(block) else 0
+        raw += frames.frame(frames.HEADERS, ends | padding, stream, first)
+        if not ends:
+            raw += frames.frame(frames.CONTINUATION, frames.END_HEADERS, stream, block[cut:])
+        for _ in range(rng.randint(0, 3)):
+            raw += data(stream, bytes(rng.randint(0, 300)))
+        raw += frames.window_update(0, 1) + frames.frame(99, 3, stream, b"unknown")
+    at = 0
+    while at < len(raw):
+        size = rng.choice([1, 3, 9, 50, 1_000, 20_000])
+        wire.client(bytes(raw[at : at + size]))
+        at += size
+    assert wire.up() == raw
+    assert seen == wanted
+
+
+GOODBYE = frames.goaway(0x7FFF_FFFF, frames.NO_ERROR)
+
+
+def test_goodbye_is_said_between_frames_and_nothing_under_way_ends() -> None:
+    wire = Wire(Hooks())
+    wire.upstream(frames.settings({}))
+    wire.client(opening(1, b"/t.T/Any"))
+    answer = data(1, b"x" * 40)
+    wire.upstream(answer[:20])
+    wire.down()
+    assert wire.relay.say_goodbye()
+    assert wire.down() == b""
+    wire.upstream(answer[20:], trailers(1))
+    assert wire.down() == answer[20:] + GOODBYE + trailers(1)
+
+
+def test_no_goodbye_before_the_settings_of_the_upstream() -> None:
+    wire = Wire(Hooks())
+    settings = frames.settings({frames.INITIAL_WINDOW_SIZE: 70_000})
+    assert not wire.relay.say_goodbye()
+    wire.upstream(settings[:5])
+    assert not wire.relay.say_goodbye()
+    wire.upstream(settings[5:])
+    assert wire.relay.say_goodbye()
+    assert wire.down() == settings + GOODBYE
+
+
+def test_no_goodbye_where_frames_are_not_followed() -> None:
+    wire = Wire(Hooks())
+    wire.upstream(frames.settings({}))
+    wire.client(frames.frame(frames.HEADERS, frames.END_HEADERS, 1, b"\xff" * 30))
+    assert wire.stats.malformed == 1
+    assert not wire.relay.say_goodbye()
+
+
+def test_the_beginning_of_a_frame_that_was_kept_back_comes_before_its_rest() -> None:
+    wire = Wire(Hooks(FORWARD))
+    ping = frames.frame(frames.PING, 0, 0, bytes(8))
+    wire.client(opening(1, HOOKED))
+    wire.upstream(ping[:1])
+    wire.client(frames.rst_stream(1, frames.CANCEL))
+    assert wire.down() == b""
+    wire.upstream(ping[1:])
+    assert wire.down() == ping
+
+
+@pytest.mark.parametrize("size", range(1, 13))
+def test_nothing_of_ours_goes_into_a_frame_of_which_a_part_has_left(size: int) -> None:
+    wire = Wire(Hooks(FORWARD))
+    credit = frames.window_update(0, 1_000)
+    wire.upstream(credit[:size])
+    assert wire.down() == credit[:size]
+    wire.client(opening(1, HOOKED), data(1, MESSAGE[:8]))
+    assert wire.down() == b""
+    wire.upstream(credit[size:])
+    ours = frames.window_update(1, 8) + frames.window_update(0, 8)
+    assert wire.down() == credit[size:] + ours
+    assert wire.relay._credit.window == frames.DEFAULT_WINDOW + 1_000

@@ -1,0 +1,607 @@
+"""The relay on real sockets between grpcio's client and server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.host.listener import ListenError
+from agent.host.loop import Loop
+from agent.model.verdict import Code, Refuse, Wait
+from agent.relay import pair
+from agent.relay.downward import Downward
+from agent.relay.gate import FORWARD, Call, Forward, Replace, Verdict
+from agent.relay.held import Limits
+from agent.relay.server import RelayServer
+from agent.relay.upward import Upward
+from agent.rpc import frames
+from agent.rpc.channel import Channel
+from agent.rpc.grpc import RpcError
+
+LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+WAIT_SECONDS = 20
+
+
+class Backend(grpc.GenericRpcHandler):
+    """Echoes under every name but a few; notes what it saw."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.left = threading.Event()
+        self.requests: list[bytes] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        name = details.method.rpartition("/")[2]
+        if name == "Chat":
+            return grpc.stream_stream_rpc_method_handler(lambda requests, _: requests)
+        if name == "Many":
+            return grpc.unary_stream_rpc_method_handler(
+                lambda request, _: (request for _ in range(1_000))
+            )
+        if name == "Wait":
+            return grpc.unary_unary_rpc_method_handler(self.wait)
+        if name == "Fail":
+            return grpc.unary_unary_rpc_method_handler(self.fail)
+        return grpc.unary_unary_rpc_method_handler(self.echo)
+
+    def echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.requests.append(request)
+        context.set_trailing_metadata(
+            [pair for pair in context.invocation_metadata() if pair.key == "x-one"]
+        )
+        return request
+
+    def wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(self.left.set)
+        self.entered.set()
+        self.left.wait(WAIT_SECONDS)
+        return b""
+
+    def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "no caf\u00e9")
+
+
+class Hooks:
+    """One function a method; `/h/Hold` is held while `holding`."""
+
+    methods = frozenset({b"/h/Grow", b"/h/Refuse", b"/h/Raise", b"/h/Hold", b"/h/Keep"})
+
+    def __init__(self) -> None:
+        self.holding = True
+        self.asked = threading.Event()
+        self.was_gone = threading.Event()
+        self.replied = threading.Event()
+        self.replies: list[tuple[bytes, bytes | None]] = []
+
+    def request(self, call: Call, message: bytes) -> Verdict:
+        if call.path == b"/h/Hold":
+            self.asked.set()
+            return Wait() if self.holding else FORWARD
+        if call.path == b"/h/Refuse":
+            return Refuse(Code.FAILED_PRECONDITION, "CPU 3 is taken")
+        if call.path == b"/h/Raise":
+            raise RuntimeError("hook")
+        return Replace(message + b"+" * 30) if call.path == b"/h/Grow" else FORWARD
+
+    def unhooked(self, call: Call, reason: str, detail: str) -> Forward | Refuse:
+        return FORWARD
+
+    def reply(self, call: Call, message: bytes | None) -> None:
+        self.replies.append((call.path, message))
+        self.replied.set()
+
+    def gone(self, call: Call) -> None:
+        self.was_gone.set()
+
+
+class Place:
+    """A backend, a relay before it in a thread, and clients."""
+
+    def __init__(self, folder: Path, **options: object) -> None:
+        self.front, self.back = folder / "front.sock", folder / "back.sock"
+        self.hooks, self.backend = Hooks(), Backend()
+        self.loop = Loop()
+        self.errors: list[tuple[bytes, Exception]] = []
+        self.faults: list[Exception] = []
+        self.server = RelayServer(
+            self.loop,
+            self.hooks,
+            str(self.front),
+            str(self.back),
+            on_hook_error=lambda path, error: self.errors.append((path, error)),
+            on_fault=self.faults.append,
+            **options,  # type: ignore[arg-type]
+        )
+        self.grpc_server: grpc.Server | None = None
+        self.start_backend()
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+
+    def start_backend(self) -> None:
+        self.grpc_server = grpc.server(futures.ThreadPoolExecutor(14), options=LIMITS)
+        self.grpc_server.add_generic_rpc_handlers((self.backend,))
+        self.grpc_server.add_insecure_port(f"unix:{self.back}")
+        self.grpc_server.start()
+
+    def stop_backend(self) -> None:
+        if self.grpc_server is not None:
+            self.grpc_server.stop(None).wait()
+
+    def in_loop(self, call: Callable[[], None]) -> None:
+        done = threading.Event()
+        self.loop.after(0, lambda: (call(), done.set()))  # type: ignore[arg-type,return-value,func-returns-value]
+        with socket.socket(socket.AF_UNIX) as knock:  # wakes the loop
+            knock.connect(str(self.front))
+            assert done.wait(WAIT_SECONDS)
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.thread.join(WAIT_SECONDS)
+        self.server.close()
+        self.loop.close()
+        self.stop_backend()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    place = Place(tmp_path)
+    yield place
+    place.close()
+
+
+@pytest.fixture
+def channel(place: Place) -> Iterator[grpc.Channel]:
+    options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
+    with grpc.insecure_channel(f"unix:{place.front}", options=options) as channel:
+        yield channel
+
+
+def unary(channel: grpc.Channel, path: str) -> grpc.UnaryUnaryMultiCallable:
+    return channel.unary_unary(path)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Waits for what another thread is about to do."""
+    tick = threading.Event()
+    for _ in range(WAIT_SECONDS * 200):
+        if condition():
+            return
+        tick.wait(0.005)
+    raise AssertionError("it never happened")
+
+
+def test_unary_calls_of_any_size_keep_their_metadata(channel: grpc.Channel) -> None:
+    for size in (0, 1, 70_000, 30 << 20):
+        reply, call = unary(channel, "/any/Echo").with_call(
+            bytes(size), metadata=[("x-one", "1")], timeout=WAIT_SECONDS
+        )
+        assert reply == bytes(size)
+        assert ("x-one", "1") in [tuple(pair) for pair in call.trailing_metadata()]
+
+
+@pytest.mark.parametrize("walk", [Upward, Downward])
+def test_a_fault_of_ours_costs_one_connection(
+    place: Place, monkeypatch: pytest.MonkeyPatch, walk: type[Upward] | type[Downward]
+) -> None:
+    fault = RuntimeError("a slip")
+    feed = walk.feed
+
+    def slipping(self: object, data: memoryview, **more: bool) -> object:
+        if b"poison" in bytes(data):
+            raise fault
+        return feed(self, data, **more)  # type: ignore[arg-type,call-arg]
+
+    monkeypatch.setattr(walk, "feed", slipping)
+    options = [*LIMITS, ("grpc.use_local_subchannel_pool", 1)]
+    with (
+        grpc.insecure_channel(f"unix:{place.front}", options=options) as one,
+        grpc.insecure_channel(f"unix:{place.front}", options=options) as other,
+    ):
+        assert unary(other, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
+        with contextlib.suppress(grpc.RpcError):  # a reply may have left before
+            unary(one, "/any/Echo")(b"poison", timeout=WAIT_SECONDS)
+        assert unary(other, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
+        echo = unary(one, "/any/Echo")
+        assert echo(b"again", timeout=WAIT_SECONDS, wait_for_ready=True) == b"again"
+    assert place.server.faults == 1
+    assert place.faults == [fault]
+
+
+def test_statuses_arrive_with_their_text(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        unary(channel, "/any/Fail")(b"", timeout=WAIT_SECONDS)
+    assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+    assert error.value.details() == "no caf\u00e9"  # type: ignore[attr-defined]
+
+
+def test_compressed_messages_of_hooked_and_other_methods(
+    place: Place, channel: grpc.Channel
+) -> None:
+    message = b"repeat" * 10_000
+    gzip = grpc.Compression.Gzip
+    call = unary(channel, "/any/Echo")
+    assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message
+    call = unary(channel, "/h/Grow")
+    assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message + b"+" * 30
+    call = unary(channel, "/h/Keep")
+    assert call(message, compression=gzip, timeout=WAIT_SECONDS) == message
+    assert place.server.stats.passed_compressed == 0
+
+
+def test_streams_in_both_directions(channel: grpc.Channel) -> None:
+    many = channel.unary_stream("/any/Many")(b"x" * 500, timeout=WAIT_SECONDS)
+    assert sum(map(len, many)) == 500_000
+    sent = [bytes([n]) * n * 1_000 for n in range(100)]
+    chat = channel.stream_stream("/any/Chat")(iter(sent), timeout=WAIT_SECONDS)
+    assert list(chat) == sent
+
+
+def test_hooks_change_refuse_and_fail_open(place: Place, channel: grpc.Channel) -> None:
+    for size in (0, 3, 16_384, 400_000):
+        message = bytes(size)
+        assert unary(channel, "/h/Grow")(message, timeout=WAIT_SECONDS) == message + b"+" * 30
+        assert place.hooks.replies[-1][0] == b"/h/Grow"
+        assert unary(channel, "/h/Raise")(message, timeout=WAIT_SECONDS) == message
+        with pytest.raises(grpc.RpcError) as error:
+            unary(channel, "/h/Refuse")(message, timeout=WAIT_SECONDS)
+        assert error.value.code() is grpc.StatusCode.FAILED_PRECONDITION  # type: ignore[attr-defined]
+        assert error.value.details() == "CPU 3 is taken"  # type: ignore[attr-defined]
+    stats = place.server.stats
+    assert (stats.hooked, stats.replaced, stats.refused, stats.hook_errors) == (12, 4, 4, 4)
+    assert [path for path, _ in place.errors] == [b"/h/Raise"] * 4
+
+
+def test_cancel_and_deadline_reach_the_server(place: Place, channel: grpc.Channel) -> None:
+    future = unary(channel, "/any/Wait").future(b"", timeout=WAIT_SECONDS)
+    assert place.backend.entered.wait(WAIT_SECONDS)
+    future.cancel()
+    assert place.backend.left.wait(WAIT_SECONDS)
+    place.backend.left.clear()
+    with pytest.raises(grpc.RpcError) as error:
+        unary(channel, "/any/Wait")(b"", timeout=1)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert place.backend.left.wait(WAIT_SECONDS)
+
+
+def test_ten_threads_share_a_connection(channel: grpc.Channel) -> None:
+    def work(number: int) -> None:
+        for turn in range(30):
+            message = bytes([number]) * (turn * 700)
+            grown = unary(channel, "/h/Grow")(message, timeout=WAIT_SECONDS)
+            assert grown == message + b"+" * 30
+            assert unary(channel, "/any/Echo")(message, timeout=WAIT_SECONDS) == message
+
+    with futures.ThreadPoolExecutor(10) as pool:
+        list(pool.map(work, range(10)))
+
+
+def test_a_held_call_delays_nobody(place: Place, channel: grpc.Channel) -> None:
+    held = [unary(channel, "/h/Hold").future(bytes(n * 9_000)) for n in range(5)]
+    assert place.hooks.asked.wait(WAIT_SECONDS)
+    for size in (0, 500_000):
+        assert unary(channel, "/any/Echo")(bytes(size), timeout=WAIT_SECONDS) == bytes(size)
+        grown = unary(channel, "/h/Grow")(bytes(size), timeout=WAIT_SECONDS)
+        assert len(grown) == size + 30
+    assert not any(future.done() for future in held)
+    until(lambda: place.server.stats.held_now == 5)
+    place.hooks.holding = False
+    assert [future.result(WAIT_SECONDS) for future in held] == [bytes(n * 9_000) for n in range(5)]
+    until(lambda: place.server.stats.held_now == 0)
+
+
+def test_a_poke_asks_at_once(tmp_path: Path) -> None:
+    place = Place(tmp_path, retry_seconds=1_000.0)
+    client = Channel(str(place.front))
+    with futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.call, "/h/Hold", b"held", WAIT_SECONDS)
+        assert place.hooks.asked.wait(WAIT_SECONDS)
+        place.hooks.holding = False
+        place.in_loop(place.server.poke)
+        assert future.result(WAIT_SECONDS) == b"held"
+    client.close()
+    place.close()
+
+
+def test_a_client_that_leaves_while_held_is_noticed(place: Place) -> None:
+    client = grpc.insecure_channel(f"unix:{place.front}")
+    future = unary(client, "/h/Hold").future(b"")
+    assert place.hooks.asked.wait(WAIT_SECONDS)
+    client.close()
+    assert place.hooks.was_gone.wait(WAIT_SECONDS)
+    assert future.cancelled() or future.exception() is not None
+    until(lambda: place.server.connections == 0)
+    until(lambda: place.server.stats.held_now == 0)
+
+
+def test_the_callers_deadline_ends_a_held_call(place: Place, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        unary(channel, "/h/Hold")(b"", timeout=1)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert place.hooks.was_gone.wait(WAIT_SECONDS)
+    assert unary(channel, "/any/Echo")(b"well", timeout=WAIT_SECONDS) == b"well"
+    assert place.backend.requests == [b"well"]
+
+
+def test_a_runtime_that_restarts_is_found_again(place: Place) -> None:
+    client = Channel(str(place.front))
+    assert client.call("/h/Grow", b"a", WAIT_SECONDS) == b"a" + b"+" * 30
+    place.stop_backend()
+    with pytest.raises(RpcError) as error:
+        client.call("/any/Echo", b"", WAIT_SECONDS)
+    assert error.value.code == Code.UNAVAILABLE
+    assert place.front.exists()
+    place.start_backend()
+    assert client.call("/h/Grow", b"b", WAIT_SECONDS) == b"b" + b"+" * 30
+    until(lambda: place.server.unreachable >= 1)
+    client.close()
+
+
+def test_a_reply_is_lost_with_its_connection(place: Place) -> None:
+    client = Channel(str(place.front))
+    place.hooks.methods = place.hooks.methods | {b"/any/Wait"}
+    with pytest.raises(RpcError):
+        client.call("/any/Wait", b"", 1)
+    client.close()
+    assert place.hooks.replied.wait(WAIT_SECONDS)
+    assert place.hooks.replies == [(b"/any/Wait", None)]
+
+
+class Bare:
+    """A relay between two plain sockets."""
+
+    def __init__(self, folder: Path) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(folder / "back.sock"))
+        listener.listen()
+        self.loop = Loop()
+        front = str(folder / "front.sock")
+        self.server = RelayServer(self.loop, Hooks(), front, str(folder / "back.sock"))
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+        self.client = socket.socket(socket.AF_UNIX)
+        self.client.connect(front)
+        self.upstream, _ = listener.accept()
+        listener.close()
+        for end in (self.client, self.upstream):
+            end.settimeout(WAIT_SECONDS)
+
+    def stop_loop(self) -> None:
+        """What it has to do from now on, a test does in steps."""
+        self.loop.stop()
+        self.thread.join(WAIT_SECONDS)
+        self.loop.step(0)
+
+    def close(self) -> None:
+        self.client.close()
+        self.upstream.close()
+        if self.thread.is_alive():
+            until(lambda: self.server.connections == 0)
+            self.stop_loop()
+        self.server.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Bare]:
+    bare = Bare(tmp_path)
+    yield bare
+    bare.close()
+
+
+@pytest.mark.parametrize("flooded", ["client", "upstream"])
+def test_an_end_that_does_not_read_makes_the_relay_stop_reading(bare: Bare, flooded: str) -> None:
+    """And what was taken arrives once it reads again."""
+    source, target = bare.client, bare.upstream
+    if flooded == "client":
+        source, target = target, source
+    else:
+        source.sendall(frames.PREFACE)
+        assert target.recv(100) == frames.PREFACE
+    part = frames.frame(frames.PING, 0, 0, b"12345678") * 1_000
+    source.setblocking(False)
+    sent, idle = 0, threading.Event()
+    while not idle.wait(0.2):
+        before = sent
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                sent += source.send(part[sent % len(part) :])
+        if sent == before:
+            idle.set()
+    pair = next(iter(bare.server._pairs))
+    assert len(pair._client.backlog) + len(pair._upstream.backlog) < 1 << 20
+    received = bytearray()
+    while len(received) < sent:
+        received += target.recv(1 << 20)
+    assert received == (part * (sent // len(part) + 1))[:sent]
+
+
+def test_a_client_that_only_ends_its_side_still_gets_its_reply(bare: Bare) -> None:
+    bare.client.sendall(b"no HTTP/2 at all")
+    bare.client.shutdown(socket.SHUT_WR)
+    received = b""
+    while part := bare.upstream.recv(100):
+        received += part
+    assert received == b"no HTTP/2 at all"
+    bare.upstream.sendall(b"late answer")
+    assert bare.client.recv(100) == b"late answer"
+    bare.upstream.close()
+    assert bare.client.recv(100) == b""
+
+
+def test_what_the_upstream_said_last_arrives_though_it_hung_up(bare: Bare) -> None:
+    answer = frames.frame(99, 0, 1, bytes(8_000)) * 40
+    bare.upstream.sendall(answer)
+    bare.upstream.close()
+    received = bytearray()
+    while part := bare.client.recv(1_000):
+        received += part
+    assert received == answer
+
+
+@pytest.mark.parametrize(
+    ("between", "slice_bytes", "seconds", "yields"),
+    [
+        pytest.param(20, 17, 1e9, 16, id="stream"),
+        pytest.param(4, 17, 1e9, 0, id="calls"),
+        pytest.param(20, 17, 0.0, 0, id="slow"),
+        pytest.param(20, 70_000, 1e9, 0, id="long-message"),
+    ],
+)
+def test_only_in_a_stream_is_its_writer_let_go_first(
+    bare: Bare,
+    monkeypatch: pytest.MonkeyPatch,
+    between: int,
+    slice_bytes: int,
+    seconds: float,
+    yields: int,
+) -> None:
+    """`between`: how many slices of the upstream there are between two words of the client."""
+    seen: list[None] = []
+    monkeypatch.setattr(os, "sched_yield", lambda: seen.append(None))
+    monkeypatch.setattr(pair, "_STREAM_SECONDS", seconds)
+    bare.stop_loop()
+    word = frames.PREFACE
+    for _ in range(3):
+        bare.client.sendall(word)
+        bare.loop.step(WAIT_SECONDS)
+        assert bare.upstream.recv(100) == word
+        word = frames.SETTINGS_ACK
+        for _ in range(between):
+            part = frames.frame(99, 0, 1, bytes(slice_bytes - frames.HEAD_BYTES))
+            bare.upstream.sendall(part)
+            bare.loop.step(WAIT_SECONDS)
+            assert bare.client.recv(slice_bytes, socket.MSG_WAITALL) == part
+    assert len(seen) == 3 * yields
+
+
+def test_a_second_relay_is_refused_and_a_listening_socket_is_taken(
+    place: Place, tmp_path: Path
+) -> None:
+    with pytest.raises(ListenError, match="another process serves it"):
+        RelayServer(place.loop, Hooks(), str(place.front), str(place.back))
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "given.sock"))
+    listening.listen()
+    loop = Loop()
+    server = RelayServer(loop, Hooks(), listening, str(place.back))
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    client = Channel(str(tmp_path / "given.sock"))
+    assert client.call("/h/Grow", b"", WAIT_SECONDS) == b"+" * 30
+    client.close()
+    loop.stop()
+    thread.join(WAIT_SECONDS)
+    server.close()
+    loop.close()
+    assert listening.fileno() >= 0
+    listening.close()
+
+
+PROGRAM = """
+import resource
+import sys
+from agent.relay.gate import FORWARD
+from agent.host.loop import Loop
+from agent.relay.server import RelayServer
+class Hooks:
+    methods = frozenset({b"/h/Keep"})
+    def request(self, call, message): return FORWARD
+    def unhooked(self, call, reason, detail): return FORWARD
+    def reply(self, call, message): pass
+    def gone(self, call): pass
+loop = Loop()
+server = RelayServer(loop, Hooks(), sys.argv[1], sys.argv[2])
+if len(sys.argv) > 3:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]), int(sys.argv[3])))
+print("up", flush=True)
+loop.run()
+"""
+
+
+@contextlib.contextmanager
+def relay_process(front: Path, back: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", PROGRAM, str(front), str(back), *more]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_killed_relay_is_replaced(place: Place, tmp_path: Path) -> None:
+    front = tmp_path / "other.sock"
+    client = Channel(str(front))
+    for turn in range(3):
+        with relay_process(front, place.back):
+            assert client.call("/h/Keep", bytes([turn]), WAIT_SECONDS) == bytes([turn])
+        assert front.exists()
+    client.close()
+
+
+def test_a_thousand_hooked_calls_leave_the_process_small(place: Place, tmp_path: Path) -> None:
+    front = tmp_path / "other.sock"
+    with relay_process(front, place.back) as process:
+        client = Channel(str(front))
+        for _ in range(1_000):
+            client.call("/h/Keep", bytes(4_096), WAIT_SECONDS)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        client.close()
+    rss_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
+    assert rss_kb < 17_000
+    for heavy in ("google", "_message.abi3", "_ctypes", "msgspec"):
+        assert heavy not in loaded
+
+
+@pytest.mark.parametrize("descriptors", ["24", "25"])
+def test_out_of_descriptors_the_relay_keeps_its_clients(
+    place: Place, tmp_path: Path, descriptors: str
+) -> None:
+    front = tmp_path / "other.sock"
+    with relay_process(front, place.back, descriptors), contextlib.ExitStack() as stack:
+        client = Channel(str(front))
+        assert client.call("/h/Keep", b"a", WAIT_SECONDS) == b"a"
+        for _ in range(20):
+            other = stack.enter_context(socket.socket(socket.AF_UNIX))
+            other.connect(str(front))
+        assert client.call("/h/Keep", b"b", WAIT_SECONDS) == b"b"
+        stack.close()
+        newcomer = Channel(str(front))
+        assert newcomer.call("/h/Keep", b"c", WAIT_SECONDS) == b"c"
+        newcomer.close()
+        client.close()
+
+
+def test_limits_are_the_embeddings(tmp_path: Path) -> None:
+    place = Place(tmp_path, limits=Limits(body_bytes=100))
+    client = Channel(str(place.front))
+    assert client.call("/h/Grow", bytes(101), WAIT_SECONDS) == bytes(101)
+    assert client.call("/h/Grow", bytes(100), WAIT_SECONDS) == bytes(100) + b"+" * 30
+    assert place.server.stats.passed_oversize == 1
+    client.close()
+    place.close()
+
+
+def test_a_drain_lets_calls_end_and_sends_clients_elsewhere(
+    place: Place, channel: grpc.Channel
+) -> None:
+    under_way = unary(channel, "/t.T/Wait").future(b"x", timeout=WAIT_SECONDS)
+    assert place.backend.entered.wait(WAIT_SECONDS)
+    place.in_loop(place.server.drain)
+    assert place.server.connections == 1
+    place.backend.left.set()
+    assert under_way.result() == b""
+    until(lambda: not place.server.connections)

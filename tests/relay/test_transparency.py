@@ -1,0 +1,459 @@
+"""What a gRPC client and its server see of the relay between them: nothing.
+
+Each rule is tried on a method that passes (`/any/...`) and on a hooked one (`/h/...`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import h2.config
+import h2.connection
+import h2.events
+import pytest
+
+from agent.rpc import frames
+from tests.relay.hostile import Hostile, data, opening
+from tests.relay.relay_child import TAIL, relay_process
+from tests.waiting import eventually
+
+WAIT_SECONDS = 30.0
+UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+MEBIBYTE = 1 << 20
+BOTH = pytest.mark.parametrize("service", ["any", "h"])
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+class Backend(grpc.GenericRpcHandler):
+    """A method's name says how it answers; what the last call brought is kept."""
+
+    def __init__(self) -> None:
+        self.metadata: Metadata = ()
+        self.time_left = 0.0
+        self.entered = threading.Event()
+        self.ended = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        name = details.method.rpartition("/")[2]
+        self.metadata = tuple(details.invocation_metadata)
+        handlers = {
+            "Chat": grpc.stream_stream_rpc_method_handler(self.chat),
+            "Collect": grpc.stream_unary_rpc_method_handler(lambda it, _: b"".join(it)),
+            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
+            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
+            "FailLate": grpc.unary_stream_rpc_method_handler(self.fail_late),
+        }
+        return handlers.get(name, grpc.unary_unary_rpc_method_handler(self.echo))
+
+    def echo(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self.time_left = context.time_remaining() or 0.0
+        context.send_initial_metadata(_own(self.metadata))
+        context.set_trailing_metadata(_own(self.metadata))
+        return request
+
+    def chat(self, requests: Iterable[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from requests
+        yield b"you have ended"
+
+    def fail(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        details = ("grpc-status-details-bin", bytes(range(256)) * 8)
+        context.set_trailing_metadata([details, *_own(self.metadata)])
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "100 % \u2713\nno")
+
+    def fail_late(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield from [request] * 3
+        context.abort(grpc.StatusCode.DATA_LOSS, "in the middle")
+
+    def wait(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        context.add_callback(self.ended.set)
+        self.entered.set()
+        self.may_go_on.wait(WAIT_SECONDS)
+        return request
+
+
+def _own(metadata: Metadata) -> Metadata:
+    return tuple(pair for pair in metadata if pair[0].startswith("x-"))
+
+
+def serve(path: Path, backend: Backend, *options: tuple[str, int]) -> grpc.Server:
+    server = grpc.server(futures.ThreadPoolExecutor(12), options=[*UNLIMITED, *options])
+    server.add_generic_rpc_handlers((backend,))
+    server.add_insecure_port(f"unix:{path}")
+    server.start()
+    return server
+
+
+@contextlib.contextmanager
+def connected(path: Path, *options: tuple[str, int]) -> Iterator[grpc.Channel]:
+    own = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+    back_off = [("grpc.initial_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 50)]
+    every = [*UNLIMITED, *own, *back_off, *options]
+    with grpc.insecure_channel(f"unix:{path}", options=every) as channel:
+        yield channel
+
+
+@pytest.fixture
+def back(tmp_path: Path) -> Path:
+    return tmp_path / "back.sock"
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Path:
+    return tmp_path / "front.sock"
+
+
+@pytest.fixture
+def relay(front: Path, back: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with relay_process(front, back) as process:
+        yield process
+
+
+@pytest.fixture
+def backend() -> Backend:
+    return Backend()
+
+
+@pytest.fixture
+def server(relay: object, back: Path, backend: Backend) -> Iterator[grpc.Server]:
+    server = serve(back, backend)
+    yield server
+    backend.may_go_on.set()
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def channel(server: object, front: Path) -> Iterator[grpc.Channel]:
+    with connected(front) as channel:
+        yield channel
+
+
+def failure(call: Any, *arguments: object, **options: object) -> Any:
+    with pytest.raises(grpc.RpcError) as error:
+        call(*arguments, timeout=WAIT_SECONDS, **options)
+    return error.value
+
+
+@BOTH
+def test_metadata_keeps_its_bytes_order_and_repeats(
+    channel: grpc.Channel, backend: Backend, service: str
+) -> None:
+    sent: Metadata = (
+        ("x-b", "2"),
+        ("x-a", "1"),
+        ("x-b", "1"),
+        ("x-raw-bin", bytes(range(256))),
+        ("x-raw-bin", b""),
+        ("x-a", "spaces  within"),
+        ("x-long", "v" * 5_000),
+    )
+    for _ in range(3):  # the second and third come by the compression tables
+        call = channel.unary_unary(f"/{service}/Echo")
+        _, ended = call.with_call(b"", metadata=sent, timeout=WAIT_SECONDS)
+        assert _own(backend.metadata) == sent
+        for received in (ended.initial_metadata(), ended.trailing_metadata()):
+            assert _own(tuple((each.key, each.value) for each in received)) == sent
+
+
+@pytest.mark.parametrize(("sent", "seconds"), [(b"25S", 25), (b"29999m", 29.999), (b"1H", 3_600)])
+@BOTH
+def test_a_deadline_arrives_and_is_no_longer_than_it_was(
+    server: object, front: Path, backend: Backend, service: str, sent: bytes, seconds: float
+) -> None:
+    """Sent by hand: gRPC's own clients round it up."""
+    with contextlib.closing(Hostile(front)) as client:
+        path = f"/{service}/Echo".encode()
+        client.pour([opening(1, path, (b"grpc-timeout", sent)), data(1, bytes(5), last=True)])
+        eventually("answered", lambda: not client.told_off() and frames.DATA in client.seen)
+    assert seconds - WAIT_SECONDS / 2 < backend.time_left <= seconds
+
+
+@BOTH
+def test_a_deadline_that_passes_ends_the_call_at_both_ends(
+    channel: grpc.Channel, backend: Backend, service: str
+) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        channel.unary_unary(f"/{service}/Wait")(b"", timeout=1)
+    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+    assert backend.ended.wait(WAIT_SECONDS)
+
+
+@BOTH
+def test_a_status_keeps_its_details(channel: grpc.Channel, backend: Backend, service: str) -> None:
+    """A reply of trailers only: the server fails before it sends anything."""
+    error = failure(channel.unary_unary(f"/{service}/Fail"), b"", metadata=(("x-a", "1"),))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert error.details() == "100 % \u2713\nno"
+    trailers = tuple((each.key, each.value) for each in error.trailing_metadata())
+    assert ("grpc-status-details-bin", bytes(range(256)) * 8) in trailers
+    assert _own(trailers) == (("x-a", "1"),)
+
+
+def test_a_status_behind_messages_arrives_behind_them(channel: grpc.Channel) -> None:
+    replies = channel.unary_stream("/any/FailLate")(b"one", timeout=WAIT_SECONDS)
+    assert [next(replies) for _ in range(3)] == [b"one"] * 3
+    with pytest.raises(grpc.RpcError) as error:
+        next(replies)
+    assert error.value.code() is grpc.StatusCode.DATA_LOSS  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+@pytest.mark.parametrize("size", [0, 3, 200_000])
+@BOTH
+def test_compression_in_both_directions(
+    relay: object, back: Path, front: Path, service: str, size: int, algorithm: grpc.Compression
+) -> None:
+    """A server that packs its replies; what a hook changes arrives unpacked or packed, but right.
+    A hook can't read what is not gzip: it passes. The smallest are sent unpacked."""
+    code = 2 if algorithm is grpc.Compression.Gzip else 1
+    server = serve(back, Backend(), ("grpc.default_compression_algorithm", code))
+    hooked = service == "h" and (algorithm is grpc.Compression.Gzip or size < 4)
+    with connected(front) as channel:
+        message = (b"repeat" * size)[:size]
+        reply = channel.unary_unary(f"/{service}/Grow")(
+            message, compression=algorithm, timeout=WAIT_SECONDS
+        )
+        assert reply == message + (TAIL if hooked else b"")
+    server.stop(None).wait()
+
+
+@BOTH
+def test_64_mebibytes_both_ways(channel: grpc.Channel, service: str) -> None:
+    message = os.urandom(MEBIBYTE) * 64
+    assert channel.unary_unary(f"/{service}/Grow")(message, timeout=WAIT_SECONDS) == message
+
+
+def test_the_largest_message_that_a_hook_sees_and_the_next(channel: grpc.Channel) -> None:
+    grow, most = channel.unary_unary("/h/Grow"), 16 * MEBIBYTE
+    assert grow(bytes(most), timeout=WAIT_SECONDS) == bytes(most) + TAIL
+    assert grow(bytes(most + 1), timeout=WAIT_SECONDS) == bytes(most + 1)
+
+
+def test_each_message_of_a_conversation_passes_at_once(channel: grpc.Channel) -> None:
+    """The next is sent when the answer to the last has come; the end of one side ends one side."""
+    sent = [os.urandom(size) for size in (0, 1, 100, 70_000, 2 * MEBIBYTE)] * 3
+    answered = threading.Semaphore(1)
+
+    def questions() -> Iterator[bytes]:
+        for each in sent:
+            assert answered.acquire(timeout=WAIT_SECONDS)
+            yield each
+        assert answered.acquire(timeout=WAIT_SECONDS)
+
+    received = []
+    for answer in channel.stream_stream("/any/Chat")(questions(), timeout=WAIT_SECONDS):
+        received.append(answer)
+        answered.release()
+    assert received == [*sent, b"you have ended"]
+
+
+@BOTH
+def test_a_client_that_streams_is_heard_to_its_end(channel: grpc.Channel, service: str) -> None:
+    """Several messages are no call that a hook knows: they pass."""
+    parts = [os.urandom(30_000) for _ in range(100)]
+    reply = channel.stream_unary(f"/{service}/Collect")(iter(parts), timeout=WAIT_SECONDS)
+    assert reply == b"".join(parts)
+
+
+def test_a_keepalive_ping_is_answered_by_the_runtime(
+    relay: object, back: Path, front: Path, backend: Backend
+) -> None:
+    """A client that pings all the time keeps its long call."""
+    patient = [
+        ("grpc.http2.min_ping_interval_without_data_ms", 10),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+    server = serve(back, backend, *patient)
+    pinging = [
+        ("grpc.keepalive_time_ms", 20),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    with connected(front, *pinging) as channel:
+        call = channel.unary_unary("/any/Wait").future(b"kept", timeout=WAIT_SECONDS)
+        assert backend.entered.wait(WAIT_SECONDS)
+        with contextlib.suppress(grpc.FutureTimeoutError):
+            call.result(0.3)  # time for pings
+        backend.may_go_on.set()
+        assert call.result(WAIT_SECONDS) == b"kept"
+    server.stop(None).wait()
+
+
+def test_a_ping_brings_its_own_bytes_back(server: object, front: Path) -> None:
+    with contextlib.closing(Hostile(front)) as client:
+        client.pour([frames.frame(frames.PING, 0, 0, b"eight by")])
+        answer = frames.frame(frames.PING, frames.ACK, 0, b"eight by")
+        eventually("a PING", lambda: not client.told_off() and frames.PING in client.seen)
+        assert client.seen[frames.PING] == answer
+
+
+@pytest.mark.parametrize("code", [frames.CANCEL, frames.REFUSED_STREAM, frames.ENHANCE_YOUR_CALM])
+@BOTH
+def test_a_reset_of_the_client_ends_the_call_at_the_server(
+    server: object, front: Path, backend: Backend, service: str, code: int
+) -> None:
+    with contextlib.closing(Hostile(front)) as client:
+        client.pour([opening(1, f"/{service}/Wait".encode()), data(1, bytes(5), last=True)])
+        assert backend.entered.wait(WAIT_SECONDS)
+        assert not backend.ended.is_set()
+        client.pour([frames.rst_stream(1, code)])
+        assert backend.ended.wait(WAIT_SECONDS)
+
+
+class Scripted:
+    """A server that ends every stream as its path says: `/any/Reset8`, `/any/Away`."""
+
+    def __init__(self, path: Path) -> None:
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        self._listening.listen()
+        self._ends = [self._listening]
+        self.connections = 0
+        self._thread = threading.Thread(target=self._accept)
+        self._thread.start()
+
+    def close(self) -> None:
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._thread.join(WAIT_SECONDS)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError), futures.ThreadPoolExecutor(4) as pool:
+            while True:
+                end, _ = self._listening.accept()
+                self._ends.append(end)
+                self.connections += 1
+                pool.submit(self._serve, end)
+
+    def _serve(self, end: socket.socket) -> None:
+        it = h2.connection.H2Connection(h2.config.H2Configuration(False, header_encoding="utf-8"))
+        it.initiate_connection()
+        with contextlib.suppress(OSError):
+            end.sendall(it.data_to_send())
+            while received := end.recv(1 << 16):
+                for event in it.receive_data(received):
+                    if isinstance(event, h2.events.RequestReceived):
+                        self._answer(it, event, dict(event.headers)[":path"])
+                end.sendall(it.data_to_send())
+
+    def _answer(
+        self, it: h2.connection.H2Connection, event: h2.events.RequestReceived, path: str
+    ) -> None:
+        number = event.stream_id
+        kind, _, detail = path.rpartition("/")[2].partition("-")
+        if kind == "Reset":
+            it.reset_stream(number, int(detail))
+        elif kind == "Begin":
+            it.send_headers(number, [(":status", "200"), ("content-type", "application/grpc")])
+            it.send_data(number, b"\0\0\0\0\5begun")
+            it.reset_stream(number, int(detail))
+        else:  # the last stream is one before this: it may be tried again elsewhere
+            it.close_connection(last_stream_id=number - 2 if number > 2 else 0)
+
+
+@pytest.fixture
+def scripted(relay: object, back: Path) -> Iterator[Scripted]:
+    with contextlib.closing(Scripted(back)) as scripted:
+        yield scripted
+
+
+@pytest.mark.parametrize("begun", ["Reset", "Begin"])
+@pytest.mark.parametrize("code", range(14))
+@BOTH
+def test_a_reset_of_the_server_means_the_same_as_without_us(
+    scripted: Scripted, front: Path, back: Path, service: str, code: int, begun: str
+) -> None:
+    def ends(path: Path) -> tuple[object, str]:
+        with connected(path) as channel:
+            call = channel.unary_unary(f"/{service}/{begun}-{code}")
+            error = failure(call, b"")
+            return error.code(), error.details()
+
+    assert ends(front) == ends(back)
+
+
+@BOTH
+def test_a_goaway_before_the_call_means_the_same_as_without_us(
+    scripted: Scripted, front: Path, back: Path, service: str
+) -> None:
+    ended = []
+    for path in (front, back):
+        with connected(path) as channel:
+            ended.append(failure(channel.unary_unary(f"/{service}/Away"), b"").code())
+    assert ended[0] == ended[1] == grpc.StatusCode.UNAVAILABLE
+
+
+@BOTH
+def test_calls_under_way_end_after_a_goaway_and_new_ones_go_elsewhere(
+    relay: object, back: Path, front: Path, service: str
+) -> None:
+    old, new = Backend(), Backend()
+    # gRPC removes the path of a server that stops, at any later moment.
+    first = serve(back.with_name("first.sock"), old)
+    back.symlink_to("first.sock")
+    with connected(front) as channel:
+        echo, wait = (channel.unary_unary(f"/{service}/{name}") for name in ("Echo", "Wait"))
+        under_way = wait.future(b"kept", timeout=WAIT_SECONDS)
+        assert old.entered.wait(WAIT_SECONDS)
+        states: list[grpc.ChannelConnectivity] = []
+        channel.subscribe(states.append)
+        eventually("connected", lambda: states == [grpc.ChannelConnectivity.READY])
+        stopped = first.stop(WAIT_SECONDS)
+        back.unlink()
+        second = serve(back, new)
+        # A call that comes to the first one before its client knows is cancelled.
+        eventually("the GOAWAY", lambda: states[-1] is not grpc.ChannelConnectivity.READY)
+        assert echo(b"new", timeout=WAIT_SECONDS, wait_for_ready=True) == b"new"
+        assert new.metadata
+        assert not under_way.done()
+        old.may_go_on.set()
+        assert under_way.result(WAIT_SECONDS) == b"kept"
+        stopped.wait(WAIT_SECONDS)
+        assert echo(b"still", timeout=WAIT_SECONDS) == b"still"
+    second.stop(None).wait()
+
+
+def test_a_server_that_is_away_at_first_and_restarts_is_found_by_the_same_client(
+    relay: subprocess.Popen[bytes], back: Path, front: Path
+) -> None:
+    """Our socket stays; calls are Unavailable meanwhile, and succeed without a new client."""
+    inode = front.stat().st_ino
+    with connected(front) as channel:
+        grow = channel.unary_unary("/h/Grow")
+        for turn in range(3):
+            assert failure(grow, b"").code() is grpc.StatusCode.UNAVAILABLE
+            backend = Backend()
+            server = serve(back, backend)
+            sent = bytes([turn])
+            assert grow(sent, timeout=WAIT_SECONDS, wait_for_ready=True) == sent + TAIL
+            under_way = channel.unary_unary("/h/Wait").future(b"", timeout=WAIT_SECONDS)
+            assert backend.entered.wait(WAIT_SECONDS)
+            stopped = server.stop(None)
+            assert under_way.exception(WAIT_SECONDS) is not None
+            backend.may_go_on.set()
+            stopped.wait(WAIT_SECONDS)
+            back.unlink(missing_ok=True)
+    assert front.stat().st_ino == inode
+
+
+def test_a_half_closed_connection_is_half_closed_at_the_server(
+    server: object, front: Path, backend: Backend
+) -> None:
+    with contextlib.closing(Hostile(front)) as client:
+        client.pour([opening(1, b"/h/Wait"), data(1, bytes(5), last=True)])
+        assert backend.entered.wait(WAIT_SECONDS)
+        client.socket.shutdown(socket.SHUT_WR)
+        assert backend.ended.wait(WAIT_SECONDS), "grpc ends the calls of such a client"
+        eventually("closed", client.told_off)
