@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 from collections.abc import Callable
@@ -15,11 +14,13 @@ from agent.kube.errors import StoreError
 from agent.kubelet.configuration import ConfigurationError
 from agent.model.settings import Settings, SettingsError, socket_path
 from agent.node import daemon
-from agent.node.daemon import Door
+from agent.node.daemon import Frontend
 from agent.telemetry import logs
 from agent.telemetry.http import HttpError
 
 if TYPE_CHECKING:
+    import argparse
+
     from agent.node.corrected import Serve, Server
 
 OPTIONS = (
@@ -39,6 +40,7 @@ OPTIONS = (
     "cgroup_root",
     "kubelet_dir",
     "kubelet_configz",
+    "kubelet_config",
     "kubelet_token_file",
     "kubelet_ca_file",
     "kubelet_cpu_manager",
@@ -67,6 +69,8 @@ OPTIONS = (
     "full_pass_seconds",
     "log_level",
 )
+PLAIN = OPTIONS
+SWITCHES = ("standalone",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         daemon.run(
             settings,
             lambda: options.load(arguments),
-            _door(settings),
+            _frontend(settings),
             _serve(settings),
             standalone=arguments.standalone,
         )
@@ -105,15 +109,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _door(settings: Settings) -> Door | None:
+def _frontend(settings: Settings) -> Frontend | None:
     """Only where it is asked for: it costs the agent 14 MB. Raises SettingsError, LockedError or
     OSError."""
     if not settings.hook_server_socket:
         return None
     _needs_grpcio("hook-server-socket")
-    from agent.hookserver.door import HookDoor
+    from agent.koordinator.server import HookServer
 
-    return HookDoor(settings)
+    return HookServer(settings)
 
 
 def _serve(settings: Settings) -> Serve | None:
@@ -131,7 +135,7 @@ def _serve(settings: Settings) -> Serve | None:
     def serve(answer: Callable[[str, bytes], bytes]) -> Server:
         from agent.kubelet.corrected import METHODS
         from agent.kubelet.podresources import SERVICE
-        from agent.runtime.grpcserver import GrpcServer, Method
+        from agent.rpc.server import GrpcServer, Method
 
         def method(name: str) -> Method:
             return lambda request, _: answer(name, request)

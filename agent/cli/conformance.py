@@ -1,7 +1,9 @@
 """Compare our decisions with vector files: cases that other systems answered, a JSON object a line.
 
-Files are plain or gzip; the keys of its cases tell a file's kind. Exit code 0: no case disagrees;
-1: one does, or too many differ in declared ways; 2: a file can't be read or is of no known kind.
+Files are plain or gzip; the keys of its cases tell a file's kind. Without FILE: every file of
+tests/data/vectors in the checkout that this program runs from; files there that nothing compares
+yet are listed. Exit code 0: no case disagrees; 1: one does, or too many differ in declared ways; 2:
+a file can't be read, or a FILE is of no known kind.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
@@ -19,8 +22,11 @@ from agent.cli import output
 from agent.conformance import run as runs
 from agent.conformance.files import FileError
 from agent.conformance.kinds import KINDS, Kind
-from agent.conformance.run import DECLARED_PERCENT, Disagreement, Result
-from agent.view.units import count
+from agent.conformance.run import DECLARED_PERCENT, Disagreement, Result, UnknownKindError
+from agent.view.format import count
+
+VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"
+"""Where a checkout has them."""
 
 _COLUMNS = 100
 _LONGEST = 600
@@ -30,19 +36,37 @@ _BEFORE = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="+", metavar="FILE", help="vector file")
+    parser.add_argument(
+        "files", nargs="*", metavar="FILE", help="vector file (default: those of the checkout)"
+    )
     parser.add_argument("--output", choices=("text", "json"), default="text")
 
 
-def run(arguments: argparse.Namespace, known: Sequence[Kind] = KINDS) -> int:
-    """Runs every file; what can't be read has a line on standard error and no result."""
+def run(
+    arguments: argparse.Namespace, known: Sequence[Kind] = KINDS, vectors: Path = VECTORS
+) -> int:
+    """Runs every file, or those of the folder `vectors`; what can't be read has a line on standard
+    error and no result."""
     unread = False
     results: list[Result] = []
+    uncompared: list[str] = []
+    files = arguments.files or [str(path) for path in sorted(vectors.glob("*.jsonl*"))]
+    if not files:
+        _remark(
+            f"no FILE given, and no vector files in {vectors}: they are not installed with the "
+            "program; give the files of tests/data/vectors in a checkout of its repository"
+        )
+        return 2
     try:
-        for path in arguments.files:
+        for path in files:
             try:
                 result = runs.judge(path, known)
             except FileError as error:
+                if not arguments.files and _is_of_another_kind(error, path, known):
+                    if arguments.output == "text":
+                        print(output.encodable(f"{path}: not compared: no known kind"), flush=True)
+                    uncompared.append(path)
+                    continue
                 _remark(str(error))
                 unread = True
                 continue
@@ -52,7 +76,9 @@ def run(arguments: argparse.Namespace, known: Sequence[Kind] = KINDS) -> int:
                 _remark(f"{result.file}: {_too_many(result)}")
             results.append(result)
         if arguments.output == "json":
-            json.dump([body(result) for result in results], sys.stdout, indent=1)
+            bodies = [body(result) for result in results]
+            bodies += [{"file": path, "kind": None} for path in uncompared]
+            json.dump(bodies, sys.stdout, indent=1)
             print(flush=True)
     except OSError as error:
         failed = output.unwritten("conformance", error)
@@ -61,6 +87,12 @@ def run(arguments: argparse.Namespace, known: Sequence[Kind] = KINDS) -> int:
     if unread:
         return 2
     return 0 if all(result.passes for result in results) else 1
+
+
+def _is_of_another_kind(error: FileError, path: str, known: Sequence[Kind]) -> bool:
+    """Whether nothing compares such files. One that has the name of a known kind is broken."""
+    name = Path(path).name.partition(".")[0]
+    return isinstance(error, UnknownKindError) and name not in {kind.name for kind in known}
 
 
 def described(result: Result) -> str:

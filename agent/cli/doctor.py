@@ -23,8 +23,8 @@ from agent.node import doctor
 from agent.node.doctor import Examination
 from agent.node.drift import Finding
 from agent.rpc.grpc import RpcError
-from agent.view import table
-from agent.view.units import count
+from agent.view import format
+from agent.view.format import count
 
 OPTIONS = ("state_dir", "runtime_endpoint", "root", "cgroup_root", "kubelet_dir")
 
@@ -67,7 +67,7 @@ def described(examined: Examination, width: int) -> str:
         )
         for each in examined.seen
     ]
-    lines += table.lines([_HEAD, *rows], width) if rows else ["No containers run."]
+    lines += format.table([_HEAD, *rows], width) if rows else ["No containers run."]
     lines.append("")
     lines += [_sentence(finding) for finding in examined.findings]
     containers = count(len(examined.seen), "container")

@@ -34,7 +34,7 @@ from agent.model.settings import SettingsError
 from agent.node import takeover
 from agent.node.takeover import TakenOver
 from agent.rpc.grpc import RpcError
-from agent.view import table
+from agent.view.format import table
 
 OPTIONS = ("state_dir", "runtime_endpoint", "root", "cgroup_root", "kubelet_dir")
 
@@ -226,4 +226,4 @@ def _each(entries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, Any]
 
 def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     if rows:
-        yield from (f"  {line}" for line in table.lines([head, *rows], 10_000))
+        yield from (f"  {line}" for line in table([head, *rows], 10_000))

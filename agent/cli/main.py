@@ -2,14 +2,17 @@
 
 A subcommand's module has `add_arguments(parser)` and `run(arguments) -> exit code`; dashes in its
 name are underscores. A daemon that has nothing but options of the settings names them in `PLAIN` as
-well: written out in full they need no argparse, a megabyte that it would hold for life.
+well, and flags without a value in `SWITCHES`: written out in full they need no argparse, a megabyte
+that it would hold for life.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from agent.cli import options
@@ -39,13 +42,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     module = importlib.import_module(f"agent.cli.{words[0].replace('-', '_')}")
     arguments: object = None
     if hasattr(module, "PLAIN"):
-        arguments = options.plain(words[1:], module.PLAIN)
+        arguments = options.plain(words[1:], module.PLAIN, getattr(module, "SWITCHES", ()))
     if arguments is None:
-        parser = _parser(prog=f"topolet {words[0]}", description=module.__doc__)
-        module.add_arguments(parser)
-        arguments = parser.parse_args(words[1:])
+        arguments = _parsed(module, words)
+        # The parser refers to itself; a daemon that starts now would keep its memory for long.
+        gc.collect()
     code: int = module.run(arguments)
     return code
+
+
+def _parsed(module: ModuleType, words: Sequence[str]) -> object:
+    parser = _parser(prog=f"topolet {words[0]}", description=module.__doc__)
+    module.add_arguments(parser)
+    return parser.parse_args(words[1:])
 
 
 def _usage(words: Sequence[str]) -> int:

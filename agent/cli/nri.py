@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from agent.plugin import daemon
-    from agent.plugin.launched import LaunchError, launched
+    from agent.nri import daemon
+    from agent.nri.daemon import LaunchError, launched
 
     try:
         settings = options.load(arguments)

@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     import argparse
 
 
-def plain(words: Sequence[str], names: Sequence[str]) -> SimpleNamespace | None:
+def plain(
+    words: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()
+) -> SimpleNamespace | None:
     """What argparse would make of `--option VALUE` and `--option=VALUE` for the named options and
-    `--config`, written in full; None for anything else."""
+    `--config`, and of `--switch`, written in full; None for anything else."""
     flags = {f"--{name.replace('_', '-')}": name for name in (*names, "config")}
-    given = dict.fromkeys(flags.values())
+    given: dict[str, str | bool | None] = dict.fromkeys(flags.values())
+    given |= dict.fromkeys(switches, False)
     rest = iter(words)
     for word in rest:
+        if word.startswith("--") and word[2:] in switches:
+            given[word[2:]] = True
+            continue
         flag, equals, value = word.partition("=")
         if flag not in flags:
             return None

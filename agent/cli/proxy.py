@@ -6,8 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.cli import options
-from agent.host.activation import ActivationError, inherited
-from agent.host.listener import Listener, ListenError
+from agent.host.listener import ActivationError, Listener, ListenError, inherited
 from agent.host.locks import LockedError
 from agent.model import failurepolicy
 from agent.model.settings import Settings, SettingsError, host_port, socket_path

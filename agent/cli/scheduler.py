@@ -26,6 +26,7 @@ OPTIONS = (
     "lease_namespace",
     "lease_name",
     "lease_seconds",
+    "watch_stale_seconds",
     "kubeconfig",
     "service_account_dir",
     "log_level",

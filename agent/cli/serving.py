@@ -24,9 +24,9 @@ def run(arguments: argparse.Namespace, name: str, process: Callable[[Settings], 
     except SettingsError as error:
         return options.fail(error, 2)
     logs.start(settings.log_level)
-    from agent.host.faults import FaultError
+    from agent.host.ending import FaultError
     from agent.kube.auth import AccessError
-    from agent.scheduler.errors import StartError
+    from agent.scheduler.certificates import StartError
 
     try:
         process(settings)

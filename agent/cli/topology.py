@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 from agent.cli import options, output
 from agent.discover import cpus
@@ -19,7 +19,6 @@ from agent.model.settings import SettingsError
 from agent.model.snapshot import SnapshotError
 from agent.model.topology import Cpu, NumaNode, Topology
 from agent.view import machine, node
-from agent.view.screen import Screen
 
 OPTIONS = ("state_dir",)
 
@@ -141,3 +140,40 @@ def _width() -> int:
 
 def _coloured() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+
+
+class Screen:
+    """On a terminal the second screen, left as it was at the end; else texts follow one another,
+    each only when it differs from the last."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._terminal = stream.isatty()
+        self._shown = ""
+
+    def __enter__(self) -> Screen:
+        if self._terminal:
+            self._stream.write(_ENTER)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._terminal:
+            self._stream.write(_LEAVE)
+        self._stream.flush()
+
+    def show(self, text: str, lines: int) -> None:
+        """Shows the text, on a terminal at most `lines` of it."""
+        if text == self._shown:
+            return
+        self._shown = text
+        if self._terminal:
+            rows = text.rstrip("\n").split("\n")[: max(lines - 1, 1)]
+            body = "".join(f"{row}{_CLEAR_LINE}\r\n" for row in rows)
+            self._stream.write(f"{_HOME}{body}{_CLEAR_BELOW}")
+        else:
+            self._stream.write(text + "\n")
+        self._stream.flush()

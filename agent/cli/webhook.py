@@ -11,7 +11,6 @@ OPTIONS = (
     "webhook_https",
     "tls_certificate_file",
     "tls_key_file",
-    "binders_file",
     "webhook_failure_policy",
     "kubeconfig",
     "service_account_dir",
@@ -28,6 +27,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(settings: Settings) -> None:
-    from agent.scheduler import admission
+    from agent.scheduler import webhook
 
-    admission.run(settings)
+    webhook.run(settings)

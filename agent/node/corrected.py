@@ -1,4 +1,5 @@
-"""The kubelet's PodResources on a socket of ours, for exporters: what containers really have."""
+"""The kubelet's PodResources on a socket of ours, for exporters, with what containers really
+have."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from agent.allocate.foreign.corrected import corrections
 from agent.kubelet.corrected import CorrectedLister, Known
 from agent.model.pods import Pod
 from agent.model.wanted import PodWanted
-from agent.node.devices import SeenDevices
-from agent.node.sight import Sight
+from agent.node.device_visibility import DeviceVisibility
+from agent.node.devices import DeviceState
 
 log = logging.getLogger(__name__)
 
@@ -19,23 +20,23 @@ _GRACE_SECONDS = 2.0
 
 
 class Server(Protocol):
-    """Listens already."""
+    """A server that listens already."""
 
     def start(self) -> None:
         """Answers from now on."""
         ...
 
     def stop(self, grace_seconds: float) -> None:
-        """After the calls under way, or when time is up."""
+        """Waits for the calls in progress, at most `grace_seconds`."""
         ...
 
 
 Serve = Callable[[Callable[[str, bytes], bytes]], Server]
-"""By a function of method and request, which raises RpcError. Raises OSError."""
+"""Makes a server of a function of method and request, which raises RpcError. Raises OSError."""
 
 
 class CorrectedPodResources:
-    """Until the first look callers are told to come again."""
+    """Before the first `update` callers get UNAVAILABLE."""
 
     def __init__(self, kubelet_socket: str, serve: Serve) -> None:
         self._lister = CorrectedLister(kubelet_socket, lambda: self._known)
@@ -49,24 +50,24 @@ class CorrectedPodResources:
         self._server.start()
         log.info("corrected PodResources are served")
 
-    def looked(
+    def update(
         self,
         pods: Iterable[Pod],
         wanted: Mapping[str, PodWanted],
-        seen: SeenDevices,
-        sight: Sight | None,
+        devices: DeviceState,
+        visibility: DeviceVisibility | None,
     ) -> None:
-        """What a look came to."""
-        shown = sight.pods if sight else {}
+        """Answers with this from now on."""
+        shown = visibility.pods if visibility else {}
         seeing = {
             uid: each.seeing(shown[uid].each, shown[uid].containers) if uid in shown else each
             for uid, each in wanted.items()
         }
-        found = corrections(pods, seeing, seen.files, seen.report.devices)
-        self._known = found, seen.keys
+        found = corrections(pods, seeing, devices.files, devices.report.devices)
+        self._known = found, devices.keys
 
     def close(self) -> None:
-        """Nobody is answered any more."""
+        """Ends the server."""
         if self._server is not None:
             self._server.stop(_GRACE_SECONDS)
         self._lister.close()

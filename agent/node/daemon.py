@@ -1,7 +1,9 @@
-"""The agent's process: wires the parts, rounds on rings and by the clock, one HTTP port."""
+"""The agent's process: it builds the parts, runs a pass of the reconcile loop on every trigger, and
+serves metrics and health."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import resource
@@ -9,42 +11,49 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
 
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cgroup.namespace import own_root
+from agent.cri.client import Cri
+from agent.discover.cpus import TopologyView
 from agent.discover.facts import DiscoveryError
 from agent.host import malloc
-from agent.host.boot import boot_id
 from agent.host.ending import Ending
+from agent.host.files import boot_id
 from agent.host.locks import Lock
 from agent.kube.errors import StoreError
 from agent.kubelet.statefile import StateFileError
+from agent.model import exclusion
 from agent.model import settings as options
-from agent.model.settings import Settings
-from agent.node import local, reload, sight
-from agent.node.beside import Beside
-from agent.node.cluster import ClusterSide, objects_of
-from agent.node.configured import NodeObject
+from agent.model.exclusion import ExclusionError, Patterns
+from agent.model.settings import Settings, SettingsError
+from agent.node import device_visibility, node_local
+from agent.node.cluster_cache import ClusterCache
+from agent.node.cluster_view import ClusterView, cluster_objects
+from agent.node.cpu_notices import CpuNotices
+from agent.node.device_visibility import DeviceVisibilityView
 from agent.node.devices import device_view
-from agent.node.doorbell import Doorbell
-from agent.node.events import Events, Source, rest
-from agent.node.health import Health
-from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays
-from agent.node.look import Node, RoundError
-from agent.node.machine import Machine
-from agent.node.notices import Notices
-from agent.node.observed import Observer
+from agent.node.enforcement import Enforcement
+from agent.node.kubelet_configuration import KubeletConfigurationView
+from agent.node.kubelet_view import CpuManagerStateView, KubeletView
+from agent.node.node_object import NodeObject
+from agent.node.notifications import NotificationSocket
 from agent.node.outbox import Pace
-from agent.node.placement import Locator
-from agent.node.podresources import PodResourcesView
+from agent.node.pod_events import PodEvents
+from agent.node.pod_resources import PodResourcesStateView, PodResourcesView
 from agent.node.publisher import Publisher
-from agent.node.remembered import Memory
-from agent.node.telling import Teller
+from agent.node.reconcile import ReconcileError, Reconciler
+from agent.node.report import ClusterReporter, Reporter
+from agent.node.runtime_updater import RuntimeUpdater
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.node.sources import SourceName, Sources
+from agent.node.triggers import Trigger, Triggers, rest
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 from agent.telemetry.http import Answer, HttpServer
 from agent.telemetry.metrics import AgentMetrics
 
@@ -54,171 +63,191 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OPEN_FILES = 16_384
-_PODS_CHANGED = frozenset({Source.TREE, Source.RUNTIME, Source.KUBELET})
-"""What may come with something that the kubelet gave or took."""
+_PODS_CHANGED = frozenset({Trigger.TREE, Trigger.RUNTIME, Trigger.KUBELET})
+"""Triggers that may come with devices or CPUs that the kubelet gave or took."""
 
 
-class Door(Protocol):
-    """A way into this process by which containers are asked about before they exist."""
+class Frontend(Protocol):
+    """A server in this process that a runtime or proxy asks before it creates a container."""
 
     def start(self) -> None:
-        """The doorbell can be rung now. Raises OSError."""
+        """Called when the agent takes notifications. Raises OSError."""
         ...
 
     def page(self) -> str:
-        """What it counts, for /metrics."""
+        """Its metrics, in the text format."""
         ...
 
     def close(self) -> None:
-        """Asks nobody to come any more, and ends what is under way."""
+        """Ends the server and the calls in progress."""
         ...
 
 
 def run(
     settings: Settings,
     read_again: Callable[[], Settings],
-    door: Door | None = None,
+    frontend: Frontend | None = None,
     serve: Serve | None = None,
     *,
     standalone: bool,
 ) -> None:
-    """Until SIGTERM or SIGINT; leaves every cpuset as it is. SIGHUP reads the settings again.
-    `serve`: how the corrected PodResources are served, None where nobody wants them.
+    """Runs until SIGTERM or SIGINT, and leaves every cpuset as it is. SIGHUP reads the settings
+    again. `serve` makes the server of corrected PodResources; None: they are not served.
     `standalone`: without a cluster. Raises LockedError, HttpError, CgroupError, SettingsError,
     ConfigurationError, StoreError or OSError when it can't start, OSError when its state folder is
     taken away."""
     malloc.one_arena()
-    exclude = reload.excluded(settings)
+    malloc.return_large_blocks()
+    exclude = excluded(settings)
     node_name = settings.node_name or os.uname().nodename
-    objects = objects_of(settings, node_name, standalone=standalone)
-    beside = Beside(settings)
-    local.check_kubelet(settings)
-    machine = Machine(settings.root)
-    local_cpus = local.configured(settings, machine)
+    objects = cluster_objects(settings, node_name, standalone=standalone)
+    node_local.check_kubelet(settings)
+    topology_view = TopologyView(settings.root)
+    node_local_cpus = node_local.configured(settings, topology_view)
     _keep_files_open()
     os.makedirs(settings.state_dir, mode=0o755, exist_ok=True)
     state = Path(settings.state_dir)
-    sight_policy = sight.policy(settings)
-    sight.prepare(sight_policy)
+    visibility_policy = device_visibility.policy(settings)
+    device_visibility.prepare(visibility_policy)
     lock = Lock(str(state / "agent.lock"))
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
+    metrics = AgentMetrics()
+    sources = Sources(lambda name, number: metrics.source_troubles.labels(name).set(number))
+    notification_socket = NotificationSocket(str(state / "doorbell.sock"))
+    pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
+    cluster = ClusterView(objects, node_name, metrics, notification_socket.wake, pace)
+    cache = ClusterCache(cluster, str(state / "cluster.json"), sources)
+    kubelet_configuration = KubeletConfigurationView(
+        settings,
+        sources,
+        functools.cache(lambda: own_root(hierarchy)),
+        notification_socket.wake,
+        cache.known.configuration,
+    )
+    kubelet_configuration.start()
     controllers = Controllers(settings.cgroup_root, hierarchy.handles)
     for missing in controllers.missing():
         log.warning("this machine has no %s controller: nothing is limited by it", missing)
     journal = Journal(state / "journal")
-    for problem in journal.problems:
-        log.error("%s", problem)
+    sources.report(SourceName.JOURNAL, journal.problems)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
-    teller = Teller(Cri(options.socket_path(settings.runtime_endpoint)))
-    metrics = AgentMetrics()
-    doorbell = Doorbell(str(state / "doorbell.sock"))
-    pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
-    cluster = ClusterSide(objects, node_name, metrics, doorbell.wake, pace)
-    pod_resources = PodResourcesView(settings.pod_resources_socket, doorbell.wake)
-    memory = Memory(str(state / "cluster.json"))
-    devices = device_view(settings, doorbell.wake, memory.known.files)
+    updater = RuntimeUpdater(Cri(options.socket_path(settings.runtime_endpoint)), hierarchy.exists)
+    pod_resources = PodResourcesView(
+        settings.pod_resources_socket, notification_socket.wake, sources=sources
+    )
+    devices = device_view(settings, notification_socket.wake, cache.known.files, sources)
     corrected = _corrected(settings, serve) if serve else None
-    node = Node(
-        machine=machine,
-        cri=cri,
-        observer=Observer(
-            cri, Locator(hierarchy), requests=settings.cpu_policy != "none", grants=True
+    node = Reconciler(
+        topology_view,
+        RuntimeView(
+            cri, CgroupLocator(hierarchy), requests=settings.cpu_policy != "none", grants=True
         ),
-        hierarchy=hierarchy,
-        controllers=controllers,
-        journal=journal,
-        kubelet=KubeletView(settings.kubelet_dir),
-        assignments=cluster,
-        memory=memory,
-        node_object=NodeObject(node_name),
-        beside=beside,
-        publisher=Publisher(str(state / "snapshot.json"), boot_id()),
-        reporter=cluster.reporter,
-        kubelet_says=KubeletSays(pod_resources),
-        metrics=metrics,
-        teller=teller,
-        local=local_cpus,
-        notices=Notices(settings.state_dir),
-        devices=devices,
-        sight_policy=sight_policy,
-        corrected=corrected,
-        migrate_memory=settings.migrate_memory,
+        cache,
+        NodeObject(node_name, sources),
+        KubeletView(
+            kubelet_configuration,
+            CpuManagerStateView(settings.kubelet_dir, sources),
+            PodResourcesStateView(pod_resources, sources),
+        ),
+        Enforcement(
+            hierarchy,
+            controllers,
+            journal,
+            cri,
+            updater,
+            CpuNotices(settings.state_dir),
+            migrate_memory=settings.migrate_memory,
+        ),
+        Publisher(str(state / "snapshot.json"), boot_id(), sources),
+        Reporter(
+            ClusterReporter(node_name, cluster.deliver, waits=pace is not None),
+            metrics,
+            PodEvents(cluster.events),
+            corrected,
+            hierarchy.group_of,
+        ),
+        node_local_cpus,
+        DeviceVisibilityView(devices, visibility_policy),
     )
     node.exclude = exclude
     health = Health(settings.period_seconds)
     pages = {
-        "/metrics": lambda: Answer(200, _metrics(metrics, door), "text/plain; version=0.0.4"),
+        "/metrics": lambda: Answer(200, _metrics(metrics, frontend), "text/plain; version=0.0.4"),
         "/healthz": health.alive,
         "/readyz": health.ready,
     }
     server = HttpServer(settings.http, pages) if settings.http else None
-    events = Events(
-        doorbell,
+    triggers = Triggers(
+        notification_socket,
         hierarchy.path,
         settings.kubelet_dir,
         options.socket_path(settings.runtime_endpoint),
         cluster.news,
+        sources,
     )
     stopping = asked_to_reload = False
 
     def hang_up(number: int, frame: object) -> None:
         nonlocal asked_to_reload
         asked_to_reload = True
-        doorbell.wake()
+        notification_socket.wake()
 
     def stop() -> None:
         nonlocal stopping
         stopping = True
-        doorbell.wake()
+        notification_socket.wake()
 
     signal.signal(signal.SIGHUP, hang_up)
     with Ending(stop):
         cluster.start()
-        if door:
-            door.start()
+        if frontend:
+            frontend.start()
         if corrected:
             corrected.start()
-        log.info("agent looks at %s", settings.runtime_endpoint)
-        next_round = resting = 0.0
+        log.info("the agent manages the containers of %s", settings.runtime_endpoint)
+        next_pass = resting = 0.0
         while not stopping:
-            rings = doorbell.wait(next_round - time.monotonic(), resting)
-            node.heard(rings)
+            received = notification_socket.wait(next_pass - time.monotonic(), resting)
+            node.notified(received)
             began = time.monotonic()
-            sources = events.heard() | ({Source.RING} if rings else set())
-            if not sources and began >= next_round:
-                sources = {Source.CLOCK}
-            for source in sources:
+            woken_by = triggers.take() | ({Trigger.NOTIFICATION} if received else set())
+            if not woken_by and began >= next_pass:
+                woken_by = {Trigger.CLOCK}
+            for source in woken_by:
                 metrics.wakes.labels(source.value).inc()
-            if devices is not None and Source.HOTPLUG in sources:
-                devices.look_again()
-            if sources & _PODS_CHANGED:
+            if devices is not None and Trigger.HOTPLUG in woken_by:
+                devices.rescan()
+            if woken_by & _PODS_CHANGED:
                 pod_resources.ask()
+            if asked_to_reload or Trigger.KUBELET in woken_by:
+                kubelet_configuration.ask()
             if asked_to_reload:
                 asked_to_reload = False
-                settings = reload.reloaded(settings, read_again, node)
-            healthy = _round(node, health, metrics)
-            pause = events.pause(settings, healthy, sources, began)
+                settings = reloaded(settings, read_again, node)
+            healthy = _reconcile(node, health, metrics)
+            pause = triggers.pause(settings, healthy, woken_by, began)
             if node.again:
                 pause = min(pause, settings.period_seconds)
             health.rest(pause)
             metrics.pause_seconds.set(pause)
-            next_round = began + pause
+            next_pass = began + pause
             resting = rest(settings, time.monotonic() - began)
-            if doorbell.lost():
+            if notification_socket.lost():
                 raise OSError(f"{settings.state_dir} was removed or given to another agent")
-    if door:
-        door.close()
+    if frontend:
+        frontend.close()
     if corrected:
         corrected.close()
-    events.close()
+    triggers.close()
     cluster.close()
+    kubelet_configuration.close()
     pod_resources.close()
     if devices is not None:
         devices.close()
-    doorbell.close()
+    notification_socket.close()
     if server:
         server.close()
-    teller.close()
+    updater.close()
     cri.close()
     hierarchy.close()
     lock.release()
@@ -230,32 +259,116 @@ def _corrected(settings: Settings, serve: Serve) -> CorrectedPodResources:
     return CorrectedPodResources(options.socket_path(settings.pod_resources_socket), serve)
 
 
-def _metrics(metrics: AgentMetrics, door: Door | None) -> str:
-    return metrics.render() + (door.page() if door else "")
+def _metrics(metrics: AgentMetrics, frontend: Frontend | None) -> str:
+    return metrics.render() + (frontend.page() if frontend else "")
 
 
 def _keep_files_open() -> None:
-    """As many as we may: a pass reads the same few files of every container."""
+    """As many as the limit allows: a pass reads the same few files of every container."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(OPEN_FILES, hard)), hard))
 
 
-def _round(node: Node, health: Health, metrics: AgentMetrics) -> bool:
+def _reconcile(node: Reconciler, health: Health, metrics: AgentMetrics) -> bool:
     health.begin()
     start = time.monotonic()
     error = ""
     try:
-        node.look()
+        node.reconcile()
     except RpcError as failure:
         error = f"the runtime does not answer: {failure}"
-    except (DiscoveryError, StateFileError, StoreError, RoundError, OSError) as failure:
+    except (DiscoveryError, StateFileError, StoreError, ReconcileError, OSError) as failure:
         error = str(failure)
-    except Exception as failure:  # the supervisor: a bad round must not be the last
-        error = f"round failed: {failure!r}"
+    except Exception as failure:  # the supervisor: a fault must not end the loop
+        error = f"the pass failed: {failure!r}"
         if health.is_news(error):
-            log.exception("round failed")
+            log.exception("the pass failed")
     else:
         metrics.look_seconds.observe(time.monotonic() - start)
     metrics.looks.labels("failed" if error else "ok").inc()
     health.end(error)
     return not error
+
+
+LIVE: Final = ("exclude", "period_seconds", "full_pass_seconds", "log_level")
+"""Options that a reload applies."""
+
+
+def excluded(settings: Settings) -> Patterns:
+    """Raises SettingsError."""
+    try:
+        return exclusion.parse(settings.exclude)
+    except ExclusionError as error:
+        raise SettingsError(f"exclude: {error}") from None
+
+
+def reloaded(old: Settings, read_again: Callable[[], Settings], node: Reconciler) -> Settings:
+    """The settings from now on. An invalid file leaves the old ones; a changed option that needs a
+    restart is logged."""
+    try:
+        new = read_again()
+        node.exclude = excluded(new)
+    except SettingsError as error:
+        log.error("the settings stay as they were: %s", error)
+        return old
+    logging.getLogger().setLevel(new.log_level.upper())
+    now = msgspec.structs.replace(old, **{name: getattr(new, name) for name in LIVE})
+    fixed = [
+        field.encode_name
+        for field in options.options()
+        if getattr(now, field.name) != getattr(new, field.name)
+    ]
+    if fixed:
+        log.warning("changed, but only with a restart: %s", ", ".join(fixed))
+    log.info("the settings were read again")
+    return now
+
+
+STALE_SECONDS = 5.0
+
+
+class Health:
+    """The state of the reconcile loop, for /healthz and /readyz."""
+
+    def __init__(self, period_seconds: float) -> None:
+        self._patience_seconds = max(STALE_SECONDS, 4 * period_seconds)
+        self._begun = time.monotonic()
+        self._succeeded: float | None = None
+        self._error = "there was no pass yet"
+        self._pause_seconds = 0.0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self._begun = time.monotonic()
+
+    def end(self, error: str) -> None:
+        """The pass ended, with "" for success. Logs a new error."""
+        if self.is_news(error):
+            log.error("%s", error)
+        self._error = error
+        if not error:
+            self._succeeded = time.monotonic()
+
+    def rest(self, pause_seconds: float) -> None:
+        """The next pass is due only after this time."""
+        self._pause_seconds = pause_seconds
+
+    def is_news(self, error: str) -> bool:
+        """Whether the last pass ended otherwise: a lasting fault must not fill a disk."""
+        return bool(error) and error != self._error
+
+    def alive(self) -> Answer:
+        """503 when there are no passes any more."""
+        silent = time.monotonic() - self._begun
+        if silent > self._pause_seconds + 4 * self._patience_seconds:
+            return Answer(503, f"no pass for {silent:.0f} s\n")
+        return Answer(200, "ok\n")
+
+    def ready(self) -> Answer:
+        """503 unless the last pass succeeded (so the runtime answers) and is recent."""
+        if self._error:
+            return Answer(503, f"{self._error}\n")
+        age = time.monotonic() - (self._succeeded or 0)
+        if age > self._pause_seconds + self._patience_seconds:
+            return Answer(503, f"the snapshot is {age:.0f} s old\n")
+        return Answer(200, "ok\n")

@@ -1,19 +1,23 @@
-"""The node's devices at each look: PCI, RDMA and FPGAs from sysfs, GPUs from a child with NVML."""
+"""The node's devices: PCI, RDMA and FPGAs from sysfs, GPUs from a child process with NVML, and the
+kubelet's checkpoint of device plugins."""
 
 from __future__ import annotations
 
-import logging
+import os
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from agent.allocate.foreign.allocations import given, had_twice
-from agent.allocate.foreign.existing import existing, taken, withheld
+from agent.allocate.foreign.existing import existing, given, had_twice, taken, withheld
 from agent.allocate.foreign.names import Keys, keys
+from agent.discover import fpga, pci, rdma
+from agent.discover.facts import DiscoveryError
 from agent.discover.reader import Reader
-from agent.host.files import Tree
+from agent.host.files import Tree, boot_id, stamp
+from agent.kubelet import device_checkpoint, device_grants
+from agent.kubelet.statefile import StateFileError
 from agent.model import (
     checkpoints,
     gpuactions,
@@ -24,7 +28,7 @@ from agent.model import (
     partitions,
 )
 from agent.model.annotations import AnnotationError
-from agent.model.apinode import ApiNode
+from agent.model.apiobjects import ApiNode
 from agent.model.device_allocation import (
     amounts,
     names,
@@ -40,25 +44,98 @@ from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading
 from agent.model.holding import Form, Grant, Holding
+from agent.model.pci import Fpgas, Function
 from agent.model.pods import Pod
+from agent.model.rdma import Rdma
 from agent.model.report import DeviceReport
 from agent.model.settings import Settings, SettingsError
 from agent.model.topology import Topology
 from agent.model.visible import DeviceNode
-from agent.node.checkpoint import CheckpointView
 from agent.node.gpus import GpuView
-from agent.node.plugged import Plugged
+from agent.node.sources import SourceName, Sources
 
 if TYPE_CHECKING:
     from agent.discover.gpuwatcher import GpuWatcher
 
-log = logging.getLogger(__name__)
+
+CHECKPOINT_FILE: Final = "device-plugins/kubelet_internal_checkpoint"
 
 
-class SeenDevices(msgspec.Struct, frozen=True):
-    """What is reported of devices, the files that reach them, what of them pods hold that no
-    scheduler gave it to, what GPUs read last, and what names of devices lead to. `missing`: where
-    PCI has a GPU of which the driver never told; `fault`: why nobody could ask it."""
+class DeviceCheckpointView:
+    """Reads the file again when it has changed. While it can't be read, its last valid content
+    stays in force."""
+
+    def __init__(self, kubelet_dir: str, sources: Sources | None = None) -> None:
+        self._path = os.path.join(kubelet_dir, CHECKPOINT_FILE)
+        self._boot_id = boot_id()
+        self._stamp = stamp("")
+        self._grants: tuple[Grant, ...] = ()
+        self._sources = sources or Sources()
+
+    def grants(self) -> tuple[Grant, ...]:
+        """Empty without a checkpoint. Logs what can't be read once."""
+        now = stamp(self._path)
+        if now != self._stamp:
+            try:
+                read = device_checkpoint.read(self._path)
+            except StateFileError as error:
+                self._report(str(error))
+                return self._grants
+            self._stamp = now
+            self._grants, problems = device_grants.of_checkpoint(read, self._boot_id)
+            self._report(*(f"{self._path}: {each}" for each in problems))
+        return self._grants
+
+    def _report(self, *problems: str) -> None:
+        self._sources.report(SourceName.DEVICE_CHECKPOINT, problems)
+
+
+RESCAN_SECONDS: Final = 60.0
+"""No event comes when the port of a network card goes up or down."""
+
+
+class SysfsDevices:
+    """`functions` of PCI by address, `known` once they could be listed; `problems`: what could not
+    be read."""
+
+    def __init__(self, root: str) -> None:
+        """`root` is where the host's /sys is."""
+        self._root = root
+        self._scanned: tuple[Topology, float] | None = None
+        self.known = False
+        self.functions: Mapping[str, Function] = {}
+        self.rdma = Rdma()
+        self.fpgas = Fpgas()
+        self.problems: tuple[str, ...] = ()
+
+    def rescan(self) -> None:
+        """Something was plugged in or out."""
+        self._scanned = None
+
+    def update(self, topology: Topology) -> None:
+        """Reads sysfs when that is due. Without a list of PCI functions the last one stays."""
+        now = time.monotonic()
+        if self._scanned is not None:
+            of, at = self._scanned
+            if of == topology and now - at < RESCAN_SECONDS:
+                return
+        try:
+            found = pci.read(self._root, topology)
+        except DiscoveryError as error:
+            self.problems = (str(error),)
+            return
+        self._scanned, self.known = (topology, now), True
+        self.functions = found.by_address
+        self.rdma = rdma.read(self._root, self.functions)
+        self.fpgas = fpga.read(self._root, self.functions)
+        self.problems = found.problems + self.rdma.problems + self.fpgas.problems
+
+
+class DeviceState(msgspec.Struct, frozen=True):
+    """`report` for the cluster; `files` that reach the devices; `existing`: devices that pods hold
+    without an allocation of a scheduler; `readings` of the GPUs, the last ones; `keys`: the devices
+    by every name of theirs. `missing`: PCI addresses of GPUs that the driver never reported;
+    `fault`: why the driver could not be asked."""
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
@@ -70,68 +147,69 @@ class SeenDevices(msgspec.Struct, frozen=True):
 
 
 class DeviceView:
-    """Goes on from the Device object's last state, which it is told once."""
+    """Continues from the last state of the Device object, which it gets once."""
 
     def __init__(
         self,
         root: str,
         watch: Callable[[], GpuWatcher],
         actions: GpuActions,
-        checkpoint: CheckpointView,
+        checkpoint: DeviceCheckpointView,
         *,
         gfd_labels: bool = False,
         withhold: bool = False,
         files: DeviceFiles = NO_FILES,
         clock: Callable[[], float] = time.time,
+        sources: Sources | None = None,
     ) -> None:
         """`root` is where the host's /sys and /proc are; `watch` makes the watcher of GPUs;
-        `withhold`: schedulers are listed nothing of what others gave away; `files`: those that an
-        agent before us knew in this boot."""
+        `withhold`: the Device object omits devices that a device plugin gave away; `files`: those
+        that the last agent knew in this boot."""
         self._checkpoint = checkpoint
         self._root = root
         self._gfd_labels = gfd_labels
         self._withhold = withhold
         self._clock = clock
-        self._plugged = Plugged(root)
+        self._plugged = SysfsDevices(root)
         self._gpus = GpuView(root, watch, actions, clock)
         self.files = files
-        """How containers reach the devices, also those that can't be seen now."""
+        """How containers reach the devices, also those that are not visible now."""
         self._cards_before = files.cards or ()
         self._links: partitions.Links | None = None
         self._table: partitions.Table = {}
         self._begun = False
         self.state = Published()
-        """What is said from now on."""
-        self._said: frozenset[str] = frozenset()
+        """The next state of the Device object."""
+        self._sources = sources or Sources()
         self._plugins_gave: frozenset[tuple[str, str]] = frozenset()
-        """Type and id of whole devices, by the last look."""
+        """Type and id of whole devices, at the last call of `observe`."""
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Something was plugged in or out."""
-        self._plugged.look_again()
-        self._gpus.look_again()
+        self._plugged.rescan()
+        self._gpus.rescan()
 
     def close(self) -> None:
         """Ends the child."""
         self._gpus.close()
 
-    def now(
+    def observe(
         self,
         topology: Topology,
         published: Published | None,
         node: ApiNode,
         pods: Collection[Pod],
         grants: Iterable[Grant] = (),
-    ) -> SeenDevices | None:
-        """`published`: what the Device object said when we began, None while nobody tells: then
-        there is no answer where there are devices, which have their numbers and ills from it; nor
-        before PCI could be listed once. `grants`: what the kubelet says that it gave to pods,
-        beside its checkpoint, and what containers show. Never fails: what can't be read is logged
-        once."""
+    ) -> DeviceState | None:
+        """`published`: the Device object when the agent started, None while it is not known:
+        devices have their numbers and conditions from it, so a node with devices has no state
+        before. Nor has any node before PCI could be listed once. `grants`: devices that the kubelet
+        gave to pods by PodResources, and those that containers show. Logs what can't be read once,
+        and never fails."""
         plugged = self._plugged
-        plugged.look(topology)
+        plugged.update(topology)
         if not plugged.known:
-            self._say(plugged.problems)
+            self._report(plugged.problems)
             return None
         if published is not None and not self._begun:
             self._begun = True
@@ -141,7 +219,7 @@ class DeviceView:
         if not self._begun and (plugged.rdma.devices or plugged.fpgas.devices or expected):
             return None
         asked, wrong = _release(node)
-        health = self._gpus.now(expected, release=asked)
+        health = self._gpus.observe(expected, release=asked)
         cards = [card.gpu for card in health.cards]
         allocations, troubles = given(pods)
         made = device_list(
@@ -182,7 +260,7 @@ class DeviceView:
         self.files = self._files(made.devices, cards, expected)
         refused = had_twice(held, made.devices, found.holdings, {pod.uid: pod for pod in pods})
         lacking = self._lacking(health, node, cards)
-        self._say(
+        self._report(
             (
                 *plugged.problems,
                 *wrong,
@@ -209,7 +287,7 @@ class DeviceView:
             self._gfd_labels,
             withheld(made.devices, found.holdings) if self._withhold else None,
         )
-        return SeenDevices(
+        return DeviceState(
             report,
             self.files,
             found.holdings,
@@ -239,12 +317,12 @@ class DeviceView:
         )
 
     def _lacking(self, health: GpuHealth, node: ApiNode, cards: list[Gpu]) -> Iterator[str]:
-        """What should be here of GPUs and is not."""
+        """Describes GPUs that are missing."""
         if self._gpus.fault:
             yield f"GPUs: {self._gpus.fault}: {self._gpus.message}"
         else:
             for bus in health.unclaimed:
-                yield f"GPU at {bus}: PCI has it, its driver has not"
+                yield f"GPU at {bus}: PCI lists it, its driver does not"
         if cards:
             for each in gpuconditions.cordons_of_none(node.annotations, cards):
                 yield f"Node: {each}"
@@ -254,17 +332,17 @@ class DeviceView:
         paths = "proc/driver/nvidia-caps/mig-minors", "proc/devices"
         return capabilities(*(reader.text(path) or "" for path in paths))
 
-    def _say(self, problems: Iterable[str]) -> None:
-        now = frozenset(problems)
-        for problem in sorted(now - self._said):
-            log.warning("devices: %s", problem)
-        self._said = now
+    def _report(self, problems: Iterable[str]) -> None:
+        self._sources.report(SourceName.DEVICES, problems)
 
 
 def device_view(
-    settings: Settings, wake: Callable[[], None], files: DeviceFiles = NO_FILES
+    settings: Settings,
+    wake: Callable[[], None],
+    files: DeviceFiles = NO_FILES,
+    sources: Sources | None = None,
 ) -> DeviceView | None:
-    """As the settings want it, None where they don't. Raises SettingsError."""
+    """Configured by the settings; None when they switch it off. Raises SettingsError."""
     try:
         actions = gpuactions.parse(settings.gpu_actions)
     except GpuActionError as error:
@@ -277,7 +355,7 @@ def device_view(
 
         return GpuWatcher(wake, settings.gpu_driver_root)
 
-    checkpoint = CheckpointView(settings.kubelet_dir)
+    checkpoint = DeviceCheckpointView(settings.kubelet_dir, sources)
     return DeviceView(
         settings.root,
         watch,
@@ -286,11 +364,12 @@ def device_view(
         gfd_labels=settings.gfd_labels,
         withhold=settings.withhold_held_devices,
         files=files,
+        sources=sources,
     )
 
 
 def _release(node: ApiNode) -> tuple[bool, tuple[str, ...]]:
-    """Whether the GPUs' driver is to be let go, and what of that can't be read."""
+    """Whether to release the GPUs' driver, and the problems of the annotation that asks for it."""
     try:
         return gpuconditions.release_asked(node.annotations), ()
     except AnnotationError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cri.client import Cri
 from agent.host import processes
 from agent.kubelet.statefile import StateFileError
 from agent.model import settings as options
@@ -21,10 +22,8 @@ from agent.model.snapshot import Snapshot, SnapshotError
 from agent.model.wanted import NOTHING, PodWanted
 from agent.node import drift
 from agent.node.drift import Finding, Seen
-from agent.node.kubelet import KubeletView
-from agent.node.observed import Observer
-from agent.node.placement import Locator
-from agent.runtime.cri import Cri
+from agent.node.kubelet_view import CpuManagerStateView
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 
 
 class Examination(msgspec.Struct, frozen=True):
@@ -42,13 +41,13 @@ def examine(settings: Settings) -> Examination:
     hierarchy = Hierarchy(settings.cgroup_root, os.path.join(settings.root, "proc"))
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     try:
-        observed = Observer(cri, Locator(hierarchy)).look()
+        observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
     finally:
         cri.close()
     snapshot, remarks = _snapshot(Path(settings.state_dir) / "snapshot.json")
     given: dict[str, CpuSet] = {}
     try:
-        given = KubeletView(settings.kubelet_dir).cpus().by_uid
+        given = CpuManagerStateView(settings.kubelet_dir).cpus().by_uid
     except StateFileError as error:
         remarks += (str(error),)
     seen = [

@@ -14,13 +14,11 @@ from agent.node.overlaps import may_hold
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """One running container and what each party says of its CPUs; None where it says nothing.
-
-    `claimed`: its pod's annotation; `kubelet`: the kubelet's checkpoint; `wanted`: the agent's
-    snapshot; `group`: the effective cpuset of its cgroup; `processes`: the union of what its
-    processes may run on. `trouble`: why the agent does not give the pod what it claims, or why the
-    annotation can't be read.
-    """
+    """One running container and its CPUs by each source; None when a source has none. `claimed`:
+    its pod's annotation; `kubelet`: the kubelet's checkpoint; `wanted`: the agent's snapshot;
+    `group`: the effective cpuset of its cgroup; `processes`: the union of its processes'
+    affinities. `trouble`: why the agent does not honour the pod's claim, or why the annotation
+    can't be read."""
 
     pod_uid: str
     title: str
@@ -57,7 +55,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 def findings(seen: Sequence[Seen], owners: Sequence[Owner]) -> tuple[Finding, ...]:
-    """`owners` as the agent's snapshot tells them, none where there is no snapshot."""
+    """`owners` of the agent's snapshot, none without one."""
     found: list[Finding] = []
     for each in seen:
         found += _of_container(each, owners)

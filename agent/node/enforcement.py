@@ -1,5 +1,5 @@
-"""Makes true what was decided: cgroups first, then the runtime, which must not put back what it
-remembers of a container."""
+"""Enforces a decision: it writes the cgroups first, then updates the runtime, which would otherwise
+restore the values that it remembers of a container."""
 
 from __future__ import annotations
 
@@ -9,32 +9,50 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.allocate.pools import Decision
+from agent.cgroup import limits, values, writer
 from agent.cgroup import limits as fields
-from agent.cgroup import values, writer
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import MEMS, CgroupError, Hierarchy
-from agent.cgroup.journal import Journal, JournalError, Original
+from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
-from agent.cgroup.outcome import Outcome, State
+from agent.cgroup.outcome import Outcome, State, ValueOutcome
+from agent.cri.client import Cri
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
-from agent.model.doorbell import Asked, Created
-from agent.model.limits import Limits
+from agent.model.notifications import Created, RequestedResources
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
-from agent.model.wanted import NO_LIMITS, Wanted
+from agent.model.wanted import LEAST_SHARES, NO_LIMITS, UNLIMITED, Limits, Wanted
 from agent.node import excluded, wanted
-from agent.node.observed import Observed
-from agent.node.originals import replaced, resized
-from agent.node.telling import Teller, remembers
-from agent.node.witness import Witness
+from agent.node.cpu_notices import CpuNotices
+from agent.node.runtime_updater import RuntimeUpdater, remembers
+from agent.node.runtime_view import RuntimeState
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 
 log = logging.getLogger(__name__)
 
 
+class Freed(msgspec.Struct, frozen=True):
+    """The cpusets of running containers were written; `holds`: by container id, the CPUs that it
+    runs on afterwards, or will start on."""
+
+    outcome: Outcome
+    holds: dict[str, CpuSet]
+    failures: tuple[str, ...] = ()
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """What was written; `titles`: pod and container by group; `failures`: of other kinds."""
+
+    cpusets: tuple[Outcome, ...]
+    values: ValueOutcome
+    titles: Mapping[str, str]
+    failures: tuple[str, ...] = ()
+
+
 class Enforcement:
-    """Remembers what the proxy replaced at creation until a group is there to journal it for."""
+    """Keeps the values that a frontend replaced at creation until the container has a cgroup, for
+    which the journal then records them. Without an updater the runtime is not updated; without
+    notices no container gets a file with its CPUs."""
 
     def __init__(
         self,
@@ -42,8 +60,8 @@ class Enforcement:
         controllers: Controllers,
         journal: Journal,
         cri: Cri,
-        teller: Teller | None,
-        witness: Witness,
+        updater: RuntimeUpdater | None = None,
+        notices: CpuNotices | None = None,
         *,
         migrate_memory: bool = False,
     ) -> None:
@@ -51,62 +69,80 @@ class Enforcement:
         self._controllers = controllers
         self._journal = journal
         self._cri = cri
-        self._teller = teller
-        self._witness = witness
+        self._updater = updater
+        self._notices = notices
         self._migrate_memory = migrate_memory
         self._replaced: dict[str, Created] = {}
-        self._resized: dict[str, Asked] = {}
+        self._resized: dict[str, RequestedResources] = {}
         self._returned: dict[str, dict[str, str]] = {}
 
-    def created(self, ring: Created) -> None:
-        """The proxy made a container."""
-        self._replaced[ring.container_id] = ring
+    def created(self, notification: Created) -> None:
+        """A frontend let the runtime create a container with replaced values."""
+        self._replaced[notification.container_id] = notification
 
-    def resized(self, container_id: str, asked: Asked) -> None:
-        """The proxy let a change of a container pass that asked for this."""
+    def resized(self, container_id: str, asked: RequestedResources) -> None:
+        """A frontend let an update of a container pass that requested these values."""
         self._resized[container_id] = asked
 
     def pause(self) -> bool:
-        """Nothing decided before is told to the runtime from now on; whether a call is under way,
-        which may still put it in force."""
-        return self._teller is not None and self._teller.pause()
+        """Drops the queued updates of the runtime, which the next decision may contradict. Returns
+        whether a call is in progress, which may still apply one."""
+        return self._updater is not None and self._updater.pause()
 
-    def holds(self, observed: Observed, topology: Topology) -> dict[str, CpuSet]:
-        """By container id, what it runs on, or will start on; and what the runtime is just being
-        told, which it may put in force at any moment."""
+    def holds(self, runtime: RuntimeState, topology: Topology) -> dict[str, CpuSet]:
+        """By container id, the CPUs that it runs on or will start on, and those of an update in
+        progress, which the runtime may apply at any moment."""
         holds = {}
-        telling = self._teller.under_way() if self._teller else {}
-        for container in _containers(observed):
+        updating = self._updater.in_progress() if self._updater else {}
+        for container in _containers(runtime):
             if container.state is ContainerState.CREATED:
-                holds[container.id] = _starting(observed, container, topology)
+                holds[container.id] = _starting(runtime, container, topology)
             elif container.group is not None:
                 try:
                     holds[container.id] = self._hierarchy.effective_cpus(container.group)
                 except CgroupError as error:
                     log.debug("%s", error)
-            if container.id in telling and container.id in holds:
-                holds[container.id] |= telling[container.id]
+            if container.id in updating and container.id in holds:
+                holds[container.id] |= updating[container.id]
         return holds
 
-    def give_back(self, alone: tuple[Container, ...]) -> tuple[str, ...]:
-        """What is left alone from now on gets its values back; the failures."""
-        return excluded.give_back(self._hierarchy, self._journal, alone, self._controllers)
+    def make_room(
+        self,
+        runtime: RuntimeState,
+        unmanaged: tuple[Container, ...],
+        decision: Decision,
+        topology: Topology,
+        holds: dict[str, CpuSet],
+        *,
+        pending: bool,
+        dynamic: bool,
+    ) -> Freed:
+        """Moves containers off the CPUs that the decision gives to others. `unmanaged` containers
+        get their original values back. `holds`: before; `pending`: an update of the runtime was in
+        progress. `dynamic`: the containers of a dynamic policy read their CPUs in a file, before a
+        snapshot gives them to others."""
+        failures = self._journal_originals(runtime)
+        failures += excluded.give_back(self._hierarchy, self._journal, unmanaged, self._controllers)
+        cpusets = wanted.cpusets(runtime.pods, decision)
+        outcome = writer.apply(self._hierarchy, self._journal, cpusets)
+        if pending or outcome.having(State.WRITTEN):
+            holds = self.holds(runtime, topology)
+        holds = self._update_created(runtime, decision, holds)
+        if self._notices is not None:
+            failures += self._notices.write(decision, dynamic=dynamic)
+        return Freed(outcome, holds, tuple(failures))
 
-    def free_cpus(self, observed: Observed, decision: Decision) -> Outcome:
-        """Writes the cpusets of running containers: what owners wait for."""
-        return writer.apply(self._hierarchy, self._journal, wanted.cpusets(observed.pods, decision))
-
-    def finish(self, observed: Observed, decision: Decision, freed: Outcome) -> list[str]:
-        """Writes what nobody waits for: sandboxes and limits; what could not be written, and of
-        `freed` too."""
-        sandboxes = wanted.sandbox_cpusets(observed.pods, decision)
+    def apply(self, runtime: RuntimeState, decision: Decision, freed: Outcome) -> Applied:
+        """Writes what no container waits for, the cpusets of sandboxes and the limits, and updates
+        the runtime. The result includes `freed`."""
+        sandboxes = wanted.sandbox_cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, sandboxes)
-        limits = wanted.limits(observed.pods, decision)
+        limits = wanted.limits(runtime.pods, decision)
         asked = {group: self._as_migrated(each) for group, each in limits.items()}
         others = values.apply(self._controllers, self._journal, asked)
         titles = {
             group: title
-            for pod in observed.pods
+            for pod in runtime.pods
             for each in (*pod.sandboxes, *pod.containers)
             if each.group is not None
             for group, title in (
@@ -114,8 +150,9 @@ class Enforcement:
                 (each.group, f"{pod.title} {each.name or 'sandbox'}"),
             )
         }
-        failures = self._give_back_limits(observed, limits)
-        return failures + self._witness.written((freed, outcome), others, titles)
+        failures = self._restore_limits(runtime, limits)
+        self._update_runtime(runtime, decision)
+        return Applied((freed, outcome), others, titles, tuple(failures))
 
     def _as_migrated(self, limits: Limits) -> Limits:
         if limits.mems is None or self._migrate_memory:
@@ -124,15 +161,15 @@ class Enforcement:
 
     @property
     def memory_stays(self) -> bool:
-        """Whether the memory nodes of who runs must not change: cgroup v2 moves the pages, which it
-        must be asked for; v1 leaves them where they are."""
+        """Whether the memory nodes of running containers must not change: cgroup v2 migrates their
+        pages then, which needs the setting; v1 leaves the pages where they are."""
         return not self._migrate_memory and self._controllers.version("cpuset") != 1
 
-    def _give_back_limits(self, observed: Observed, wanted: Mapping[str, Limits]) -> list[str]:
-        """What is held to a limit of ours no longer gets its own back."""
+    def _restore_limits(self, runtime: RuntimeState, wanted: Mapping[str, Limits]) -> list[str]:
+        """Groups without a wanted limit get their original value back. Returns the failures."""
         present = {
             group
-            for pod in observed.pods
+            for pod in runtime.pods
             for each in (*pod.containers, *pod.sandboxes)
             if each.group is not None
             for group in (each.group, parent(each.group))
@@ -152,28 +189,29 @@ class Enforcement:
             self._returned.setdefault(change.group, {})[change.file] = change.new or ""
         return [f"{each.group} {each.file}: {each.note}" for each in outcome.having(State.FAILED)]
 
-    def tell(self, observed: Observed, decision: Decision) -> None:
-        """Running containers whose runtime remembers something else are told to it, later."""
-        if self._teller is None:
+    def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
+        """Queues an update for running containers of which the runtime remembers other values."""
+        if self._updater is None:
             return
-        groups = {each.group for each in _containers(observed)}
-        for ended in self._returned.keys() - groups:
+        groups = {each.id: each.group for each in _containers(runtime) if each.group is not None}
+        for ended in self._returned.keys() - groups.values():
             del self._returned[ended]
-        self._teller.want(
+        self._updater.update(
             {
                 each.id: wanted.without_memory() if self.memory_stays else wanted
-                for pod in observed.pods
+                for pod in runtime.pods
                 for of_pod in (decision.pods[pod.uid],)
                 for each in pod.containers
                 if each.state is ContainerState.RUNNING and not each.virtual
                 for wanted in (self._with_returned(each.group, of_pod.of(each.name)),)
             },
-            observed.starts_with,
+            runtime.starts_with,
+            groups,
         )
 
     def _with_returned(self, group: str | None, wanted: Wanted) -> Wanted:
-        """With the limits that it got back: the runtime remembers ours, and would write them again
-        with whatever else it is told."""
+        """Adds the limits that were restored: the runtime remembers ours, and every update would
+        write them again."""
         texts = self._returned.get(group or "")
         if not texts or wanted.hands_off:
             return wanted
@@ -192,34 +230,43 @@ class Enforcement:
         limits = msgspec.structs.replace(wanted.limits, **changed)
         return msgspec.structs.replace(wanted, limits=limits)
 
-    def prepare_created(
-        self, observed: Observed, decision: Decision, holds: dict[str, CpuSet]
-    ) -> None:
-        """A container that is not started yet has no cgroup: the runtime changes what it starts
-        with, and `holds` follows."""
-        for pod in observed.pods:
+    def _update_created(
+        self, runtime: RuntimeState, decision: Decision, holds: Mapping[str, CpuSet]
+    ) -> dict[str, CpuSet]:
+        """A created container has no cgroup yet: the runtime changes what it starts with. Returns
+        `holds` with the changes."""
+        after = dict(holds)
+        for pod in runtime.pods:
             for container in pod.containers:
                 if container.state is not ContainerState.CREATED or container.virtual:
                     continue
                 of_container = decision.pods[pod.uid].of(container.name)
-                if remembers(observed.starts_with[container.id], of_container):
+                if remembers(runtime.starts_with[container.id], of_container):
                     continue
                 try:
+                    # Not of a removed one: see agent.node.runtime_updater.
+                    self._cri.container_placement(container.id)
                     self._cri.update(container.id, of_container)
                     remembered = self._cri.container_placement(container.id)
                 except RpcError as error:
-                    log.warning("%s %s: not prepared: %s", pod.title, container.name, error)
+                    log.warning(
+                        "%s %s: the runtime could not update it: %s",
+                        pod.title,
+                        container.name,
+                        error,
+                    )
                     continue
-                # A plugin in the runtime obeys the last snapshot until it has the next.
+                # An NRI plugin applies the last snapshot until it has the next.
                 if of_container.cpuset is not None and of_container.cpuset == remembered.cpuset:
-                    holds[container.id] = CpuSet.parse(of_container.cpuset)
+                    after[container.id] = CpuSet.parse(of_container.cpuset)
                     where = of_container.cpuset
                     log.info("%s %s: will start on %s", pod.title, container.name, where)
+        return after
 
-    def remember_replaced(self, observed: Observed) -> list[str]:
-        """What the proxy replaced at creation is what a restore gives back. Errors are returned:
-        cpusets and snapshot matter more."""
-        groups = {each.id: each.group for each in _containers(observed)}
+    def _journal_originals(self, runtime: RuntimeState) -> list[str]:
+        """Records the values that a frontend replaced at creation: a restore writes them back.
+        Returns the errors: cpusets and snapshot matter more."""
+        groups = {each.id: each.group for each in _containers(runtime)}
         for unlisted in self._replaced.keys() - groups.keys():
             del self._replaced[unlisted]
         placed = {each: group for each, group in groups.items() if group and each in self._replaced}
@@ -239,10 +286,10 @@ class Enforcement:
             if (group := groups.get(each))
             for one in resized(self._controllers, group, asked)
         ]
-        # Of a container that was made and changed since the last look, the change counts.
+        # When a container was created and updated since the last pass, the update counts.
         others = list({(one.group, one.file): one for one in others}.values())
         try:
-            # What the proxy says wins over what a write found before the proxy could say it.
+            # The frontend's value wins over the one that a write found before the notification.
             if originals:
                 gone = [one for one in self._journal.originals if not self._hierarchy.exists(one)]
                 self._journal.update(originals, gone + [each.group for each in originals])
@@ -265,13 +312,55 @@ class Enforcement:
             return EMPTY
 
 
-def _containers(observed: Observed) -> Iterable[Container]:
-    """Those of this kernel."""
-    return (each for pod in observed.pods for each in pod.containers if not each.virtual)
+def _containers(runtime: RuntimeState) -> Iterable[Container]:
+    """Containers that run on this kernel."""
+    return (each for pod in runtime.pods for each in pod.containers if not each.virtual)
 
 
-def _starting(observed: Observed, container: Container, topology: Topology) -> CpuSet:
+def _starting(runtime: RuntimeState, container: Container, topology: Topology) -> CpuSet:
     try:
-        return CpuSet.parse(observed.starts_with[container.id].cpuset) or topology.online
+        return CpuSet.parse(runtime.starts_with[container.id].cpuset) or topology.online
     except (KeyError, CpuSetError):
         return topology.online
+
+
+def replaced(controllers: Controllers, group: str, created: Created) -> tuple[OriginalValue, ...]:
+    """The originals of the files whose value differs; none when the group can't be read. Values
+    that the request omits are those of runtimes: no limit, and the minimum shares. A value that the
+    frontend passed on unchanged has no original."""
+    asked = created.asked
+    try:
+        mems: CpuSet | None = CpuSet.parse(asked.mems)
+    except CpuSetError:
+        mems = None
+    original = Limits(
+        quota_microseconds=asked.quota_microseconds or UNLIMITED,
+        shares=asked.shares or LEAST_SHARES,
+        memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
+        mems=mems,
+    )
+    original = msgspec.structs.replace(original, **dict.fromkeys(created.kept))
+    return _values(controllers, group, original)
+
+
+def resized(
+    controllers: Controllers, group: str, asked: RequestedResources
+) -> tuple[OriginalValue, ...]:
+    """As `replaced`, for the quota alone, which the agent lifts: an update omits what stays."""
+    quota = asked.quota_microseconds or None
+    return _values(controllers, group, Limits(quota_microseconds=quota))
+
+
+def _values(controllers: Controllers, group: str, original: Limits) -> tuple[OriginalValue, ...]:
+    values = []
+    for file in limits.files(controllers, original):
+        try:
+            present = controllers.read(group, file)
+            if present is None:
+                continue
+            text = limits.text(controllers, group, file, original, present)
+        except (CgroupError, ValueError):
+            continue
+        if text != present:
+            values.append(OriginalValue(group, file, text))
+    return tuple(values)

@@ -1,4 +1,4 @@
-"""What the runtime lists, parted into what is looked after and what is left alone."""
+"""Pods and containers that the agent does not manage, by the patterns of `exclude`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from agent.cgroup.order import parent
 from agent.cgroup.outcome import State
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, Pod
-from agent.node.observed import Observed
+from agent.node.runtime_view import RuntimeState
 
 log = logging.getLogger(__name__)
 
 
-def part(observed: Observed, patterns: Patterns) -> tuple[Observed, tuple[Container, ...]]:
-    """A pod whose containers are all left alone stays while it has a sandbox of its own."""
+def part(observed: RuntimeState, patterns: Patterns) -> tuple[RuntimeState, tuple[Container, ...]]:
+    """The managed part, and the excluded containers. A pod whose containers are all excluded stays
+    while it has a sandbox."""
     if not patterns:
         return observed, ()
     kept: list[Pod] = []
@@ -49,24 +50,24 @@ def give_back(
     alone: tuple[Container, ...],
     controllers: Controllers | None = None,
 ) -> tuple[str, ...]:
-    """What is left alone from now on gets the values that it had before us; the failures.
+    """Restores the original values of excluded containers. Returns the failures.
 
-    `controllers`: where values other than cpusets are, None while the agent sets none.
+    `controllers`: where values other than cpusets are, None while the agent writes none.
     """
     failures: list[str] = []
     groups = {each.group for each in alone if each.group is not None}
     if cpusets := {group for group in groups if group in journal}:
         outcome = writer.restore(hierarchy, journal, only=cpusets)
         for change in outcome.having(State.WRITTEN):
-            log.info("%s is left alone: back to %s", change.group, change.new)
+            log.info("%s is excluded: cpuset restored to %s", change.group, change.new)
         failures += (f"{each.group}: {each.note}" for each in outcome.having(State.FAILED))
-    # A pod is left alone with its sandbox, which has no name; its group is above the sandbox's.
+    # The sandbox of an excluded pod has no name; the pod's group is the parent of its group.
     groups |= {parent(each.group) for each in alone if each.group is not None and not each.name}
     limits = {(group, file) for group, file in journal.values if group in groups}
     if controllers is not None and limits:
         others = values.restore(controllers, journal, only=limits)
         for value in others.having(State.WRITTEN):
-            log.info("%s is left alone: %s back to %s", value.group, value.file, value.new)
+            log.info("%s is excluded: %s restored to %s", value.group, value.file, value.new)
         failures += (
             f"{each.group} {each.file}: {each.note}" for each in others.having(State.FAILED)
         )

@@ -1,4 +1,4 @@
-"""The GPUs at each look: what a child with NVML told, and what that makes of their health."""
+"""The GPUs and their health, from the reports of a child process with NVML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuView:
-    """Where PCI shows no card of NVIDIA's there is no child."""
+    """Without a card of NVIDIA's on PCI there is no child process."""
 
     def __init__(
         self,
@@ -42,26 +42,26 @@ class GpuView:
         self._released = False
         self._booted: int | None = None
         self.answered = False
-        """Whether the driver has told of its cards since we began."""
+        """Whether the driver has listed its cards since the agent started."""
         self.let_go = False
-        """Whether no child has the driver open, because that was asked for."""
+        """Whether the child closed the driver because the Node asks for that."""
         self.pairs: tuple[GpuPair, ...] = ()
-        """Of the cards that the driver told of last."""
+        """Of the cards that the driver listed last."""
         self.facts = GpuFacts()
         self.fault = ""
-        """Why nobody could ask the driver when it was tried last, as a Condition's reason."""
+        """Why the last try to ask the driver failed, as a Condition's reason."""
         self.message = ""
         self.readings: tuple[GpuReading, ...] = ()
-        """Of the last look that the driver answered."""
+        """The last ones that the driver answered."""
 
     def begin(self, published: Published) -> None:
-        """As an agent before us left them: so they stay until the driver has answered."""
+        """Continues from what the last agent published, until the driver answers."""
         driver = published.gpus.driver_version
         self._health = gpuconditions.restored(published.devices, self._actions, driver)
         self.facts = published.gpus
         self.pairs = published.pairs
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """Something was plugged in or out."""
         if self._watcher is not None:
             self._watcher.look_now()
@@ -71,12 +71,12 @@ class GpuView:
         if self._watcher is not None:
             self._watcher.stop()
 
-    def now(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:
-        """After all that came since the last time. `cards`: where PCI shows some, by address;
-        `release`: the driver is to be let go, until it is not any more."""
+    def observe(self, cards: tuple[str, ...], *, release: bool = False) -> GpuHealth:
+        """Applies the reports since the last call. `cards`: PCI addresses of NVIDIA's cards;
+        `release`: whether the child has to close the driver."""
         if self._watcher is None:
             if not cards:
-                # Cards that were taken out while nobody looked.
+                # Cards that were removed while the agent did not run.
                 self._health, self.facts = GpuHealth(), GpuFacts()
             if not cards or release:
                 self._let_go(release)
@@ -92,17 +92,17 @@ class GpuView:
             for event in news.events:
                 self._health = gpuhealth.struck(self._health, event, now, self._actions)
             if news.sight is not None:
-                self._looked(news.sight, now, cards, release=release)
+                self._apply(news.sight, now, cards, release=release)
         return self._health
 
-    def _looked(self, sight: GpuSight, now: int, cards: tuple[str, ...], *, release: bool) -> None:
+    def _apply(self, sight: GpuSight, now: int, cards: tuple[str, ...], *, release: bool) -> None:
         let_go = sight.fault == LET_GO
         self._let_go(release and let_go)
         self.fault = "" if let_go else sight.fault
         self.message = sight.message
         self.readings = sight.readings
         if self._booted is None:
-            # Once: the kernel counts back from its clock, which somebody may set.
+            # Once: the kernel subtracts the uptime from its clock, which may be set.
             self._booted = _booted(self._root)
         self._health = gpuhealth.looked(
             self._health, sight, now, self._actions, cards, self._booted
@@ -114,7 +114,7 @@ class GpuView:
 
     def _let_go(self, now: bool) -> None:
         if now is not self.let_go:
-            log.info("GPUs: the driver is %s", "let go" if now else "asked again")
+            log.info("GPUs: the driver is %s", "released" if now else "opened again")
         self.let_go = now
 
 

@@ -1,5 +1,5 @@
-"""Reports on their way to the cluster: late enough to be few, on a thread of their own, so that a
-slow server delays no decision."""
+"""Delivery of reports to the cluster: delayed so that they are few, on a thread of its own, so that
+a slow server delays no decision."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ from collections.abc import Callable
 
 import msgspec
 
-from agent.kube.backoff import Backoff
-from agent.kube.errors import KubeError, StoreError
-from agent.model.report import Report
+from agent.kube.cluster import SPREAD_SECONDS
+from agent.kube.errors import (
+    KubeError,
+    NotFoundError,
+    ServerError,
+    StoreError,
+    TooManyRequestsError,
+    UnauthorizedError,
+    UnreachableError,
+)
+from agent.kube.objects import Objects
+from agent.kube.schedule import Backoff
+from agent.model import deviceobject, nodestatus, nodetopology, resources
+from agent.model.nodetopology import Version
+from agent.model.report import MANAGER, Report
+from agent.model.resources import MANAGED_BY
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
@@ -23,8 +36,8 @@ AGAIN_SECONDS = 30.0
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """A report waits until none came for `settle_seconds`, but no longer than `most_seconds`, and
-    is sent again after `recheck_seconds`, to be compared with what is stored."""
+    """A report waits until no newer one came for `settle_seconds`, at most `most_seconds`, and is
+    delivered again after `recheck_seconds`, to be compared with the stored object."""
 
     settle_seconds: float = 1.0
     most_seconds: float = 10.0
@@ -32,8 +45,8 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 class Outbox:
-    """Only the newest report counts. One that can't be delivered is tried again, ever more
-    seldom."""
+    """Delivers the newest report. A failed delivery is repeated with a growing backoff, and soon
+    after an unavailable server answers any request of this process."""
 
     def __init__(
         self,
@@ -43,8 +56,8 @@ class Outbox:
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[], None] = lambda: None,
     ) -> None:
-        """`deliver` says whether anything was written; raises StoreError. So does `first`, which is
-        called until it succeeds before anything is delivered."""
+        """`deliver` returns whether it wrote anything; raises StoreError. So does `first`, which is
+        called until it succeeds, before the first delivery."""
         self._deliver = deliver
         self._first = first
         self._metrics = metrics
@@ -64,28 +77,39 @@ class Outbox:
         self.trouble = ""
 
     def start(self) -> None:
-        """Again is nothing."""
+        """Starts the thread. A second call does nothing."""
         with self._news:
             if not self._started and not self._closed.is_set():
                 self._started = True
                 self._thread.start()
 
     def put(self, report: Report) -> bool:
-        """Takes the place of one that waits; what is written is not known yet: False."""
+        """Replaces the waiting report. Returns False: whether anything is written is not known
+        yet."""
         with self._news:
             self._report = report
             self._pend()
         return False
 
     def again(self) -> None:
-        """Somebody changed what we wrote. It is put right soon, but who goes on doing so shall not
-        make us write without end."""
+        """Another client changed our objects. They are written again soon, but a client that
+        repeats this does not cause endless writes."""
         with self._news:
             self._taken = True
             self._news.notify()
 
+    def server_answers(self) -> None:
+        """The server answers again. All nodes notice this at about the same time, so each delays
+        its report by a random part of SPREAD_SECONDS."""
+        with self._news:
+            if self.trouble:
+                self._backoff.reset()
+                soon = self._clock() + random.random() * SPREAD_SECONDS
+                self._not_before = min(self._not_before, soon)
+                self._news.notify()
+
     def close(self) -> None:
-        """Nothing is written afterwards."""
+        """Ends the delivery."""
         with self._news:
             self._closed.set()
             self._news.notify()
@@ -99,7 +123,7 @@ class Outbox:
         self._news.notify()
 
     def _due(self) -> float | None:
-        """When the next delivery is; None while there is nothing to deliver."""
+        """The time of the next delivery; None without a report."""
         if self._report is None:
             return None
         after = self._pace.recheck_seconds
@@ -111,7 +135,7 @@ class Outbox:
 
     def _run(self) -> None:
         while not self._began():
-            if self._closed.wait(self._backoff.next()):
+            if not self._paused():
                 return
         while (report := self._next()) is not None:
             self._send(report)
@@ -120,13 +144,23 @@ class Outbox:
         try:
             self._first()
         except StoreError as error:
-            self._failed(str(error))
+            self._failed(error)
             return False
-        self._backoff.reset()
+        self._succeeded()
         return True
 
+    def _paused(self) -> bool:
+        """Waits for the next try. False after `close`."""
+        with self._news:
+            while not self._closed.is_set():
+                left = self._not_before - self._clock()
+                if left <= 0:
+                    return True
+                self._news.wait(left)
+            return False
+
     def _next(self) -> Report | None:
-        """Waits until one is due; None when closed."""
+        """Waits until a report is due. None after `close`."""
         with self._news:
             while not self._closed.is_set():
                 due = self._due()
@@ -139,32 +173,86 @@ class Outbox:
             return None
 
     def _send(self, report: Report) -> None:
-        asked_after: float | None = None
         try:
             written = self._deliver(report)
         except StoreError as error:
-            self._failed(str(error))
-            if isinstance(error, KubeError):
-                asked_after = error.retry_after_seconds
-        else:
-            if self.trouble:
-                log.info("reports are delivered again")
-            self.trouble = ""
-            self._metrics.reports.labels("written" if written else "unchanged").inc()
-            self._backoff.reset()
-            self._checked = self._clock()
+            self._failed(error)
+            with self._news:
+                if self._pending_since is None:
+                    self._pending_since = self._clock()
             return
-        with self._news:
-            now = self._clock()
-            self._not_before = now + self._backoff.next(asked_after)
-            if self._pending_since is None:
-                self._pending_since = now
+        if self.trouble:
+            log.info("reports are delivered again")
+        self._succeeded()
+        self.trouble = ""
+        self._metrics.reports.labels("written" if written else "unchanged").inc()
+        self._checked = self._clock()
 
-    def _failed(self, trouble: str) -> None:
+    def _failed(self, error: StoreError) -> None:
+        trouble = str(error)
         self._metrics.reports.labels("failed").inc()
         if trouble != self.trouble:
             log.error("a report could not be delivered: %s", trouble)
-        self.trouble = trouble
+        asked_after = error.retry_after_seconds if isinstance(error, KubeError) else None
+        with self._news:
+            self.trouble = trouble
+            self._not_before = self._clock() + self._backoff.next(asked_after)
+
+    def _succeeded(self) -> None:
+        with self._news:
+            self._backoff.reset()
 
 
 _JOIN_SECONDS = 2.0
+
+
+def deliver(objects: Objects, report: Report) -> bool:
+    """Whether anything was written. An object that can't be written does not stop the others; then
+    raises a KubeError that names all of them. Raises the error of a server that is unavailable at
+    once."""
+    name = report.topology.name
+    parts: tuple[Callable[[], bool], ...] = (
+        lambda: _deliver_topology(objects, report),
+        lambda: objects.apply(resources.node(name, report.labels)),
+        lambda: objects.apply_status(nodestatus.status(name, report.resources)),
+        lambda: _deliver_devices(objects, report),
+    )
+    written = []
+    failures: list[StoreError] = []
+    for part in parts:
+        try:
+            written.append(part())
+        except _ABOUT_THE_SERVER:
+            raise
+        except StoreError as error:
+            failures.append(error)
+    if failures:
+        patience = [
+            each.retry_after_seconds or 0 for each in failures if isinstance(each, KubeError)
+        ]
+        raise KubeError("; ".join(map(str, failures)), max(patience, default=0) or None)
+    return any(written)
+
+
+_ABOUT_THE_SERVER = (UnreachableError, ServerError, UnauthorizedError, TooManyRequestsError)
+
+
+def _deliver_topology(objects: Objects, report: Report) -> bool:
+    version = objects.version(nodetopology.KIND)
+    if version is None:
+        raise NotFoundError(
+            f"{nodetopology.KIND} is not served: its CustomResourceDefinition is missing"
+        )
+    return objects.apply(nodetopology.encode(report.topology, Version(version)))
+
+
+def _deliver_devices(objects: Objects, report: Report) -> bool:
+    """A node that never had devices has no Device object."""
+    name, told = report.topology.name, report.devices
+    if not told.devices:
+        before = objects.get(deviceobject.KIND, name)
+        labels = (before or {}).get("metadata", {}).get("labels") or {}
+        if labels.get(MANAGED_BY) != MANAGER[MANAGED_BY]:
+            return False
+    labels = {**MANAGER, **nodestatus.gpu_labels(told.gpus, told.devices)}
+    return objects.apply(deviceobject.encode(name, told.listed, labels, told.annotations))

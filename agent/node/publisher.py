@@ -1,8 +1,7 @@
-"""The snapshot file: written when its content changes, or when somebody rang for a fresh one."""
+"""The snapshot file: written when its content changes, or when a frontend asks for a fresh one."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Collection
 
@@ -15,30 +14,31 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.exclusion import Patterns
 from agent.model.pods import ContainerState, Pod
-from agent.model.snapshot import CpuPolicy, LocalOwner, Snapshot
+from agent.model.snapshot import CpuPolicy, LocalOwner, Owner, Snapshot
 from agent.model.wanted import NOTHING, PodWanted, Wanted
-from agent.node.sight import Sight, holders
-
-log = logging.getLogger(__name__)
+from agent.node.device_visibility import DeviceVisibility, holders
+from agent.node.sources import SourceName, Sources
 
 
 class Publisher:
-    """Numbers continue across restarts, so that a generation never comes twice in one boot, unless
-    the file was lost. A file that somebody removed comes back.
+    """Generations continue across restarts, so that none comes twice in one boot unless the file
+    was lost. A removed file is written again.
 
-    `owners` are those of the last snapshot, also of an agent before us in this boot: the proxy may
-    have handed out their CPUs by it. Without a snapshot the cgroups tell, but for conflicts.
+    `owners` are those of the last snapshot, also of an earlier agent in this boot: a frontend may
+    have given CPUs away by it. Without a snapshot the owners follow from cgroups, except for
+    conflicts.
     """
 
-    def __init__(self, path: str, boot_id: str) -> None:
+    def __init__(self, path: str, boot_id: str, sources: Sources | None = None) -> None:
         self._path = path
+        self._sources = sources or Sources()
         self._boot_id = boot_id
         self._last = self._stored()
         told = self._last.devices if self._last and self._last.boot_id == boot_id else None
         self.device_holders: Holders = {
             each.uuid: each.holders for each in (told.held if told else ()) if each.holders
         }
-        """Also by the word of an agent before us."""
+        """Also those of an earlier agent."""
 
     @property
     def generation(self) -> int:
@@ -46,18 +46,28 @@ class Publisher:
 
     @property
     def owners(self) -> dict[str, CpuSet]:
-        """By pod uid, the CPUs that a scheduler chose, also those that do not run now."""
-        if self._last is None or self._last.boot_id != self._boot_id:
-            return {}
-        local = {each.uid for each in self._last.local_owners}
-        return {owner.uid: owner.claimed for owner in self._last.owners if owner.uid not in local}
+        """By pod uid, the CPUs that a scheduler chose, also offline ones."""
+        local = {uid for uid, _ in self.local_owners}
+        return {
+            owner.uid: owner.claimed
+            for owner in self._owners()
+            if owner.uid not in local and not owner.kubelet
+        }
+
+    @property
+    def all_owners(self) -> dict[str, CpuSet]:
+        """By pod uid, the CPUs of all owners of the last snapshot: `owners` omits some."""
+        return {owner.uid: owner.claimed for owner in self._owners()}
 
     @property
     def local_owners(self) -> dict[tuple[str, str], LocalOwner]:
-        """By pod uid and container name, what a node-local policy decided."""
+        """By pod uid and container name, the decisions of the node-local policy."""
         if self._last is None or self._last.boot_id != self._boot_id:
             return {}
         return {(each.uid, each.name): each for each in self._last.local_owners}
+
+    def _owners(self) -> tuple[Owner, ...]:
+        return self._last.owners if self._last and self._last.boot_id == self._boot_id else ()
 
     def publish(
         self,
@@ -72,20 +82,20 @@ class Publisher:
         left_alone: Collection[str] = (),
         memory_stays: bool = False,
         cpu_policy: CpuPolicy = "none",
-        sight: Sight | None = None,
+        visibility: DeviceVisibility | None = None,
     ) -> None:
         """Writes if something changed or `fresh` asks for it. Raises OSError.
 
         `blocked`: by pod uid, why its containers must not be created yet. `left_alone`: ids of
         containers that a pattern of `excluded` names. `memory_stays`: no update changes the memory
-        nodes of a container that runs. `sight` None: nothing is said of devices.
+        nodes of a container that runs. `visibility` None: the snapshot says nothing of devices.
         """
         wanted = {
             uid: _blocked(each, blocked[uid]) if uid in blocked else each
             for uid, each in decision.pods.items()
         }
         by_container = _by_container(pods, wanted, memory_stays)
-        for uid, shown in sight.pods.items() if sight else ():
+        for uid, shown in visibility.pods.items() if visibility else ():
             if uid in wanted:
                 wanted[uid] = wanted[uid].seeing(shown.each, shown.containers)
         new = Snapshot(
@@ -105,9 +115,9 @@ class Publisher:
             system=str(decision.system),
             cpu_policy=cpu_policy,
             local_owners=decision.local_owners,
-            devices=sight.node if sight else None,
+            devices=visibility.node if visibility else None,
         )
-        self.device_holders = holders(sight, self.device_holders, {pod.uid for pod in pods})
+        self.device_holders = holders(visibility, self.device_holders, {pod.uid for pod in pods})
         unchanged = self._last is not None and _same(self._last, new)
         if unchanged and not fresh and os.path.exists(self._path):
             return
@@ -116,17 +126,17 @@ class Publisher:
 
     def _stored(self) -> Snapshot | None:
         try:
-            with open(self._path, "rb") as file:
-                return snapshots.decode(file.read())
+            return snapshots.decode(files.read(self._path, snapshots.MOST_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, snapshots.SnapshotError) as error:
-            log.warning("the last snapshot is lost, numbers begin again: %s", error)
+            trouble = f"the last one is lost, its numbers begin again: {error}"
+            self._sources.report(SourceName.SNAPSHOT, (trouble,))
             return None
 
 
 def _blocked(wanted: PodWanted, reason: str) -> PodWanted:
-    """Those of its containers that have CPUs of their own are."""
+    """Blocks the containers with CPUs of their own."""
 
     def block(each: Wanted) -> Wanted:
         return msgspec.structs.replace(each, blocked=reason) if each.exclusive else each

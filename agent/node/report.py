@@ -1,87 +1,155 @@
-"""What the node says of itself, out of what was decided."""
+"""The reports of a pass: objects of the cluster, log, metrics, Events of pods, and PodResources."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.allocate.aside import KubeletCpus, given_away
-from agent.allocate.pools import Decision
+from agent.allocate.pools import Decision, Refusal
+from agent.allocate.reserved_cpus import KubeletCpus, given_away
 from agent.model import fingerprint, report
 from agent.model.annotations import AnnotationError, resource_status
-from agent.model.apipods import ApiPod, Phase
+from agent.model.apiobjects import ApiPod, Phase
 from agent.model.availability import Held, Reserved
 from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.gpus import GpuReading
+from agent.model.gpuusers import GpuUse, users
 from agent.model.nodetopology import Owner
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, Report
 from agent.model.resources import NodeConfiguration, PodCpuAlloc
 from agent.model.topology import Topology
-from agent.node.assigned import Assigned
-from agent.node.configured import rules
-from agent.node.kubeletword import KubeletWord
+from agent.node.change_log import ChangeRecorder
+from agent.node.cluster_view import ClusterState
+from agent.node.device_visibility import UNDECIDED, DeviceVisibility
+from agent.node.devices import DeviceState
+from agent.node.node_object import rules
+from agent.node.pod_events import PodEvents
+from agent.node.pod_resources import PodResourcesState
+from agent.node.shortfalls import Shortfall
+from agent.telemetry.metrics import AgentMetrics
+
+if TYPE_CHECKING:
+    from agent.node.corrected import CorrectedPodResources
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """What a look came to. The kubelet's state tells which policy is at work, its `word` what else
-    it gave to pods."""
+class ReportInput(msgspec.Struct, frozen=True):
+    """The input of the cluster's objects. `kubelet` has the policy of the CPU manager, `resources`
+    everything else that the kubelet gave to pods."""
 
     topology: Topology
     decision: Decision
     pods: tuple[Pod, ...]
     kubelet: KubeletCpus
-    configured: NodeConfiguration
-    assigned: Assigned = Assigned()
+    configuration: NodeConfiguration
+    cluster: ClusterState = ClusterState()
     devices: DeviceReport = DeviceReport()
-    word: KubeletWord = KubeletWord()
+    resources: PodResourcesState = PodResourcesState()
 
 
-class Reporter:
-    """Builds again only when what the report is made of has changed."""
+class ClusterReporter:
+    """Builds the objects again only when their input has changed."""
 
     def __init__(
-        self, node_name: str, tell: Callable[[Report], bool], *, waits: bool = False
+        self, node_name: str, deliver: Callable[[Report], bool], *, waits: bool = False
     ) -> None:
-        """`tell` says whether anything was written. `waits`: nothing is said before the cluster
-        told of Node, pods and devices, as a part of them would be taken for the whole."""
+        """`deliver` returns whether it wrote anything. `waits`: there is no report before the Node,
+        the pods and the Device object are known, as readers take a part for the whole."""
         self._name = node_name
-        self._tell = tell
+        self._deliver = deliver
         self._waits = waits
         self._reported: Facts | None = None
 
-    def report(self, moment: Moment) -> bool:
-        """Whether anything was written; raises what `tell` raises."""
-        assigned = moment.assigned
-        if self._waits and not (assigned.pods_told and assigned.node and assigned.devices):
+    def report(self, moment: ReportInput) -> bool:
+        """Whether anything was written. Raises what `deliver` raises."""
+        cluster = moment.cluster
+        if self._waits and not (cluster.pods_told and cluster.node and cluster.devices):
             return False
         now = facts(self._name, moment)
         if now == self._reported:
             return False
-        written = self._tell(report.built(now))
+        written = self._deliver(report.built(now))
         self._reported = now
         return written
 
 
-def facts(name: str, moment: Moment) -> Facts:
-    """What is reported of it."""
+class Reporter:
+    """Reports a pass where people and other programs read it."""
+
+    def __init__(
+        self,
+        cluster: ClusterReporter,
+        metrics: AgentMetrics,
+        pod_events: PodEvents | None = None,
+        corrected: CorrectedPodResources | None = None,
+        group_of: Callable[[int], str | None] = lambda pid: None,
+    ) -> None:
+        """Without `pod_events` no Event is recorded, without `corrected` no PodResources are
+        served. `group_of`: the cgroup of a process."""
+        self.metrics = metrics
+        self.changes = ChangeRecorder(metrics)
+        self._cluster = cluster
+        self._pod_events = pod_events or PodEvents(None)
+        self._corrected = corrected
+        self._group_of = group_of
+        self._readings: tuple[GpuReading, ...] = ()
+        self._users: tuple[GpuUse, ...] = ()
+
+    def report(
+        self,
+        moment: ReportInput,
+        shortfalls: tuple[Shortfall, ...],
+        devices: DeviceState,
+        visibility: DeviceVisibility | None,
+        listed: tuple[Pod, ...],
+    ) -> None:
+        """`listed`: the pods of the runtime, also excluded ones. There is no report to the cluster
+        while the visibility is UNDECIDED. Raises StoreError."""
+        self.changes.short(shortfalls)
+        unread = _unread(moment.pods, moment.decision.refusals, shortfalls)
+        self._pod_events.record(shortfalls, unread, moment.cluster.pods)
+        if self._corrected is not None:
+            self._corrected.update(moment.pods, moment.decision.pods, devices, visibility)
+        self.metrics.decided(moment.decision)
+        if devices.readings is not self._readings:
+            self._readings = devices.readings
+            self._users = users(devices.readings, listed, self._group_of)
+        self.metrics.devices.told(
+            moment.devices.devices, devices.readings, self._users, devices.missing, devices.fault
+        )
+        if visibility is not UNDECIDED:
+            self._cluster.report(moment)
+
+
+def _unread(
+    pods: tuple[Pod, ...], refusals: tuple[Refusal, ...], shortfalls: tuple[Shortfall, ...]
+) -> tuple[Refusal, ...]:
+    """Refusals of annotations that can't be read, which promise no CPUs."""
+    there = {pod.uid for pod in pods if pod.containers} - {each.uid for each in shortfalls}
+    return tuple(each for each in refusals if each.uid in there and each.key and not each.claimed)
+
+
+def facts(name: str, moment: ReportInput) -> Facts:
+    """The input of the objects."""
     decision, pods, kubelet = moment.decision, moment.pods, moment.kubelet
-    assigned, word = moment.assigned, moment.word
+    cluster, resources = moment.cluster, moment.resources
     policy = "static" if kubelet.static else "none"
-    uid = assigned.node.uid if assigned.node else ""
+    uid = cluster.node.uid if cluster.node else ""
     return Facts(
         name,
         moment.topology,
         decision.ls_pools,
         decision.be_pools,
         _allocs(pods, kubelet),
-        held(decision, pods, kubelet, word.held),
-        _reserved(moment.configured, word),
-        msgspec.structs.replace(moment.configured, kubelet_policy=policy),
+        held(decision, pods, kubelet, resources.held),
+        _reserved(moment.configuration, resources),
+        msgspec.structs.replace(moment.configuration, kubelet_policy=policy),
         moment.devices,
-        word.portions,
+        resources.portions,
         Owner(name, uid) if uid else None,
-        _fingerprint(assigned.pods.values()) if uid else None,
+        _fingerprint(cluster.pods.values()) if uid else None,
     )
 
 
@@ -89,19 +157,19 @@ def held(
     decision: Decision,
     pods: tuple[Pod, ...],
     kubelet: KubeletCpus,
-    said: Mapping[str, Held],
+    granted: Mapping[str, Held],
 ) -> tuple[Held, ...]:
-    """What each pod holds: CPUs of its own, and of NUMA nodes what the kubelet says (by uid) that
-    it gave it, else what its scheduler did."""
+    """What each pod holds: its own CPUs, and its amounts of NUMA nodes, which the kubelet
+    (`granted`, by uid) or else the scheduler gave it."""
     cpus: dict[str, CpuSet] = {owner.uid: owner.cpus for owner in decision.owners}
     for uid, given in given_away(pods, kubelet).items():
         cpus[uid] = cpus.get(uid, EMPTY) | given
     amounts = {}
     for pod in pods:
-        told = said.get(pod.uid, Held())
-        if told.cpus:
-            cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | told.cpus
-        if found := told.amounts or _amounts(pod):
+        of_kubelet = granted.get(pod.uid, Held())
+        if of_kubelet.cpus:
+            cpus[pod.uid] = cpus.get(pod.uid, EMPTY) | of_kubelet.cpus
+        if found := of_kubelet.amounts or _amounts(pod):
             amounts[pod.uid] = found
     return tuple(
         Held(cpus.get(uid, EMPTY), amounts.get(uid, {}))
@@ -113,7 +181,7 @@ def _amounts(pod: Pod) -> dict[int, dict[str, int]]:
     try:
         by_node = resource_status(pod.annotations).amounts()
     except AnnotationError:
-        return {}  # told as a refusal
+        return {}  # reported as a refusal
     left = {
         node: {name: amount for name, amount in of_node.items() if name != "cpu"}
         for node, of_node in by_node.items()
@@ -121,23 +189,24 @@ def _amounts(pod: Pod) -> dict[int, dict[str, int]]:
     return {node: of_node for node, of_node in left.items() if of_node}
 
 
-def _reserved(configured: NodeConfiguration, word: KubeletWord) -> Reserved:
-    made = rules(configured)
+def _reserved(configuration: NodeConfiguration, resources: PodResourcesState) -> Reserved:
+    made = rules(configuration)
     shared = EMPTY if made.owners_on_reserved else made.reserved
-    memory_bytes = configured.reserved_memory_bytes or word.reserved_memory_bytes
+    memory_bytes = configuration.reserved_memory_bytes or resources.reserved_memory_bytes
     return Reserved(made.kept | shared, memory_bytes)
 
 
 def _fingerprint(pods: Iterable[ApiPod]) -> str:
-    """Of the pods that a scheduler counts: all that have begun (peers.md §2.3)."""
+    """The fingerprint of the pods that a scheduler counts: all that are not pending
+    (scheduler-plugins, pkg/noderesourcetopology/podprovider, IsPodRelevantDedicated)."""
     return fingerprint.of(
         (pod.namespace, pod.name) for pod in pods if pod.phase is not Phase.PENDING
     )
 
 
 def _allocs(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> tuple[PodCpuAlloc, ...]:
-    """Koordinator lists what the kubelet gave away here, and claims come by the kubelet; our owners
-    it knows by annotation."""
+    """Koordinator's list of the CPUs that the kubelet gave away, which include claims. It knows our
+    owners by their annotation."""
     by_uid = {pod.uid: pod for pod in pods}
     return tuple(
         PodCpuAlloc(

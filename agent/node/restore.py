@@ -14,7 +14,8 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.outcome import Outcome, ValueOutcome
-from agent.host import door
+from agent.cri.client import Cri
+from agent.host import frontendlock
 from agent.host.locks import Lock, LockedError
 from agent.model import settings as options
 from agent.model import snapshot as snapshots
@@ -22,10 +23,8 @@ from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings
 from agent.model.wanted import NOTHING, Wanted
-from agent.node.observed import Observer
-from agent.node.placement import Locator
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 
 
 class Restored(msgspec.Struct, frozen=True):
@@ -38,16 +37,14 @@ class Restored(msgspec.Struct, frozen=True):
 
 
 def restore(settings: Settings) -> Restored:
-    """The runtime is told what its containers had before us, so that it does not put our values
-    back; every journalled file gets its value back; a container that the proxy created on CPUs of
-    ours, which no journal knows, gets its parent's. Then the snapshot goes, so that the proxy
-    rewrites nothing more. Raises LockedError while an agent or an NRI plugin runs, CgroupError,
-    OSError.
-    """
+    """Updates the runtime with the original values of its containers, so that it does not write
+    ours again; restores every journalled file; a container that the proxy created on CPUs of ours,
+    which is in no journal, gets its parent's. Then removes the snapshot, so that the proxy rewrites
+    nothing more. Raises LockedError while an agent or an NRI plugin runs, CgroupError, OSError."""
     state = Path(settings.state_dir)
     lock = Lock(str(state / "agent.lock"))
     try:
-        no_plugin = door.for_restore(settings.state_dir)
+        no_plugin = frontendlock.for_restore(settings.state_dir)
     except LockedError:
         lock.release()
         raise
@@ -89,7 +86,7 @@ def _managed(path: Path, cri: Cri, hierarchy: Hierarchy) -> list[Container]:
         last = snapshots.decode(path.read_bytes())
     except (FileNotFoundError, snapshots.SnapshotError):
         return []
-    observed = Observer(cri, Locator(hierarchy)).look()
+    observed = RuntimeView(cri, CgroupLocator(hierarchy)).observe()
     return [
         container
         for pod in observed.pods

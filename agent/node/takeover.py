@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 
 from agent.cgroup.hierarchy import Hierarchy
+from agent.cgroup.namespace import own_root
+from agent.cri.client import Cri
 from agent.discover import cpus as machine_cpus
-from agent.host import boot, files, processes
+from agent.host import files
 from agent.kube import documents
 from agent.kube.documents import DocumentError
 from agent.kubelet import configuration, cpu_manager_state, takeover
@@ -26,15 +28,10 @@ from agent.model.resources import NodeConfiguration
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.model.wanted import NOTHING
-from agent.node import configured
-from agent.node.observed import Observer
-from agent.node.placement import Locator
-from agent.runtime.cri import Cri
+from agent.node import kubelet_process, node_object
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 
 BACKUP_SUFFIX = ".topolet-backup"
-
-_KUBELETS = ("kubelet", "k3s", "kubelite")
-"""Programs that are a kubelet, or have one inside."""
 
 
 class TakenOver(msgspec.Struct, frozen=True):
@@ -51,17 +48,17 @@ class TakenOver(msgspec.Struct, frozen=True):
 
 
 def take_over(settings: Settings) -> TakenOver:
-    """Replaces the file atomically; the old one stays beside it. Raises StateFileError,
-    TakeoverError, RpcError, CgroupError, DiscoveryError, ConfigurationError, SettingsError,
-    OSError; then nothing has been written.
-    """
+    """Replaces the file atomically and keeps a backup. Raises StateFileError, TakeoverError,
+    RpcError, CgroupError, DiscoveryError, ConfigurationError, SettingsError, OSError, before
+    anything is written."""
     path = f"{settings.kubelet_dir}/{cpu_manager_state.FILE_NAME}"
     before = cpu_manager_state.read(path)
     if not before.static:
         why = f"the kubelet's CPU manager policy is {before.policy}: it gives no CPUs away"
         return TakenOver(before, before, why)
     proc = os.path.join(settings.root, "proc")
-    _require_stopped(proc)
+    own_group = _own_group(settings, proc)
+    _require_stopped(proc, own_group)
     snapshot = _snapshot(Path(settings.state_dir) / "snapshot.json")
     pods = _pods(settings, proc)
     kept, remarks = reserved(settings)
@@ -72,15 +69,15 @@ def take_over(settings: Settings) -> TakenOver:
     after = takeover.take_over(before, entries, kept)
     if after == before:
         return TakenOver(before, after, "the CPUs in it are the chosen ones", remarks=remarks)
-    _require_stopped(proc)
+    _require_stopped(proc, own_group)
     return TakenOver(before, after, "", write(path, after), remarks)
 
 
 def chosen(snapshot: Snapshot, pods: Sequence[Pod]) -> Entries:
-    """What a scheduler gave to pods, and the agent to their containers: each has all CPUs of its
-    pod. Containers that are left alone, or were never seen, are not among them. Raises CpuSetError
-    for a cpuset in the snapshot that is none."""
-    own = {owner.uid: owner.cpus for owner in snapshot.owners}
+    """The CPUs that a scheduler gave to pods, and the agent to their containers: each has all CPUs
+    of its pod. Omits excluded and unseen containers. Raises CpuSetError for an invalid cpuset in
+    the snapshot."""
+    own = {owner.uid: owner.cpus for owner in snapshot.owners if not owner.kubelet}
     found: Entries = {}
     for pod in pods:
         cpus = own.get(pod.uid)
@@ -102,7 +99,7 @@ def write(path: str, state: CpuManagerState) -> str:
 
 
 def _keep(path: str) -> str:
-    """A second name for the file that is there now: what replaces it is another file."""
+    """A second name for the present file, before another file replaces it."""
     number = 0
     while True:
         backup = f"{path}{BACKUP_SUFFIX}{f'.{number}' if number else ''}"
@@ -112,10 +109,14 @@ def _keep(path: str) -> str:
         number += 1
 
 
-def _require_stopped(proc: str) -> None:
-    for name in _KUBELETS:
-        for pid, _ in processes.named(proc, name):
-            raise TakeoverError(f"{name} runs (process {pid}) and would write over it: stop it")
+def _require_stopped(proc: str, own_group: str | None) -> None:
+    """Raises TakeoverError where a process is a kubelet, or may be one."""
+    found = kubelet_process.find(proc, own_group)
+    for each in found.kubelets:
+        why = f"{each.program} runs (process {each.pid}) and would write over it"
+        raise TakeoverError(f"{why}: stop it")
+    for doubt in found.doubts:
+        raise TakeoverError(f"a kubelet may run and would write over it: {doubt}")
 
 
 def _snapshot(path: Path) -> Snapshot:
@@ -123,16 +124,24 @@ def _snapshot(path: Path) -> Snapshot:
         snapshot = snapshots.decode(path.read_bytes())
     except (OSError, SnapshotError) as error:
         raise TakeoverError(f"no decisions of an agent: {error}") from error
-    if snapshot.boot_id != boot.boot_id():
+    if snapshot.boot_id != files.boot_id():
         raise TakeoverError(f"no decisions of an agent: {path} is of before the machine's start")
     return snapshot
+
+
+def _own_group(settings: Settings, proc: str) -> str | None:
+    hierarchy = Hierarchy(settings.cgroup_root, proc)
+    try:
+        return own_root(hierarchy)
+    finally:
+        hierarchy.close()
 
 
 def _pods(settings: Settings, proc: str) -> tuple[Pod, ...]:
     hierarchy = Hierarchy(settings.cgroup_root, proc)
     cri = Cri(options.socket_path(settings.runtime_endpoint))
     try:
-        return Observer(cri, Locator(hierarchy)).look().pods
+        return RuntimeView(cri, CgroupLocator(hierarchy)).observe().pods
     finally:
         cri.close()
         hierarchy.close()
@@ -155,4 +164,4 @@ def reserved(settings: Settings) -> tuple[CpuSet, tuple[str, ...]]:
         raise ConfigurationError(f"{path}: {error}") from error
     static = msgspec.structs.replace(kubelet, cpu_manager_policy="static")
     topology = machine_cpus.read(settings.root)
-    return configured.beside(NodeConfiguration(), static, topology).kubelet_reserved, ()
+    return node_object.with_kubelet(NodeConfiguration(), static, topology).kubelet_reserved, ()

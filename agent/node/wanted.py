@@ -1,4 +1,4 @@
-"""From what pods get to what their groups get."""
+"""The values of cgroups that follow from a decision about pods."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import msgspec
 from agent.allocate.pools import Decision
 from agent.cgroup.order import parent
 from agent.model.cpuset import CpuSet
-from agent.model.limits import UNLIMITED, Limits
 from agent.model.pods import Pod
-from agent.model.wanted import NO_LIMITS
+from agent.model.wanted import NO_LIMITS, UNLIMITED, Limits
 
 
 def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
-    """By group: what running containers are to have; nothing for hands off."""
+    """By group: the cpusets of running containers, without hands-off ones."""
     wanted = {}
     for pod in pods:
         of_pod = decision.pods[pod.uid]
@@ -27,7 +26,7 @@ def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
 
 
 def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
-    """By group: what pods' pause containers are to have."""
+    """By group: the cpusets of pause containers."""
     return {
         sandbox.group: cpus
         for pod in pods
@@ -38,7 +37,7 @@ def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuS
 
 
 def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Limits]:
-    """By group: what pods, their running containers and sandboxes are held to."""
+    """By group: the limits of pods, their running containers and sandboxes."""
     wanted = {}
     for pod in pods:
         of_pod = decision.pods[pod.uid]
@@ -47,7 +46,7 @@ def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Limits]:
                 continue
             of_container = of_pod.of(container.name)
             held = of_container.limits
-            if of_container.exclusive and held.quota_microseconds is None:
+            if of_container.lifts_quota:
                 held = msgspec.structs.replace(held, quota_microseconds=UNLIMITED)
             if held != NO_LIMITS and container.name:
                 wanted[container.group] = held

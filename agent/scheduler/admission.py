@@ -1,127 +1,187 @@
-"""The webhook as a process: pods from the API server, accounts from a file, answers over HTTPS."""
+"""Admission of Bindings of pods with GPUs: decodes an AdmissionReview, decides, encodes the answer.
+
+A Binding does not contain its pod, so a policy can't tell which one has GPUs. The API server does
+not send the Bindings of accounts that may bind such pods (matchConditions of the configuration).
+"""
 
 from __future__ import annotations
 
-import logging
-import threading
-from typing import Final
+from collections.abc import Callable
+from typing import Final, Literal
 
-from agent.host.ending import Ending
-from agent.host.files import Stamp, stamp
-from agent.kube import auth
-from agent.kube.answers import Limits
-from agent.kube.errors import NotFoundError, StoreError
-from agent.kube.kinds import pod_path
-from agent.kube.transport import Transport
-from agent.model import apipods
-from agent.model.apipods import ApiPod
-from agent.model.objects import ObjectError
-from agent.model.settings import Settings
-from agent.scheduler import server, webhook
-from agent.scheduler.certificates import CertificateFiles
-from agent.scheduler.errors import StartError
-from agent.scheduler.routes import TEXT, BadRequestError, Reply, Route
-from agent.scheduler.server import Server
-from agent.scheduler.webhook import FailurePolicy, LookUp, LookUpError, ReviewError
+import msgspec
 
-log = logging.getLogger(__name__)
+from agent.model import bounds
+from agent.model.apiobjects import ApiPod
+from agent.model.bounds import JsonError
+from agent.model.nodestatus import GPU
 
-PATH: Final = "/admit-binding"
+# Of deploy/policies/gpu-scheduler.yaml too.
+GPU_PREFIX: Final = GPU
+GPU_NAMES: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu"})
 
-# Shorter than the API server waits for us (timeoutSeconds: 10): it hears a reason then.
-LOOK_UP_LIMITS: Final = Limits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
+FailurePolicy = Literal["Fail", "Ignore"]
+LookUp = Callable[[str, str], ApiPod | None]
+"""The pod by namespace and name, None where there is none. Raises LookUpError."""
 
 
-class AccountsError(StartError):
-    """The file of accounts can't be read; the message names it."""
+class ReviewError(ValueError):
+    """The body is not an AdmissionReview of v1; the message names the field."""
 
 
-class Accounts:
-    """User names in a file, one a line, read again when it changes. A file that is away for a
-    moment leaves the last names in force."""
-
-    def __init__(self, path: str) -> None:
-        """Raises AccountsError."""
-        self._path = path
-        self._stamp: Stamp = stamp(path)
-        self._names = self._read()
-
-    def names(self) -> frozenset[str]:
-        """The same set while the file is the same."""
-        now = stamp(self._path)
-        if now != self._stamp:
-            self._stamp = now
-            try:
-                self._names = self._read()
-            except AccountsError as error:
-                log.warning("the last accounts stay in force: %s", error)
-            else:
-                log.info("%s was replaced: %s", self._path, ", ".join(sorted(self._names)))
-        return self._names
-
-    def _read(self) -> frozenset[str]:
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                return frozenset(line.strip() for line in file if line.strip())
-        except (OSError, UnicodeDecodeError) as error:
-            raise AccountsError(f"accounts {self._path}: {error}") from error
+class LookUpError(RuntimeError):
+    """The pod can't be read; the message is the reason."""
 
 
-def pods(transport: Transport) -> LookUp:
-    """Every look asks the API server: no memory of pods could be as new as the Binding."""
+class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The API server's answer to the client of a denied request."""
 
-    def look_up(namespace: str, name: str) -> ApiPod | None:
-        try:
-            return apipods.decode(transport.get(pod_path(namespace, name)))
-        except NotFoundError:
-            return None
-        except (StoreError, ObjectError) as error:
-            raise LookUpError(str(error)) from error
-
-    return look_up
+    code: int
+    reason: str
+    message: str
 
 
-def routes(accounts: Accounts, look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
-    """What the webhook answers, by path."""
+class Verdict(msgspec.Struct, frozen=True):
+    """`refusal` is None where the request is allowed; the client receives `warning` then."""
 
-    def admit(body: bytes) -> Reply:
-        try:
-            request = webhook.decode(body)
-        except ReviewError as error:
-            raise BadRequestError(str(error)) from error
-        verdict = webhook.judge(request, accounts.names(), look_up, on_failure)
-        if verdict.refusal is not None:
-            log.info("refused: %s", verdict.refusal.message)
-        elif verdict.warning:
-            log.warning("%s", verdict.warning)
-        return Reply(200, webhook.encode(request.uid, verdict))
+    refusal: Status | None = None
+    warning: str = ""
 
-    return {
-        PATH: Route("POST", admit),
-        "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", TEXT)),
+
+class Request(msgspec.Struct, frozen=True, rename="camel"):
+    """The fields of an AdmissionRequest that matter here."""
+
+    uid: str
+    operation: str
+    resource: _Resource
+    user_info: _User
+    sub_resource: str = ""
+    namespace: str = ""
+    name: str = ""
+    object: _Binding | None = None
+
+    @property
+    def binds(self) -> bool:
+        """Whether it is the Binding of a pod, by either of the two resources."""
+        resource = self.resource.resource, self.sub_resource
+        return (
+            self.operation == "CREATE"
+            and self.resource.group == ""
+            and resource in (("pods", "binding"), ("bindings", ""))
+        )
+
+    @property
+    def pod(self) -> str:
+        """The name of the pod that is bound."""
+        return self.name or (self.object.metadata.name if self.object else "")
+
+
+def decode(body: bytes) -> Request:
+    """Raises ReviewError."""
+    try:
+        review = bounds.decode(_reviews, body)
+    except JsonError as error:
+        raise ReviewError(f"AdmissionReview: {error}") from None
+    if (review.api_version, review.kind) != (_VERSION, _KIND):
+        raise ReviewError(
+            f"AdmissionReview: {review.kind} of {review.api_version} is not {_KIND} of {_VERSION}"
+        )
+    if not review.request.uid:
+        raise ReviewError("AdmissionReview: request.uid is empty")
+    if review.request.binds and not (review.request.pod and review.request.namespace):
+        raise ReviewError("AdmissionReview: request.name or request.namespace is empty")
+    return review.request
+
+
+def encode(uid: str, verdict: Verdict) -> bytes:
+    """The AdmissionReview that answers the request of that uid."""
+    response = _Response(
+        uid,
+        verdict.refusal is None,
+        verdict.refusal,
+        (verdict.warning,) if verdict.warning else (),
+    )
+    return msgspec.json.encode(_Answer(response))
+
+
+def judge(request: Request, look_up: LookUp, on_failure: FailurePolicy) -> Verdict:
+    """Denies the Binding of a pod that requests GPUs.
+
+    `on_failure` applies where the pod can't be read. A pod that does not exist is denied too, since
+    it may be created a moment later.
+    """
+    user = request.user_info.username
+    if not request.binds:
+        return Verdict()
+    title = f"{request.namespace}/{request.pod}"
+    try:
+        pod = look_up(request.namespace, request.pod)
+    except LookUpError as error:
+        if on_failure == "Ignore":
+            return Verdict(warning=f"pod {title} could not be looked up before it was bound")
+        message = f"{user} may not bind pod {title}, which could not be looked up: {error}"
+        return Verdict(Status(503, "ServiceUnavailable", message))
+    if pod is None:
+        return Verdict(Status(404, "NotFound", f"pod {title} is not there"))
+    if asked := gpus(pod):
+        message = (
+            f"{user} may not bind pod {title}, which asks for {', '.join(asked)}: "
+            "pods with GPUs are bound by configured accounts only"
+        )
+        return Verdict(Status(403, "Forbidden", message))
+    return Verdict()
+
+
+def gpus(pod: ApiPod) -> list[str]:
+    """The names of the GPU resources that the pod requests, sorted."""
+    names = {
+        name
+        for each in (*pod.containers, *pod.init_containers)
+        for amounts in (each.requests, each.limits)
+        for name, amount in amounts.items()
+        if amount > 0
     }
+    return sorted(each for each in names if each in GPU_NAMES or each.startswith(GPU_PREFIX))
 
 
-def run(settings: Settings) -> None:
-    """Until SIGTERM. Raises AccessError, AccountsError, CertificateError, ServerError and
-    SettingsError."""
-    access = auth.access(settings.kubeconfig, settings.service_account_dir)
-    limits = server.Limits()
-    transport = Transport(
-        access,
-        user_agent="topolet-webhook",
-        limits=LOOK_UP_LIMITS,
-        connections=limits.threads,
-    )
-    answers = routes(
-        Accounts(settings.binders_file), pods(transport), settings.webhook_failure_policy
-    )
-    certificate = CertificateFiles(settings.tls_certificate_file, settings.tls_key_file)
-    door = Server(settings.webhook_https, answers, certificate, limits)
-    ended = threading.Event()
-    with Ending(ended.set):
-        door.start()
-        log.info("webhook listens on port %d", door.port)
-        ended.wait()
-        door.close()
-    transport.close()
+class _Resource(msgspec.Struct, frozen=True):
+    resource: str
+    group: str = ""
+
+
+class _User(msgspec.Struct, frozen=True):
+    username: str = ""
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class _Binding(msgspec.Struct, frozen=True):
+    metadata: _Metadata = _Metadata()
+
+
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    request: Request
+    api_version: str = ""
+    kind: str = ""
+
+
+class _Response(msgspec.Struct, frozen=True, omit_defaults=True):
+    uid: str
+    allowed: bool
+    status: Status | None = None
+    warnings: tuple[str, ...] = ()
+
+
+_VERSION: Final = "admission.k8s.io/v1"
+_KIND: Final = "AdmissionReview"
+
+
+class _Answer(msgspec.Struct, frozen=True, rename="camel"):
+    response: _Response
+    api_version: str = _VERSION
+    kind: str = _KIND
+
+
+_reviews: Final = msgspec.json.Decoder(_Review)

@@ -1,4 +1,4 @@
-"""A server's certificate and key, and the CA of its clients, in files that others replace."""
+"""TLS certificate, key and client CA, read again when their files change."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.host.files import Stamp, stamp
-from agent.scheduler.errors import StartError
+
+
+class StartError(RuntimeError):
+    """A process of this package can't start; the message names what is missing."""
+
 
 log = logging.getLogger(__name__)
 
 
 class CertificateError(StartError):
-    """No certificate to begin with; the message names the files."""
+    """The certificate files can't be read at the start; the message names them."""
 
 
 class CertificateFiles:
-    """Read again when they change. While they don't fit each other, as between the replacement of
-    the one and of the other, the last ones stay in force."""
+    """Reads the files again when they change. While certificate and key do not match, as between
+    the replacement of the one and of the other, the last ones stay in use."""
 
     def __init__(self, certificate: str, key: str, client_ca: str = "") -> None:
-        """Paths; with `client_ca` a client must show a certificate of that CA. Raises
+        """`client_ca`: a client must show a certificate of that CA; empty for none. Raises
         CertificateError."""
         self._paths = (certificate, key, client_ca) if client_ca else (certificate, key)
         self._client_ca = client_ca
@@ -31,7 +35,7 @@ class CertificateFiles:
         self._context = self._read()
 
     def context(self) -> ssl.SSLContext:
-        """The same one while the files are the same."""
+        """Returns the same context while the files are the same."""
         now = stamp(*self._paths)
         if now not in (self._stamp, self._refused):
             try:
@@ -62,8 +66,8 @@ class CertificateFiles:
 
 
 def names(certificate: Mapping[str, Any]) -> frozenset[str]:
-    """Whom a certificate as SSLSocket.getpeercert tells of it is for: its common name and its
-    alternative names of any kind."""
+    """Returns the common name and the alternative names, of any kind, of a certificate as
+    SSLSocket.getpeercert returns it."""
     subject = certificate.get("subject", ())
     common = (value for part in subject for key, value in part if key == "commonName")
     return frozenset((*common, *(value for _, value in certificate.get("subjectAltName", ()))))

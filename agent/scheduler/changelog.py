@@ -1,4 +1,4 @@
-"""Which nodes changed since when, for caches of what was answered about them."""
+"""The nodes that changed since a serial, for caches of results per node."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Final
 
 import msgspec
 
-MOST_NAMES: Final = 100_000
+MAX_NAMES: Final = 100_000
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """`names` of nodes that changed; None: any may have. `serial`: what to ask with next."""
+    """`names` are the nodes that changed; None means that any node may have changed. `serial` is
+    the argument of the next call."""
 
     serial: int
     names: frozenset[str] | None
 
 
 class ChangeLog:
-    """The last change of each name, in their order: no longer than there are names. One thread at
-    a time."""
+    """Keeps the last change of each name, in order. One thread at a time."""
 
-    def __init__(self, most_names: int = MOST_NAMES) -> None:
-        """Of more names than that the oldest changes are forgotten."""
+    def __init__(self, most_names: int = MAX_NAMES) -> None:
+        """The log drops the oldest changes when it has more than `most_names` names."""
         self._most = most_names
         self._last: dict[str, int] = {}
         self._forgotten = 0
         self.serial = 0
 
     def add(self, name: str) -> None:
-        """One more change."""
+        """Records one change."""
         self.serial += 1
         self._last.pop(name, None)
         self._last[name] = self.serial
@@ -37,7 +37,8 @@ class ChangeLog:
             self._forgotten = self._last.pop(oldest)
 
     def since(self, serial: int) -> Changes:
-        """Those after the change of that serial; all where the log does not reach back to it."""
+        """Returns the nodes that changed after that serial; any node where the log does not reach
+        back so far."""
         if serial < self._forgotten:
             return Changes(self.serial, None)
         names = []

@@ -1,7 +1,7 @@
-"""The API server's bytes as the values that are kept of them.
+"""Decodes API objects into the records that the scheduler keeps.
 
-Annotations of pods are read here and dropped: of 100,000 pods they would not fit. Values that many
-objects have in common are kept once; nobody changes them.
+The annotations of pods are read here and dropped: those of 100,000 pods would not fit into memory.
+Equal values of many objects are stored once and never changed.
 """
 
 from __future__ import annotations
@@ -13,58 +13,67 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.place.holding import Holding, holding_of
-from agent.allocate.zoned.pod import ZonedPod, zoned_pod
+from agent.allocate.node_allocator.holding import Holding, holding_of
+from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model import (
-    apipods,
+    apiobjects,
+    bounds,
     checkpoints,
     deviceobject,
+    interconnect,
     node_annotations,
     nodetopology,
+    resources,
     seentopology,
 )
 from agent.model.annotations import AnnotationError
-from agent.model.apipods import ApiPod, PodObject
+from agent.model.apiobjects import ApiPod, PodObject
 from agent.model.device_allocation import Holdings, VirtualFunctions
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.model.objects import ObjectError, decoded
 from agent.model.quantities import Quantity, QuantityError, milli, whole
-from agent.scheduler.groupname import Group, GroupError, group_of
-from agent.scheduler.readings import Agents, NodeReading, PodReading, Unreadable
-from agent.scheduler.sharing import Shared, words
+from agent.scheduler.pod_group import Group, GroupError, group_of
+from agent.scheduler.records import (
+    AgentSelector,
+    InternPool,
+    NodeRecord,
+    PodRecord,
+    Unreadable,
+    interned,
+)
 
 log = logging.getLogger(__name__)
 
 
-def pods(agents: Agents) -> Callable[[bytes], PodReading]:
-    """Raises ObjectError."""
+def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
+    """Returns a decoder, which raises ObjectError."""
 
-    def read(text: bytes) -> PodReading:
-        raw = decoded(text, apipods.KIND, _pods)
-        pod = apipods.value(raw)
+    def read(text: bytes) -> PodRecord:
+        raw = decoded(text, apiobjects.KIND, _pods)
+        pod = apiobjects.value(raw)
         ready = None
         if agents.include(pod.namespace, pod.labels):
-            ready = pod.phase is apipods.Phase.RUNNING and not pod.deleted and _ready(text)
+            ready = pod.phase is apiobjects.Phase.RUNNING and not pod.deleted and _ready(text)
         if not pod.node:
-            return PodReading(pod.uid, "", None, ready)
+            return PodRecord(pod.uid, "", None, ready)
         if pod.terminal:
             zoned, ended = _zoned_of(pod), pod.title
-            return PodReading(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
+            return PodRecord(pod.uid, intern(pod.node), None, ready, zoned=zoned, ended=ended)
         holding = holding_of(pod)
         for fault in holding.faults:
             log.warning("pod %s on node %s: %s", pod.title, pod.node, fault)
-        return PodReading(
+        return PodRecord(
             pod.uid,
             intern(pod.node),
             _compact(holding),
             ready,
-            _labels.of(words(pod.labels)),
+            _labels.of(interned(pod.labels)),
             pod.started_at,
             pod.deleted,
             pod.mirror,
             _zoned_of(pod),
-            pod.phase is not apipods.Phase.PENDING,
+            pod.phase is not apiobjects.Phase.PENDING,
             _group(pod),
         )
 
@@ -72,23 +81,23 @@ def pods(agents: Agents) -> Callable[[bytes], PodReading]:
 
 
 def _group(pod: ApiPod) -> Group | None:
-    """None too for what makes no sense: the verbs say so to the pod."""
+    """Returns None also for an invalid annotation: the handlers report it when the pod is
+    scheduled."""
     try:
         return group_of(pod)
     except GroupError:
         return None
 
 
-def node(text: bytes) -> NodeReading:
+def node(text: bytes) -> NodeRecord:
     """Raises ObjectError."""
     raw = decoded(text, "Node", _nodes)
     metadata = raw.metadata
-    annotations = metadata.annotations or {}
-    return NodeReading(
+    return NodeRecord(
         intern(metadata.name),
         metadata.uid,
-        words(metadata.labels or {}),
-        {key: annotations[key] for key in _READ if key in annotations},
+        interned(metadata.labels or {}),
+        bounds.kept(metadata.annotations or {}, _NODE_READ),
         _amounts(metadata.name, raw.status.allocatable or {}),
     )
 
@@ -99,7 +108,8 @@ def topology(text: bytes) -> NodeTopology | Unreadable:
         read = seentopology.decode(decoded(text, nodetopology.KIND, _objects))
     except ObjectError as error:
         return _unreadable(error)
-    return msgspec.structs.replace(read, annotations=words(read.annotations))
+    kept = bounds.kept(read.annotations, _TOPOLOGY_READ)
+    return msgspec.structs.replace(read, annotations=interned(kept))
 
 
 def devices(text: bytes) -> DeviceObject | Unreadable:
@@ -111,13 +121,14 @@ def devices(text: bytes) -> DeviceObject | Unreadable:
     try:
         checkpoints.decode(read.annotations)
     except AnnotationError as error:
-        # Nobody knows which devices are held then.
+        # The devices in use are unknown then.
         return _unreadable(ObjectError(deviceobject.KIND, read.name, str(error)))
     found = tuple(
         msgspec.structs.replace(each, resources=_resources.of(each.resources))
         for each in read.devices
     )
-    return msgspec.structs.replace(read, devices=found, annotations=words(read.annotations))
+    kept = bounds.kept(read.annotations, _DEVICE_READ)
+    return msgspec.structs.replace(read, devices=found, annotations=interned(kept))
 
 
 class _Condition(msgspec.Struct, frozen=True):
@@ -153,25 +164,39 @@ _pods: Final = msgspec.json.Decoder(PodObject)
 _conditions: Final = msgspec.json.Decoder(_WithConditions)
 _nodes: Final = msgspec.json.Decoder(_Node)
 _objects: Final = msgspec.json.Decoder(object)
-_READ: Final = (
-    node_annotations.SYSTEM_QOS,
-    node_annotations.RESERVATION,
-    node_annotations.CPU_NORMALIZATION_RATIO,
-    node_annotations.AMPLIFICATION_RATIO,
+_NODE_READ: Final = dict.fromkeys(
+    (
+        node_annotations.SYSTEM_QOS,
+        node_annotations.RESERVATION,
+        node_annotations.CPU_NORMALIZATION_RATIO,
+        node_annotations.AMPLIFICATION_RATIO,
+    ),
+    bounds.OBJECT_VALUE_BYTES,
 )
-_labels: Final = Shared[dict[str, str]]()
-_zoned: Final = Shared[ZonedPod]()
-_asked: Final = Shared[ZonedPod]()
-_requests: Final = Shared[dict[str, int]]()
-_claimed: Final = Shared[dict[int, dict[str, int]]]()
-_resources: Final = Shared[dict[str, int]]()
+_TOPOLOGY_READ: Final = {
+    resources.CPU_TOPOLOGY: bounds.OBJECT_LIST_BYTES,
+    resources.POD_CPU_ALLOCS: bounds.OBJECT_LIST_BYTES,
+    resources.CPU_MANAGER_POLICY: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.SYSTEM_QOS: bounds.OBJECT_VALUE_BYTES,
+    node_annotations.RESERVATION: bounds.OBJECT_VALUE_BYTES,
+}
+_DEVICE_READ: Final = dict.fromkeys(
+    (deviceobject.GPU_PARTITIONS, interconnect.GPU_LINKS, checkpoints.DEVICES_CHECKPOINTS),
+    bounds.OBJECT_LIST_BYTES,
+)
+_labels: Final = InternPool[dict[str, str]]()
+_zoned: Final = InternPool[ZonedPod]()
+_zoned_by_key: Final = InternPool[ZonedPod]()
+_requests: Final = InternPool[dict[str, int]]()
+_claimed: Final = InternPool[dict[int, dict[str, int]]]()
+_resources: Final = InternPool[dict[str, int]]()
 _NO_DEVICES: Final[Holdings] = {}
 _NO_FUNCTIONS: Final[VirtualFunctions] = {}
 _NO_IDS: Final[dict[tuple[str, int], str]] = {}
 
 
 def _ready(text: bytes) -> bool:
-    conditions = decoded(text, apipods.KIND, _conditions).status.conditions or ()
+    conditions = decoded(text, apiobjects.KIND, _conditions).status.conditions or ()
     return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
 
@@ -190,8 +215,8 @@ def _compact(holding: Holding) -> Holding:
 
 
 def _zoned_of(pod: ApiPod) -> ZonedPod:
-    asked = (pod.kube_class, pod.containers, pod.init_containers, pod.requests, pod.overhead)
-    return _asked.made(asked, lambda: _zoned.of(_nameless(zoned_pod(pod))))
+    key = (pod.kube_class, pod.containers, pod.init_containers, pod.requests, pod.overhead)
+    return _zoned_by_key.made(key, lambda: _zoned.of(_nameless(zoned_pod(pod))))
 
 
 def _nameless(pod: ZonedPod) -> ZonedPod:

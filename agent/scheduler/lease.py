@@ -1,8 +1,7 @@
-"""The Lease that says which of several schedulers leads (coordination.k8s.io/v1), and who may take
-it.
+"""The Lease of the leader election (coordination.k8s.io/v1), and when a candidate may take it.
 
-Machines' clocks are not compared: a holder's time is up when its Lease stood still for so long by
-the clock of who looks at it.
+Clocks of machines are not compared: a Lease expires when it has not changed for its duration by the
+candidate's own clock.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ KIND: Final = "Lease"
 Object = dict[str, Any]
 
 
-class Times(msgspec.Struct, frozen=True):
-    """Another takes a Lease that stood still for `lease_seconds`; who could not renew it for
-    `renew_seconds` stops before; it is renewed, or looked at, every `retry_seconds`."""
+class LeaseTimes(msgspec.Struct, frozen=True):
+    """A candidate takes a Lease that has not changed for `lease_seconds`. A leader that could not
+    renew it for `renew_seconds` stops. It is renewed, or read, every `retry_seconds`."""
 
     lease_seconds: int = 15
     renew_seconds: float = 10.0
@@ -35,7 +34,8 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class Spec(msgspec.Struct, frozen=True, rename="camel"):
-    """`holder_identity` is empty where nobody holds it; times as the API writes them."""
+    """`holder_identity` is empty where nobody holds the Lease. Times are in the format of the
+    API."""
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
@@ -44,30 +44,30 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     lease_transitions: int | None = None
 
 
-class Sight(msgspec.Struct, frozen=True):
-    """A Lease that was looked at; `since`: when it was first seen to say so, by our clock."""
+class Observation(msgspec.Struct, frozen=True):
+    """A Lease as it was read. `since` is when it was first read with this content, by our clock."""
 
     spec: Spec
     since: float
 
 
-def seen(spec: Spec, before: Sight | None, now: float) -> Sight:
-    """What `before` becomes when the Lease says `spec` now."""
+def observed(spec: Spec, before: Observation | None, now: float) -> Observation:
+    """Returns `before` where the Lease has not changed, else a new observation."""
     if before is not None and before.spec == spec:
         return before
-    return Sight(spec, now)
+    return Observation(spec, now)
 
 
-def free_at(sight: Sight, identity: str, times: Times) -> float:
-    """When `identity` may take it, by the clock of the sight."""
+def expires_at(sight: Observation, identity: str, times: LeaseTimes) -> float:
+    """When `identity` may take the Lease, by the clock of the observation."""
     holder = sight.spec.holder_identity
     if not holder or holder == identity:
         return sight.since
     return sight.since + (sight.spec.lease_duration_seconds or times.lease_seconds)
 
 
-def held(before: Spec, identity: str, times: Times, wall: datetime.datetime) -> Spec:
-    """The Lease renewed, or taken, by `identity`. `wall` is for people to read."""
+def renewed(before: Spec, identity: str, times: LeaseTimes, wall: datetime.datetime) -> Spec:
+    """The spec of a Lease that `identity` renews or takes. `wall` is for people."""
     now = _text(wall)
     ours = before.holder_identity == identity
     return Spec(
@@ -80,12 +80,12 @@ def held(before: Spec, identity: str, times: Times, wall: datetime.datetime) -> 
 
 
 def released(before: Spec, wall: datetime.datetime) -> Spec:
-    """Nobody's: the next who looks may take it."""
+    """The spec of a Lease without holder: any candidate may take it."""
     return Spec("", 1, _text(wall), _text(wall), before.lease_transitions)
 
 
 def body(namespace: str, name: str, spec: Spec) -> Object:
-    """A new one."""
+    """A new Lease object."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": KIND,

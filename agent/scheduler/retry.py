@@ -1,9 +1,9 @@
-"""Has kube-scheduler try a pod again that only our rule held back, once a node has room.
+"""Makes kube-scheduler retry a pod that only our rules rejected, once a node has room.
 
-kube-scheduler forgets a pod that an extender refused until a pod or a node changes, or for five
-minutes; it does not see NodeResourceTopology and Device objects. Any change of the pod itself makes
-it try that pod, and no other, at once (the queueing hint of a refusal by an extender): a condition
-of the pod's status is the least of them, and says to people what happened.
+kube-scheduler does not retry a pod that an extender rejected until a pod or a node changes, or for
+five minutes; it does not watch NodeResourceTopology and Device objects. A change of the pod itself
+makes it retry that pod at once (the queueing hint for a rejection by an extender). A condition in
+the pod's status is the smallest such change, and informs people.
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from typing import Any, Final
 from agent.kube.auth import AccessError
 from agent.kube.errors import ConflictError, KubeError, NotFoundError, RejectedError
 from agent.kube.transport import Transport
-from agent.scheduler.podstatus import condition, patch_status
-from agent.scheduler.waiter import Waiter
-from agent.scheduler.waiting import Answers, Hope, Waiting
+from agent.scheduler.pods_api import condition, patch_status
+from agent.scheduler.unschedulable_queue import (
+    FeasibilitySource,
+    QueuedPod,
+    RetryCandidate,
+    UnschedulableQueue,
+)
 
-CONDITION: Final = "topolet.io/RoomFound"
+ROOM_FOUND: Final = "topolet.io/RoomFound"
 
 log = logging.getLogger(__name__)
 
 
 class Retry:
-    """One thread has the rounds. `leading`: only who decides touches pods; `before`: who waits as
-    it begins to."""
+    """One thread calls `round`. `leading` returns whether this process leads; only the leader
+    patches pods. `before` returns the pods that were unschedulable before this process led."""
 
     def __init__(
         self,
         transport: Transport,
-        waiting: Waiting,
-        answers: Answers,
+        queue: UnschedulableQueue,
+        answers: FeasibilitySource,
         leading: Callable[[], bool],
-        before: Callable[[], Iterable[Waiter]] = tuple,
+        before: Callable[[], Iterable[QueuedPod]] = tuple,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transport = transport
-        self._waiting = waiting
+        self._queue = queue
         self._answers = answers
         self._leading = leading
         self._before = before
@@ -49,42 +53,43 @@ class Retry:
         self.tried = 0
 
     def round(self) -> None:
-        """Touches those pods that a changed node has room for. Who does not lead knows of none."""
+        """Patches the pods for which a changed node has room. Empties the queue where this process
+        does not lead."""
         if not self._leading():
-            self._waiting.clear()
+            self._queue.clear()
             self._led = False
             return
         if not self._led:
-            self._led = self._begun()
-        self._touch()
+            self._led = self._restore_queue()
+        self._patch_retryable()
 
-    def _begun(self) -> bool:
+    def _restore_queue(self) -> bool:
         try:
-            for waiter in self._before():
-                self._waiting.adopt(waiter)
+            for queued in self._before():
+                self._queue.restore(queued)
         except (KubeError, AccessError) as error:
-            log.warning("who waits already is not known: %s", error)
+            log.warning("the unschedulable pods can't be listed: %s", error)
             return False
         return True
 
-    def _touch(self) -> None:
-        for hope in self._waiting.round(self._answers, self._clock()):
-            waiter = hope.waiter
+    def _patch_retryable(self) -> None:
+        for candidate in self._queue.retryable(self._answers, self._clock()):
+            queued = candidate.queued
             try:
                 patch_status(
-                    self._transport, waiter.namespace, waiter.name, waiter.uid, _told(hope)
+                    self._transport, queued.namespace, queued.name, queued.uid, _status(candidate)
                 )
             except (NotFoundError, ConflictError, RejectedError) as error:
-                log.info("pod %s waits no more: %s", waiter.title, error)
-                self._waiting.settled(waiter.uid)
+                log.info("pod %s left the unschedulable queue: %s", queued.title, error)
+                self._queue.remove(queued.uid)
                 continue
             except (KubeError, AccessError) as error:
-                log.warning("pod %s is not tried again now: %s", waiter.title, error)
+                log.warning("pod %s: retry failed: %s", queued.title, error)
                 continue
             self.tried += 1
-            log.info("pod %s is tried again: node %s has room", waiter.title, hope.node)
+            log.info("pod %s is retried: node %s has room", queued.title, candidate.node)
 
 
-def _told(hope: Hope) -> dict[str, Any]:
-    message = f"node {hope.node} has changed and has room now"
-    return {"conditions": [condition(CONDITION, "NodeChanged", message)]}
+def _status(candidate: RetryCandidate) -> dict[str, Any]:
+    message = f"node {candidate.node} has changed and has room now"
+    return {"conditions": [condition(ROOM_FOUND, "NodeChanged", message)]}

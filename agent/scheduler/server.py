@@ -1,9 +1,9 @@
-"""The HTTP server of the scheduler's process, over TLS or plain.
+"""The HTTP server of the scheduler and the webhook, over TLS or plain.
 
-cheroot does HTTP and has the threads. Sockets and their files are ours (streams.py): its own TLS
-adapter greets a client in the thread that accepts all others, and keeps the certificate that it
-began with. So is what stands between a request and its route: WSGI would make a dictionary of
-thirty words of each.
+cheroot provides HTTP and the threads. Sockets and their files are ours (streams.py): cheroot's TLS
+adapter does the handshake in the thread that accepts all connections, and keeps the certificate
+that it began with. The gateway between a request and its route is ours too, since WSGI would make a
+dictionary of thirty entries for each request.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from cheroot.ssl import Adapter
 from cheroot.workers.threadpool import ThreadPool
 
 from agent.model.settings import host_port
-from agent.scheduler import routes, streams
-from agent.scheduler.certificates import CertificateFiles
-from agent.scheduler.errors import StartError
-from agent.scheduler.routes import BadRequestError, Reply, Request, Route
+from agent.scheduler import http_routes, streams
+from agent.scheduler.certificates import CertificateFiles, StartError
+from agent.scheduler.http_routes import BadRequestError, Reply, Request, Route
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +36,14 @@ _NEXT_REQUEST_MS: Final = 200
 
 
 class ServerError(StartError):
-    """The address can't be listened on."""
+    """The server can't listen on its address."""
 
 
 class Limits(msgspec.Struct, frozen=True):
     """`request_seconds`: from the first byte of a request, or of a connection, to the last byte of
-    its body, and again for the answer. `idle_seconds`: where no request is under way.
-    `stop_seconds`: for requests under way when the server ends. `waiting`: requests that wait for a
-    thread, and idle connections, of each."""
+    its body, and again for the reply. `idle_seconds`: for a connection without request.
+    `stop_seconds`: for requests in flight when the server stops. `waiting`: the number of requests
+    that wait for a thread, and of idle connections."""
 
     body_bytes: int = 8 << 20
     header_bytes: int = 64 << 10
@@ -56,7 +55,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """Serves from `start` to `close`; `port` is the one taken when 0 was asked for."""
+    """Serves from `start` to `close`. `port` is the actual one where the address has port 0."""
 
     def __init__(
         self,
@@ -66,9 +65,9 @@ class Server:
         limits: Limits | None = None,
         clients: Collection[str] = (),
     ) -> None:
-        """`pages` by path; no certificate: plain HTTP. `clients`: the names of which a client's
-        certificate must bear one, where the certificate files ask for one at all; empty: any.
-        Raises SettingsError for an address that is none."""
+        """`pages` are by path. Without certificate the server speaks plain HTTP. `clients` are the
+        accepted names in clients' certificates, where the certificate files have a client CA; empty
+        accepts any. Raises SettingsError for an invalid address."""
         limits = limits or Limits()
         self._address = address
         self._server = _Http(host_port(address), pages, limits)
@@ -79,7 +78,7 @@ class Server:
         self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
 
     def start(self) -> None:
-        """Returns when it listens. Raises ServerError."""
+        """Returns when the server listens. Raises ServerError."""
         try:
             self._server.prepare()
         except OSError as error:
@@ -91,13 +90,13 @@ class Server:
         return int(self._server.bind_addr[1])
 
     def close(self) -> None:
-        """Accepts no more, and lets requests under way end."""
+        """Stops accepting connections, and lets requests in flight end."""
         self._server.stop()
         self._thread.join()
 
 
 class _Gateway(server.Gateway):
-    """Between a request whose headers were read and its route."""
+    """Passes a request whose headers were read to its route."""
 
     def respond(self) -> None:
         request = self.req
@@ -106,40 +105,40 @@ class _Gateway(server.Gateway):
             body = self._body()
         except BadRequestError as error:
             request.close_connection = True
-            self._write(routes.said(400, str(error)), with_body=True)
+            self._write(http_routes.text_reply(400, str(error)), with_body=True)
             return
         if body is None:
             request.close_connection = True
-        asked = Request(
+        parsed = Request(
             method,
             request.path.decode("latin-1"),
             request.inheaders.get(b"Content-Type", b"").decode("latin-1"),
             body,
         )
-        self._write(routes.answer(request.server.pages, asked), with_body=method != "HEAD")
+        self._write(http_routes.dispatch(request.server.pages, parsed), with_body=method != "HEAD")
         if body is None:
-            # Who is cut off while he sends reads no answer.
+            # A client that is cut off while it sends does not read the reply.
             request.conn.rfile.read(request.server.limits.body_bytes)
 
     def _body(self) -> bytes | None:
-        """None where its length is not told; less of it where it ends early, which is no JSON then.
-        Raises BadRequestError."""
+        """Returns None where the length is unknown, and a part of the body where it ends early,
+        which is invalid JSON. Raises BadRequestError."""
         request = self.req
         length = request.inheaders.get(b"Content-Length")
         if request.chunked_read or (length is None and request.method == b"POST"):
             return None
-        # cheroot lets -1 pass, which would be a body without end.
+        # cheroot accepts -1, which would be an endless body.
         if length is not None and not re.fullmatch(b"[0-9]+", length):
             raise BadRequestError("the Content-Length is no number")
         body: bytes = request.conn.rfile.read(int(length or 0))
         return body
 
     def _write(self, reply: Reply, with_body: bool) -> None:
-        """Headers and body in one go."""
+        """Sends headers and body at once."""
         request = self.req
         if (
             request.response_protocol != "HTTP/1.1"
-            # Who leads is another process behind the same Service: the next connection finds it.
+            # The leader is another process behind the same Service: a new connection may reach it.
             or reply.status == http.HTTPStatus.SERVICE_UNAVAILABLE
             or not request.server.can_add_keepalive_connection
         ):
@@ -161,12 +160,12 @@ class _Gateway(server.Gateway):
 class _Connection(server.HTTPConnection):
     def __init__(self, parent: _Http, sock: socket.socket, _: object) -> None:
         if parent.ssl_adapter is None:
-            sock = streams.bounded(sock, parent.limits.request_seconds, parent.pressed)
+            sock = streams.with_deadline(sock, parent.limits.request_seconds, parent.pressed)
         super().__init__(parent, sock, _file)
 
     def communicate(self) -> bool:
-        """A caller's next request mostly follows closely: as long as most threads are idle, one
-        waits for it, which saves the way through two other threads."""
+        """The next request of a client mostly follows closely: while most threads are idle, this
+        thread waits for it, which saves two thread switches."""
         while super().communicate():  # type: ignore[no-untyped-call]
             if not (self.server.ready and self.server.at_ease and self._soon()):
                 return True
@@ -196,8 +195,7 @@ class _Http(server.HTTPServer):
         self.pages = pages
         self.limits = limits
         self.silent: dict[_Connection, None] = {}
-        """Who has connected and not said a byte yet, the first to come first; of the thread that
-        accepts alone."""
+        """Connections without a first byte, the oldest first; used by the accepting thread only."""
         self.requests = ThreadPool(
             self,
             min=limits.threads,
@@ -216,11 +214,12 @@ class _Http(server.HTTPServer):
         return bool(2 * self.requests.idle > self.limits.threads)
 
     def pressed(self) -> bool:
-        """Requests wait for a thread."""
+        """Whether requests wait for a thread."""
         return bool(self.requests.qsize)
 
     def process_conn(self, conn: Any) -> None:
-        """A thread is for who has said something: who only connects waits with the idle ones."""
+        """A connection gets a thread when its first byte comes; until then it waits with the idle
+        ones."""
         if conn.last_used is None:
             self._make_room()
             self.silent[conn] = None
@@ -230,12 +229,12 @@ class _Http(server.HTTPServer):
             try:
                 self.requests.put(conn)
             except queue.Full:
-                # cheroot would say 503, and leave the rest to the collection of garbage.
+                # cheroot would reply 503, and leave the socket to garbage collection.
                 conn.close()
 
     def _make_room(self) -> None:
-        """Who is silent may take half of the places of those who wait, and no more: who came first
-        goes first, as one that hangs up."""
+        """Connections without a first byte take at most half of the waiting places; the oldest is
+        closed first."""
         if len(self.silent) >= self.limits.waiting // 2:
             first = next(iter(self.silent))
             del self.silent[first]
@@ -243,12 +242,12 @@ class _Http(server.HTTPServer):
                 socket.socket.shutdown(first.socket, socket.SHUT_RDWR)
 
     def error_log(self, msg: str = "", level: int = logging.INFO, traceback: bool = False) -> None:
-        """cheroot's word, in our log."""
+        """Writes cheroot's messages to our log."""
         log.log(level, "%s", msg, exc_info=traceback)
 
 
 class _Tls(Adapter):
-    """What cheroot asks of TLS."""
+    """cheroot's interface for TLS."""
 
     def __init__(
         self,
@@ -268,7 +267,7 @@ class _Tls(Adapter):
     def wrap(self, sock: socket.socket) -> tuple[ssl.SSLSocket, dict[str, str]]:
         context = self._files.context()
         try:
-            made = streams.greeting(
+            made = streams.with_tls(
                 sock, context, self._request_seconds, self._pressed, self._clients
             )
         except OSError as error:

@@ -1,7 +1,7 @@
-"""One connection's bytes: bounded in time, greeted where TLS is spoken, read and written whole.
+"""The byte streams of connections: time limits, the TLS handshake, buffered reads and whole writes.
 
-The HTTP server comes with files of Python's slow `io`, that copies a body of 5,000 names five
-times; ours read into one buffer and write from one.
+cheroot's files are those of Python's slow `io`, which copies a body of 5,000 names five times;
+these read into one buffer and write from one.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _READ_BYTES: Final = 16 << 10
-# Between two parts of a request while others wait for a thread: they come as fast as they can.
+# The pause within a request while other requests wait for a thread.
 _HURRY_SECONDS: Final = 0.25
 
 
 class Stream(Protocol):
-    """What is needed of a socket. Raises OSError."""
+    """The socket methods that are used here. They raise OSError."""
 
     def recv_into(self, buffer: memoryview | bytearray) -> int: ...
 
     def send(self, data: memoryview) -> int: ...
 
     def pending(self) -> int:
-        """Bytes that were received and that no wait for the connection would tell of."""
+        """The bytes that were received already, of which poll on the connection does not tell."""
         ...
 
 
 class Reader:
-    """What the HTTP server asks of a file that it reads."""
+    """The file that the HTTP server reads."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -46,11 +46,12 @@ class Reader:
         self.closed = False
 
     def has_data(self) -> bool:
-        """Whether something was received that nobody has read."""
+        """Whether received data has not been read yet."""
         return bool(self._kept) or bool(self._stream.pending())
 
     def readline(self, size: int) -> bytes:
-        """At most `size` bytes; without a line's end only when that many came, or the last."""
+        """Returns at most `size` bytes, without a line end only where that many came or the stream
+        ended."""
         searched = 0
         while (end := self._kept.find(b"\n", searched, size)) < 0:
             searched = len(self._kept)
@@ -59,7 +60,7 @@ class Reader:
         return self._taken(end + 1)
 
     def read(self, size: int) -> bytes:
-        """Fewer bytes only where the other side ended."""
+        """Returns fewer bytes only where the stream ended."""
         first = self._taken(size)
         if len(first) == size:
             return first
@@ -75,7 +76,7 @@ class Reader:
         return bytes(whole[:have])
 
     def close(self) -> None:
-        """The socket has its own end."""
+        """Does not close the socket."""
         self.closed = True
 
     def _receive(self) -> int:
@@ -92,14 +93,14 @@ class Reader:
 
 
 class Writer:
-    """What it asks of one that it writes."""
+    """The file that the HTTP server writes."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self.bytes_written = 0
 
     def write(self, data: bytes) -> int:
-        """All of it."""
+        """Writes all of it."""
         left = memoryview(data)
         while left:
             left = left[self._stream.send(left) :]
@@ -108,9 +109,9 @@ class Writer:
 
 
 class BoundedSocket(socket.socket):
-    """Bounds the time in which a whole request comes in and in which its answer goes out: a client
-    that sends or takes a byte now and then would hold a thread for ever. Where `pressed` says that
-    others wait for one, who falls silent in the middle of a request has little time to go on."""
+    """Limits the time of a whole request and of its reply: a client that sends or takes a byte now
+    and then would otherwise hold a thread for ever. While `pressed` returns that requests wait for
+    a thread, a pause within a request must be short."""
 
     request_seconds = 0.0
     pressed: Callable[[], bool] = staticmethod(lambda: False)
@@ -150,18 +151,18 @@ class BoundedSocket(socket.socket):
         return left
 
 
-def bounded(
+def with_deadline(
     sock: socket.socket, request_seconds: float, pressed: Callable[[], bool]
 ) -> BoundedSocket:
-    """The same connection; `sock` is detached."""
+    """Returns the same connection; `sock` is detached."""
     made = BoundedSocket(sock.family, sock.type, sock.proto, sock.detach())
     made.request_seconds, made.pressed = request_seconds, pressed
     return made
 
 
 class TlsSocket(BoundedSocket, ssl.SSLSocket):
-    """Greets at the first read, within the time of the first request. Who can't be greeted is
-    dropped: OSError without another word."""
+    """Does the handshake at the first read, within the time of the first request. A failed
+    handshake closes the connection with an OSError."""
 
     clients: frozenset[str] = frozenset()
     _greeted = False
@@ -196,14 +197,14 @@ class TlsSocket(BoundedSocket, ssl.SSLSocket):
         self._greeted = True
 
 
-def greeting(
+def with_tls(
     sock: socket.socket,
     context: ssl.SSLContext,
     request_seconds: float,
     pressed: Callable[[], bool],
     clients: frozenset[str],
 ) -> TlsSocket:
-    """The same connection over TLS. Raises OSError."""
+    """Returns the same connection over TLS. Raises OSError."""
     context.sslsocket_class = TlsSocket
     made = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
     assert isinstance(made, TlsSocket)

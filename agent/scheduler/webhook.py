@@ -1,188 +1,87 @@
-"""Who binds pods with GPUs: an AdmissionReview of a Binding in, the answer out.
-
-A Binding does not show its pod, so no policy can tell one with GPUs from another.
-"""
+"""Runs the admission webhook: reads pods from the API server, and serves HTTPS."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Final, Literal
+import logging
+import threading
+from typing import Final
 
-import msgspec
+from agent.host.ending import Ending
+from agent.kube import auth
+from agent.kube.answers import Limits
+from agent.kube.errors import NotFoundError, StoreError
+from agent.kube.kinds import pod_path
+from agent.kube.transport import Transport
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod
+from agent.model.objects import ObjectError
+from agent.model.settings import Settings
+from agent.scheduler import admission, server
+from agent.scheduler.admission import FailurePolicy, LookUp, LookUpError, ReviewError
+from agent.scheduler.certificates import CertificateFiles
+from agent.scheduler.http_routes import TEXT, BadRequestError, Reply, Route
+from agent.scheduler.server import Server
 
-from agent.model import jsontext
-from agent.model.apipods import ApiPod
-from agent.model.jsontext import JsonError
-from agent.model.nodestatus import GPU
+log = logging.getLogger(__name__)
 
-# Of deploy/policies/gpu-scheduler.yaml too.
-GPU_PREFIX: Final = GPU
-GPU_NAMES: Final = frozenset({"nvidia.com/gpu", "amd.com/gpu", "dcu.com/gpu"})
+PATH: Final = "/admit-binding"
 
-FailurePolicy = Literal["Fail", "Ignore"]
-LookUp = Callable[[str, str], ApiPod | None]
-"""The pod by namespace and name, None where there is none. Raises LookUpError."""
-
-
-class ReviewError(ValueError):
-    """A body that is no AdmissionReview of v1; the message names the field."""
-
-
-class LookUpError(RuntimeError):
-    """The pod can't be had; the message says why."""
-
-
-class Status(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the API server tells the one that it refuses."""
-
-    code: int
-    reason: str
-    message: str
+# Shorter than the API server's timeoutSeconds, so that it receives a reason.
+LOOK_UP_LIMITS: Final = Limits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """`refusal` is None where the request may go on; `warning` is told to the client then."""
+def pods(transport: Transport) -> LookUp:
+    """Reads each pod from the API server, since a cache of pods may be older than the Binding."""
 
-    refusal: Status | None = None
-    warning: str = ""
+    def look_up(namespace: str, name: str) -> ApiPod | None:
+        try:
+            return apiobjects.decode(transport.get(pod_path(namespace, name)))
+        except NotFoundError:
+            return None
+        except (StoreError, ObjectError) as error:
+            raise LookUpError(str(error)) from error
 
-
-class Request(msgspec.Struct, frozen=True, rename="camel"):
-    """What is asked, as far as it matters here."""
-
-    uid: str
-    operation: str
-    resource: _Resource
-    user_info: _User
-    sub_resource: str = ""
-    namespace: str = ""
-    name: str = ""
-    object: _Binding | None = None
-
-    @property
-    def binds(self) -> bool:
-        """Whether it is the Binding of a pod, in either of the places that take one."""
-        resource = self.resource.resource, self.sub_resource
-        return (
-            self.operation == "CREATE"
-            and self.resource.group == ""
-            and resource in (("pods", "binding"), ("bindings", ""))
-        )
-
-    @property
-    def pod(self) -> str:
-        """The name of the pod that is bound."""
-        return self.name or (self.object.metadata.name if self.object else "")
+    return look_up
 
 
-def decode(body: bytes) -> Request:
-    """Raises ReviewError."""
-    try:
-        review = jsontext.decode(_reviews, body)
-    except JsonError as error:
-        raise ReviewError(f"AdmissionReview: {error}") from None
-    if (review.api_version, review.kind) != (_VERSION, _KIND):
-        raise ReviewError(
-            f"AdmissionReview: {review.kind} of {review.api_version} is not {_KIND} of {_VERSION}"
-        )
-    if not review.request.uid:
-        raise ReviewError("AdmissionReview: request.uid is empty")
-    if review.request.binds and not (review.request.pod and review.request.namespace):
-        raise ReviewError("AdmissionReview: request.name or request.namespace is empty")
-    return review.request
+def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
+    """The routes of the webhook, by path."""
 
+    def admit(body: bytes) -> Reply:
+        try:
+            request = admission.decode(body)
+        except ReviewError as error:
+            raise BadRequestError(str(error)) from error
+        verdict = admission.judge(request, look_up, on_failure)
+        if verdict.refusal is not None:
+            log.info("refused: %s", verdict.refusal.message)
+        elif verdict.warning:
+            log.warning("%s", verdict.warning)
+        return Reply(200, admission.encode(request.uid, verdict))
 
-def encode(uid: str, verdict: Verdict) -> bytes:
-    """The AdmissionReview that answers the request of that uid."""
-    response = _Response(
-        uid,
-        verdict.refusal is None,
-        verdict.refusal,
-        (verdict.warning,) if verdict.warning else (),
-    )
-    return msgspec.json.encode(_Answer(response))
-
-
-def judge(
-    request: Request, binders: Collection[str], look_up: LookUp, on_failure: FailurePolicy
-) -> Verdict:
-    """Refuses the Binding of a pod that asks for GPUs by an account that is none of `binders`.
-
-    `on_failure` speaks where the pod can't be looked up; one that is not there can't be bound, and
-    one of that name may be made a moment later.
-    """
-    user = request.user_info.username
-    if not request.binds or user in binders:
-        return Verdict()
-    title = f"{request.namespace}/{request.pod}"
-    try:
-        pod = look_up(request.namespace, request.pod)
-    except LookUpError as error:
-        if on_failure == "Ignore":
-            return Verdict(warning=f"pod {title} could not be looked up before it was bound")
-        message = f"{user} may not bind pod {title}, which could not be looked up: {error}"
-        return Verdict(Status(503, "ServiceUnavailable", message))
-    if pod is None:
-        return Verdict(Status(404, "NotFound", f"pod {title} is not there"))
-    if asked := gpus(pod):
-        message = (
-            f"{user} may not bind pod {title}, which asks for {', '.join(asked)}: "
-            "pods with GPUs are bound by configured accounts only"
-        )
-        return Verdict(Status(403, "Forbidden", message))
-    return Verdict()
-
-
-def gpus(pod: ApiPod) -> list[str]:
-    """The names of the GPU resources that the pod asks for, sorted."""
-    names = {
-        name
-        for each in (*pod.containers, *pod.init_containers)
-        for amounts in (each.requests, each.limits)
-        for name, amount in amounts.items()
-        if amount > 0
+    return {
+        PATH: Route("POST", admit),
+        "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", TEXT)),
     }
-    return sorted(each for each in names if each in GPU_NAMES or each.startswith(GPU_PREFIX))
 
 
-class _Resource(msgspec.Struct, frozen=True):
-    resource: str
-    group: str = ""
-
-
-class _User(msgspec.Struct, frozen=True):
-    username: str = ""
-
-
-class _Metadata(msgspec.Struct, frozen=True):
-    name: str = ""
-
-
-class _Binding(msgspec.Struct, frozen=True):
-    metadata: _Metadata = _Metadata()
-
-
-class _Review(msgspec.Struct, frozen=True, rename="camel"):
-    request: Request
-    api_version: str = ""
-    kind: str = ""
-
-
-class _Response(msgspec.Struct, frozen=True, omit_defaults=True):
-    uid: str
-    allowed: bool
-    status: Status | None = None
-    warnings: tuple[str, ...] = ()
-
-
-_VERSION: Final = "admission.k8s.io/v1"
-_KIND: Final = "AdmissionReview"
-
-
-class _Answer(msgspec.Struct, frozen=True, rename="camel"):
-    response: _Response
-    api_version: str = _VERSION
-    kind: str = _KIND
-
-
-_reviews: Final = msgspec.json.Decoder(_Review)
+def run(settings: Settings) -> None:
+    """Runs until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
+    access = auth.access(settings.kubeconfig, settings.service_account_dir)
+    limits = server.Limits()
+    transport = Transport(
+        access,
+        user_agent="topolet-webhook",
+        limits=LOOK_UP_LIMITS,
+        connections=limits.threads,
+    )
+    answers = routes(pods(transport), settings.webhook_failure_policy)
+    certificate = CertificateFiles(settings.tls_certificate_file, settings.tls_key_file)
+    webhook_server = Server(settings.webhook_https, answers, certificate, limits)
+    ended = threading.Event()
+    with Ending(ended.set):
+        webhook_server.start()
+        log.info("webhook listens on port %d", webhook_server.port)
+        ended.wait()
+        webhook_server.close()
+    transport.close()

@@ -63,7 +63,7 @@ def test_a_wrong_socket_for_corrected_pod_resources_is_named(
 
 
 def test_grpcio_is_loaded_for_the_hook_server_alone(tmp_path: Path) -> None:
-    """Each ends before it starts: by an option that is wrong, or one of the door's."""
+    """Each ends before it starts: by an option that is wrong, or one of the hook server's."""
     wrong = "--exclude=///"
     loaded = "print('grpc' in sys.modules)"
     without = agent(tmp_path, wrong, last=loaded)

@@ -16,6 +16,7 @@ import pytest
 from agent.cli import conformance
 from agent.conformance.run import Disagreement, Result
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO
+from tests.conftest import DATA
 
 
 def write(folder: Path, name: str, *cases: dict[str, Any]) -> str:
@@ -24,10 +25,10 @@ def write(folder: Path, name: str, *cases: dict[str, Any]) -> str:
     return str(file)
 
 
-def run(*words: str) -> int:
+def run(*words: str, vectors: Path = Path("/nonexistent")) -> int:
     parser = argparse.ArgumentParser()
     conformance.add_arguments(parser)
-    return conformance.run(parser.parse_args(words), [PARITY])
+    return conformance.run(parser.parse_args(words), [PARITY], vectors)
 
 
 def topolet(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -151,10 +152,46 @@ def test_file_that_cannot_be_read_stops_no_other(
         assert told.out.startswith(f"{wrong}: parity, 1 case\n  0 agree\n  1 disagrees\n")
 
 
-def test_nothing_to_run() -> None:
-    done = topolet()
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "required: FILE" in done.stderr
+def test_without_files_those_of_the_checkout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write(tmp_path, "parity.jsonl.gz", RIGHT)
+    later = write(tmp_path, "later.jsonl", {"what": 1})
+    write(tmp_path, "README.md", {"what": 1})
+    assert run(vectors=tmp_path) == 0
+    told = capsys.readouterr()
+    assert (told.out, told.err) == (
+        f"{later}: not compared: no known kind\n{good}: parity, 1 case\n  1 agrees\n  0 disagree\n",
+        "",
+    )
+    assert run("--output=json", vectors=tmp_path) == 0
+    *_, last = json.loads(capsys.readouterr().out)
+    assert last == {"file": later, "kind": None}
+    assert run(later) == 2, "who names a file wants it compared"
+
+
+@pytest.mark.parametrize(
+    "cases", [[{"what": 1}], [RIGHT, {"what": 1}], [WRONG]], ids=["other", "mixed", "wrong"]
+)
+def test_a_file_of_the_checkout_that_is_broken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], cases: list[dict[str, Any]]
+) -> None:
+    write(tmp_path, "parity.jsonl", *cases)
+    assert run(vectors=tmp_path) == (1 if cases == [WRONG] else 2)
+
+
+def test_without_files_and_without_checkout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(vectors=tmp_path / "none") == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("topolet conformance: no FILE given, and no vector files in ")
+    assert "tests/data/vectors in a checkout" in told.err
+
+
+def test_the_checkout_is_this_one() -> None:
+    assert conformance.VECTORS == DATA / "vectors"
 
 
 def test_json_of_nothing_is_an_empty_list(tmp_path: Path) -> None:

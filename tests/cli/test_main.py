@@ -128,6 +128,7 @@ WORDS = st.sampled_from(
         "--help",
         "--hold-seconds",
         "--output",
+        "--standalone",
         "/a",
         "-1",
         "--",
@@ -140,8 +141,9 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=5))
 def test_plain_words_mean_what_argparse_makes_of_them(words: list[str]) -> None:
-    plain = options.plain(words, ("listen", "hold_seconds"))
+    plain = options.plain(words, ("listen", "hold_seconds"), ("standalone",))
     parser = argparse.ArgumentParser()
+    parser.add_argument("--standalone", action="store_true")
     options.add_arguments(parser, ("listen", "hold_seconds"))
     if plain is not None:
         assert vars(plain) == vars(parser.parse_args(words))

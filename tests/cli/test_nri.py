@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli.main import main
-from agent.host import door
+from agent.host import frontendlock
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,8 @@ def test_a_wrong_option_is_named(flag: str, error: str, capsys: pytest.CaptureFi
 def test_a_relay_that_is_on_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.plugin.daemon.DOOR_SECONDS", 0)
-    relay = door.for_relay(str(tmp_path))
+    monkeypatch.setattr("agent.nri.daemon.LOCK_SECONDS", 0)
+    relay = frontendlock.for_relay(str(tmp_path))
     assert main(["nri", f"--state-dir={tmp_path}"]) == 1
     assert "door.lock is held by topolet proxy (process" in capsys.readouterr().err
     relay.release()

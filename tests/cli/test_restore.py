@@ -9,9 +9,9 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cli.main import main
-from agent.host import door
+from agent.host import frontendlock
 from agent.model.cpuset import CpuSet
-from agent.model.limits import Limits
+from agent.model.wanted import Limits
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {
@@ -62,7 +62,7 @@ def test_nothing_is_given_back_under_a_plugin(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It would put our values back into what the runtime is told."""
-    plugin = door.for_plugin(str(tmp_path), 0)
+    plugin = frontendlock.for_plugin(str(tmp_path), 0)
     assert main(["restore", f"--state-dir={tmp_path}"]) == 1
     assert "door.lock is held by topolet nri (process" in capsys.readouterr().err
     plugin.release()

@@ -1,15 +1,15 @@
 import msgspec
 
-from agent.model.doorbell import ContainerComes, PodComes
+from agent.model.notifications import ContainerAnnounced, PodAnnounced
 from agent.model.pods import Container, ContainerState, Pod
 from agent.node.announced import PATIENCE_SECONDS, Announced, AnnouncedContainers
 
-RING = PodComes("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")
+NOTIFICATION = PodAnnounced("u", "ns", "n", {}, {"k": "1"}, "/kubepods/burstable/podu")
 
 
 def test_kept_until_the_runtime_lists_it() -> None:
     announced = Announced()
-    announced.add(RING, 0.0, 7)
+    announced.add(NOTIFICATION, 0.0, 7)
     (pod,) = announced.missing_from([], 1.0)
     assert (pod.uid, pod.title, pod.kube_class, pod.created_at) == ("u", "ns/n", "burstable", 7)
     assert announced.missing_from(["u"], 2.0) == ()
@@ -18,8 +18,8 @@ def test_kept_until_the_runtime_lists_it() -> None:
 
 def test_second_ring_renews_all_but_the_rank() -> None:
     announced = Announced()
-    announced.add(RING, 0.0, 7)
-    changed = msgspec.structs.replace(RING, annotations={"k": "2"})
+    announced.add(NOTIFICATION, 0.0, 7)
+    changed = msgspec.structs.replace(NOTIFICATION, annotations={"k": "2"})
     announced.add(changed, PATIENCE_SECONDS - 1, 99)
     (pod,) = announced.missing_from([], PATIENCE_SECONDS + 1)
     assert (pod.created_at, pod.annotations) == (7, {"k": "2"})
@@ -27,13 +27,13 @@ def test_second_ring_renews_all_but_the_rank() -> None:
 
 def test_patience_ends() -> None:
     announced = Announced()
-    announced.add(RING, 0.0, 7)
+    announced.add(NOTIFICATION, 0.0, 7)
     assert announced.missing_from([], PATIENCE_SECONDS) == ()
 
 
 def test_failed_sandbox_is_forgotten_once_or_twice() -> None:
     announced = Announced()
-    announced.add(RING, 0.0, 7)
+    announced.add(NOTIFICATION, 0.0, 7)
     announced.drop("u")
     announced.drop("u")
     assert announced.missing_from([], 0.0) == ()
@@ -46,8 +46,8 @@ def pod(*names: str) -> Pod:
 
 def test_container_is_kept_until_its_pod_has_it_or_is_gone() -> None:
     announced = AnnouncedContainers()
-    announced.add(ContainerComes(RING, "a", 1024), 0.0, 7)
-    announced.add(ContainerComes(RING, "a", 2048), 1.0, 9)
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 0.0, 7)
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", 2048), 1.0, 9)
     (container,) = announced.missing_from([pod("b")], 2.0)
     assert (container.uid, container.name, container.shares, container.created_at) == (
         "u",
@@ -57,14 +57,14 @@ def test_container_is_kept_until_its_pod_has_it_or_is_gone() -> None:
     )
     assert announced.missing_from([pod("a", "b")], 2.0) == ()
     assert announced.missing_from([pod("b")], 2.0) == (), "it has ended"
-    announced.add(ContainerComes(RING, "a", 1024), 3.0, 11)
+    announced.add(ContainerAnnounced(NOTIFICATION, "a", 1024), 3.0, 11)
     assert announced.missing_from([], 3.0) == ()
 
 
 def test_container_is_dropped_and_forgotten_in_time() -> None:
     announced = AnnouncedContainers()
     for name in ("a", "b"):
-        announced.add(ContainerComes(RING, name, 1024), 0.0, 7)
+        announced.add(ContainerAnnounced(NOTIFICATION, name, 1024), 0.0, 7)
     announced.drop("u", "a")
     announced.drop("u", "a")
     assert [each.name for each in announced.missing_from([pod()], 0.0)] == ["b"]

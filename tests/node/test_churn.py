@@ -23,33 +23,28 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.journal import Journal
+from agent.cri.client import Placement, RuntimeContainer, Sandbox
 from agent.kube.store import EmbeddedStore
 from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.cpuset import EMPTY, CpuSet, union
-from agent.model.doorbell import Asked, Created, Look, PodComes, Ring
+from agent.model.notifications import (
+    Created,
+    Notification,
+    PodAnnounced,
+    RequestedResources,
+    SnapshotRequest,
+)
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL, QoS
-from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import Wanted
-from agent.node.beside import Beside
-from agent.node.configured import NodeObject
-from agent.node.delivery import deliver
-from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays
-from agent.node.look import Node, RoundError
-from agent.node.machine import Machine
-from agent.node.observed import Observer
-from agent.node.placement import Locator
-from agent.node.publisher import Publisher
-from agent.node.remembered import Memory
-from agent.node.report import Reporter
-from agent.runtime.cri import Placement, RuntimeContainer, Sandbox
-from agent.telemetry.metrics import AgentMetrics
+from agent.node.enforcement import Enforcement
+from agent.node.reconcile import ReconcileError, Reconciler
+from agent.node.runtime_view import CgroupLocator, RuntimeView
 from benchmarks import trees
 from tests.cgroup.kernel import Kernel, ModelHierarchy
-from tests.node.world import Kubelet, ListedRuntime, Told
+from tests.node.world import Kubelet, ListedRuntime, Told, reconciler
 
 CPUS = CpuSet(range(6))
 PARENTS = {
@@ -134,25 +129,14 @@ class Host:
         other.write_kubelet()
         return other
 
-    def agent(self) -> Node:
+    def agent(self) -> Reconciler:
         hierarchy = ModelHierarchy(self.kernel)
         store = EmbeddedStore(str(self.state / "objects"))
-        return Node(
-            machine=Machine(self.root),
-            cri=self.runtime,
-            observer=Observer(self.runtime, Locator(hierarchy)),
-            hierarchy=hierarchy,
-            controllers=Controllers(str(self.folder)),
-            journal=Journal(self.state / "journal"),
-            kubelet=KubeletView(str(self.folder)),
-            publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
-            assignments=Told(store),
-            memory=Memory(str(self.state / "cluster.json")),
-            node_object=NodeObject("n"),
-            beside=Beside(Settings(root=self.root)),
-            reporter=Reporter("n", lambda report: deliver(store, report)),
-            kubelet_says=KubeletSays(Kubelet()),
-            metrics=AgentMetrics(),
+        runtime = RuntimeView(self.runtime, CgroupLocator(hierarchy))
+        journal = Journal(self.state / "journal")
+        enforcement = Enforcement(hierarchy, Controllers(str(self.folder)), journal, self.runtime)
+        return reconciler(
+            self.root, self.state, self.folder, runtime, Told(store), Kubelet(), enforcement, store
         )
 
     def snapshot(self) -> Snapshot | None:
@@ -203,7 +187,7 @@ class Host:
 
     def shared(self, held: dict[str, CpuSet], owned: dict[str, CpuSet]) -> set[tuple[str, str]]:
         """A container's group and the group of an owner's container on whose CPUs it is; an owner
-        by pod uid. BE may be on those of all but LSE."""
+        by pod uid. BE may be on those of all but LSE, of the kubelet's on those of LSR alone."""
         running = self.running()
         return {
             (group, other)
@@ -211,9 +195,13 @@ class Host:
             for group, uid in running.items()
             if owner in owned
             and uid != owner
-            and not (self.qos(uid) is QoS.BE and self.qos(owner) is not QoS.LSE)
+            and not (self.qos(uid) is QoS.BE and self.with_be(owner))
             and held[group] & held[other] & owned[owner]
         }
+
+    def with_be(self, owner: str) -> bool:
+        qos = self.qos(owner)
+        return qos is QoS.LSR if owner in self.kubelet else qos is not QoS.LSE
 
 
 claims = st.one_of(
@@ -252,7 +240,7 @@ class Churn(RuleBasedStateMachine):
     @initialize(classes=st.lists(st.sampled_from(["LSE", "LSR", "LS", "LS", "BE"]), max_size=4))
     def begins(self, classes: list[str]) -> None:
         """A node with a container running in each of a few pods; CPU 5 is nobody's own."""
-        self.look()
+        self.reconcile()
         for number, qos in enumerate(classes):
             self.comes(qos, str(number) if qos in ("LSE", "LSR") else "", False)
             self.create(f"p{self.pods}", starts=True)
@@ -260,21 +248,23 @@ class Churn(RuleBasedStateMachine):
     @rule(
         qos=st.sampled_from(["LSE", "LSR", "LS", "BE", ""]),
         claim=claims,
-        rings=st.booleans(),
+        notified=st.booleans(),
         aside=st.booleans(),
     )
-    def comes(self, qos: str, claim: str, rings: bool, aside: bool = False) -> None:
+    def comes(
+        self, qos: str, claim: str, notified: bool, aside: bool = False, guaranteed: bool = False
+    ) -> None:
         """`aside`: its second container is a side-car that stays on the pool."""
         self.pods += 1
         uid = f"p{self.pods}"
-        parent = f"{PARENTS[qos]}/pod{uid}"
+        parent = f"{PARENTS['' if guaranteed else qos]}/pod{uid}"
         labels = {QOS_LABEL: qos} if qos else {}
         notes = {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'} if claim else {}
         if aside:
             notes[SHARED_CONTAINERS] = "n1"
-        if rings:
+        if notified:
             self.announced.add(uid)
-            self.look(PodComes(uid, "ns", uid, labels, notes, parent))
+            self.reconcile(PodAnnounced(uid, "ns", uid, labels, notes, parent))
         sandbox = Sandbox(f"s-{uid}", uid, "ns", uid, True, self.pods, labels, notes)
         self.host.runtime.listed_sandboxes.append(sandbox)
         group = f"{parent}/{sandbox.id}"
@@ -291,7 +281,7 @@ class Churn(RuleBasedStateMachine):
         self.create(self.some(data, self.uids()), starts=starts)
 
     def create(self, uid: str, *, starts: bool) -> None:
-        self.look(Look())
+        self.reconcile(SnapshotRequest())
         snapshot = self.host.snapshot()
         assert snapshot is not None
         runtime = self.host.runtime
@@ -312,9 +302,9 @@ class Churn(RuleBasedStateMachine):
         runtime.listed_containers.append(container)
         runtime.placements[container.id] = Placement(
             cgroups_path=f"{self.host.pod_group(uid)}/{container.id}",
-            cpuset=wanted.cpuset or str(self.host.kubelet.get(uid, "")),
+            cpuset=str(self.host.kubelet.get(uid, wanted.cpuset)),
         )
-        self.agent.heard([Created(container.id, Asked())])
+        self.agent.notified([Created(container.id, RequestedResources())])
         self.settled = False
         if starts:
             self.started(container)
@@ -322,7 +312,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.host.containers(ContainerState.CREATED))
     @rule(data=st.data())
     def starts(self, data: st.DataObject) -> None:
-        self.look(Look())
+        self.reconcile(SnapshotRequest())
         self.started(data.draw(st.sampled_from(self.host.containers(ContainerState.CREATED))))
 
     def started(self, container: RuntimeContainer) -> None:
@@ -376,8 +366,6 @@ class Churn(RuleBasedStateMachine):
     @rule(data=st.data(), claim=claims)
     def claims_anew(self, data: st.DataObject, claim: str) -> None:
         uid = self.some(data, self.uids())
-        if uid in self.host.kubelet:
-            claim = ""
         sandbox = self.host.sandbox_of(uid)
         notes = dict(sandbox.annotations)
         notes[RESOURCE_STATUS] = f'{{"cpuset": "{claim}"}}' if claim else ""
@@ -395,12 +383,12 @@ class Churn(RuleBasedStateMachine):
         notes = sandbox.annotations | {RESOURCE_STATUS: f'{{"cpuset": "{claim}"}}'}
         listed[listed.index(sandbox)] = msgspec.structs.replace(sandbox, annotations=notes)
         self.settled = False
-        self.look()
+        self.reconcile()
 
-    @rule(cpu=st.integers(0, 4), rings=st.booleans())
-    def owner_comes(self, cpu: int, rings: bool) -> None:
+    @rule(cpu=st.integers(0, 4), notified=st.booleans())
+    def owner_comes(self, cpu: int, notified: bool) -> None:
         """With a container, if the snapshot lets it."""
-        self.comes("LSE", str(cpu), rings)
+        self.comes("LSE", str(cpu), notified)
         self.create(f"p{self.pods}", starts=True)
 
     @precondition(lambda self: self.host.running())
@@ -419,7 +407,7 @@ class Churn(RuleBasedStateMachine):
         """Of what it does not know to be taken, the kubelet takes what our owners leave."""
         host = self.host
         uid = self.some(data, [uid for uid in self.uids() if self.unlabelled(uid)])
-        self.look()
+        self.reconcile()
         cpus -= union(self.owned().values())
         cpus -= union(each for other, each in host.kubelet.items() if other != uid)
         host.static = True
@@ -432,6 +420,26 @@ class Churn(RuleBasedStateMachine):
         host.write_kubelet()
         self.settled = False
 
+    @rule(
+        qos=st.sampled_from(["LSE", "LSR", ""]),
+        claim=claims,
+        wanted=st.lists(st.integers(1, 5), min_size=1, max_size=2),
+        starts=st.booleans(),
+    )
+    def admitted(self, qos: str, claim: str, wanted: list[int], starts: bool) -> None:
+        """A kubelet gives CPUs to a pod before its sandbox comes, whoever claims them: it knows of
+        none but its own, and reserves CPU 0."""
+        host = self.host
+        taken = union(host.kubelet.values())
+        free = CpuSet(wanted) - taken
+        if not free or not CPUS - taken - free:
+            return
+        host.static = True
+        host.kubelet[f"p{self.pods + 1}"] = free
+        host.write_kubelet()
+        self.comes(qos, claim, notified=True, guaranteed=True)
+        self.create(f"p{self.pods}", starts=starts)
+
     def unlabelled(self, uid: str) -> bool:
         """Whether the kubelet may give it CPUs, and nobody else did."""
         sandbox = self.host.sandbox_of(uid)
@@ -441,20 +449,20 @@ class Churn(RuleBasedStateMachine):
 
     @rule()
     def looks(self) -> None:
-        self.look()
+        self.reconcile()
 
-    def look(self, *rings: Ring) -> None:
+    def reconcile(self, *notifications: Notification) -> None:
         """A round, every write of it checked."""
         host = self.host
-        self.agent.heard(list(rings))
+        self.agent.notified(list(notifications))
         before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
         granted = self.owned()
         bad = host.shared(before, granted)
         host.kernel.trace.clear()
         failed = False
         try:
-            self.agent.look()
-        except RoundError:
+            self.agent.reconcile()
+        except ReconcileError:
             assert host.kernel.refusing
             failed = True
         self.announced -= set(self.uids())
@@ -488,12 +496,14 @@ class Churn(RuleBasedStateMachine):
         host = self.host
         snapshot = host.snapshot()
         assert snapshot is not None
-        taken = union(host.kubelet.values())
+        taken = EMPTY
         ls = union(each.cpus for each in snapshot.ls_pools)
         be = union(each.cpus for each in snapshot.be_pools)
         for owner in snapshot.owners:
             assert owner.cpus, f"{owner.title} owns nothing"
             assert not owner.cpus & taken, f"{owner.title} owns {owner.cpus & taken} of another"
+            assert owner.kubelet == (owner.uid in host.kubelet)
+            assert not owner.kubelet or owner.cpus == host.kubelet[owner.uid]
             taken |= owner.cpus
             assert not owner.cpus & ls
             assert owner.qos is not QoS.LSE or not owner.cpus & be
@@ -506,11 +516,10 @@ class Churn(RuleBasedStateMachine):
             )
         for group, (uid, name) in host.running_containers().items():
             wanted = snapshot.pods[uid].of(name).cpuset
+            assert wanted, f"{uid} has no CPU: {snapshot}"
+            assert host.kernel.cpus[group] == CpuSet.parse(wanted)
             if uid in host.kubelet:
-                assert wanted is None
-            else:
-                assert wanted, f"{uid} has no CPU: {snapshot}"
-                assert host.kernel.cpus[group] == CpuSet.parse(wanted)
+                assert CpuSet.parse(wanted) == host.kubelet[uid]
         owned = {each.uid: each.cpus for each in snapshot.owners}
         held = {group: host.kernel.effective(group) for group in host.kernel.cpus}
         assert not host.shared(held, owned)
@@ -522,7 +531,7 @@ class Churn(RuleBasedStateMachine):
         before each container.)"""
         before = self.host.snapshot()
         self.agent = self.host.agent()
-        self.look()
+        self.reconcile()
         assert not self.host.kernel.trace
         after = self.host.snapshot()
         assert before is not None
@@ -536,17 +545,17 @@ class Churn(RuleBasedStateMachine):
         self.announced.clear()
         host = self.host
         other = host.twin(self.folder / "twin")
-        other.agent().look()
+        other.agent().reconcile()
         before = {group: host.kernel.effective(group) for group in host.kernel.cpus}
         granted = self.owned()
         bad = host.shared(before, granted)
         host.kernel.trace.clear()
         host.kernel.dies_at = writes
         with contextlib.suppress(Died):
-            host.agent().look()
+            host.agent().reconcile()
         host.kernel.dies_at = None
         self.agent = host.agent()
-        self.agent.look()
+        self.agent.reconcile()
         self.check_writes(before, granted, bad)
         self.check_decision()
         self.settled = True

@@ -15,7 +15,7 @@ import pytest
 from agent.discover.gpuwatcher import GpuTiming, GpuWatcher
 from agent.kube.store import EmbeddedStore
 from agent.model import deviceobject, interconnect, nodestatus
-from agent.model.apinode import ApiNode
+from agent.model.apiobjects import ApiNode
 from agent.model.availability import Reserved
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.device_allocation import DEVICE_ALLOCATED
@@ -32,9 +32,8 @@ from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
 from agent.model.resources import NodeConfiguration
 from agent.model.settings import Settings, SettingsError
-from agent.node.checkpoint import CheckpointView
-from agent.node.delivery import deliver
-from agent.node.devices import DeviceView, SeenDevices, device_view
+from agent.node.devices import DeviceCheckpointView, DeviceState, DeviceView, device_view
+from agent.node.outbox import deliver
 from tests.builders import machine, pod
 from tests.discover import buses, fakenvml, gpumachines
 from tests.discover.fakenvml import FakeDriver, Machine
@@ -56,7 +55,7 @@ def view_of(
     withhold: bool = False,
     files: DeviceFiles = NO_FILES,
 ) -> DeviceView:
-    checkpoint = CheckpointView(str(root / "kubelet"))
+    checkpoint = DeviceCheckpointView(str(root / "kubelet"))
     return DeviceView(str(root), watch, GpuActions({}), checkpoint, withhold=withhold, files=files)
 
 
@@ -72,7 +71,7 @@ class Node:
         self.published = Published()
         self.words = ApiNode()
         self.pods: tuple[Pod, ...] = ()
-        self.seen = SeenDevices()
+        self.seen = DeviceState()
 
     def another(self, *, withhold: bool = False, files: DeviceFiles = NO_FILES) -> DeviceView:
         """Of an agent that starts anew."""
@@ -88,18 +87,18 @@ class Node:
         address = pci_address(bus)
         buses.plug(self.root, f"pci{address.rpartition(':')[0]}/{address}", NVIDIA)
 
-    def now(self) -> DeviceReport:
-        seen = self.view.now(TOPOLOGY, self.published, self.words, self.pods)
+    def observe(self) -> DeviceReport:
+        seen = self.view.observe(TOPOLOGY, self.published, self.words, self.pods)
         assert seen is not None
         self.seen = seen
         return seen.report
 
     def until(self, check: Callable[[DeviceReport], object]) -> DeviceReport:
-        last = self.now()
+        last = self.observe()
 
         def checked() -> bool:
             nonlocal last
-            last = self.now()
+            last = self.observe()
             return bool(check(last))
 
         eventually("devices", checked)
@@ -124,7 +123,7 @@ def health(report: DeviceReport) -> list[bool]:
 
 def test_a_machine_without_cards_has_no_child(tmp_path: Path) -> None:
     view = view_of(tmp_path)
-    assert view.now(TOPOLOGY, Published(), ApiNode(), ()) == SeenDevices()
+    assert view.observe(TOPOLOGY, Published(), ApiNode(), ()) == DeviceState()
     view.close()
 
 
@@ -145,7 +144,7 @@ def test_a_card_that_pci_has_and_the_driver_does_not_is_told(
     mixed.card("00000000:AF:00.0")
     mixed.until(lambda it: it.devices)
     assert mixed.seen.missing == ("0000:af:00.0",)
-    told = "devices: GPU at 0000:af:00.0: PCI has it, its driver has not"
+    told = "devices: GPU at 0000:af:00.0: PCI lists it, its driver does not"
     assert told in caplog.text
     cards = gpumachines.mixed().cards
     third = dataclasses.replace(cards[0], uuid=gpumachines.uuid(2), minor=2, bus="00000000:AF:00.0")
@@ -175,7 +174,7 @@ def test_what_was_published_stays_until_the_driver_has_answered(mixed: Node) -> 
     labels = nodestatus.gpu_labels(first.gpus, first.devices)
     body = deviceobject.encode("n", first.devices, labels, first.annotations)
     mixed.published, _ = published(body)
-    before = mixed.now()
+    before = mixed.observe()
     assert before.devices == first.devices
     assert nodestatus.gpu_labels(before.gpus, before.devices) == labels != {}
     ill = mixed.until(lambda it: not any(health(it)))
@@ -192,7 +191,7 @@ def test_cards_that_were_taken_out_while_nobody_looked_are_gone(
     first = mixed.until(lambda it: it.devices)
     empty = view_of(tmp_path / "other")
     (tmp_path / "other").mkdir()
-    seen = empty.now(TOPOLOGY, Published(first.devices), ApiNode(), ())
+    seen = empty.observe(TOPOLOGY, Published(first.devices), ApiNode(), ())
     assert seen is not None
     assert seen.report.devices == ()
 
@@ -201,19 +200,19 @@ def test_a_card_is_cordoned_by_the_nodes_word(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
     mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": uuid})
-    assert health(mixed.now()) == [False, *[True] * (len(first.devices) - 1)]
+    assert health(mixed.observe()) == [False, *[True] * (len(first.devices) - 1)]
     mixed.words = ApiNode()
-    assert all(health(mixed.now()))
+    assert all(health(mixed.observe()))
 
 
 def test_a_cordon_of_no_card_is_told(mixed: Node, caplog: pytest.LogCaptureFixture) -> None:
     first = mixed.until(lambda it: it.devices)
     mixed.words = ApiNode(annotations={"topolet.io/cordoned-gpus": "GPU-typo, 1"})
-    mixed.now()
+    mixed.observe()
     for name in ("gpu-typo", "1"):
         told = f"devices: Node: annotation topolet.io/cordoned-gpus: no GPU {name!r} here"
         assert told in caplog.text
-    assert health(first) == health(mixed.now())
+    assert health(first) == health(mixed.observe())
 
 
 def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
@@ -235,7 +234,7 @@ def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
             "Cordoned": f"annotation {key}: the driver is let go",
         }
     restarted = mixed.another()
-    seen = restarted.now(TOPOLOGY, Published(report.devices), mixed.words, ())
+    seen = restarted.observe(TOPOLOGY, Published(report.devices), mixed.words, ())
     assert seen is not None
     assert health(seen.report) == health(report)
     restarted.close()
@@ -243,7 +242,7 @@ def test_the_driver_is_let_go_and_asked_again_by_the_nodes_word(
     assert mixed.driver.child() is None
     mixed.words = ApiNode()
     mixed.until(lambda it: all(health(it)) and it.gpus.driver_version == "570.86.15")
-    assert [each.uuid for each in mixed.now().devices] == [each.uuid for each in first.devices]
+    assert [each.uuid for each in mixed.observe().devices] == [each.uuid for each in first.devices]
 
 
 @pytest.fixture
@@ -281,7 +280,7 @@ def test_links_stay_said_until_a_new_agents_driver_has_answered(dgx1: Node) -> N
     body = deviceobject.encode("n", first.devices, {}, first.annotations)
     dgx1.published, problems = published(body)
     assert problems == ()
-    again = dgx1.now()
+    again = dgx1.observe()
     for key in (GPU_LINKS, GPU_PARTITIONS):
         assert again.annotations[key] == first.annotations[key]
 
@@ -297,7 +296,7 @@ def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
     torn = msgspec.structs.replace(pod("b"), annotations={DEVICE_ALLOCATED: "{"})
     mixed.pods = (holder, torn)
     for _ in range(3):
-        assert mixed.now().held == {("gpu", 0): {"koordinator.sh/gpu-core": 50}}
+        assert mixed.observe().held == {("gpu", 0): {"koordinator.sh/gpu-core": 50}}
     told = [each for each in caplog.records if "pod ns/b" in each.getMessage()]
     assert len(told) == 1
 
@@ -306,13 +305,13 @@ def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
     grant = Grant("a", "main", "nvidia.com/gpu", (uuid,), Source.CHECKPOINT)
-    seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
+    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
     (said,) = msgspec.json.decode(seen.report.annotations[DEVICES_CHECKPOINTS])
     assert (said["podUID"], said["deviceIDs"]) == ("a", [uuid])
     assert [each.uid for each in seen.existing] == ["a"]
-    gone = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (), [grant])
+    gone = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (), [grant])
     assert gone is not None
     assert (gone.report.held, gone.existing) == ({}, ())
 
@@ -327,7 +326,7 @@ def test_a_scheduler_that_reads_no_annotation_is_shown_nothing_of_what_is_held(
 
     def objects(*grants: Grant) -> tuple[list[int], int, int]:
         """What Device object, Node and NodeResourceTopology have of gpu-core."""
-        seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
+        seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
         assert seen is not None
         facts = Facts("n", TOPOLOGY, (), (), (), (), Reserved(), NodeConfiguration(), seen.report)
         store = EmbeddedStore(str(tmp_path / "objects"))
@@ -359,7 +358,7 @@ def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptur
         Grant(uid, "main", "", (first.devices[0].uuid,), Source.CONTAINER) for uid in ("a", "b")
     ]
     for _ in range(2):
-        mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
+        mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
     said = [each.getMessage() for each in caplog.records if "beside" in each.getMessage()]
     uuid = first.devices[0].uuid
     assert said == [f"devices: pod ns/b has gpu {uuid} beside pod ns/a, by container"]
@@ -380,7 +379,7 @@ def test_a_running_pod_holds_its_card_whatever_is_written_into_its_annotation_si
         Grant("a", "main", "nvidia.com/gpu", (one.uuid,), Source.CHECKPOINT),
         Grant("a", "side", "", (one.uuid,), Source.CONTAINER),
     ]
-    seen = mixed.view.now(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
+    seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
     assert seen is not None
     assert [(each.device, each.source) for each in seen.existing] == [(one.uuid, Source.CONTAINER)]
     assert seen.report.held == {
@@ -394,15 +393,15 @@ def test_devices_go_on_from_what_was_said_of_them(tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "sys").mkdir(parents=True)
     view = view_of(root)
-    assert view.now(TOPOLOGY, None, ApiNode(), ()) == SeenDevices()
+    assert view.observe(TOPOLOGY, None, ApiNode(), ()) == DeviceState()
     nic = buses.plug(root, "pci0000:17/0000:17:00.0")
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
-    view.look_again()
-    assert view.now(TOPOLOGY, None, ApiNode(), ()) is None
-    told = view.now(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
+    view.rescan()
+    assert view.observe(TOPOLOGY, None, ApiNode(), ()) is None
+    told = view.observe(TOPOLOGY, Published(gone={"rdma": {"0000:17:00.0": 5}}), ApiNode(), ())
     assert told is not None
     assert [each.minor for each in told.report.devices] == [5]
-    assert view.now(TOPOLOGY, None, ApiNode(), ()) == told, "once told is enough"
+    assert view.observe(TOPOLOGY, None, ApiNode(), ()) == told, "once told is enough"
 
 
 def test_cards_are_not_asked_about_before_what_struck_them_is_known(mixed: Node) -> None:
@@ -412,7 +411,7 @@ def test_cards_are_not_asked_about_before_what_struck_them_is_known(mixed: Node)
     ill = msgspec.structs.replace(first.devices[0], conditions=(struck,), healthy=False)
     mixed.view.close()
     mixed.view = mixed.another()
-    assert mixed.view.now(TOPOLOGY, None, ApiNode(), ()) is None
+    assert mixed.view.observe(TOPOLOGY, None, ApiNode(), ()) is None
     mixed.published = Published((ill,))
     report = mixed.until(lambda it: len(it.devices) == len(first.devices))
     told = {each.uuid: [it.type for it in each.conditions] for each in report.devices}
@@ -449,7 +448,7 @@ def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
         "infiniband_verbs/uverbs0/ibdev": "mlx5_0\n",
     }
     buses.put(nic, files)
-    mixed.view.look_again()
+    mixed.view.rescan()
     mixed.until(lambda it: len(it.devices) == 3)
     before = mixed.seen.files
     mixed.published = mixed.view.state
@@ -457,7 +456,7 @@ def test_an_agent_that_starts_anew_knows_the_files_that_it_cant_see_yet(
     (nic / "infiniband").rename(tmp_path / "elsewhere")
     mixed.view = mixed.another(files=before)
     mixed.words = ApiNode(annotations={GPU_DRIVER: RELEASED})
-    mixed.now()
+    mixed.observe()
     assert mixed.seen.files == before
     assert mixed.view.files == before
     mixed.words = ApiNode()
@@ -477,13 +476,13 @@ def test_a_network_card_that_a_plugin_gave_is_well_out_of_sight(tmp_path: Path, 
     grants = [Grant("a", "main", "example.com/nic", names, Source.CHECKPOINT)]
 
     def well() -> list[bool]:
-        seen = view.now(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)
+        seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)
         assert seen is not None
         return health(seen.report)
 
     assert well() == [True]
     (nic / "infiniband").rename(tmp_path / "elsewhere")
-    view.look_again()
+    view.rescan()
     assert well() == [held]
 
 
@@ -500,9 +499,9 @@ def test_while_pci_was_never_listed_nothing_is_said(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "listdir", short)
-        assert view.now(TOPOLOGY, Published(), ApiNode(), ()) is None
+        assert view.observe(TOPOLOGY, Published(), ApiNode(), ()) is None
     assert "too many open files" in caplog.text
-    seen = view.now(TOPOLOGY, Published(), ApiNode(), ())
+    seen = view.observe(TOPOLOGY, Published(), ApiNode(), ())
     assert seen is not None
     assert [each.type for each in seen.report.devices] == ["rdma"]
 

@@ -12,18 +12,17 @@ from agent.allocate.pools import Decision
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cgroup.outcome import Outcome
+from agent.cri.client import Cri, Sandbox
+from agent.discover import cpus
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.cpuset import CpuSet
-from agent.model.doorbell import Asked, Created
-from agent.model.limits import Limits
+from agent.model.notifications import Created, RequestedResources
 from agent.model.pods import Container, ContainerState, Pod
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.wanted import Limits, PodWanted, Wanted
 from agent.node.enforcement import Enforcement
-from agent.node.observed import Observed
-from agent.node.telling import Teller
-from agent.node.witness import Witness
-from agent.runtime.cri import Cri, Sandbox
-from agent.telemetry.metrics import AgentMetrics
+from agent.node.runtime_updater import RuntimeUpdater
+from agent.node.runtime_view import RuntimeState
 from tests.node.world import World
 from tests.waiting import eventually
 
@@ -49,7 +48,7 @@ def test_quota_is_lifted_where_cpus_are_own_and_given_back_with_them(world: Worl
     world.limits(OWN, QUOTA, "100000")
     annotate(world, owner, **owner.annotations, **{SHARED_CONTAINERS: "envoy"})
     agent = world.agent()
-    agent.look()
+    agent.reconcile()
     assert world.limit(f"{OWN}/c-own-app", QUOTA) == "-1"
     assert world.limit(OWN, QUOTA) == "-1"
     assert world.limit(f"{OWN}/c-own-envoy", QUOTA) == "50000"
@@ -57,7 +56,7 @@ def test_quota_is_lifted_where_cpus_are_own_and_given_back_with_them(world: Worl
     assert world.cpus(f"{OWN}/c-own-envoy") == "0,2-3"
 
     annotate(world, world.runtime.listed_sandboxes[0], **{RESOURCE_STATUS: ""})
-    agent.look()
+    agent.reconcile()
     assert world.limit(f"{OWN}/c-own-app", QUOTA) == "50000"
     assert world.limit(OWN, QUOTA) == "100000"
 
@@ -66,10 +65,10 @@ def test_quota_that_the_proxy_lifted_at_creation_comes_back_too(world: World) ->
     owner = world.sandbox("own", "LSR", "1")
     container = world.container(owner)
     agent = world.agent()
-    agent.heard([Created(container.id, Asked("0-3", quota_microseconds=70_000))])
-    agent.look()
+    agent.notified([Created(container.id, RequestedResources("0-3", quota_microseconds=70_000))])
+    agent.reconcile()
     annotate(world, owner)
-    agent.look()
+    agent.reconcile()
     assert world.limit(f"{OWN}/{container.id}", QUOTA) == "70000"
 
 
@@ -82,11 +81,11 @@ def test_what_the_proxy_kept_is_left_as_the_runtime_made_it(world: World) -> Non
     for file, text in made.items():
         world.limits(where, file, text)
     agent = world.agent()
-    asked = Asked("0-3", "", 512, 70_000, 5000)
+    asked = RequestedResources("0-3", "", 512, 70_000, 5000)
     kept = ("mems", "shares", "quota_microseconds", "memory_limit_bytes")
-    agent.heard([Created(container.id, asked, kept)])
+    agent.notified([Created(container.id, asked, kept)])
     for _ in range(2):
-        agent.look()
+        agent.reconcile()
         assert {file: world.limit(where, file) for file in made} == made
 
 
@@ -97,12 +96,12 @@ def test_quota_that_a_resize_puts_on_an_owners_pod_is_lifted_and_is_what_comes_b
     world.container(owner)
     world.limits(OWN, QUOTA, "100000")
     agent = world.agent()
-    agent.look()
+    agent.reconcile()
     world.limits(OWN, QUOTA, "200000")
-    agent.look()
+    agent.reconcile()
     assert world.limit(OWN, QUOTA) == "-1"
     annotate(world, owner)
-    agent.look()
+    agent.reconcile()
     assert world.limit(OWN, QUOTA) == "200000"
 
 
@@ -118,7 +117,7 @@ def test_batch_pod_is_held_to_its_amounts(world: World) -> None:
     spec = {"containers": {"main": amounts, "side": amounts}}
     annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: json.dumps(spec)})
     agent = world.agent()
-    agent.look()
+    agent.reconcile()
     expected = {QUOTA: "100000", SHARES: "512", MEMORY: str(2 << 20)}
     assert {file: world.limit(f"{parent}/c-b-main", file) for file in expected} == expected
     of_pod = {QUOTA: "200000", SHARES: "1024", MEMORY: str(4 << 20)}
@@ -132,12 +131,12 @@ def test_batch_amounts_that_cannot_be_read_are_named_and_change_nothing(world: W
     pod = world.sandbox("b", "BE", parent="/kubepods/besteffort/podb")
     world.container(pod)
     annotate(world, pod, **{EXTENDED_RESOURCE_SPEC: '{"containers": {"main": 3}}'})
-    world.agent().look()
+    world.agent().reconcile()
     assert world.limit("kubepods/besteffort/podb", SHARES) == "1024"
     assert "$.containers" in world.snapshot().pods["b"].refused
 
 
-class Hearing(Cri):
+class RecordedUpdates(Cri):
     def __init__(self) -> None:
         super().__init__("/nowhere")
         self.told: list[Wanted] = []
@@ -151,24 +150,23 @@ def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
     tmp_path: Path, migrate: bool
 ) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
-    hierarchy, metrics, heard = Hierarchy(str(tmp_path)), AgentMetrics(), Hearing()
-    teller = Teller(heard)
+    hierarchy, heard = Hierarchy(str(tmp_path)), RecordedUpdates()
+    updater = RuntimeUpdater(heard, lambda _: True)
     enforcement = Enforcement(
         hierarchy,
         Controllers(str(tmp_path)),
         Journal(tmp_path / "journal"),
         heard,
-        teller,
-        Witness(metrics),
+        updater,
         migrate_memory=migrate,
     )
     containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
     pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
     wanted = Wanted("1", limits=Limits(mems=CpuSet([0])))
     decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
-    enforcement.tell(Observed((pod,), {}), decision)
-    eventually("told", teller.idle)
-    teller.close()
+    enforcement.apply(RuntimeState((pod,), {}), decision, Outcome())
+    eventually("told", updater.idle)
+    updater.close()
     assert heard.told == [wanted if migrate else Wanted("1")]
 
 
@@ -177,28 +175,29 @@ def test_the_runtime_is_told_the_quota_that_a_container_has_back(world: World) -
     container = world.container(world.sandbox("own", "LSR", "1"))
     group = f"{OWN}/{container.id}"
     world.limits(group, QUOTA, "50000")
-    root, heard = str(world.cpuset.parent), Hearing()
-    teller = Teller(heard)
+    root, heard = str(world.cpuset.parent), RecordedUpdates()
+    updater = RuntimeUpdater(heard, lambda _: True)
     enforcement = Enforcement(
         Hierarchy(root),
         Controllers(root),
         Journal(world.state / "journal"),
         heard,
-        teller,
-        Witness(AgentMetrics()),
+        updater,
     )
     running = Container(container.id, "main", ContainerState.RUNNING, f"/{group}")
     pod = Pod("own", "ns", "own", {}, {}, "burstable", 0, (running,))
-    observed = Observed((pod,), {})
+    observed = RuntimeState((pod,), {})
     held = []
     for wanted in (Wanted("1", exclusive=True), Wanted("0,2"), Wanted("1", exclusive=True)):
         decision = Decision((), (), (), (), {"own": PodWanted(pod.title, pod.qos, wanted)})
-        freed = enforcement.free_cpus(observed, decision)
-        assert not enforcement.finish(observed, decision, freed)
-        enforcement.tell(observed, decision)
-        eventually("told", teller.idle)
+        freed = enforcement.make_room(
+            observed, (), decision, cpus.read(world.root), {}, pending=False, dynamic=False
+        )
+        assert not freed.failures
+        assert not enforcement.apply(observed, decision, freed.outcome).failures
+        eventually("told", updater.idle)
         held.append(world.limit(group, QUOTA))
-    teller.close()
+    updater.close()
     assert held == ["-1", "50000", "-1"]
     told = [(each.cpuset, each.limits.quota_microseconds) for each in heard.told]
     assert told == [("1", None), ("0,2", 50_000), ("1", None)]

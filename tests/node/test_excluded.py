@@ -9,12 +9,12 @@ from agent.cgroup import values
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
-from agent.model.doorbell import PodComes
-from agent.model.limits import Limits
+from agent.model.notifications import PodAnnounced
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings, SettingsError
-from agent.node import excluded, reload
-from agent.node.look import Node
+from agent.model.wanted import Limits
+from agent.node import daemon, excluded
+from agent.node.reconcile import Reconciler
 from tests.node.world import World
 
 
@@ -23,7 +23,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def excluding(world: World, *patterns: str) -> Node:
+def excluding(world: World, *patterns: str) -> Reconciler:
     agent = world.agent()
     agent.exclude = patterns
     return agent
@@ -32,7 +32,7 @@ def excluding(world: World, *patterns: str) -> Node:
 def test_a_pod_that_is_left_alone_keeps_its_cpus_and_the_proxy_knows(world: World) -> None:
     alone = world.container(world.sandbox("alone", "LS"))
     world.container(world.sandbox("own", "LSE", "1"))
-    excluding(world, "ns/alone").look()
+    excluding(world, "ns/alone").reconcile()
     assert world.cpus("kubepods/burstable/podalone/c-alone-main") == "0-3"
     assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
     snapshot = world.snapshot()
@@ -46,7 +46,7 @@ def test_one_container_of_a_pod_may_be_left_alone(world: World) -> None:
     world.container(pod)
     world.container(pod, "proxy")
     world.container(world.sandbox("own", "LSE", "1"))
-    excluding(world, "*/*/proxy").look()
+    excluding(world, "*/*/proxy").reconcile()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
     assert world.cpus("kubepods/burstable/podp/c-p-proxy") == "0-3"
 
@@ -55,13 +55,13 @@ def test_what_is_left_alone_from_now_on_gets_back_what_it_had(world: World) -> N
     world.container(world.sandbox("p", "LS"))
     world.container(world.sandbox("own", "LSE", "1"))
     agent = world.agent()
-    agent.look()
+    agent.reconcile()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
     agent.exclude = ("ns/p",)
-    agent.look()
+    agent.reconcile()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0-3"
     agent.exclude = ()
-    agent.look()
+    agent.reconcile()
     assert world.cpus("kubepods/burstable/podp/c-p-main") == "0,2-3"
 
 
@@ -93,8 +93,8 @@ def test_a_pod_that_rings_and_is_left_alone_takes_no_cpus(world: World) -> None:
     world.container(world.sandbox("ls", "LS"))
     agent = excluding(world, "ns/new")
     claim = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "1"}'}
-    agent.heard([PodComes("new", "ns", "new", {}, claim, "/kubepods/podnew")])
-    agent.look()
+    agent.notified([PodAnnounced("new", "ns", "new", {}, claim, "/kubepods/podnew")])
+    agent.reconcile()
     assert world.snapshot().owners == ()
 
 
@@ -104,7 +104,7 @@ def test_settings_read_again_change_what_may_change(
     caplog.set_level(logging.INFO)
     agent, old = world.agent(), Settings()
     new = Settings(exclude="kube-system", period_seconds=2.0, http="127.0.0.1:1")
-    now = reload.reloaded(old, lambda: new, agent)
+    now = daemon.reloaded(old, lambda: new, agent)
     assert (now.exclude, now.period_seconds, now.http) == ("kube-system", 2.0, old.http)
     assert agent.exclude == ("kube-system",)
     assert "changed, but only with a restart: http" in caplog.text
@@ -122,6 +122,6 @@ def test_settings_that_can_not_be_read_change_nothing(
             raise SettingsError("topolet.toml: no such file")
         return Settings(exclude="a/b/c/d")
 
-    assert reload.reloaded(old, read_again, agent) == old
+    assert daemon.reloaded(old, read_again, agent) == old
     assert agent.exclude == ("prod",)
     assert "the settings stay as they were" in caplog.text

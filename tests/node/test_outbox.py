@@ -5,7 +5,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.kube.errors import ForbiddenError, ServerError, StoreError, TooManyRequestsError
+from agent.kube.cluster import SPREAD_SECONDS
+from agent.kube.errors import (
+    ForbiddenError,
+    ServerError,
+    StoreError,
+    TooManyRequestsError,
+    UnreachableError,
+)
 from agent.model.nodetopology import NodeTopology
 from agent.model.report import DeviceReport, Report
 from agent.node.outbox import AGAIN_SECONDS, Outbox, Pace
@@ -168,6 +175,31 @@ def test_what_fails_is_told_once_and_tried_ever_more_seldom(
     time.passes(100)
     assert server.delivered == ["b"]
     assert outbox.trouble == ""
+
+
+def test_a_report_is_delivered_soon_after_a_server_that_was_away_answers_anybody(
+    outbox: Outbox, server: Server, time: Time
+) -> None:
+    server.failing = UnreachableError("PATCH /x: nobody answers")
+    outbox.put(report("a"))
+    for _ in range(10):
+        time.passes(60)
+    server.failing = None
+    tried = server.tried
+    outbox.server_answers()
+    time.passes(SPREAD_SECONDS)
+    assert (server.delivered, server.tried) == (["a"], tried + 1)
+
+
+def test_a_server_that_answers_changes_nothing_for_a_report_that_waits_to_settle(
+    outbox: Outbox, server: Server, time: Time
+) -> None:
+    outbox.put(report("a"))
+    outbox.server_answers()
+    time.passes(0.5)
+    assert server.tried == 0
+    time.passes(0.5)
+    assert server.delivered == ["a"]
 
 
 def test_a_server_that_asks_for_patience_has_it(outbox: Outbox, server: Server, time: Time) -> None:

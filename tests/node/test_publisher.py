@@ -5,18 +5,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import Decision, decide
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.allocate.visibility.shown import PodShown
 from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
-from agent.model.limits import Limits
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.snapshot import Snapshot
 from agent.model.visible import HeldDevice, NodeDevices, Visible, VisibleGpu
-from agent.model.wanted import PodWanted, Wanted
+from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.node.device_visibility import DeviceVisibility
 from agent.node.publisher import Publisher
-from agent.node.sight import Sight
 from tests.builders import machine, pod, running
 
 PODS = (
@@ -41,10 +40,10 @@ def publish(
     blocked: dict[str, str] | None = None,
     looked_at: int = 1,
     fresh: bool = False,
-    sight: Sight | None = None,
+    visibility: DeviceVisibility | None = None,
 ) -> None:
     publisher.publish(
-        decision(pods), pods, blocked or {}, False, looked_at, fresh=fresh, sight=sight
+        decision(pods), pods, blocked or {}, False, looked_at, fresh=fresh, visibility=visibility
     )
 
 
@@ -98,6 +97,16 @@ def test_torn_file_is_replaced(path: Path, torn: bytes) -> None:
     publisher = Publisher(str(path), "boot")
     assert publisher.generation == 0
     publish(publisher)
+    assert read(path).generation == 1
+
+
+def test_a_file_beyond_the_bound_is_replaced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(Publisher(str(path), "boot"))
+    monkeypatch.setattr(snapshots, "MOST_BYTES", 10)
+    publisher = Publisher(str(path), "boot")
+    assert publisher.generation == 0
+    publish(publisher)
+    monkeypatch.undo()
     assert read(path).generation == 1
 
 
@@ -159,13 +168,13 @@ def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path
     assert b"visible" not in without
     assert b"devices" not in without
     card = Visible((VisibleGpu("GPU-1", "0"),))
-    sight = Sight(
+    visibility = DeviceVisibility(
         {"a": PodShown(Visible(()), {"main": card}), "gone": PodShown(card)},
         NodeDevices((HeldDevice("GPU-1", holders=("a",)),), "hide"),
     )
-    publish(Publisher(str(path), "boot"), sight=sight)
+    publish(Publisher(str(path), "boot"), visibility=visibility)
     written = read(path)
-    assert written.devices == sight.node
+    assert written.devices == visibility.node
     assert written.pods["a"].of("main").visible == card
     assert written.pods["a"].of("main").cpuset == "1"
     assert written.pods["a"].of("other").visible == Visible(())
@@ -178,7 +187,7 @@ def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path)
     seen = PodShown(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
     held = (HeldDevice("GPU-1", holders=("a",)), HeldDevice("GPU-2"))
     publisher = Publisher(str(path), "boot")
-    publish(publisher, sight=Sight({"a": seen}, NodeDevices(held)))
+    publish(publisher, visibility=DeviceVisibility({"a": seen}, NodeDevices(held)))
     again = Publisher(str(path), "boot")
     for each in (publisher, again):
         assert {device: set(uids) for device, uids in each.device_holders.items()} == {
@@ -186,9 +195,11 @@ def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path)
         }
     assert Publisher(str(path), "another boot").device_holders == {}
     # Nothing is decided before the driver has told; then it is, and then the pod has gone.
-    publish(again, sight=Sight({}, NodeDevices()))
+    publish(again, visibility=DeviceVisibility({}, NodeDevices()))
     assert again.device_holders == {"GPU-1": {"a"}}
-    publish(again, sight=Sight({"a": PodShown(Visible(refused="lost"))}, NodeDevices()))
+    publish(
+        again, visibility=DeviceVisibility({"a": PodShown(Visible(refused="lost"))}, NodeDevices())
+    )
     assert again.device_holders == {}
-    publish(publisher, PODS[1:], sight=Sight({}, NodeDevices()))
+    publish(publisher, PODS[1:], visibility=DeviceVisibility({}, NodeDevices()))
     assert publisher.device_holders == {}

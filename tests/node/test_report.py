@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agent.allocate.aside import KubeletCpus
 from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model import nodetopology
 from agent.model.cpuset import CpuSet
 from agent.model.node_annotations import NodeReservation, SystemQos
@@ -12,7 +12,7 @@ from agent.model.nodetopology import Version
 from agent.model.pods import Pod
 from agent.model.report import Report
 from agent.model.resources import NodeConfiguration
-from agent.node.report import Moment, Reporter
+from agent.node.report import ClusterReporter, ReportInput
 from tests.builders import machine, pod
 
 
@@ -30,7 +30,7 @@ class Remembering:
 
 
 def report(
-    reporter: Reporter,
+    reporter: ClusterReporter,
     *pods: Pod,
     kubelet: KubeletCpus | None = None,
     nodes: int = 2,
@@ -40,7 +40,7 @@ def report(
     topology = machine(nodes, 2)
     decision = decide(topology, pods, kubelet, {}, {})
     configured = configured or NodeConfiguration()
-    return reporter.report(Moment(topology, decision, pods, kubelet, configured))
+    return reporter.report(ReportInput(topology, decision, pods, kubelet, configured))
 
 
 def notes(store: Remembering) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_annotations_of_koordinator() -> None:
     store = Remembering()
     kubelet = KubeletCpus(True, {"g": CpuSet([3]), "gone": CpuSet([2])})
     guaranteed = pod("g", kube_class="guaranteed")
-    assert report(Reporter("n", store), pod("a", "LSR", "1"), guaranteed, kubelet=kubelet)
+    assert report(ClusterReporter("n", store), pod("a", "LSR", "1"), guaranteed, kubelet=kubelet)
     assert len(store.applied) == 1
     assert "topology.topolet.io/cpus" in store.labels[0]
     found = notes(store)
@@ -73,7 +73,7 @@ def test_annotations_of_koordinator() -> None:
 
 def test_applied_again_only_for_another_content() -> None:
     store = Remembering()
-    reporter = Reporter("n", store)
+    reporter = ClusterReporter("n", store)
     assert report(reporter, pod("a", "LS"))
     assert not report(reporter, pod("b", "LS"))
     assert len(store.applied) == 1
@@ -93,7 +93,7 @@ def test_what_people_set_for_the_node_is_reported() -> None:
         system_qos=SystemQos("1", cpuset_exclusive=False),
         reservation=NodeReservation({"cpu": "500m"}, "2"),
     )
-    reporter = Reporter("n", store)
+    reporter = ClusterReporter("n", store)
     kubelet = KubeletCpus(True, {})
     assert report(reporter, kubelet=kubelet, configured=configured)
     assert not report(reporter, kubelet=kubelet, configured=configured)
@@ -118,5 +118,6 @@ def test_pods_that_share_are_not_reported_as_the_static_kubelets() -> None:
     store = Remembering()
     by_uid = {"l": CpuSet([0]), "empty": CpuSet(), "a": CpuSet([1])}
     pods = pod("l", "LS", kube_class="guaranteed"), pod("a", "LSR", "2", kube_class="guaranteed")
-    report(Reporter("n", store), *pods, kubelet=KubeletCpus(True, by_uid))
-    assert notes(store)["pod-cpu-allocs"] == []
+    report(ClusterReporter("n", store), *pods, kubelet=KubeletCpus(True, by_uid))
+    (alloc,) = notes(store)["pod-cpu-allocs"]
+    assert (alloc["uid"], alloc["cpuset"], alloc["managedByKubelet"]) == ("a", "1", True)

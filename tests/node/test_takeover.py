@@ -22,8 +22,8 @@ from agent.model.pods import Pod
 from agent.model.settings import Settings
 from agent.model.wanted import NOTHING
 from agent.node import takeover
-from agent.node.observed import Observer
-from agent.node.placement import Locator
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from tests.node.procfs import POD, process
 from tests.node.world import World
 
 STATE = CpuManagerState(
@@ -57,7 +57,7 @@ def settings(world: World) -> Settings:
 
 def pods(world: World) -> tuple[Pod, ...]:
     hierarchy = Hierarchy(str(world.cpuset.parent))
-    return Observer(world.runtime, Locator(hierarchy)).look().pods
+    return RuntimeView(world.runtime, CgroupLocator(hierarchy)).observe().pods
 
 
 def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
@@ -70,7 +70,7 @@ def test_chosen_are_the_containers_that_the_agent_gave_their_claim(
     world.container(world.sandbox("refused", "LSE", "3", created_at=2))
     world.container(world.sandbox("the-kubelets", parent="/kubepods/podthe-kubelets"))
     world.container(world.sandbox("in-a-vm", "LSE", "0", handler="kata"))
-    world.agent().look()
+    world.agent().reconcile()
     world.container(lse, "not-seen")
     snapshot = world.snapshot()
     assert takeover.chosen(snapshot, pods(world)) == {
@@ -115,21 +115,41 @@ def test_kubelet_without_the_policy_has_nothing_to_write(world: World, present: 
     assert (taken.backup, path.exists()) == ("", present)
 
 
-@pytest.mark.parametrize("program", ["kubelet", "k3s", "kubelite"])
-def test_running_kubelet_is_not_written_over(world: World, file: Path, program: str) -> None:
-    process = Path(world.root) / "proc" / "77"
-    process.mkdir()
-    (process / "cmdline").write_bytes(f"/usr/bin/{program}\0--x\0".encode())
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("kubelet", "--x"),
+        ("/usr/bin/k3s", "server"),
+        ("/usr/bin/k3s agent", ""),
+        ("/snap/kubelite",),
+    ],
+)
+def test_running_kubelet_is_not_written_over(
+    world: World, file: Path, words: tuple[str, ...]
+) -> None:
+    process(Path(world.root), 77, *words)
     before = file.read_bytes()
-    with pytest.raises(TakeoverError, match=rf"{program} runs \(process 77\)"):
+    with pytest.raises(TakeoverError, match=r"(kubelet|k3s|kubelite) runs \(process 77\)"):
         takeover.take_over(settings(world))
     assert [each.read_bytes() for each in world.kubelet.iterdir()] == [before]
+
+
+def test_what_may_be_a_kubelet_is_not_written_over_and_that_of_a_pod_is_none(
+    world: World, file: Path
+) -> None:
+    folder = process(Path(world.root), 77, "kubelet")
+    (folder / "cgroup").write_text("")
+    with pytest.raises(TakeoverError, match="a kubelet may run and would write over it: process"):
+        takeover.take_over(settings(world))
+    process(Path(world.root), 77, "kubelet", groups=POD)
+    with pytest.raises(TakeoverError, match="no decisions of an agent"):
+        takeover.take_over(settings(world))
 
 
 def test_without_decisions_nothing_is_written(world: World, file: Path) -> None:
     with pytest.raises(TakeoverError, match=r"no decisions of an agent: .*snapshot.json"):
         takeover.take_over(settings(world))
-    world.agent().look()
+    world.agent().reconcile()
     with pytest.raises(TakeoverError, match="before the machine's start"):
         takeover.take_over(settings(world))
     snapshot = msgspec.structs.replace(world.snapshot(), boot_id="another")

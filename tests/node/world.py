@@ -8,39 +8,40 @@ from pathlib import Path
 
 import msgspec
 
-from agent.allocate.foreign.carriers import Carriers
+from agent.allocate.foreign.grants import Carriers
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
+from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
+from agent.discover.cpus import TopologyView
 from agent.kube.errors import StoreError
 from agent.kube.store import EmbeddedStore
-from agent.model import apinode
+from agent.model import apiobjects
 from agent.model import snapshot as snapshots
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apipods import ApiPod
+from agent.model.apiobjects import ApiPod
 from agent.model.pods import ContainerState
 from agent.model.qos import QOS_LABEL
 from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot
+from agent.model.verdict import Code
 from agent.model.wanted import Wanted
-from agent.node.assigned import Assigned
-from agent.node.beside import Beside
-from agent.node.configured import NodeObject
-from agent.node.delivery import deliver
-from agent.node.kubelet import KubeletView
-from agent.node.kubeletword import KubeletSays
-from agent.node.local import LocalCpus
-from agent.node.look import Node
-from agent.node.machine import Machine
-from agent.node.notices import Notices
-from agent.node.observed import Observer
-from agent.node.placement import Locator
-from agent.node.podresources import Told as PodResourcesTold
+from agent.node.cluster_cache import ClusterCache
+from agent.node.cluster_view import ClusterState
+from agent.node.cpu_notices import CpuNotices
+from agent.node.enforcement import Enforcement
+from agent.node.kubelet_configuration import KubeletConfigurationView
+from agent.node.kubelet_view import CpuManagerStateView, KubeletView
+from agent.node.node_local import NodeLocalCpus
+from agent.node.node_object import NodeObject
+from agent.node.outbox import deliver
+from agent.node.pod_events import PodEvents
+from agent.node.pod_resources import PodResourcesAnswer, PodResourcesStateView
 from agent.node.publisher import Publisher
-from agent.node.remembered import Memory
-from agent.node.report import Reporter
-from agent.rpc.grpc import Code, RpcError
-from agent.runtime.cri import Cri, Placement, RuntimeContainer, Sandbox
+from agent.node.reconcile import Reconciler
+from agent.node.report import ClusterReporter, Reporter
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.rpc.grpc import RpcError
 from agent.telemetry.metrics import AgentMetrics
 from benchmarks import trees
 
@@ -99,21 +100,56 @@ class Told:
         self._store = store
         self.pods: dict[str, ApiPod] = {}
 
-    def now(self) -> Assigned:
+    def now(self) -> ClusterState:
         node = None
         with contextlib.suppress(StoreError):
             node = self._store.get("Node", "n")
-        return Assigned(node and apinode.from_object(node), dict(self.pods), True)
+        return ClusterState(node and apiobjects.node_from_object(node), dict(self.pods), True)
 
 
 class Kubelet:
     """What it says of its pods, None where there is none."""
 
     def __init__(self) -> None:
-        self.answer: PodResourcesTold | None = None
+        self.answer: PodResourcesAnswer | None = None
 
-    def told(self) -> PodResourcesTold | None:
+    def told(self) -> PodResourcesAnswer | None:
         return self.answer
+
+
+def reconciler(
+    root: str,
+    state: Path,
+    kubelet_dir: Path,
+    runtime: RuntimeView,
+    cluster: Told,
+    kubelet: Kubelet,
+    enforcement: Enforcement,
+    store: EmbeddedStore,
+    local: NodeLocalCpus | None = None,
+    metrics: AgentMetrics | None = None,
+    pod_events: PodEvents | None = None,
+) -> Reconciler:
+    """Of node `n` without devices, with its files in `state`."""
+    return Reconciler(
+        TopologyView(root),
+        runtime,
+        ClusterCache(cluster, str(state / "cluster.json")),
+        NodeObject("n"),
+        KubeletView(
+            KubeletConfigurationView(Settings(root=root)),
+            CpuManagerStateView(str(kubelet_dir)),
+            PodResourcesStateView(kubelet),
+        ),
+        enforcement,
+        Publisher(str(state / "snapshot.json"), "boot"),
+        Reporter(
+            ClusterReporter("n", lambda report: deliver(store, report)),
+            metrics or AgentMetrics(),
+            pod_events,
+        ),
+        local,
+    )
 
 
 class World:
@@ -130,32 +166,35 @@ class World:
         self.kubelet = folder / "kubelet"
         self.kubelet.mkdir()
         self.runtime = ListedRuntime()
+        self.metrics = AgentMetrics()
         self.root = trees.write(str(folder / "machine"), trees.machine(1, nodes, 1, cores, threads))
         (folder / "machine" / "proc").mkdir(exist_ok=True)
 
-    def agent(self, local: LocalCpus | None = None) -> Node:
+    def agent(
+        self, local: NodeLocalCpus | None = None, pod_events: PodEvents | None = None
+    ) -> Reconciler:
+        """With metrics of its own, in `metrics`."""
+        self.metrics = AgentMetrics()
         hierarchy = Hierarchy(str(self.cpuset.parent))
-        store = self.store
-        return Node(
-            machine=Machine(self.root),
-            cri=self.runtime,
-            observer=Observer(
-                self.runtime, Locator(hierarchy), requests=local is not None, grants=True
-            ),
-            hierarchy=hierarchy,
-            controllers=Controllers(str(self.cpuset.parent), hierarchy.handles),
-            journal=Journal(self.state / "journal"),
-            kubelet=KubeletView(str(self.kubelet)),
-            publisher=Publisher(str(self.state / "snapshot.json"), "boot"),
-            assignments=self.told,
-            memory=Memory(str(self.state / "cluster.json")),
-            node_object=NodeObject("n"),
-            beside=Beside(Settings(root=self.root)),
-            reporter=Reporter("n", lambda report: deliver(store, report)),
-            kubelet_says=KubeletSays(self.kubelet_told),
-            metrics=AgentMetrics(),
-            local=local,
-            notices=Notices(str(self.state)),
+        controllers = Controllers(str(self.cpuset.parent), hierarchy.handles)
+        runtime = RuntimeView(
+            self.runtime, CgroupLocator(hierarchy), requests=local is not None, grants=True
+        )
+        journal = Journal(self.state / "journal")
+        notices = CpuNotices(str(self.state))
+        enforcement = Enforcement(hierarchy, controllers, journal, self.runtime, notices=notices)
+        return reconciler(
+            self.root,
+            self.state,
+            self.kubelet,
+            runtime,
+            self.told,
+            self.kubelet_told,
+            enforcement,
+            self.store,
+            local,
+            self.metrics,
+            pod_events,
         )
 
     def snapshot(self) -> Snapshot:

@@ -11,17 +11,17 @@ import threading
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.scheduler import leader
-from agent.scheduler.leader import Leader
-from agent.scheduler.lease import Times
+from agent.scheduler import leader_election
+from agent.scheduler.leader_election import Leader
+from agent.scheduler.lease import LeaseTimes
 
 
 def main() -> None:
     url, ca, certificate, key, namespace, name, identity, *times = sys.argv[1:]
     lease_seconds, renew_seconds, retry_seconds = times
-    limits = Times(int(lease_seconds), float(renew_seconds), float(retry_seconds))
+    limits = LeaseTimes(int(lease_seconds), float(renew_seconds), float(retry_seconds))
     access = FileAccess(url, ca=ca, certificate=certificate, key=key)
-    transport = Transport(access, limits=leader.limits(limits))
+    transport = Transport(access, limits=leader_election.limits(limits))
     candidate = Leader(
         transport,
         namespace,

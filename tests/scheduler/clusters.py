@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agent.allocate.place.wish import Wish, wish_of
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.kube.objects import Change, ChangeKind, Key
-from agent.model import apipods
-from agent.model.apipods import ApiPod
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod
 from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.readings import Agents, PodReading
+from agent.scheduler.records import AgentSelector, PodRecord
 from benchmarks import fleet
 from benchmarks.fleet import Kind, Model
 from tests.allocate.devices.links import VOLTA_PAIRS
@@ -31,7 +31,7 @@ DGX1 = Model(
 )
 """Two quads of V100 with twice the links in some pairs, two cards behind a switch."""
 
-_read_pod = decoders.pods(Agents())
+_read_pod = decoders.pods(AgentSelector())
 
 
 def cluster(nodes: Mapping[str, Model]) -> Cluster:
@@ -72,18 +72,18 @@ def remove(known: Cluster, name: str) -> None:
 def tell(known: Cluster, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
     """What a watch shows of a pod."""
     metadata = pod["metadata"]
-    value: PodReading = _read_pod(json.dumps(pod).encode())
+    value: PodRecord = _read_pod(json.dumps(pod).encode())
     known.pods_changed([Change(kind, Key(metadata["namespace"], metadata["name"]), value)])
 
 
 def read(body: Object) -> ApiPod:
     """A pod as kube-scheduler sends it."""
-    return apipods.from_object(body)
+    return apiobjects.from_object(body)
 
 
 def pod(kind: Kind, name: str) -> ApiPod:
     return read(kind.pod(name))
 
 
-def wish(kind: Kind, name: str = "p") -> Wish:
-    return wish_of(pod(kind, name))
+def pod_request(kind: Kind, name: str = "p") -> PodRequest:
+    return request_of(pod(kind, name))

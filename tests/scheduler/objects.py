@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from agent.allocate.place.wish import Wish, wish_of
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.conformance import machines
 from agent.kube.objects import Change, ChangeKind, Key
 from agent.model import deviceobject, fingerprint, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apipods import from_object
+from agent.model.apiobjects import from_object
 from agent.model.cpuset import EMPTY
 from agent.model.deviceobject import DeviceObject
 from agent.model.devices import Device, DeviceTopology
@@ -19,11 +19,11 @@ from agent.model.nodetopology import NodeTopology
 from agent.model.resources import NodeConfiguration, koordinator_annotations
 from agent.model.topology import Topology
 from agent.scheduler import decoders
-from agent.scheduler.readings import AGENT_LABELS, Agents, NodeReading, PodReading, Unreadable
+from agent.scheduler.records import AGENT_LABELS, AgentSelector, NodeRecord, PodRecord, Unreadable
 
 Object = dict[str, Any]
 
-read_pod = decoders.pods(Agents())
+read_pod = decoders.pods(AgentSelector())
 
 
 def pod(
@@ -119,19 +119,19 @@ def devices(name: str, gpus: int = 2) -> Object:
     )
 
 
-def wish(
+def pod_request(
     requests: dict[str, str], qos: str = "", name: str = "new", kube_class: str = "Burstable"
-) -> Wish:
+) -> PodRequest:
     labels = {"koordinator.sh/qosClass": qos} if qos else {}
     told = pod(name, requests=requests, labels=labels, kube_class=kube_class)
-    return wish_of(from_object(told))
+    return request_of(from_object(told))
 
 
-def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodReading]:
+def of_pod(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[PodRecord]:
     return Change(kind, _key(told), read_pod(json.dumps(told).encode()))
 
 
-def of_node(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeReading]:
+def of_node(told: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> Change[NodeRecord]:
     return Change(kind, _key(told), decoders.node(json.dumps(told).encode()))
 
 

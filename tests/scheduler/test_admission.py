@@ -1,119 +1,225 @@
 from __future__ import annotations
 
 import json
-import socket
-from collections.abc import Iterator
-from pathlib import Path
+import re
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agent.kube.answers import Limits
-from agent.kube.auth import FileAccess
-from agent.kube.transport import Transport
-from agent.scheduler.admission import PATH, Accounts, AccountsError, pods, routes
-from agent.scheduler.routes import BadRequestError
-from agent.scheduler.webhook import LookUp, LookUpError, gpus
-from tests.kube import hostile
-from tests.kube.hostile import Request, Server, reply, status
-from tests.scheduler.test_webhook import ALICE, OURS, review
+from agent.model import apiobjects
+from agent.model.apiobjects import ApiPod
+from agent.scheduler import admission
+from agent.scheduler.admission import FailurePolicy, LookUpError, ReviewError, decode, encode, judge
+from tests.deploy.manifests import of_kind
 
-POD = {
-    "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},
-    "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
-}
+OURS = "system:serviceaccount:topolet-system:topolet-scheduler"
+ALICE = "alice"
+
+Object = dict[str, Any]
 
 
-@pytest.fixture
-def look_up(server: Server) -> Iterator[LookUp]:
-    limits = Limits(read_seconds=1)
-    transport = Transport(FileAccess(server.url), limits=limits)
-    yield pods(transport)
-    transport.close()
+def review(
+    user: str = ALICE,
+    resource: str = "pods/binding",
+    operation: str = "CREATE",
+    group: str = "",
+    **fields: Any,
+) -> Object:
+    """As an API server sends it."""
+    name, _, below = resource.partition("/")
+    request = {
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "kind": {"group": "", "version": "v1", "kind": "Binding"},
+        "resource": {"group": group, "version": "v1", "resource": name},
+        "subResource": below,
+        "name": "p",
+        "namespace": "gpu",
+        "operation": operation,
+        "userInfo": {"username": user, "groups": ["system:authenticated"]},
+        "object": {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {"name": "p", "namespace": "gpu"},
+            "target": {"kind": "Node", "name": "node-1"},
+        },
+        "oldObject": None,
+        "dryRun": False,
+        "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
+    }
+    return {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "request": {**request, **fields},
+    }
 
 
-def test_a_pod_is_asked_for_by_its_name(server: Server, look_up: LookUp) -> None:
-    server.answer = lambda _, connection, request: reply(connection, 200, POD)
-    found = look_up("gpu", "p/../../q")
-    assert found is not None
-    assert gpus(found) == ["nvidia.com/gpu"]
-    (request,) = server.requests
-    assert request.path == "/api/v1/namespaces/gpu/pods/p%2F..%2F..%2Fq"
+def pod(
+    *, limits: Object | None = None, requests: Object | None = None, init: bool = False
+) -> ApiPod:
+    """With one container that asks for something, and one that does not."""
+    asking = {"name": "asks", "resources": {"limits": limits, "requests": requests}}
+    plain = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
+    fields = {"initContainers": [asking], "containers": [plain]} if init else {}
+    return apiobjects.from_object(
+        {
+            "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},
+            "spec": {"containers": [plain, asking], **fields},
+        }
+    )
 
 
-def test_a_pod_that_is_not_there_is_none(server: Server, look_up: LookUp) -> None:
-    server.answer = lambda _, connection, request: reply(connection, 404, status(404, "NotFound"))
-    assert look_up("gpu", "p") is None
+def answered(
+    asked: Object,
+    found: ApiPod | LookUpError | None = None,
+    on_failure: FailurePolicy = "Fail",
+) -> Object:
+    """The response, as JSON has it."""
+    looked: list[tuple[str, str]] = []
+
+    def look_up(namespace: str, name: str) -> ApiPod | None:
+        looked.append((namespace, name))
+        if isinstance(found, LookUpError):
+            raise found
+        return found
+
+    request = decode(json.dumps(asked).encode())
+    answer = json.loads(encode(request.uid, judge(request, look_up, on_failure)))
+    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+    assert answer["response"]["uid"] == asked["request"]["uid"]
+    assert looked in ([], [("gpu", "p")])
+    response: Object = answer["response"]
+    response["looked"] = bool(looked)
+    return response
 
 
-def silent(server: Server, connection: socket.socket, request: Request) -> bool:
-    connection.recv(1)
-    return False
+GPU_POD = pod(limits={"nvidia.com/gpu": "1"})
+
+
+@pytest.mark.parametrize("resource", ["pods/binding", "bindings"])
+@pytest.mark.parametrize(
+    ("amounts", "named"),
+    [
+        ({"nvidia.com/gpu": "1"}, "nvidia.com/gpu"),
+        ({"koordinator.sh/gpu": 100}, "koordinator.sh/gpu"),
+        (
+            {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"},
+            "koordinator.sh/gpu-core, koordinator.sh/gpu-memory",
+        ),
+        ({"koordinator.sh/gpu.shared": "1"}, "koordinator.sh/gpu.shared"),
+        ({"amd.com/gpu": "1"}, "amd.com/gpu"),
+        ({"dcu.com/gpu": "1"}, "dcu.com/gpu"),
+    ],
+)
+@pytest.mark.parametrize("where", ["limits", "requests", "init"])
+def test_a_pod_with_gpus_is_not_bound_by_whom_the_server_asks_about(
+    resource: str, amounts: Object, named: str, where: str
+) -> None:
+    found = pod(
+        limits=amounts if where != "requests" else None,
+        requests=amounts if where == "requests" else None,
+        init=where == "init",
+    )
+    refused = answered(review(resource=resource), found)
+    assert refused["allowed"] is False
+    assert refused["status"] == {
+        "code": 403,
+        "reason": "Forbidden",
+        "message": f"alice may not bind pod gpu/p, which asks for {named}: "
+        "pods with GPUs are bound by configured accounts only",
+    }
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    "amounts",
     [
-        (
-            lambda _, connection, request: reply(connection, 500, status(500, "InternalError")),
-            "500",
-        ),
-        (lambda _, connection, request: reply(connection, 403, status(403, "Forbidden")), "403"),
-        (lambda _, connection, request: reply(connection, 200, {}), "Pod without a name"),
-        (lambda _, connection, request: reply(connection, 200, []), "Pod without a name"),
-        (lambda _, connection, request: False, "GET /api/v1/namespaces/gpu/pods/p"),
-        (silent, "GET /api/v1/namespaces/gpu/pods/p"),
+        {},
+        {"cpu": "4", "memory": "1Gi"},
+        {"nvidia.com/gpu": "0"},
+        {"koordinator.sh/rdma": "100"},
+        {"vendor.com/gpu": "1"},
+        {"nvidia.com/gpu-driver": "1"},
     ],
 )
-def test_a_pod_that_cannot_be_had_is_an_error_with_the_reason(
-    server: Server, look_up: LookUp, answer: hostile.Answer, said: str
-) -> None:
-    server.answer = answer
-    with pytest.raises(LookUpError, match=said):
-        look_up("gpu", "p")
+def test_a_pod_without_gpus_is_bound_by_anybody(amounts: Object) -> None:
+    assert answered(review(), pod(limits=amounts))["allowed"] is True
 
 
-def test_accounts_are_read_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As the kubelet replaces a ConfigMap: a link above the files is swapped."""
-    for name, text in (("one", f" {OURS} \n\n"), ("two", f"{OURS}\r\n{ALICE}\n"), ("bad", "\xff")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "binders").write_text(text, encoding="latin-1")
-    link = tmp_path / "current"
-    link.symlink_to("one")
-    accounts = Accounts(str(link / "binders"))
-    assert accounts.names() == {OURS}
-    assert accounts.names() is accounts.names()
-
-    def swap(name: str) -> None:
-        fresh = tmp_path / "fresh"
-        fresh.symlink_to(name)
-        fresh.rename(link)
-
-    swap("two")
-    assert accounts.names() == {OURS, ALICE}
-    for name in ("bad", "none"):
-        swap(name)
-        assert accounts.names() == {OURS, ALICE}
-        assert "the last accounts stay in force" in caplog.messages[-1]
-    swap("one")
-    assert accounts.names() == {OURS}
+@pytest.mark.parametrize(
+    ("resource", "operation", "group"),
+    [
+        ("pods", "CREATE", ""),
+        ("pods/eviction", "CREATE", ""),
+        ("pods/binding", "UPDATE", ""),
+        ("pods/binding", "CREATE", "example.com"),
+        ("bindings/status", "CREATE", ""),
+        ("nodes", "DELETE", ""),
+    ],
+)
+def test_what_is_no_binding_goes_on_unseen(resource: str, operation: str, group: str) -> None:
+    response = answered(review(ALICE, resource, operation, group), GPU_POD)
+    assert response["allowed"] is True
+    assert not response["looked"]
 
 
-def test_a_file_of_accounts_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AccountsError, match=str(tmp_path / "binders")):
-        Accounts(str(tmp_path / "binders"))
+def test_a_binding_without_a_name_in_its_path_names_the_pod_itself() -> None:
+    assert answered(review(resource="bindings", name=""), GPU_POD)["allowed"] is False
 
 
-def test_the_page_answers_reviews(
-    tmp_path: Path, server: Server, look_up: LookUp, caplog: pytest.LogCaptureFixture
-) -> None:
-    server.answer = lambda _, connection, request: reply(connection, 200, POD)
-    (tmp_path / "binders").write_text(OURS)
-    caplog.set_level("INFO")
-    admit = routes(Accounts(str(tmp_path / "binders")), look_up, "Fail")[PATH]
-    for user, allowed in ((ALICE, False), (OURS, True)):
-        answer = admit.handle(json.dumps(review(user)).encode())
-        assert (answer.status, answer.content_type) == (200, "application/json")
-        assert json.loads(answer.body)["response"]["allowed"] is allowed
-    assert [each for each in caplog.messages if each.startswith("refused: alice may not bind")]
-    with pytest.raises(BadRequestError, match="AdmissionReview"):
-        admit.handle(b"{}")
+def test_a_pod_that_is_not_there_is_not_bound() -> None:
+    """It may come between our look and the write."""
+    for policy in ("Fail", "Ignore"):
+        response = answered(review(), None, policy)
+        assert response["allowed"] is False
+        assert response["status"]["code"] == 404
+        assert response["status"]["message"] == "pod gpu/p is not there"
+
+
+def test_the_failure_policy_speaks_where_the_pod_cannot_be_looked_up() -> None:
+    trouble = LookUpError("GET /api/v1/x: 500 etcd is away")
+    refused = answered(review(), trouble, "Fail")
+    assert refused["allowed"] is False
+    assert refused["status"]["code"] == 503
+    assert refused["status"]["message"].endswith("could not be looked up: " + str(trouble))
+    allowed = answered(review(), trouble, "Ignore")
+    assert allowed["allowed"] is True
+    assert allowed["warnings"] == ["pod gpu/p could not be looked up before it was bound"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "is not JSON"),
+        (b'{"more":' + b"[" * 100_000, "is not JSON"),
+        (b"\xff", "is not JSON"),
+        (b"{}", "missing required field `request`"),
+        (json.dumps({**review(), "apiVersion": "admission.k8s.io/v1beta1"}).encode(), "v1beta1"),
+        (json.dumps({**review(), "kind": "Review"}).encode(), "Review of admission.k8s.io/v1 is"),
+        (json.dumps(review(uid="")).encode(), "request.uid is empty"),
+        (json.dumps(review(uid=3)).encode(), r"\$\.request\.uid"),
+        (json.dumps(review(userInfo=None)).encode(), r"\$\.request\.userInfo"),
+        (json.dumps(review(namespace="")).encode(), "request.namespace is empty"),
+        (json.dumps(review(name="", object=None)).encode(), "request.name"),
+    ],
+)
+def test_what_is_no_review_is_named(body: bytes, said: str) -> None:
+    with pytest.raises(ReviewError, match=said):
+        decode(body)
+
+
+@given(st.binary(max_size=200))
+def test_no_body_does_more_than_be_refused(body: bytes) -> None:
+    with pytest.raises(ReviewError):
+        decode(body)
+
+
+def test_the_policy_that_gives_gpu_pods_their_scheduler_means_the_same_pods() -> None:
+    """Else a pod would be given a scheduler that is not asked for, or the other way round."""
+    policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
+    (asks,) = (
+        each["expression"] for each in policy["matchConditions"] if each["name"] == "asks-for-gpus"
+    )
+    assert set(re.findall(r"startsWith\('([^']+)'\)", asks)) == {admission.GPU_PREFIX}
+    (names,) = re.findall(r"key in \[([^\]]+)\]", asks)
+    assert set(re.findall(r"'([^']+)'", names)) == admission.GPU_NAMES

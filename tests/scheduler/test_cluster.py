@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.place.answer import Granted
-from agent.allocate.place.facts import PlaceRules
-from agent.allocate.place.wish import Wish
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.facts import PlaceRules
+from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
 from agent.model import schedulerargs
-from agent.scheduler.cluster import Cluster, ReserveError
+from agent.scheduler.cluster import EXPIRY_SECONDS, Cluster, ReserveError
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 
 DELETED = ChangeKind.DELETED
-PLAIN = objects.wish({"cpu": "1"})
-GPU = objects.wish({"nvidia.com/gpu": "1"})
-LSR = objects.wish({"cpu": "2"}, qos="LSR")
+PLAIN = objects.pod_request({"cpu": "1"})
+GPU = objects.pod_request({"nvidia.com/gpu": "1"})
+LSR = objects.pod_request({"cpu": "2"}, qos="LSR")
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def drop(cluster: Cluster, *args: Any, **more: Any) -> None:
 
 
 def granted(name: str) -> Granted:
-    return Granted(objects.wish({"cpu": "1"}, name=name))
+    return Granted(objects.pod_request({"cpu": "1"}, name=name))
 
 
 # Pods
@@ -188,9 +188,9 @@ def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: Cluster) 
 def test_a_confirmed_reservation_is_overdue_after_its_time(cluster: Cluster, clock: Clock) -> None:
     cluster.reserve("n1", granted("a"))
     cluster.confirm("uid-a")
-    clock.now = 59.9
+    clock.now = EXPIRY_SECONDS - 0.1
     assert not cluster.overdue()
-    clock.now = 60
+    clock.now = EXPIRY_SECONDS
     (overdue,) = cluster.overdue()
     assert (overdue.title, overdue.node, overdue.sent) == ("ns/a", "n1", True)
     assert held(cluster) == {"a"}
@@ -201,7 +201,7 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(cluster: Cluster, clo
 def test_what_was_confirmed_again_meanwhile_does_not_expire(cluster: Cluster, clock: Clock) -> None:
     cluster.reserve("n1", granted("a"))
     cluster.confirm("uid-a")
-    clock.now = 60
+    clock.now = EXPIRY_SECONDS
     (overdue,) = cluster.overdue()
     cluster.confirm("uid-a")
     assert not cluster.expire(overdue)
@@ -235,11 +235,13 @@ def test_all_may_come_where_all_is_there(cluster: Cluster) -> None:
     assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
 
 
-@pytest.mark.parametrize("wish", [PLAIN, LSR, GPU])
-def test_nobody_may_come_to_a_node_that_is_not_known(cluster: Cluster, wish: Wish) -> None:
+@pytest.mark.parametrize("pod_request", [PLAIN, LSR, GPU])
+def test_nobody_may_come_to_a_node_that_is_not_known(
+    cluster: Cluster, pod_request: PodRequest
+) -> None:
     see(cluster, "a", "n3")
-    assert cluster.eligible("n3", wish) == "the node is not known"
-    assert cluster.eligible("n4", wish) == "the node is not known"
+    assert cluster.eligible("n3", pod_request) == "the node is not known"
+    assert cluster.eligible("n4", pod_request) == "the node is not known"
 
 
 def test_where_no_topology_is_told_only_who_needs_it_may_not_come(cluster: Cluster) -> None:
@@ -280,15 +282,17 @@ def test_what_is_wrong_with_a_nodes_words_is_told_once(
     assert caplog.text.count("node n1: ") == 1
 
 
-@pytest.mark.parametrize("wish", [LSR, GPU])
-def test_who_needs_an_agent_waits_until_it_is_ready(cluster: Cluster, wish: Wish) -> None:
+@pytest.mark.parametrize("pod_request", [LSR, GPU])
+def test_who_needs_an_agent_waits_until_it_is_ready(
+    cluster: Cluster, pod_request: PodRequest
+) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
-    assert cluster.eligible("n1", wish) == "its agent is not Ready"
+    assert cluster.eligible("n1", pod_request) == "its agent is not Ready"
     assert cluster.eligible("n1", PLAIN) is None
     cluster.pods_changed([objects.of_pod(objects.agent("n1"))])
-    assert cluster.eligible("n1", wish) is None
+    assert cluster.eligible("n1", pod_request) is None
     cluster.pods_changed([objects.of_pod(objects.agent("n1"), DELETED)])
-    assert cluster.eligible("n1", wish) == "it has no agent"
+    assert cluster.eligible("n1", pod_request) == "it has no agent"
 
 
 def test_a_new_agent_beside_the_old_one_is_enough(cluster: Cluster) -> None:

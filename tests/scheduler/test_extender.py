@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from agent.scheduler import extender
-from agent.scheduler.routes import BadRequestError, Reply, Route
-from agent.scheduler.wire import (
+from agent.scheduler.extender_types import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderBindingResult,
@@ -17,8 +16,9 @@ from agent.scheduler.wire import (
     ExtenderPreemptionResult,
     HostPriority,
 )
+from agent.scheduler.http_routes import BadRequestError, Reply, Route
 from agent.telemetry.schedulermetrics import SchedulerMetrics
-from tests.scheduler.test_wire import ARGS, BINDING, META, POD, text
+from tests.scheduler.test_extender_types import ARGS, BINDING, META, POD, text
 
 PREEMPTION = {"Pod": POD, "NodeNameToVictims": None, "NodeNameToMetaVictims": META}
 BODIES = {"filter": ARGS, "prioritize": ARGS, "preempt": PREEMPTION, "bind": BINDING}
@@ -54,8 +54,14 @@ class Page:
 
     def __init__(self) -> None:
         self.reason: str | None = None
+        self.no_preemption: str | None = None
         self.counted: SchedulerMetrics = extender.metrics()
-        self.routes: dict[str, Route] = extender.routes(First(), lambda: self.reason, self.counted)
+        self.routes: dict[str, Route] = extender.routes(
+            First(),
+            lambda: self.reason,
+            self.counted,
+            {"preempt": lambda: self.no_preemption},
+        )
 
     def ask(self, verb: str, body: object = None) -> Reply:
         return self.routes[f"/{verb}"].handle(b"" if body is None else text(body))
@@ -101,6 +107,16 @@ def test_verbs_answer(page: Page, verb: str, answer: object) -> None:
     assert (reply.status, reply.content_type) == (200, "application/json")
     assert json.loads(reply.body) == answer
     assert page.count(verb, "answered") == page.timed(verb) == 1
+
+
+def test_what_one_verb_needs_stops_no_other(page: Page) -> None:
+    page.no_preemption = "the watch of poddisruptionbudgets has been out of touch for 31 s"
+    reply = page.ask("preempt", BODIES["preempt"])
+    assert (reply.status, reply.body.decode().strip()) == (503, page.no_preemption)
+    assert page.count("preempt", "unavailable") == 1
+    for verb in ("filter", "prioritize", "bind"):
+        assert page.ask(verb, BODIES[verb]).status == 200
+    assert page.ask("readyz").status == 200
 
 
 def named(verb: str, name: str) -> dict[str, Any]:

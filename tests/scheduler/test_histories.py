@@ -13,13 +13,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.place.answer import Granted
-from agent.allocate.place.wish import wish_of
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.mirror import Metadata, Mirror
 from agent.kube.objects import Change, Key
-from agent.model.apipods import from_object
+from agent.model.apiobjects import from_object
 from agent.scheduler import decoders
-from agent.scheduler.cluster import Cluster, ReserveError
+from agent.scheduler.cluster import EXPIRY_SECONDS, Cluster, ReserveError
 from tests.scheduler import objects
 from tests.scheduler.objects import Object
 
@@ -46,7 +46,7 @@ READ: dict[str, Callable[[bytes], Any]] = {
 
 
 WISHES = tuple(
-    objects.wish(requests, qos, kube_class=kube_class) for qos, kube_class, requests in ASKS
+    objects.pod_request(requests, qos, kube_class=kube_class) for qos, kube_class, requests in ASKS
 )
 
 
@@ -166,7 +166,7 @@ class World:
         told = self._some_pod()
         if self.binding and self.luck.random() < 0.5:
             _, granted = self.luck.choice(list(self.binding.values()))
-            told = self.server.pod(granted.wish.title.removeprefix("ns/"))
+            told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
         if told is not None and not told["spec"]["nodeName"]:
             self.server.put("pods", _bound(told, self.luck.choice(NODES), {}))
 
@@ -217,17 +217,17 @@ class World:
         told, name = self._some_pod(), self.luck.choice(NODES)
         if told is None or told["spec"]["nodeName"]:
             return
-        wish = wish_of(from_object(told))
+        pod_request = request_of(from_object(told))
         state = self.cluster.node(name)
-        if state is None or self.cluster.eligible(name, wish) is not None:
+        if state is None or self.cluster.eligible(name, pod_request) is not None:
             return
-        found = state.place.offer(wish)
+        found = state.place.offer(pod_request)
         if isinstance(found, Granted):
             try:
                 self.cluster.reserve(name, found)
             except ReserveError:
                 return
-            self.binding[wish.uid] = name, found
+            self.binding[pod_request.uid] = name, found
 
     def bind_ends(self) -> None:
         """The API server binds a pod that is there and not bound; its answer may be lost."""
@@ -235,7 +235,7 @@ class World:
             return
         uid = self.luck.choice(sorted(self.binding))
         name, granted = self.binding.pop(uid)
-        told = self.server.pod(granted.wish.title.removeprefix("ns/"))
+        told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
         there = told is not None and told["metadata"]["uid"] == uid
         if told is None or not there or told["spec"]["nodeName"]:
             self.cluster.release(uid)
@@ -276,7 +276,7 @@ class World:
         for kind in KINDS:
             while self.server.queues[kind]:
                 self.scheduler.hear(kind)
-        self.scheduler.now += 60
+        self.scheduler.now += EXPIRY_SECONDS
         there = {each["metadata"]["uid"] for each in self.server.objects["pods"].values()}
         for reservation in self.cluster.overdue():
             assert reservation.sent
@@ -302,7 +302,7 @@ class World:
             reservation = self.cluster.reservation(uid)
             if reservation is None:
                 # A watch has shown what became of it: bound by another, ended, or gone.
-                told = self.server.pod(granted.wish.title.removeprefix("ns/"))
+                told = self.server.pod(granted.pod_request.title.removeprefix("ns/"))
                 there = told is not None and told["metadata"]["uid"] == uid
                 assert uid in shown or not there or told["status"]["phase"] in OVER
             else:
@@ -352,23 +352,26 @@ def test_a_node_whose_answer_changed_is_in_the_log(seed: int, steps: int) -> Non
     world = World(random.Random(seed))
     cluster = world.cluster
 
-    def answers(name: str, *, by_word: bool) -> list[Any]:
+    def answers(name: str, *, reads_zone_report: bool) -> list[Any]:
         state = cluster.node(name)
         return [
             (cluster.eligible(name, each), state and state.place.offer(each))
             for each in WISHES
-            if (each.zoned is not None) is by_word
+            if (each.zoned is not None) is reads_zone_report
         ]
 
-    def all_answers(*, by_word: bool) -> dict[str, Any]:
-        return {name: answers(name, by_word=by_word) for name in NODES}
+    def all_answers(*, reads_zone_report: bool) -> dict[str, Any]:
+        return {name: answers(name, reads_zone_report=reads_zone_report) for name in NODES}
 
-    for by_word, log in ((True, cluster.changed_since), (False, cluster.firmly_changed_since)):
-        before, serial = all_answers(by_word=by_word), log(0).serial
+    for reads_zone_report, log in (
+        (True, cluster.changed_since),
+        (False, cluster.placement_changed_since),
+    ):
+        before, serial = all_answers(reads_zone_report=reads_zone_report), log(0).serial
         for _ in range(steps):
             world.act()
             changes = log(serial)
-            now, serial = all_answers(by_word=by_word), changes.serial
+            now, serial = all_answers(reads_zone_report=reads_zone_report), changes.serial
             assert changes.names is not None
             assert {name for name in NODES if now[name] != before[name]} <= changes.names
             before = now

@@ -12,27 +12,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.place.facts import PlaceRules
+from agent.allocate.node_allocator.facts import PlaceRules
 from agent.kube.auth import FileAccess
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
-from agent.model import apipods
+from agent.model import apiobjects
 from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
-from agent.scheduler.asked import Recent, asked
-from agent.scheduler.attending import Views, waiter
-from agent.scheduler.bind import Binder
-from agent.scheduler.bindings import Bindings
+from agent.scheduler.binder import Binder
+from agent.scheduler.binding_api import BindingApi
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import Groups
-from agent.scheduler.shapes import Shapes
-from agent.scheduler.verbs import Deciding
-from agent.scheduler.waiting import Waiting
-from agent.scheduler.wire import (
+from agent.scheduler.cycle_state import PodInfoCache, pod_info
+from agent.scheduler.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender_types import (
     ExtenderArgs,
     ExtenderBindingArgs,
     ExtenderFilterResult,
     ExtenderPreemptionResult,
 )
+from agent.scheduler.group_reservations import GroupReservations
+from agent.scheduler.handlers import ExtenderHandlers
+from agent.scheduler.queueing import ClusterFeasibility, queued_pod
+from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from tests.kube import hostile
 from tests.scheduler import objects, zonednodes
 from tests.scheduler.podserver import Pods
@@ -53,14 +53,14 @@ class Scene:
         rules = PlaceRules(zones=ZoneScoring(ZoneStrategy(strategy)))
         self.cluster = Cluster(agents=False, rules=rules)
         self.transport = Transport(FileAccess(server.url))
-        groups, recent = Groups(self.cluster), Recent()
-        binder = Binder(self.cluster, groups, Bindings(self.transport), recent)
-        self.verbs = Deciding(
+        groups, pod_infos = GroupReservations(self.cluster), PodInfoCache()
+        binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)
+        self.verbs = ExtenderHandlers(
             self.cluster,
             groups,
             binder,
-            recent,
-            Shapes(self.cluster),
+            pod_infos,
+            EquivalenceCache(self.cluster),
             lambda args: ExtenderPreemptionResult(args.victims),
         )
         self.names: list[str] = []
@@ -86,7 +86,7 @@ class Scene:
         self.cluster.pods_changed([objects.of_pod({**told, "spec": spec}, ChangeKind.DELETED)])
 
     def filter(self, told: Object) -> ExtenderFilterResult:
-        return self.verbs.filter(ExtenderArgs(apipods.from_object(told), self.names))
+        return self.verbs.filter(ExtenderArgs(apiobjects.from_object(told), self.names))
 
     def fits(self, told: Object) -> list[str]:
         names = self.filter(told).node_names
@@ -94,7 +94,7 @@ class Scene:
         return list(names)
 
     def scores(self, told: Object) -> dict[str, int]:
-        raw = self.verbs.prioritize(ExtenderArgs(apipods.from_object(told), self.names))
+        raw = self.verbs.prioritize(ExtenderArgs(apiobjects.from_object(told), self.names))
         entries = json.loads(bytes(raw)) if isinstance(raw, msgspec.Raw) else raw
         return {each["Host"]: each["Score"] for each in entries}
 
@@ -236,11 +236,14 @@ def test_what_a_pod_that_is_gone_had_is_not_given_but_all_else_is(
 def test_a_pod_that_waits_is_tried_again_after_the_report_that_lets_it_in(scene: Scene) -> None:
     scene.node("a", TWO, topology("a", TWO, {0: {"cpu": 4000}, 1: {"cpu": 4000}}))
     told = pod("p", FOUR)
-    waiting, views = Waiting(), Views(scene.cluster, Shapes(scene.cluster))
-    waiting.refused(waiter(asked(apipods.from_object(told)), scene.cluster, 0.0))
-    assert waiting.round(views, 1.0) == []
+    queue, views = (
+        UnschedulableQueue(),
+        ClusterFeasibility(scene.cluster, EquivalenceCache(scene.cluster)),
+    )
+    queue.add(queued_pod(pod_info(apiobjects.from_object(told)), scene.cluster, 0.0))
+    assert queue.retryable(views, 1.0) == []
     scene.tell(topology("a", TWO, used(0, 1000)))
-    assert [(each.waiter.name, each.node) for each in waiting.round(views, 2.0)] == [("p", "a")]
+    assert [(each.queued.name, each.node) for each in queue.retryable(views, 2.0)] == [("p", "a")]
 
 
 def test_a_pod_that_is_gone_holds_its_zone_until_the_next_report(scene: Scene) -> None:
@@ -417,10 +420,10 @@ class World:
     def _made(self) -> Object:
         self.made += 1
         name = f"p{self.made}"
-        asked = {"cpu": str(self.luck.randrange(1, 5)), "memory": str(self.luck.randrange(1, 9))}
-        parts = [asked]
+        pod_info = {"cpu": str(self.luck.randrange(1, 5)), "memory": str(self.luck.randrange(1, 9))}
+        parts = [pod_info]
         if self.luck.random() < 0.3:
-            asked[NIC] = "1"
+            pod_info[NIC] = "1"
         elif self.luck.random() < 0.3:
             parts.append({"cpu": "1", "memory": "1"})
         return pod(name, *parts, limited=self.luck.random() < 0.8)
@@ -522,8 +525,8 @@ def test_no_zone_is_given_twice_and_none_is_lost(seed: int, steps: int, others: 
         world.settle()
         for name, kubelet in world.kubelets.items():
             for cpus in range(1, 7):
-                asked = pod(f"last-{name}-{cpus}", {"cpu": str(cpus), "memory": "1"})
-                fits = kubelet.admits(asked)
-                kubelet.ends(asked["metadata"]["name"])
-                assert (name in world.scene.fits(asked)) is fits, (name, cpus)
+                pod_info = pod(f"last-{name}-{cpus}", {"cpu": str(cpus), "memory": "1"})
+                fits = kubelet.admits(pod_info)
+                kubelet.ends(pod_info["metadata"]["name"])
+                assert (name in world.scene.fits(pod_info)) is fits, (name, cpus)
         world.scene.transport.close()

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.allocate.place.facts import PlaceRules
-from agent.host.faults import FaultError
+from agent.allocate.node_allocator.facts import PlaceRules
+from agent.host.ending import FaultError
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.model import schedulerargs
@@ -22,16 +22,15 @@ from agent.model.policies import GpuObjective, NumaStrategy
 from agent.model.schedulerargs import Rules, ScoringType, ZoneScoring, ZoneStrategy
 from agent.model.settings import Settings, SettingsError
 from agent.scheduler import extender, process
-from agent.scheduler.asked import Recent
-from agent.scheduler.bind import Binder
-from agent.scheduler.bindings import Bindings
-from agent.scheduler.expiry import Expiry
-from agent.scheduler.groups import Groups
-from agent.scheduler.readings import AGENT_LABELS
+from agent.scheduler.binder import Binder, ReservationExpiry
+from agent.scheduler.binding_api import BindingApi
+from agent.scheduler.cycle_state import PodInfoCache
+from agent.scheduler.equivalence_cache import EquivalenceCache
+from agent.scheduler.extender_types import ExtenderPreemptionArgs, ExtenderPreemptionResult
+from agent.scheduler.group_reservations import GroupReservations
+from agent.scheduler.handlers import ExtenderHandlers
+from agent.scheduler.records import AGENT_LABELS
 from agent.scheduler.server import Server
-from agent.scheduler.shapes import Shapes
-from agent.scheduler.verbs import Deciding
-from agent.scheduler.wire import ExtenderPreemptionArgs, ExtenderPreemptionResult
 from benchmarks.fleet import SMALL, owner
 from tests.kube import hostile
 from tests.kube.hostile import Request, reply
@@ -53,7 +52,7 @@ def test_a_bind_that_the_api_server_is_silent_to_is_answered_while_kube_schedule
     patience = re.search(r"httpTimeout: (\d+)s", (folder / "configuration.yaml").read_text())
     assert patience is not None
     times = process.lease_times(Settings().lease_seconds)
-    both = process.bind_limits(times), process.LOOK_LIMITS
+    both = process.bind_limits(times), process.READ_LIMITS
     waits = sum(each.connect_seconds + each.read_seconds for each in both)
     assert waits < int(patience[1])
 
@@ -111,7 +110,8 @@ def test_the_agents_of_our_manifests_are_those_that_are_looked_for() -> None:
 
 def test_nobody_passes_for_an_agent_from_another_namespace() -> None:
     anywhere, ours = (
-        process.agents(Settings(agent_selector="a=b", agent_namespace=each)) for each in ("", "ns")
+        process.agent_selector(Settings(agent_selector="a=b", agent_namespace=each))
+        for each in ("", "ns")
     )
     assert [each.include("elsewhere", {"a": "b"}) for each in (anywhere, ours)] == [True, False]
     assert ours.include("ns", {"a": "b"})
@@ -146,7 +146,7 @@ def test_settings_that_do_not_fit_each_other(changes: dict[str, str], said: str)
     settings = msgspec.structs.replace(Settings(scheduler_http=""), **changes)
     pages = dict.fromkeys(("/healthz", "/readyz", "/metrics"))
     with pytest.raises(SettingsError, match=said):
-        process.doors(settings, pages)  # type: ignore[arg-type]
+        process.servers(settings, pages)  # type: ignore[arg-type]
 
 
 def asked(port: int, verb: str, body: object) -> Any:
@@ -177,18 +177,20 @@ def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
         api.answer = late
         limits = process.bind_limits(process.lease_times(600))
         transport = Transport(FileAccess(api.url), limits=limits, connections=len(bodies))
-        groups, recent = Groups(known), Recent()
-        binder = Binder(known, groups, Bindings(transport), recent)
-        verbs = Deciding(known, groups, binder, recent, Shapes(known), unchanged)
+        groups, pod_infos = GroupReservations(known), PodInfoCache()
+        binder = Binder(known, groups, BindingApi(transport), pod_infos)
+        verbs = ExtenderHandlers(
+            known, groups, binder, pod_infos, EquivalenceCache(known), unchanged
+        )
         routes = extender.routes(verbs, lambda: None, extender.metrics())
-        door = Server("127.0.0.1:0", routes, limits=process.LIMITS)
-        door.start()
+        server = Server("127.0.0.1:0", routes, limits=process.LIMITS)
+        server.start()
         for body in bodies:
-            asked(door.port, "filter", {"Pod": body, "NodeNames": ["a"]})
+            asked(server.port, "filter", {"Pod": body, "NodeNames": ["a"]})
         binds = [
             callers.submit(
                 asked,
-                door.port,
+                server.port,
                 "bind",
                 {
                     "PodName": body["metadata"]["name"],
@@ -201,12 +203,12 @@ def test_binds_that_wait_for_the_api_server_hold_no_filter_back() -> None:
         ]
         eventually("all wait", lambda: len(api.requests) == len(bodies))
         last = owner(2, 2).pod("last")
-        found = asked(door.port, "filter", {"Pod": last, "NodeNames": ["a"]})
+        found = asked(server.port, "filter", {"Pod": last, "NodeNames": ["a"]})
         assert found["NodeNames"] == ["a"], "two CPUs are left"
         assert not any(each.done() for each in binds)
         go.set()
         assert [each.result() for each in binds] == [{"Error": ""}] * len(bodies)
-        door.close()
+        server.close()
         transport.close()
 
 
@@ -215,10 +217,10 @@ def test_when_one_of_its_threads_fails_it_ends(
 ) -> None:
     """A ledger that nobody keeps up would give away what others have."""
 
-    def fails(_: Expiry) -> None:
+    def fails(_: ReservationExpiry) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Expiry, "step", fails)
+    monkeypatch.setattr(ReservationExpiry, "step", fails)
     config = tmp_path / "kubeconfig"
     signals = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
     rescue = threading.Timer(DEADLINE_SECONDS, signal.raise_signal, (signal.SIGTERM,))

@@ -18,7 +18,7 @@ import pytest
 from agent.host import files
 from agent.scheduler import certificates
 from agent.scheduler.certificates import CertificateError, CertificateFiles
-from agent.scheduler.routes import BadRequestError, Reply, Route, said
+from agent.scheduler.http_routes import BadRequestError, Reply, Route, text_reply
 from agent.scheduler.server import Limits, Server, ServerError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
@@ -87,7 +87,7 @@ def started(authority: Authority) -> Iterator[Started]:
                 "/echo": Route("POST", echo),
                 "/broken": Route("POST", broken),
                 "/held": Route("POST", held or Held()),
-                "/away": Route("GET", lambda _: said(503, "another leads")),
+                "/away": Route("GET", lambda _: text_reply(503, "another leads")),
                 "/large": Route("GET", lambda _: Reply(200, b"x" * LARGE_BYTES)),
                 "/healthz": Route("GET", lambda _: Reply(200, b"ok\n", "text/plain")),
             },

@@ -79,7 +79,7 @@ def test_what_was_received_and_not_read_is_told_of() -> None:
 
 def test_a_request_has_its_time_and_its_answer_again() -> None:
     ours, theirs = socket.socketpair()
-    with streams.bounded(ours, 0.05, lambda: False) as bounded, theirs:
+    with streams.with_deadline(ours, 0.05, lambda: False) as bounded, theirs:
         with pytest.raises(TimeoutError):
             bounded.recv_into(bytearray(1))
         theirs.send(b"a")

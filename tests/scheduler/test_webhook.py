@@ -1,232 +1,86 @@
 from __future__ import annotations
 
 import json
-import re
-from typing import Any
+import socket
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from agent.model import apipods
-from agent.model.apipods import ApiPod
-from agent.scheduler import webhook
-from agent.scheduler.webhook import FailurePolicy, LookUpError, ReviewError, decode, encode, judge
-from tests.deploy.manifests import of_kind
+from agent.kube.answers import Limits
+from agent.kube.auth import FileAccess
+from agent.kube.transport import Transport
+from agent.scheduler.admission import LookUp, LookUpError, gpus
+from agent.scheduler.http_routes import BadRequestError
+from agent.scheduler.webhook import PATH, pods, routes
+from tests.kube import hostile
+from tests.kube.hostile import Request, Server, reply, status
+from tests.scheduler.test_admission import review
 
-OURS = "system:serviceaccount:topolet-system:topolet-scheduler"
-ALICE = "alice"
-
-Object = dict[str, Any]
-
-
-def review(
-    user: str = ALICE,
-    resource: str = "pods/binding",
-    operation: str = "CREATE",
-    group: str = "",
-    **fields: Any,
-) -> Object:
-    """As an API server sends it."""
-    name, _, below = resource.partition("/")
-    request = {
-        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
-        "kind": {"group": "", "version": "v1", "kind": "Binding"},
-        "resource": {"group": group, "version": "v1", "resource": name},
-        "subResource": below,
-        "name": "p",
-        "namespace": "gpu",
-        "operation": operation,
-        "userInfo": {"username": user, "groups": ["system:authenticated"]},
-        "object": {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": "p", "namespace": "gpu"},
-            "target": {"kind": "Node", "name": "node-1"},
-        },
-        "oldObject": None,
-        "dryRun": False,
-        "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
-    }
-    return {
-        "apiVersion": "admission.k8s.io/v1",
-        "kind": "AdmissionReview",
-        "request": {**request, **fields},
-    }
+POD = {
+    "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},
+    "spec": {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+}
 
 
-def pod(
-    *, limits: Object | None = None, requests: Object | None = None, init: bool = False
-) -> ApiPod:
-    """With one container that asks for something, and one that does not."""
-    asking = {"name": "asks", "resources": {"limits": limits, "requests": requests}}
-    plain = {"name": "plain", "resources": {"limits": {"cpu": "1"}}}
-    fields = {"initContainers": [asking], "containers": [plain]} if init else {}
-    return apipods.from_object(
-        {
-            "metadata": {"name": "p", "namespace": "gpu", "uid": "u"},
-            "spec": {"containers": [plain, asking], **fields},
-        }
-    )
+@pytest.fixture
+def look_up(server: Server) -> Iterator[LookUp]:
+    limits = Limits(read_seconds=1)
+    transport = Transport(FileAccess(server.url), limits=limits)
+    yield pods(transport)
+    transport.close()
 
 
-def answered(
-    asked: Object,
-    found: ApiPod | LookUpError | None = None,
-    on_failure: FailurePolicy = "Fail",
-) -> Object:
-    """The response, as JSON has it."""
-    looked: list[tuple[str, str]] = []
-
-    def look_up(namespace: str, name: str) -> ApiPod | None:
-        looked.append((namespace, name))
-        if isinstance(found, LookUpError):
-            raise found
-        return found
-
-    request = decode(json.dumps(asked).encode())
-    answer = json.loads(encode(request.uid, judge(request, {OURS}, look_up, on_failure)))
-    assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
-    assert answer["response"]["uid"] == asked["request"]["uid"]
-    assert looked in ([], [("gpu", "p")])
-    response: Object = answer["response"]
-    response["looked"] = bool(looked)
-    return response
+def test_a_pod_is_asked_for_by_its_name(server: Server, look_up: LookUp) -> None:
+    server.answer = lambda _, connection, request: reply(connection, 200, POD)
+    found = look_up("gpu", "p/../../q")
+    assert found is not None
+    assert gpus(found) == ["nvidia.com/gpu"]
+    (request,) = server.requests
+    assert request.path == "/api/v1/namespaces/gpu/pods/p%2F..%2F..%2Fq"
 
 
-GPU_POD = pod(limits={"nvidia.com/gpu": "1"})
+def test_a_pod_that_is_not_there_is_none(server: Server, look_up: LookUp) -> None:
+    server.answer = lambda _, connection, request: reply(connection, 404, status(404, "NotFound"))
+    assert look_up("gpu", "p") is None
 
 
-@pytest.mark.parametrize("resource", ["pods/binding", "bindings"])
+def silent(server: Server, connection: socket.socket, request: Request) -> bool:
+    connection.recv(1)
+    return False
+
+
 @pytest.mark.parametrize(
-    ("amounts", "named"),
+    ("answer", "said"),
     [
-        ({"nvidia.com/gpu": "1"}, "nvidia.com/gpu"),
-        ({"koordinator.sh/gpu": 100}, "koordinator.sh/gpu"),
         (
-            {"koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"},
-            "koordinator.sh/gpu-core, koordinator.sh/gpu-memory",
+            lambda _, connection, request: reply(connection, 500, status(500, "InternalError")),
+            "500",
         ),
-        ({"koordinator.sh/gpu.shared": "1"}, "koordinator.sh/gpu.shared"),
-        ({"amd.com/gpu": "1"}, "amd.com/gpu"),
-        ({"dcu.com/gpu": "1"}, "dcu.com/gpu"),
+        (lambda _, connection, request: reply(connection, 403, status(403, "Forbidden")), "403"),
+        (lambda _, connection, request: reply(connection, 200, {}), "Pod without a name"),
+        (lambda _, connection, request: reply(connection, 200, []), "Pod without a name"),
+        (lambda _, connection, request: False, "GET /api/v1/namespaces/gpu/pods/p"),
+        (silent, "GET /api/v1/namespaces/gpu/pods/p"),
     ],
 )
-@pytest.mark.parametrize("where", ["limits", "requests", "init"])
-def test_a_pod_with_gpus_is_bound_by_configured_accounts_only(
-    resource: str, amounts: Object, named: str, where: str
+def test_a_pod_that_cannot_be_had_is_an_error_with_the_reason(
+    server: Server, look_up: LookUp, answer: hostile.Answer, said: str
 ) -> None:
-    found = pod(
-        limits=amounts if where != "requests" else None,
-        requests=amounts if where == "requests" else None,
-        init=where == "init",
-    )
-    refused = answered(review(resource=resource), found)
-    assert refused["allowed"] is False
-    assert refused["status"] == {
-        "code": 403,
-        "reason": "Forbidden",
-        "message": f"alice may not bind pod gpu/p, which asks for {named}: "
-        "pods with GPUs are bound by configured accounts only",
-    }
-    assert answered(review(OURS, resource), found)["allowed"] is True
+    server.answer = answer
+    with pytest.raises(LookUpError, match=said):
+        look_up("gpu", "p")
 
 
-@pytest.mark.parametrize(
-    "amounts",
-    [
-        {},
-        {"cpu": "4", "memory": "1Gi"},
-        {"nvidia.com/gpu": "0"},
-        {"koordinator.sh/rdma": "100"},
-        {"vendor.com/gpu": "1"},
-        {"nvidia.com/gpu-driver": "1"},
-    ],
-)
-def test_a_pod_without_gpus_is_bound_by_anybody(amounts: Object) -> None:
-    assert answered(review(), pod(limits=amounts))["allowed"] is True
-
-
-def test_the_word_of_a_configured_account_needs_no_look_at_the_pod() -> None:
-    response = answered(review(OURS), LookUpError("no"))
-    assert response["allowed"] is True
-    assert not response["looked"]
-
-
-@pytest.mark.parametrize(
-    ("resource", "operation", "group"),
-    [
-        ("pods", "CREATE", ""),
-        ("pods/eviction", "CREATE", ""),
-        ("pods/binding", "UPDATE", ""),
-        ("pods/binding", "CREATE", "example.com"),
-        ("bindings/status", "CREATE", ""),
-        ("nodes", "DELETE", ""),
-    ],
-)
-def test_what_is_no_binding_goes_on_unseen(resource: str, operation: str, group: str) -> None:
-    response = answered(review(ALICE, resource, operation, group), GPU_POD)
-    assert response["allowed"] is True
-    assert not response["looked"]
-
-
-def test_a_binding_without_a_name_in_its_path_names_the_pod_itself() -> None:
-    assert answered(review(resource="bindings", name=""), GPU_POD)["allowed"] is False
-
-
-def test_a_pod_that_is_not_there_is_not_bound() -> None:
-    """It may come between our look and the write."""
-    for policy in ("Fail", "Ignore"):
-        response = answered(review(), None, policy)
-        assert response["allowed"] is False
-        assert response["status"]["code"] == 404
-        assert response["status"]["message"] == "pod gpu/p is not there"
-
-
-def test_the_failure_policy_speaks_where_the_pod_cannot_be_looked_up() -> None:
-    trouble = LookUpError("GET /api/v1/x: 500 etcd is away")
-    refused = answered(review(), trouble, "Fail")
-    assert refused["allowed"] is False
-    assert refused["status"]["code"] == 503
-    assert refused["status"]["message"].endswith("could not be looked up: " + str(trouble))
-    allowed = answered(review(), trouble, "Ignore")
-    assert allowed["allowed"] is True
-    assert allowed["warnings"] == ["pod gpu/p could not be looked up before it was bound"]
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"", "is not JSON"),
-        (b'{"more":' + b"[" * 100_000, "is not JSON"),
-        (b"\xff", "is not JSON"),
-        (b"{}", "missing required field `request`"),
-        (json.dumps({**review(), "apiVersion": "admission.k8s.io/v1beta1"}).encode(), "v1beta1"),
-        (json.dumps({**review(), "kind": "Review"}).encode(), "Review of admission.k8s.io/v1 is"),
-        (json.dumps(review(uid="")).encode(), "request.uid is empty"),
-        (json.dumps(review(uid=3)).encode(), r"\$\.request\.uid"),
-        (json.dumps(review(userInfo=None)).encode(), r"\$\.request\.userInfo"),
-        (json.dumps(review(namespace="")).encode(), "request.namespace is empty"),
-        (json.dumps(review(name="", object=None)).encode(), "request.name"),
-    ],
-)
-def test_what_is_no_review_is_named(body: bytes, said: str) -> None:
-    with pytest.raises(ReviewError, match=said):
-        decode(body)
-
-
-@given(st.binary(max_size=200))
-def test_no_body_does_more_than_be_refused(body: bytes) -> None:
-    with pytest.raises(ReviewError):
-        decode(body)
-
-
-def test_the_policy_that_gives_gpu_pods_their_scheduler_means_the_same_pods() -> None:
-    """Else a pod would be given a scheduler that is not asked for, or the other way round."""
-    policy = of_kind("MutatingAdmissionPolicy")["topolet-gpu-scheduler"]["spec"]
-    (asks,) = (
-        each["expression"] for each in policy["matchConditions"] if each["name"] == "asks-for-gpus"
-    )
-    assert set(re.findall(r"startsWith\('([^']+)'\)", asks)) == {webhook.GPU_PREFIX}
-    (names,) = re.findall(r"key in \[([^\]]+)\]", asks)
-    assert set(re.findall(r"'([^']+)'", names)) == webhook.GPU_NAMES
+def test_the_page_answers_reviews(
+    server: Server, look_up: LookUp, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    admit = routes(look_up, "Fail")[PATH]
+    for found, allowed in ((POD, False), ({**POD, "spec": {"containers": []}}, True)):
+        server.answer = lambda _, connection, request, it=found: reply(connection, 200, it)
+        answer = admit.handle(json.dumps(review()).encode())
+        assert (answer.status, answer.content_type) == (200, "application/json")
+        assert json.loads(answer.body)["response"]["allowed"] is allowed
+    assert [each for each in caplog.messages if each.startswith("refused: alice may not bind")]
+    with pytest.raises(BadRequestError, match="AdmissionReview"):
+        admit.handle(b"{}")

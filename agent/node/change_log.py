@@ -1,0 +1,124 @@
+"""The change log: log messages and metrics of what changed since the last pass, each once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from agent.allocate.pools import Decision, Refusal
+from agent.cgroup.outcome import Outcome, State, ValueOutcome
+from agent.model.cpuset import CpuSet
+from agent.model.pods import Pod
+from agent.model.snapshot import Owner
+from agent.node import overlaps
+from agent.node.shortfalls import Shortfall
+from agent.telemetry.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+# A container that ends loses its cgroup before the runtime lists it as ended.
+_UNPLACED_SECONDS = 1.0
+
+
+class ChangeRecorder:
+    """Keeps the state of the last pass."""
+
+    def __init__(self, metrics: AgentMetrics) -> None:
+        self._metrics = metrics
+        self._overlapping: frozenset[tuple[str, str]] = frozenset()
+        self._refused: frozenset[Refusal] = frozenset()
+        self._failed: frozenset[str] = frozenset()
+        self._short: frozenset[Shortfall] = frozenset()
+        self._vanished: dict[str, str] = {}
+        self._unplaced: dict[str, float] = {}
+        self._logged_unplaced: frozenset[str] = frozenset()
+
+    def decided(
+        self,
+        pods: tuple[Pod, ...],
+        decision: Decision,
+        owners: tuple[Owner, ...],
+        holds: Mapping[str, CpuSet],
+    ) -> None:
+        """Logs refused claims, owners of offline CPUs, moved CPUs, and containers on the CPUs of
+        `owners` whose containers run."""
+        refused = frozenset(decision.refusals)
+        for each in sorted(refused - self._refused, key=lambda each: each.uid):
+            self._metrics.refusals.inc()
+            where = f"annotation {each.key}: " if each.key else ""
+            place = f"has CPUs {each.held} of its own" if each.held else "keeps the pool"
+            claims = f"claims CPUs {each.claimed}: " if each.claimed and each.held else ""
+            log.error("pod %s %s: %s%s%s", each.title, place, where, claims, each.reason)
+        self._refused = refused
+        titles = {pod.uid: pod.title for pod in pods}
+        for move in decision.moves:
+            change = f"CPUs {move.source} -> {move.target}: {move.reason.value}"
+            log.info("%s %s: %s", titles[move.uid], move.name, change)
+
+        vanished = {each.title: each.offline for each in decision.owners if each.offline}
+        for title in sorted(vanished.keys()):
+            if vanished[title] != self._vanished.get(title):
+                log.error("pod %s: CPUs %s of its own are offline", title, vanished[title])
+        for title in sorted(self._vanished.keys() - vanished.keys()):
+            log.info("pod %s: its CPUs are online again, or it has gone", title)
+        self._vanished = vanished
+
+        running = overlaps.started(pods)
+        found = {
+            (each.container_id, each.owner_uid): each
+            for each in overlaps.find(pods, owners, holds)
+            if each.owner_uid in running
+        }
+        for key in sorted(found.keys() - self._overlapping):
+            self._metrics.overlaps.inc()
+            overlap = found[key]
+            log.error(
+                "pod %s runs on CPUs %s of pod %s", overlap.title, overlap.cpus, overlap.owner
+            )
+        self._overlapping = frozenset(found)
+
+    def unplaced(self, titles: Mapping[str, str], now: float) -> None:
+        """Logs running containers, by id, whose cgroup stays unknown: they can't be pinned.
+        `now`: monotonic seconds."""
+        self._unplaced = {each: self._unplaced.get(each, now) for each in titles}
+        staying = frozenset(
+            each for each, since in self._unplaced.items() if now - since >= _UNPLACED_SECONDS
+        )
+        for each in sorted(staying - self._logged_unplaced):
+            log.error("%s: its cgroup can't be found, its CPUs are not known", titles[each])
+        self._logged_unplaced = staying
+        self._metrics.unplaced.set(len(staying))
+
+    def short(self, shortfalls: tuple[Shortfall, ...]) -> None:
+        """Logs containers with fewer CPUs than promised."""
+        for each in sorted(frozenset(shortfalls) - self._short, key=lambda each: each.title):
+            log.error("pod %s: %s", each.title, each.text)
+        self._short = frozenset(shortfalls)
+        self._metrics.short_of_cpus.set(len(shortfalls))
+
+    def written(
+        self, outcomes: Sequence[Outcome], others: ValueOutcome, titles: Mapping[str, str]
+    ) -> list[str]:
+        """Logs what was written. Returns the failures as texts; `titles` by group."""
+        for change in (each for of in outcomes for each in of.having(State.WRITTEN)):
+            self._metrics.cgroup_writes.labels("written").inc()
+            log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
+        failures = {
+            change.group: f"{titles[change.group]}: {change.note}"
+            for outcome in outcomes
+            for change in outcome.having(State.FAILED)
+        }
+        for value in others.having(State.WRITTEN):
+            self._metrics.cgroup_writes.labels("written").inc()
+            log.info("%s: %s %s -> %s", titles[value.group], value.file, value.old, value.new)
+        failures |= {
+            f"{value.group} {value.file}": f"{titles[value.group]} {value.file}: {value.note}"
+            for value in others.having(State.FAILED)
+        }
+        errors = {others.journal_error, *(outcome.journal_error for outcome in outcomes)}
+        failures |= {f"journal {error}": error for error in errors if error is not None}
+        for key in sorted(failures.keys() - self._failed):
+            self._metrics.cgroup_writes.labels("failed").inc()
+            log.error("not set: %s", failures[key])
+        self._failed = frozenset(failures)
+        return [failures[key] for key in sorted(failures)]

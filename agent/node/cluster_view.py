@@ -1,0 +1,221 @@
+"""The node's connection to the cluster: it watches the Node, its pods and the Device object, and
+delivers the node's reports."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from agent.kube import auth
+from agent.kube.answers import Limits
+from agent.kube.auth import AccessError
+from agent.kube.cluster import Cluster
+from agent.kube.errors import ForbiddenError
+from agent.kube.events import Recorder
+from agent.kube.objects import Change, ChangeKind, Objects
+from agent.kube.transport import Transport
+from agent.model import apiobjects, deviceobject
+from agent.model.apiobjects import ApiNode, ApiPod
+from agent.model.devicelist import Published, published
+from agent.model.objects import ObjectError
+from agent.model.report import Report
+from agent.model.settings import Settings
+from agent.node import pod_events
+from agent.node.outbox import Outbox, Pace, deliver
+from agent.telemetry.metrics import AgentMetrics
+
+log = logging.getLogger(__name__)
+
+LIMITS: Final = Limits(body_bytes=12 << 20, line_bytes=12 << 20)
+"""A pod may take 1.5 MB in etcd, and several times that as JSON. The node's pods are then listed in
+small pages."""
+
+
+class ClusterView:
+    """Watches what concerns this node, and delivers its reports: to an API server by an outbox, to
+    a folder of files (standalone) at once."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        node_name: str,
+        metrics: AgentMetrics,
+        wake: Callable[[], None],
+        pace: Pace | None,
+    ) -> None:
+        """`wake` is called on any thread after a change; without `pace` there is no outbox."""
+        self._objects = objects
+        self._name = node_name
+        self._wake = wake
+        self._labels: dict[str, str] = {}
+        self._devices: Published | None = None
+        self._outbox: Outbox | None = None
+        if pace is not None:
+            self._outbox = Outbox(self._deliver, metrics, pace, first=self._read_devices)
+        self.events: Recorder | None = None
+        if isinstance(objects, Cluster):
+            if self._outbox is not None:
+                objects.reachability.listen(self._outbox.server_answers)
+            results = metrics.events
+            self.events = objects.recorder(
+                pod_events.CONTROLLER,
+                pod_events.ACTION,
+                lambda result: results.labels(result).inc(),
+            )
+        self.news = threading.Event()
+        self._watches = ClusterWatches(objects, node_name, self._changed)
+        metrics.cluster_troubles.set_function(lambda: len(self.troubles()))
+        metrics.follow(self._watches.ages_seconds)
+
+    def now(self) -> ClusterState:
+        """The current state."""
+        return msgspec.structs.replace(self._watches.now(), devices=self._devices)
+
+    def deliver(self, report: Report) -> bool:
+        """Whether anything was written; an outbox writes later. Raises StoreError without one."""
+        return self._outbox.put(report) if self._outbox is not None else self._deliver(report)
+
+    def troubles(self) -> tuple[str, ...]:
+        """Why watches and deliveries fail at present."""
+        found = self._watches.troubles()
+        if self._outbox is not None and self._outbox.trouble:
+            found += (self._outbox.trouble,)
+        return found
+
+    def start(self) -> None:
+        """Raises StoreError where a folder can't be read."""
+        if self._outbox is None:
+            self._read_devices()
+        self._watches.start()
+
+    def close(self) -> None:
+        self._watches.stop()
+        if self.events is not None:
+            self.events.close()
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _read_devices(self) -> None:
+        """Reads the Device object of the last agent: devices keep their numbers. Raises
+        StoreError."""
+        try:
+            body = self._objects.get(deviceobject.KIND, self._name)
+            told, problems = published(body) if body is not None else (Published(), ())
+        except (ObjectError, ForbiddenError) as error:
+            told, problems = Published(), (str(error),)
+        for problem in problems:
+            log.error("numbers of devices may change: %s", problem)
+        self._devices = told
+        self.news.set()
+        self._wake()
+
+    def _deliver(self, report: Report) -> bool:
+        self._labels = report.labels
+        return deliver(self._objects, report)
+
+    def _changed(self) -> None:
+        if self._outbox is not None:
+            # Watches start at a random moment of each node; reports start after them.
+            self._outbox.start()
+        node = self._watches.now().node
+        if node is not None and not self._labels.items() <= node.labels.items():
+            self._objects.forget(apiobjects.NODE_KIND, self._name)
+            if self._outbox is not None:
+                self._outbox.again()
+        self.news.set()
+        self._wake()
+
+
+def cluster_objects(settings: Settings, node_name: str, *, standalone: bool) -> Objects:
+    """The objects of an API server, or of a folder. Raises AccessError."""
+    if standalone:
+        from agent.kube.store import EmbeddedStore  # loads YAML, a megabyte
+
+        return EmbeddedStore(settings.store_dir or os.path.join(settings.state_dir, "objects"))
+    try:
+        access = auth.access(settings.kubeconfig, settings.service_account_dir)
+    except AccessError as error:
+        ways = "--kubeconfig says where one is, --standalone does without"
+        raise AccessError(f"{error} ({ways})") from None
+    return Cluster(
+        Transport(access, limits=LIMITS), node_name, recheck_seconds=settings.recheck_seconds
+    )
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """One state of the cluster. `node` None: unknown, or the object does not exist. `pods_told`:
+    all pods of the node are known, by the API's uid. `devices`: the Device object when the agent
+    started, None while unknown."""
+
+    node: ApiNode | None = None
+    pods: dict[str, ApiPod] = {}
+    pods_told: bool = False
+    devices: Published | None = None
+
+
+class ClusterWatches:
+    """Watches the Node and its pods. A pod that can't be decoded keeps its last valid state; an
+    unavailable server changes nothing."""
+
+    def __init__(self, objects: Objects, node_name: str, changed: Callable[[], None]) -> None:
+        """`changed` is called on any thread after a change of something that decisions or reports
+        depend on."""
+        self._changed = changed
+        self._lock = threading.Lock()
+        self._node: ApiNode | None = None
+        self._pods: dict[str, ApiPod] = {}
+        self._pods_told = False
+        self._pods_watch = objects.watch_pods(node_name, apiobjects.on_node, self._pods_changed)
+        self._node_watch = objects.watch_node(node_name, apiobjects.decode_node, self._node_changed)
+
+    def start(self) -> None:
+        self._node_watch.start()
+        self._pods_watch.start()
+
+    def stop(self) -> None:
+        self._node_watch.stop()
+        self._pods_watch.stop()
+
+    def now(self) -> ClusterState:
+        """The current state."""
+        with self._lock:
+            return ClusterState(self._node, dict(self._pods), self._pods_told)
+
+    def troubles(self) -> tuple[str, ...]:
+        """The reasons why watches fail at present."""
+        watches = self._node_watch, self._pods_watch
+        return tuple(each.trouble for each in watches if each.trouble is not None)
+
+    def ages_seconds(self) -> dict[str, float]:
+        """By resource: the time since its watch last heard from the server."""
+        return {"pods": self._pods_watch.age_seconds, "nodes": self._node_watch.age_seconds}
+
+    def _pods_changed(self, changes: Sequence[Change[ApiPod]]) -> None:
+        news = not self._pods_told
+        for change in changes:
+            pod = change.value
+            with self._lock:
+                if change.kind is ChangeKind.DELETED:
+                    news = self._pods.pop(pod.uid, None) is not None or news
+                else:
+                    news = self._pods.get(pod.uid) != pod or news
+                    self._pods[pod.uid] = pod
+        self._pods_told = True
+        if news:
+            self._changed()
+
+    def _node_changed(self, changes: Sequence[Change[ApiNode]]) -> None:
+        if not changes:
+            return
+        last = changes[-1]
+        node = None if last.kind is ChangeKind.DELETED else last.value
+        with self._lock:
+            news = node != self._node
+            self._node = node
+        if news:
+            self._changed()

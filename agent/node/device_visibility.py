@@ -1,0 +1,157 @@
+"""Device visibility: which devices each container of the node sees, for the snapshot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation
+from agent.allocate.visibility.shown import DevicePod, Holders, PodShown, held, shown
+from agent.allocate.visibility.split import container_wishes
+from agent.model.apiobjects import ApiPod
+from agent.model.devicefiles import DeviceFiles
+from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.pods import Pod
+from agent.model.settings import Settings
+from agent.model.topology import Topology
+from agent.model.visible import NodeDevices, Unasked
+from agent.node.cluster_cache import ClusterCache
+from agent.node.cluster_view import ClusterState
+from agent.node.devices import DeviceState, DeviceView
+
+_PARTS = frozenset({Form.INSTANCE, Form.FUNCTION})
+_TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})
+
+
+class VisibilityPolicy(msgspec.Struct, frozen=True):
+    """The settings of device visibility; see NodeDevices and Isolation."""
+
+    unasked: Unasked = "hide"
+    cdi_kind: str = ""
+    isolation: Isolation = NO_ISOLATION
+
+
+def policy(settings: Settings) -> VisibilityPolicy:
+    """The policy of the settings."""
+    locks = os.path.join(settings.state_dir, "vgpulock")
+    isolation = Isolation(settings.hami_core_library, locks)
+    return VisibilityPolicy(settings.unasked_gpus, settings.gpu_cdi_kind, isolation)
+
+
+def prepare(by: VisibilityPolicy) -> None:
+    """Makes the folder that containers mount: a runtime makes none for NRI, and otherwise one in
+    which only root can make a lock. Raises OSError."""
+    if by.isolation.library:
+        os.makedirs(by.isolation.lock_folder, exist_ok=True)
+        os.chmod(by.isolation.lock_folder, 0o1777)
+
+
+class DeviceVisibility(msgspec.Struct, frozen=True):
+    """`pods` by uid: those that a scheduler gave devices to."""
+
+    pods: Mapping[str, PodShown]
+    node: NodeDevices
+
+
+UNDECIDED: Final = DeviceVisibility({}, NodeDevices())
+"""Too early to decide: pods with devices wait."""
+
+
+def visibility(
+    pods: Iterable[Pod],
+    asked: Iterable[ApiPod],
+    files: DeviceFiles,
+    existing: Iterable[Holding] = (),
+    by: VisibilityPolicy = VisibilityPolicy(),  # noqa: B008  a frozen value
+    before: Holders = MappingProxyType({}),
+) -> DeviceVisibility:
+    """`asked`: the pods whose requests are known; `existing`: devices that pods hold without an
+    allocation of a scheduler; `before`: the holders at the last call. Of two pods that claim one
+    device, the one that held it gets it, then the one whose containers exist, then the older one.
+    On a node without GPUs none is hidden."""
+    known = {each.runtime_uid: each for each in asked}
+    ordered = sorted(pods, key=lambda pod: (not pod.containers, pod.created_at, pod.uid))
+    decided = shown(
+        [
+            DevicePod(
+                pod.uid,
+                pod.title,
+                pod.annotations,
+                pod.labels,
+                container_wishes(known[pod.uid]) if pod.uid in known else None,
+            )
+            for pod in ordered
+        ],
+        files,
+        by.isolation,
+        _elsewhere(existing, {pod.uid: pod.title for pod in ordered}),
+        before,
+        {pod.uid for pod in ordered if pod.containers},
+    )
+    unasked = "leave" if files.cards == () else by.unasked
+    return DeviceVisibility(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))
+
+
+class DeviceVisibilityView:
+    """The devices of the node and who sees them. `devices` is None when the settings switch devices
+    off: then nothing is decided about them."""
+
+    def __init__(self, devices: DeviceView | None, policy: VisibilityPolicy | None = None) -> None:
+        self._devices = devices
+        self._policy = policy or VisibilityPolicy()
+
+    def observe(
+        self,
+        topology: Topology,
+        cluster: ClusterState,
+        cache: ClusterCache,
+        pods: tuple[Pod, ...],
+        grants: tuple[Grant, ...],
+        before: Holders,
+    ) -> tuple[DeviceState, DeviceVisibility | None]:
+        """The devices, and who sees them: UNDECIDED before PCI could be listed and the numbers of
+        the devices are known, from the Device object or from `cache`. `before`: the holders at the
+        last call."""
+        if self._devices is None:
+            return DeviceState(), None
+        known = cache.known
+        published = cluster.devices or known.devices
+        state = self._devices.observe(topology, published, known.node, pods, grants)
+        if state is None:
+            return DeviceState(), UNDECIDED
+        if published is not None:
+            cache.store_devices(self._devices.state, self._devices.files)
+        asked = cluster.pods.values()
+        decided = visibility(pods, asked, state.files, state.existing, self._policy, before)
+        return state, decided
+
+
+def holders(now: DeviceVisibility | None, before: Holders, present: Collection[str]) -> Holders:
+    """The holders of each device. A pod on the node (`present`, by uid) without a decision keeps
+    its devices."""
+    decided = now.pods if now else {}
+    found: dict[str, set[str]] = {}
+    for uid, pod in decided.items():
+        for device in pod.devices:
+            found.setdefault(device, set()).add(uid)
+    for device, uids in before.items():
+        for uid in uids:
+            if uid not in decided and uid in present:
+                found.setdefault(device, set()).add(uid)
+    return found
+
+
+def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """A part of a card is held by its own name: then nobody else can hold the whole card."""
+    found: dict[str, dict[str, str]] = {}
+    for each in existing:
+        if each.source is Source.ALLOCATION or each.form in _TAKES_NOTHING:
+            continue
+        # A share of an instance, `MIG-a::1`, holds the instance.
+        key = each.part.partition("::")[0] if each.form in _PARTS else each.device
+        found.setdefault(key, {})[each.uid] = titles.get(each.uid, each.uid)
+    return found

@@ -1,0 +1,210 @@
+"""The node-local CPU policy: it makes CPU claims from the settings and the requests of
+containers."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from agent.allocate import layout as layouts
+from agent.allocate.kubelet import options as static_options
+from agent.allocate.kubelet.options import StartError, StaticOptions
+from agent.allocate.layout import Layout
+from agent.allocate.node_local.claim import Claim, LocalPolicy, LocalRules
+from agent.allocate.node_local.outcome import Demand
+from agent.allocate.node_local.request import may_own, whole_cpus
+from agent.discover.cpus import TopologyView
+from agent.discover.facts import DiscoveryError
+from agent.kubelet import cpu_manager_state
+from agent.kubelet.statefile import StateFileError
+from agent.model.cpuset import EMPTY, CpuSet, CpuSetError, union
+from agent.model.pods import Pod
+from agent.model.policies import NumaPolicy
+from agent.model.settings import Settings, SettingsError
+from agent.model.snapshot import CpuPolicy, LocalOwner
+from agent.model.topology import Topology
+from agent.node.announced import AnnouncedContainer
+
+log = logging.getLogger(__name__)
+
+_NO_OPTIONS: Final = StaticOptions()
+
+
+class NodeLocalCpus:
+    """The policy of the settings. The policy `none` claims nothing.
+
+    A kubelet that switches to its static policy while the agent runs suspends the policy.
+    """
+
+    def __init__(
+        self,
+        policy: CpuPolicy = "none",
+        options: StaticOptions = _NO_OPTIONS,
+        reserved: CpuSet = EMPTY,
+    ) -> None:
+        self._policy = LocalPolicy(policy)
+        self._options = options
+        self._reserved = reserved
+        self._layout: tuple[Topology, Layout] | None = None
+        self._yielding = False
+
+    def policy(self, kubelet_static: bool) -> CpuPolicy:
+        """The policy in force."""
+        if kubelet_static and self._policy is not LocalPolicy.NONE and not self._yielding:
+            log.error("%s; until then the policy is suspended", _two_masters(self._policy.value))
+        self._yielding = kubelet_static
+        return "none" if kubelet_static else self._policy.value
+
+    def demand(
+        self,
+        topology: Topology,
+        pods: tuple[Pod, ...],
+        announced: Collection[AnnouncedContainer],
+        holds: Mapping[str, CpuSet],
+        last: Mapping[tuple[str, str], LocalOwner],
+        by_claim: Mapping[str, Collection[str]] = MappingProxyType({}),
+    ) -> Demand:
+        """`holds`: by container id, the CPUs of its cgroup; `last`: by pod uid and container name,
+        the last decision; `by_claim`: by pod uid, the containers with CPUs of a resource claim
+        (DRA), which get no others."""
+        if self._layout is None or self._layout[0] != topology:
+            self._layout = topology, layouts.of_topology(topology)
+        rules = LocalRules(self._policy, self._layout[1], self._options, self._reserved)
+        claimed: set[str] = set()
+        sharing: set[tuple[str, str]] = set()
+        claims: dict[tuple[str, str], Claim] = {}
+        expected: dict[str, list[AnnouncedContainer]] = {}
+        for each in announced:
+            expected.setdefault(each.uid, []).append(each)
+        for pod in pods:
+            coming = expected.get(pod.uid, [])
+            if may_own(pod) and _virtual(pod):
+                sharing.update((pod.uid, each.name) for each in coming)
+            elif may_own(pod):
+                given = by_claim.get(pod.uid, ())
+                sharing.update((pod.uid, name) for name in given)
+                for claim, container_id in _claims(pod, coming, holds, last):
+                    claimed.add(container_id)
+                    if claim.name not in given:
+                        claims[claim.key] = claim
+        others = (
+            holds[each.id]
+            for pod in pods
+            for each in pod.containers
+            if each.id in holds and each.id not in claimed
+        )
+        return Demand(rules, tuple(claims.values()), union(others), frozenset(sharing))
+
+
+def _claims(
+    pod: Pod,
+    announced: list[AnnouncedContainer],
+    holds: Mapping[str, CpuSet],
+    last: Mapping[tuple[str, str], LocalOwner],
+) -> Iterator[tuple[Claim, str]]:
+    """Claims with the id of their container, "" without one. Of several containers with one name
+    the newest claims; an announced one is newer than an ended one."""
+
+    def claim(name: str, created_at: int, shares: int, held: CpuSet | None, ended: bool) -> Claim:
+        before = last.get((pod.uid, name))
+        owned = CpuSet.parse(before.cpuset) if before else None
+        original = CpuSet.parse(before.original) if before else EMPTY
+        # Without the request of a container from the runtime it keeps its CPUs.
+        cpus = whole_cpus(shares) if shares else len(owned or EMPTY)
+        return Claim(pod.uid, name, created_at, cpus, held, owned, original, ended)
+
+    seen: set[str] = set()
+    for each in sorted(pod.containers, key=lambda one: (one.created_at, one.id), reverse=True):
+        if each.name in seen:
+            continue
+        seen.add(each.name)
+        found = claim(each.name, each.created_at, each.shares, holds.get(each.id), False)
+        if found.cpus:
+            yield found, each.id
+    for coming in announced:
+        if coming.name not in seen:
+            seen.add(coming.name)
+            yield claim(coming.name, coming.created_at, coming.shares, None, False), ""
+    for past in pod.ended:
+        if past.name in seen:
+            continue
+        try:
+            had: CpuSet | None = CpuSet.parse(past.cpuset) or None
+        except CpuSetError:
+            had = None
+        found = claim(past.name, past.created_at, past.shares, had, True)
+        if found.cpus:
+            yield found, ""
+
+
+def _virtual(pod: Pod) -> bool:
+    """Whether its containers run in a virtual machine. The first container of a pod is virtual when
+    the pod has no sandbox on this kernel."""
+    if pod.containers:
+        return any(each.virtual for each in pod.containers)
+    return not pod.sandboxes
+
+
+def configured(settings: Settings, machine: TopologyView) -> NodeLocalCpus:
+    """Raises SettingsError that names the option."""
+    if settings.cpu_policy == "none":
+        return NodeLocalCpus()
+    try:
+        topology = machine.topology()
+    except DiscoveryError as error:
+        raise SettingsError(f"cpu-policy: {error}") from None
+    options = _options(settings.cpu_policy_options)
+    try:
+        static_options.check(options, layouts.of_topology(topology), NumaPolicy.NONE)
+    except StartError as error:
+        raise SettingsError(f"cpu-policy-options: {error}") from None
+    try:
+        reserved = CpuSet.parse(settings.reserved_cpus)
+    except CpuSetError as error:
+        raise SettingsError(f"reserved-cpus: {error}") from None
+    if missing := reserved - topology.online - topology.offline:
+        raise SettingsError(f"reserved-cpus: CPUs {missing} do not exist")
+    return NodeLocalCpus(settings.cpu_policy, options, reserved)
+
+
+def check_kubelet(settings: Settings) -> None:
+    """Raises SettingsError when the kubelet has the static policy: each would give away the CPUs of
+    the other. An unreadable state is ignored."""
+    if settings.cpu_policy == "none":
+        return
+    path = os.path.join(settings.kubelet_dir, cpu_manager_state.FILE_NAME)
+    try:
+        state = cpu_manager_state.read(path)
+    except StateFileError as error:
+        log.error("%s", error)
+        return
+    if state.static:
+        raise SettingsError(f"{_two_masters(settings.cpu_policy)} ({path})")
+
+
+def _two_masters(policy: str) -> str:
+    return (
+        f"cpu-policy is {policy}, and the kubelet's cpuManagerPolicy is static: set cpu-policy to "
+        "none, or drain the node, stop the kubelet, set its cpuManagerPolicy to none, remove its "
+        f"{cpu_manager_state.FILE_NAME} and start it"
+    )
+
+
+def _options(names: str) -> StaticOptions:
+    known = {field.encode_name: field.name for field in msgspec.structs.fields(StaticOptions)}
+    chosen = {}
+    for each in names.split(","):
+        name = each.strip()
+        if not name:
+            continue
+        if name not in known:
+            raise SettingsError(
+                f"cpu-policy-options: {name[:60]!r} is none of {', '.join(sorted(known))}"
+            )
+        chosen[known[name]] = True
+    return StaticOptions(**chosen)

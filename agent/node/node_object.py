@@ -1,0 +1,138 @@
+"""The node's configuration for CPUs from the annotations and labels of its Node object. While an
+annotation can't be read, its last valid value stays in force."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from agent.allocate import layout as layouts
+from agent.allocate.kubelet.packed import NotEnoughCpusError
+from agent.allocate.reserved_cpus import PoolRules, cpus_for, reserved_cpus
+from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
+from agent.model.annotations import AnnotationError
+from agent.model.apiobjects import ApiNode
+from agent.model.cpuset import EMPTY
+from agent.model.node_annotations import (
+    NUMA_MEMORY_POLICY,
+    NodeReservation,
+    SystemQos,
+    cpu_normalization_ratio,
+    node_reservation,
+    system_qos,
+)
+from agent.model.resources import NodeConfiguration
+from agent.model.topology import Topology
+from agent.node.sources import SourceName, Sources
+
+STRICT_CPU_RESERVATION: Final = "strict-cpu-reservation"
+
+
+class NodeObject:
+    """Keeps the last valid value of each annotation."""
+
+    def __init__(self, node_name: str, sources: Sources | None = None) -> None:
+        self._name = node_name
+        self._sources = sources or Sources()
+        self._last = NodeConfiguration()
+        self._read: tuple[Topology, ApiNode] | None = None
+
+    def configuration(self, node: ApiNode, topology: Topology) -> NodeConfiguration:
+        """Logs an annotation that can't be read once, and never fails."""
+        if self._read != (topology, node):
+            self._read = topology, node
+            annotated, troubles = from_annotations(self._last, node.annotations, topology)
+            self._last = msgspec.structs.replace(
+                annotated, bind_memory=NUMA_MEMORY_POLICY in node.labels
+            )
+            self._sources.report(
+                SourceName.NODE_OBJECT, (f"node {self._name}: {each}" for each in troubles)
+            )
+        return self._last
+
+
+def from_annotations(
+    last: NodeConfiguration, annotations: Mapping[str, str], topology: Topology
+) -> tuple[NodeConfiguration, frozenset[str]]:
+    """The configuration from a Node's annotations, and the reasons why some can't be read, which
+    keep their value in `last`. A reservation of an amount of CPU names the CPUs for it, and none
+    when the machine has fewer."""
+    system, reservation = last.system_qos, last.reservation
+    troubles = []
+    try:
+        system = _system(annotations)
+    except AnnotationError as error:
+        troubles.append(str(error))
+    try:
+        reservation = asked = _reservation(annotations)
+        cpus = reserved_cpus(layouts.of(topology.cpus), asked)
+        reservation = msgspec.structs.replace(asked, reserved_cpus=str(cpus))
+    except AnnotationError as error:
+        troubles.append(str(error))
+    ratio = last.cpu_normalization_ratio
+    try:
+        ratio = cpu_normalization_ratio(annotations)
+    except AnnotationError as error:
+        troubles.append(str(error))
+    configuration = msgspec.structs.replace(
+        last, system_qos=system, reservation=reservation, cpu_normalization_ratio=ratio
+    )
+    return configuration, frozenset(troubles)
+
+
+def with_kubelet(
+    configuration: NodeConfiguration, kubelet: KubeletConfiguration, topology: Topology
+) -> NodeConfiguration:
+    """Adds the configuration of this node's kubelet, and the CPUs that it reserves under the static
+    policy. Raises ConfigurationError for a reservation that exceeds the machine's CPUs: no kubelet
+    starts with it."""
+    reserved = kubelet.reserved_cpus
+    if not reserved and kubelet.static:
+        try:
+            reserved = cpus_for(layouts.of(topology.cpus), kubelet.reserved_milli)
+        except NotEnoughCpusError as error:
+            reason = f"kubeReserved and systemReserved: {error}"
+            raise ConfigurationError(f"{kubelet.source}: {reason}") from None
+    return msgspec.structs.replace(
+        configuration,
+        kubelet_policy=kubelet.cpu_manager_policy,
+        kubelet_options=kubelet.cpu_manager_options,
+        kubelet_reserved=reserved if kubelet.static else EMPTY,
+        topology_policy=kubelet.topology_manager_policy,
+        topology_scope=kubelet.topology_manager_scope,
+        kubelet_memory=kubelet.memory_manager_policy == "Static",
+        reserved_memory_bytes=kubelet.reserved_memory_bytes,
+        max_numa_nodes=kubelet.max_numa_nodes,
+    )
+
+
+def rules(configuration: NodeConfiguration) -> PoolRules:
+    """The rules of the shared pools that follow from it."""
+    strict = configuration.kubelet_options.get(STRICT_CPU_RESERVATION) == "true"
+    kept = configuration.kubelet_reserved if strict else EMPTY
+    return PoolRules(
+        reserved=configuration.kubelet_reserved,
+        owners_on_reserved=configuration.owners_on_reserved,
+        be_on_reserved=configuration.be_on_reserved,
+        node_reserved=configuration.reservation.cpus() | kept,
+        system=configuration.system_qos.cpus(),
+        system_exclusive=configuration.system_qos.cpuset_exclusive,
+        bind_memory=configuration.bind_memory,
+        kubelet_memory=configuration.kubelet_memory,
+        cpu_normalization_ratio=configuration.cpu_normalization_ratio,
+    )
+
+
+def _system(annotations: Mapping[str, str]) -> SystemQos:
+    value = system_qos(annotations)
+    value.cpus()
+    return value
+
+
+def _reservation(annotations: Mapping[str, str]) -> NodeReservation:
+    value = node_reservation(annotations)
+    value.cpus()
+    value.cpu_milli()
+    return value

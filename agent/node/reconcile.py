@@ -1,0 +1,304 @@
+"""The reconcile loop of a node: one pass brings cgroups, runtime, snapshot and reports in line with
+what the cluster, the kubelet and the runtime say.
+
+A pass is a pipeline. Each stage takes values and returns one:
+
+1. observe: list the runtime; read topology and cluster state.
+2. resolve: the pods of this node, the CPUs that the kubelet gave away, the node's configuration,
+   and the CPUs that containers hold. The kubelet is read after the runtime was listed, so that its
+   state names every listed container.
+3. decide: who owns which CPUs, and what the shared pools are (`allocate.pools`); changes nothing.
+4. make room: write the cpusets of running containers, so that the CPUs of new owners become free.
+5. publish: replace the snapshot. Only now frontends may start containers on CPUs that were given
+   away. Pods on whose CPUs another container still runs are blocked in it.
+6. apply: write what no container waits for: cpusets of sandboxes, limits, and the runtime's values.
+7. report: log, metrics, Events, PodResources, and the objects of the cluster.
+
+A fault in stages 1 to 3 ends the pass, and the last snapshot stays in force. Later faults are
+collected: the other stages run all the same.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from agent.allocate import pools
+from agent.allocate.pools import Decision
+from agent.allocate.present import admitted, present
+from agent.discover.cpus import TopologyView
+from agent.model.cpuset import CpuSet
+from agent.model.exclusion import Patterns, excludes
+from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
+    Created,
+    Notification,
+    PodAnnounced,
+    PodFailed,
+    Resized,
+)
+from agent.model.pods import Container, ContainerState, Pod
+from agent.model.resources import NodeConfiguration
+from agent.model.snapshot import CpuPolicy
+from agent.model.topology import Topology
+from agent.node import excluded, overlaps, shortfalls
+from agent.node.announced import Announced, AnnouncedContainers
+from agent.node.cluster_cache import ClusterCache
+from agent.node.cluster_view import ClusterState
+from agent.node.device_visibility import DeviceVisibility, DeviceVisibilityView
+from agent.node.devices import DeviceState
+from agent.node.enforcement import Enforcement, Freed
+from agent.node.kubelet_view import KubeletState, KubeletView
+from agent.node.node_local import NodeLocalCpus
+from agent.node.node_object import NodeObject, rules
+from agent.node.overlaps import running_on, settled
+from agent.node.publisher import Publisher
+from agent.node.report import Reporter, ReportInput
+from agent.node.runtime_view import RuntimeState, RuntimeView
+
+
+class ReconcileError(RuntimeError):
+    """Some values could not be written; the message names them. All others were written."""
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """`began_nanoseconds` on the monotonic clock. `listed`: all that the runtime lists; `managed`
+    without what `exclude` names, `unmanaged` the containers that it names. `update_pending`: an
+    update of the runtime is in progress, which may still apply CPUs of the last decision."""
+
+    began_nanoseconds: int
+    listed: RuntimeState
+    managed: RuntimeState
+    unmanaged: tuple[Container, ...]
+    topology: Topology
+    cluster: ClusterState
+    update_pending: bool
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """`pods` to decide about, `all_pods` with excluded ones, which hold devices and CPUs of claims
+    too. `holds`: by container id, the CPUs that it runs on or will start on."""
+
+    pods: tuple[Pod, ...]
+    all_pods: tuple[Pod, ...]
+    kubelet: KubeletState
+    configuration: NodeConfiguration
+    cpu_policy: CpuPolicy
+    holds: dict[str, CpuSet]
+
+
+class Reconciler:
+    """Its state between passes only keeps decisions steady. A restart loses nothing that the
+    runtime and the cgroups do not show again."""
+
+    def __init__(
+        self,
+        topology: TopologyView,
+        runtime: RuntimeView,
+        cluster: ClusterCache,
+        node_object: NodeObject,
+        kubelet: KubeletView,
+        enforcement: Enforcement,
+        publisher: Publisher,
+        reporter: Reporter,
+        node_local: NodeLocalCpus | None = None,
+        devices: DeviceVisibilityView | None = None,
+    ) -> None:
+        """Without `node_local` there is no node-local policy, without `devices` there are none."""
+        self._topology = topology
+        self._runtime = runtime
+        self._cluster = cluster
+        self._node_object = node_object
+        self._kubelet = kubelet
+        self._enforcement = enforcement
+        self._publisher = publisher
+        self._reporter = reporter
+        self._node_local = node_local or NodeLocalCpus()
+        self._devices = devices or DeviceVisibilityView(None)
+        self._announced = Announced()
+        self._announced_containers = AnnouncedContainers()
+        self._notified = True
+        self.again = False
+        """Whether the next pass may find a better decision without any event."""
+        self.exclude: Patterns = ()
+        """Pods and containers that the agent does not manage. It may change between passes."""
+
+    def notified(self, notifications: list[Notification]) -> None:
+        """Takes the notifications of frontends; the next pass answers them with a snapshot."""
+        for notification in notifications:
+            self._notified = True
+            kind = type(notification).__struct_config__.tag
+            self._reporter.metrics.notifications.labels(kind).inc()
+            if isinstance(notification, PodAnnounced):
+                self._announced.add(notification, time.monotonic(), time.time_ns())
+            elif isinstance(notification, PodFailed):
+                self._announced.drop(notification.uid)
+            elif isinstance(notification, ContainerAnnounced):
+                self._announced_containers.add(notification, time.monotonic(), time.time_ns())
+            elif isinstance(notification, ContainerFailed):
+                self._announced_containers.drop(notification.uid, notification.name)
+            elif isinstance(notification, Resized):
+                self._runtime.changed(notification.container_id)
+                self._enforcement.resized(notification.container_id, notification.asked)
+            elif isinstance(notification, Created):
+                self._enforcement.created(notification)
+
+    def reconcile(self) -> None:
+        """One pass. Raises RpcError, DiscoveryError, StateFileError or OSError, after which the
+        last snapshot stays in force; and StoreError or ReconcileError at its end."""
+        seen = self._observe()
+        node = self._resolve(seen)
+        decision = self._decide(seen, node)
+        freed = self._make_room(seen, node, decision)
+        devices, visibility = self._publish(seen, node, decision, freed)
+        failures = self._apply(seen, decision, freed)
+        self._report(seen, node, decision, freed, devices, visibility)
+        if failures:
+            raise ReconcileError("; ".join(failures))
+
+    def _observe(self) -> Observation:
+        began = time.monotonic_ns()
+        pending = self._enforcement.pause()
+        listed = self._runtime.observe()
+        managed, unmanaged = excluded.part(listed, self.exclude)
+        topology = self._topology.topology()
+        cluster = self._cluster.now()
+        return Observation(began, listed, managed, unmanaged, topology, cluster, pending)
+
+    def _resolve(self, seen: Observation) -> Resolved:
+        pods, seen_uids = self._pods(seen.managed.pods, seen.cluster)
+        all_pods = (*pods, *(pod for pod in seen.listed.pods if self._excludes(pod)))
+        kubelet = self._kubelet.state(seen.topology, all_pods, seen.managed.grants)
+        static = kubelet.cpus.static
+        pods = admitted(pods, seen_uids, static=static)
+        of_node = self._node_object.configuration(self._cluster.known.node, seen.topology)
+        configuration = self._kubelet.configure(of_node, seen.topology, kubelet)
+        self._cluster.store_kubelet(self._kubelet.configuration)
+        holds = self._enforcement.holds(seen.managed, seen.topology)
+        policy = self._node_local.policy(static)
+        return Resolved(pods, all_pods, kubelet, configuration, policy, holds)
+
+    def _decide(self, seen: Observation, node: Resolved) -> Decision:
+        cpus, last = node.kubelet.cpus, self._publisher.local_owners
+        announced = self._announced_containers.missing_from(node.pods, time.monotonic())
+        local = None
+        if node.cpu_policy != "none":
+            local = self._node_local.demand(
+                seen.topology, node.pods, announced, node.holds, last, cpus.claimed
+            )
+        decision = pools.decide(
+            seen.topology,
+            node.pods,
+            cpus,
+            self._publisher.owners,
+            running_on(node.pods, node.holds),
+            rules(node.configuration),
+            local,
+        )
+        self.again = decision.again
+        owners = settled(decision, self._publisher.all_owners)
+        self._reporter.changes.decided(node.pods, decision, owners, node.holds)
+        self._reporter.changes.unplaced(_unplaced(seen.managed.pods), time.monotonic())
+        return decision
+
+    def _make_room(self, seen: Observation, node: Resolved, decision: Decision) -> Freed:
+        return self._enforcement.make_room(
+            seen.managed,
+            seen.unmanaged,
+            decision,
+            seen.topology,
+            node.holds,
+            pending=seen.update_pending,
+            dynamic=node.cpu_policy == "dynamic",
+        )
+
+    def _publish(
+        self, seen: Observation, node: Resolved, decision: Decision, freed: Freed
+    ) -> tuple[DeviceState, DeviceVisibility | None]:
+        """Returns the devices, and their visibility in the snapshot."""
+        devices, visibility = self._devices.observe(
+            seen.topology,
+            seen.cluster,
+            self._cluster,
+            node.all_pods,
+            node.kubelet.grants,
+            self._publisher.device_holders,
+        )
+        self._publisher.publish(
+            decision,
+            node.pods,
+            _blocked(overlaps.find(node.pods, decision.owners, freed.holds)),
+            node.kubelet.cpus.static,
+            seen.began_nanoseconds,
+            fresh=self._notified,
+            excluded=self.exclude,
+            left_alone=[each.id for each in seen.unmanaged],
+            memory_stays=self._enforcement.memory_stays,
+            cpu_policy=node.cpu_policy,
+            visibility=visibility,
+        )
+        self._notified = False
+        self._reporter.metrics.snapshot_generation.set(self._publisher.generation)
+        return devices, visibility
+
+    def _apply(self, seen: Observation, decision: Decision, freed: Freed) -> list[str]:
+        applied = self._enforcement.apply(seen.managed, decision, freed.outcome)
+        failed = self._reporter.changes.written(applied.cpusets, applied.values, applied.titles)
+        return [*freed.failures, *applied.failures, *failed]
+
+    def _report(
+        self,
+        seen: Observation,
+        node: Resolved,
+        decision: Decision,
+        freed: Freed,
+        devices: DeviceState,
+        visibility: DeviceVisibility | None,
+    ) -> None:
+        moment = ReportInput(
+            seen.topology,
+            decision,
+            node.pods,
+            node.kubelet.cpus,
+            node.configuration,
+            seen.cluster,
+            devices.report,
+            node.kubelet.resources,
+        )
+        short = shortfalls.find(node.pods, decision, node.kubelet.cpus, freed.holds)
+        self._reporter.report(moment, short, devices, visibility, seen.listed.pods)
+
+    def _pods(
+        self, managed: tuple[Pod, ...], cluster: ClusterState
+    ) -> tuple[tuple[Pod, ...], frozenset[str]]:
+        """The pods that the runtime has or is about to get (the uids of both), and those that the
+        cluster assigned to this node."""
+        listed = {pod.uid for pod in managed}
+        here = managed + self._announced.missing_from(listed, time.monotonic())
+        known = self._cluster.update(cluster, [pod.uid for pod in here])
+        pods = present(cluster.pods.values(), here, known.pods)
+        uids = frozenset(pod.uid for pod in here)
+        return tuple(pod for pod in pods if not self._excludes(pod)), uids
+
+    def _excludes(self, pod: Pod) -> bool:
+        return excludes(self.exclude, pod.namespace, pod.name)
+
+
+def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
+    """Running containers without a known cgroup: their title by id."""
+    return {
+        each.id: f"{pod.title} {each.name}"
+        for pod in pods
+        for each in pod.containers
+        if each.state is ContainerState.RUNNING and each.group is None and not each.virtual
+    }
+
+
+def _blocked(found: tuple[overlaps.Overlap, ...]) -> dict[str, str]:
+    """By pod uid, why its containers must not start yet."""
+    return {
+        each.owner_uid: f"a container of pod {each.title} still holds CPUs {each.cpus}"
+        for each in reversed(found)
+    }

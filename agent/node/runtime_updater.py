@@ -1,0 +1,162 @@
+"""Updates the runtime, in the background, with the values that the agent wrote to cgroups.
+
+A runtime writes all values that it remembers of a container whenever a client updates one of them.
+The updater makes one call at a time, with the newest values only. The CPUs of a call in progress
+count as held (`in_progress`), as the runtime may apply them at any moment.
+
+The updater skips a container that has ended: containerd 2.4.2 with NRI, its default, crashes with a
+nil pointer when it removes a container during an update of it (internal/cri/nri,
+criContainer.GetRlimits). It removes the cgroup well before the container.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+
+from agent.cri.client import Cri, Placement
+from agent.model.cpuset import EMPTY, CpuSet
+from agent.model.verdict import Code
+from agent.model.wanted import Wanted
+from agent.rpc.grpc import NO_ANSWER, RpcError
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 5.0
+
+
+class RuntimeUpdater:
+    """A thread with a connection of its own. `exists`: whether a cgroup exists."""
+
+    def __init__(self, cri: Cri, exists: Callable[[str], bool]) -> None:
+        self._cri = cri
+        self._exists = exists
+        self._changed = threading.Condition()
+        self._sent: dict[str, Wanted] = {}
+        self._queue: dict[str, Wanted] = {}
+        self._groups: Mapping[str, str] = {}
+        self._calling: tuple[str, Wanted] | None = None
+        self._unanswered: dict[str, CpuSet] = {}
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="runtime-updater", daemon=True)
+        self._thread.start()
+
+    def update(
+        self,
+        containers: Mapping[str, Wanted],
+        remembered: Mapping[str, Placement],
+        groups: Mapping[str, str],
+    ) -> None:
+        """Queues what the runtime does not remember. `containers`: all that run, with their wanted
+        values; `remembered`: the runtime's values, of the containers that were inspected in this
+        pass; `groups`: their cgroups, as far as they are known."""
+        with self._changed:
+            self._groups = groups
+            for gone in self._sent.keys() - containers.keys():
+                del self._sent[gone]
+            self._unanswered = {
+                each: cpus
+                for each, cpus in self._unanswered.items()
+                if each in containers and not containers[each].hands_off
+            }
+            self._queue = {
+                each: wanted
+                for each, wanted in containers.items()
+                if not wanted.hands_off and not self._is_current(each, wanted, remembered.get(each))
+            }
+            if self._queue:
+                self._changed.notify_all()
+
+    def pause(self) -> bool:
+        """Clears the queue until the next `update`. Returns whether a call is in progress or had no
+        answer."""
+        with self._changed:
+            self._queue = {}
+            return self._calling is not None or bool(self._unanswered)
+
+    def in_progress(self) -> dict[str, CpuSet]:
+        """By container id, the CPUs of the call in progress, and of calls without an answer, which
+        a runtime that hung may still apply, until it answers a later one."""
+        with self._changed:
+            cpus_by_id = dict(self._unanswered)
+            if self._calling is not None:
+                container_id, wanted = self._calling
+                cpus_by_id[container_id] = cpus_by_id.get(container_id, EMPTY) | _cpus(wanted)
+            return {each: cpus for each, cpus in cpus_by_id.items() if cpus}
+
+    def idle(self) -> bool:
+        """Whether the queue is empty and no call is in progress."""
+        with self._changed:
+            return not self._queue and self._calling is None
+
+    def close(self) -> None:
+        """Ends the thread after the call in progress."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._cri.close()
+
+    def _is_current(self, container_id: str, wanted: Wanted, remembered: Placement | None) -> bool:
+        sent = self._sent.get(container_id)
+        if container_id in self._unanswered:
+            return False
+        if sent is None and remembered is not None and remembers(remembered, wanted):
+            sent = self._sent[container_id] = wanted
+        return sent == wanted
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._closing)
+                if self._closing:
+                    return
+                container_id = next(iter(self._queue))
+                wanted = self._queue.pop(container_id)
+                self._calling = container_id, wanted
+                group = self._groups.get(container_id)
+            ended = group is not None and not self._exists(group)
+            error = Code.NOT_FOUND if ended else self._call(container_id, wanted)
+            with self._changed:
+                self._calling = None
+                if error not in NO_ANSWER:
+                    self._sent[container_id] = wanted
+                    self._unanswered.pop(container_id, None)
+                    continue
+                self._sent.pop(container_id, None)
+                if error != Code.UNAVAILABLE:  # the call ended with the runtime
+                    before = self._unanswered.get(container_id, EMPTY)
+                    self._unanswered[container_id] = before | _cpus(wanted)
+                self._changed.wait_for(lambda: self._closing, RETRY_SECONDS)
+
+    def _call(self, container_id: str, wanted: Wanted) -> int:
+        """The status of the call. An update that the runtime refuses is not repeated: the cgroups
+        are right without it."""
+        try:
+            self._cri.update(container_id, wanted)
+        except RpcError as error:
+            if error.code not in NO_ANSWER and error.code != Code.NOT_FOUND:
+                log.warning("container %s: the runtime refused the update: %s", container_id, error)
+            return error.code
+        return Code.OK
+
+
+def _cpus(wanted: Wanted) -> CpuSet:
+    return EMPTY if wanted.cpuset is None else CpuSet.parse(wanted.cpuset)
+
+
+def remembers(placement: Placement, wanted: Wanted) -> bool:
+    """Whether the runtime remembers the wanted values of a container."""
+    limits = wanted.limits
+    quota = limits.quota_microseconds
+    if wanted.lifts_quota and placement.quota_microseconds > 0:
+        return False
+    pairs = (
+        (wanted.cpuset, placement.cpuset),
+        (None if limits.mems is None else str(limits.mems), placement.mems),
+        (quota, placement.quota_microseconds),
+        (limits.shares, placement.shares),
+        (limits.memory_limit_bytes, placement.memory_limit_bytes),
+    )
+    return all(asked is None or asked == present for asked, present in pairs)

@@ -1,0 +1,281 @@
+"""The pods of this node as the runtime lists them, with the cgroup of every container."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from agent.allocate.foreign import grants
+from agent.cgroup import names
+from agent.cgroup.hierarchy import CgroupError, Hierarchy
+from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
+from agent.model.holding import Grant
+from agent.model.pods import Container, ContainerState, Ended, Pod
+from agent.model.qos import kube_class
+from agent.model.verdict import Code
+from agent.rpc.grpc import NO_ANSWER, RpcError
+
+
+class CgroupLocator:
+    """Finds the cpuset cgroup of a container: where its spec says, else by the names that runtimes
+    give, else where its process is, if that group bears its name."""
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._hierarchy = hierarchy
+
+    def group_of(self, container_id: str, placement: Placement, cgroup_parent: str) -> str | None:
+        """None while the container has no group, or none that can be found."""
+        named = names.from_cgroups_path(placement.cgroups_path)
+        groups = [named] if named else []
+        groups += names.container_groups(cgroup_parent, container_id)
+        for group in groups:
+            if self._hierarchy.exists(group):
+                return group
+        if not placement.pid:
+            return None
+        try:
+            found = self._hierarchy.group_of(placement.pid)
+        except CgroupError as error:
+            log.warning("container %s: %s", container_id, error)
+            return None
+        # The pid may belong to another process by now, and many containers may share a group.
+        return found if found is not None and container_id in found else None
+
+
+log = logging.getLogger(__name__)
+
+_VIRTUAL = "kata"
+"""Prefix of the handlers of Kata Containers (`kata`, `kata-qemu`, `kata-clh`, ...)."""
+
+
+_LEFT_ALONE_SECONDS = 60.0
+"""For how long a container whose inspection timed out is not inspected again."""
+
+
+class RuntimeState(msgspec.Struct, frozen=True):
+    """`pods` sorted by uid: those with a ready sandbox or a container that has not ended.
+
+    `starts_with`: the values that the runtime remembers of containers, by id: always of those that
+    are created and not running, which start with them (cpuset "": every CPU of the parent).
+    `grants`: the devices and CPUs that containers show.
+    """
+
+    pods: tuple[Pod, ...]
+    starts_with: dict[str, Placement]
+    grants: tuple[Grant, ...] = ()
+
+
+class RuntimeView:
+    """Lists the runtime's pods, and inspects each container once for what can't change.
+
+    `grants`: inspect what containers show of devices; the answer with their cgroup has it.
+    `requests`: inspect what containers request, also those that have ended. A request is inspected
+    again after a notification of its change, and one container in every pass, as a safety net.
+    """
+
+    def __init__(
+        self, cri: Cri, locator: CgroupLocator, *, requests: bool = False, grants: bool = False
+    ) -> None:
+        self._cri = cri
+        self._locator = locator
+        self._requests = requests
+        self._grants: dict[str, tuple[Grant, ...]] | None = {} if grants else None
+        self._shares: dict[str, int] = {}
+        self._stale: set[str] = set()
+        self._ended: dict[str, Placement] = {}
+        self._sandboxes: dict[str, Placement] = {}
+        self._groups: dict[str, str] = {}
+        self._untold: set[str] = set()
+        self._left_alone: dict[str, float] = {}  # by id, the end on the monotonic clock
+        self._late = False
+
+    def observe(self) -> RuntimeState:
+        """Raises RpcError when the runtime does not answer."""
+        self._late = False
+        sandboxes = self._cri.sandboxes()
+        containers = self._cri.containers()
+        self._forget({each.id for each in sandboxes}, {each.id for each in containers})
+        self._doubt_one()
+        living = [each for each in containers if each.state is not ContainerState.ENDED]
+        by_sandbox: dict[str, list[Container]] = {}
+        starts_with: dict[str, Placement] = {}
+        virtual = {each.id for each in sandboxes if each.handler.startswith(_VIRTUAL)}
+        uids = {each.id: each.uid for each in sandboxes}
+        for each in living:
+            if each.sandbox_id in virtual:
+                seen: Container | None = Container(
+                    each.id, each.name, each.state, virtual=True, created_at=each.created_at
+                )
+            else:
+                seen = self._container(each, starts_with, uids.get(each.sandbox_id, ""))
+            if seen is None:
+                continue
+            by_sandbox.setdefault(each.sandbox_id, []).append(seen)
+
+        by_uid: dict[str, list[Sandbox]] = {}
+        for sandbox in sandboxes:
+            if sandbox.ready or sandbox.id in by_sandbox:
+                by_uid.setdefault(sandbox.uid, []).append(sandbox)
+        ended = self._newest_ended(containers) if self._requests else {}
+        pods = [self._pod(of_pod, by_sandbox, ended) for _, of_pod in sorted(by_uid.items())]
+        shown = (self._grants or {}).get
+        grants = tuple(grant for each in living for grant in shown(each.id, ()))
+        return RuntimeState(tuple(pods), starts_with, grants)
+
+    def changed(self, container_id: str) -> None:
+        """The container's request has changed."""
+        self._stale.add(container_id)
+
+    def _container(
+        self, each: RuntimeContainer, starts_with: dict[str, Placement], uid: str
+    ) -> Container | None:
+        """None for one that has just ended. `uid`: of its pod, "" for a pod that appeared in
+        between."""
+        group = self._groups.get(each.id)
+        stale = self._requests and (each.id in self._stale or each.id not in self._shares)
+        unread = self._grants is not None and uid != "" and each.id not in self._grants
+        if each.state is ContainerState.CREATED or group is None or stale or unread:
+            ask = partial(self._cri.container_placement, carriers=unread)
+            placement = self._told(each.id, ask)
+            if placement is None:
+                return None
+            if self._grants is not None and placement.carriers is not None:
+                self._grants[each.id] = grants.of_carriers(uid, each.name, placement.carriers)
+            starts_with[each.id] = placement
+            if each.id not in self._untold:
+                self._shares[each.id] = placement.shares
+                self._stale.discard(each.id)
+            if each.state is ContainerState.RUNNING and group is None:
+                parent = self._placement(each.sandbox_id).cgroup_parent
+                group = self._locator.group_of(each.id, placement, parent)
+                if group is not None:
+                    self._groups[each.id] = group
+        shares = self._shares.get(each.id, 0)
+        return Container(
+            each.id, each.name, each.state, group, created_at=each.created_at, shares=shares
+        )
+
+    def _doubt_one(self) -> None:
+        """Inspects again the container that was inspected longest ago."""
+        if self._requests and self._shares:
+            oldest = next(iter(self._shares))
+            self._shares[oldest] = self._shares.pop(oldest)
+            self._stale.add(oldest)
+
+    def _newest_ended(self, containers: list[RuntimeContainer]) -> dict[str, list[Ended]]:
+        """By sandbox id."""
+        newest: dict[tuple[str, str], RuntimeContainer] = {}
+        for each in containers:
+            last = newest.get((each.sandbox_id, each.name))
+            if last is None or (each.created_at, each.id) > (last.created_at, last.id):
+                newest[each.sandbox_id, each.name] = each
+        found: dict[str, list[Ended]] = {}
+        for each in newest.values():
+            if each.state is not ContainerState.ENDED:
+                continue
+            placement = self._ended.get(each.id) or self._told(
+                each.id, self._cri.container_placement
+            )
+            if placement is None:
+                continue
+            self._ended[each.id] = placement
+            ended = Ended(each.name, each.created_at, placement.shares, placement.cpuset)
+            found.setdefault(each.sandbox_id, []).append(ended)
+        return found
+
+    def _pod(
+        self,
+        sandboxes: list[Sandbox],
+        by_sandbox: dict[str, list[Container]],
+        ended: dict[str, list[Ended]],
+    ) -> Pod:
+        sandboxes = sorted(sandboxes, key=lambda each: (each.created_at, each.id))
+        newest = sandboxes[-1]
+        containers = tuple(
+            sorted(
+                (one for each in sandboxes for one in by_sandbox.get(each.id, ())),
+                key=lambda one: (one.name, one.id),
+            )
+        )
+        place = self._placement(newest.id).cgroup_parent or next(
+            (one.group for one in containers if one.group), ""
+        )
+        return Pod(
+            uid=newest.uid,
+            namespace=newest.namespace,
+            name=newest.name,
+            labels=newest.labels,
+            annotations=newest.annotations,
+            kube_class=kube_class(place),
+            created_at=sandboxes[0].created_at,
+            containers=containers,
+            sandboxes=tuple(
+                Container(
+                    each.id,
+                    "",
+                    ContainerState.RUNNING,
+                    self._sandbox_group(each.id),
+                )
+                for each in sandboxes
+                if each.ready and not each.handler.startswith(_VIRTUAL)
+            ),
+            ended=tuple(ended.get(newest.id, ())) if newest.ready else (),
+        )
+
+    def _sandbox_group(self, sandbox_id: str) -> str | None:
+        placement = self._placement(sandbox_id)
+        return self._locator.group_of(sandbox_id, placement, placement.cgroup_parent)
+
+    def _placement(self, sandbox_id: str) -> Placement:
+        placement = self._sandboxes.get(sandbox_id)
+        if placement is None:
+            placement = self._told(sandbox_id, self._cri.sandbox_placement)
+            if placement is None or sandbox_id in self._untold:
+                return Placement()
+            self._sandboxes[sandbox_id] = placement
+        return placement
+
+    def _told(self, which: str, ask: Callable[[str], Placement]) -> Placement | None:
+        """None for one that does not exist any more; an empty placement when the runtime fails on
+        this one only, for example because its shim died or hangs. Raises RpcError when the runtime
+        does not answer: at the second timeout of a pass."""
+        if time.monotonic() < self._left_alone.get(which, 0.0):
+            return Placement()
+        try:
+            placement = ask(which)
+        except RpcError as error:
+            alone = error.code == Code.DEADLINE_EXCEEDED and not self._late
+            if error.code == Code.DEADLINE_EXCEEDED:
+                self._late = True
+                self._left_alone[which] = time.monotonic() + _LEFT_ALONE_SECONDS
+            if error.code in NO_ANSWER and not alone:
+                raise
+            if error.code == Code.NOT_FOUND:
+                return None
+            if which not in self._untold:
+                self._untold.add(which)
+                log.error("the runtime can't inspect %s: %s", which, error)
+            return Placement()
+        self._untold.discard(which)
+        return placement
+
+    def _forget(self, sandboxes: set[str], containers: set[str]) -> None:
+        _keep(self._sandboxes, sandboxes)
+        _keep(self._groups, containers)
+        _keep(self._shares, containers)
+        _keep(self._ended, containers)
+        _keep(self._grants or {}, containers)
+        self._stale &= containers
+        self._untold &= sandboxes | containers
+        for gone in self._left_alone.keys() - sandboxes - containers:
+            del self._left_alone[gone]
+
+
+def _keep(known: dict[str, Any], present: set[str]) -> None:
+    for gone in known.keys() - present:
+        del known[gone]

@@ -1,0 +1,71 @@
+"""The optional sources of information (all but the runtime, the machine and the cgroups), and the
+problems of each.
+
+A source that fails stops what depends on it and nothing else. Log and metric report it here.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+log = logging.getLogger(__name__)
+
+
+class SourceName(enum.Enum):
+    """The names in log and metric."""
+
+    KUBELET_PROCESS = "kubelet-process"
+    KUBELET_CONFIG = "kubelet-config"
+    KUBELET_CONFIGZ = "kubelet-configz"
+    KUBELET_COMBINATION = "kubelet-combination"
+    KUBELET_RESERVATION = "kubelet-reservation"
+    CPU_MANAGER_STATE = "cpu-manager-state"
+    MEMORY_MANAGER_STATE = "memory-manager-state"
+    DEVICE_CHECKPOINT = "device-checkpoint"
+    POD_RESOURCES = "pod-resources"
+    POD_RESOURCES_CONTENT = "pod-resources-content"
+    DEVICES = "devices"
+    NODE_OBJECT = "node-object"
+    CGROUP_WATCH = "cgroup-watch"
+    KUBELET_WATCH = "kubelet-watch"
+    UEVENTS = "uevents"
+    JOURNAL = "journal"
+    CLUSTER_MEMORY = "cluster-memory"
+    SNAPSHOT = "snapshot"
+
+
+LEVELS: Final[Mapping[SourceName, int]] = {
+    SourceName.CGROUP_WATCH: logging.WARNING,
+    SourceName.KUBELET_WATCH: logging.WARNING,
+    SourceName.UEVENTS: logging.WARNING,
+    SourceName.DEVICES: logging.WARNING,
+    SourceName.DEVICE_CHECKPOINT: logging.WARNING,
+}
+
+
+class Sources:
+    """Logs each problem once, and the end of the last. Safe to call from any thread."""
+
+    def __init__(self, count: Callable[[str, int], None] | None = None) -> None:
+        """`count` gets a source's name and its number of problems, when they change."""
+        self._count = count
+        self._lock = threading.Lock()
+        self._problems: dict[SourceName, frozenset[str]] = {}
+
+    def report(self, source: SourceName, problems: Iterable[str] = (), level: int = 0) -> None:
+        """`problems`: all problems of a source now, none when it works. `level`: the log level,
+        instead of the one in LEVELS."""
+        now = frozenset(problems)
+        with self._lock:
+            before = self._problems.get(source)
+            self._problems[source] = now
+        if self._count is not None and before != now:
+            self._count(source.value, len(now))
+        for problem in sorted(now - (before or frozenset())):
+            log.log(level or LEVELS.get(source, logging.ERROR), "%s: %s", source.value, problem)
+        if before and not now:
+            log.info("%s: can be used again", source.value)

@@ -1,0 +1,131 @@
+"""Lets a process answer only while it leads and knows all pods that were bound before its term."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from agent.kube.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS: Final = 1.0
+
+
+class Leadership(Protocol):
+    """The part of Leader that the gate reads."""
+
+    @property
+    def leading(self) -> bool: ...
+
+    @property
+    def term(self) -> int: ...
+
+    @property
+    def holder(self) -> str: ...
+
+
+class AlwaysLeader:
+    """Leads always, where the cluster has one scheduler only."""
+
+    leading = True
+    term = 1
+    holder = ""
+
+
+class WatchState(Protocol):
+    """The part of Watches that the gate uses."""
+
+    @property
+    def synced(self) -> bool: ...
+
+    @property
+    def troubles(self) -> tuple[str, ...]: ...
+
+    def stale(self) -> str | None: ...
+
+    def behind(self) -> str | None: ...
+
+    def doubt(self) -> None: ...
+
+    def catch_up(self, wait: Callable[[float], bool]) -> bool: ...
+
+
+class LeaderGate:
+    """Follows a Leader and the watches on a thread of its own. With each term, and after a watch
+    failed, it has the watches catch up."""
+
+    def __init__(
+        self, leader: Leadership, state: WatchState, settled: Callable[[], None] = lambda: None
+    ) -> None:
+        """`settled` is called before the first answer of a leader."""
+        self._leader = leader
+        self._state = state
+        self._settled = settled
+        self._doubted = 0
+        self._caught_up = 0
+        self._trouble = ""
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="leader-gate", daemon=True)
+
+    def reason(self) -> str | None:
+        """Returns why nothing may be answered now, for /readyz and for 503; None where it may."""
+        if not self._leader.leading:
+            holder = self._leader.holder
+            leads = f"{holder} leads" if holder else "nobody leads"
+            return "; ".join(filter(None, (leads, self._state.stale())))
+        if not self._state.synced:
+            return "; ".join(("not all objects are known yet", *self._state.troubles))
+        if (stale := self._state.stale()) is not None:
+            return stale
+        if self._caught_up != self._leader.term:
+            return self._trouble or "what was bound before is not known yet"
+        return None
+
+    def begin(self) -> None:
+        """Notes that the leader has acquired the lease. Does not block."""
+        self._wake.set()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            term = self._leader.term
+            leading, begins = self._leader.leading, self._caught_up != term
+            if leading and self._doubted != term:
+                self._doubted = term
+                self._state.doubt()
+            if leading and (begins or self._state.behind() is not None):
+                self._catch_up(term)
+            else:
+                self._wake.wait(RETRY_SECONDS)
+                self._wake.clear()
+
+    def _catch_up(self, term: int) -> None:
+        try:
+            if self._state.catch_up(lambda seconds: self._over(term, seconds)):
+                if self._caught_up != term:
+                    self._settled()
+                    log.info("all pods bound before this term are known")
+                self._caught_up = term
+                self._trouble = ""
+        except StoreError as error:
+            log.warning("the pods bound before this term are unknown: %s", error)
+            self._trouble = str(error)
+            self._stopped.wait(RETRY_SECONDS)
+
+    def _over(self, term: int, seconds: float) -> bool:
+        return self._stopped.wait(seconds) or (self._leader.term, self._leader.leading) != (
+            term,
+            True,
+        )

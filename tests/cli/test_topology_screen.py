@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from agent.cli.topology import Screen
+
+
+class Terminal:
+    """A real one: `stream` is its program's end, `seen` what came out of it."""
+
+    def __init__(self) -> None:
+        self._master, slave = pty.openpty()
+        self.stream: TextIO = open(slave, "w", encoding="utf-8")  # noqa: SIM115
+
+    def seen(self) -> str:
+        data = b""
+        while select.select([self._master], [], [], 0)[0]:
+            data += os.read(self._master, 4096)
+        return data.decode()
+
+    def close(self) -> None:
+        self.stream.close()
+        os.close(self._master)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    it = Terminal()
+    yield it
+    it.close()
+
+
+def test_terminal_shows_one_text_after_the_other_in_one_place(terminal: Terminal) -> None:
+    with Screen(terminal.stream) as screen:
+        screen.show("a\nb\n", 24)
+        assert terminal.seen() == "\x1b[?1049h\x1b[?25l\x1b[Ha\x1b[K\r\r\nb\x1b[K\r\r\n\x1b[J"
+        screen.show("a\nb\n", 24)
+        assert terminal.seen() == ""
+        screen.show("c\n", 24)
+        assert terminal.seen() == "\x1b[Hc\x1b[K\r\r\n\x1b[J"
+    assert terminal.seen() == "\x1b[?25h\x1b[?1049l"
+
+
+def test_text_higher_than_the_terminal_is_cut(terminal: Terminal) -> None:
+    with Screen(terminal.stream) as screen:
+        screen.show("1\n2\n3\n4\n", 3)
+        shown = terminal.seen()
+    assert "2" in shown
+    assert "\n3" not in shown
+
+
+def test_terminal_is_left_as_it_was_also_after_an_error(terminal: Terminal) -> None:
+    with pytest.raises(RuntimeError), Screen(terminal.stream):
+        raise RuntimeError
+    assert terminal.seen().endswith("\x1b[?25h\x1b[?1049l")
+
+
+def test_pipe_gets_every_new_text_whole_and_no_control_sequence() -> None:
+    stream = io.StringIO()
+    with Screen(stream) as screen:
+        for text in ("a\nb\n", "a\nb\n", "c\n"):
+            screen.show(text, 1)
+    assert stream.getvalue() == "a\nb\n\nc\n\n"

@@ -1,0 +1,103 @@
+"""On real directories: inotify tells the same of a cgroup file system."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.node.cgroup_watch import CgroupWatch, Place, place_below
+
+UID = "0a1b"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "kubepods/burstable").mkdir(parents=True)
+    (tmp_path / "system.slice").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def tree(root: Path) -> Iterator[CgroupWatch]:
+    it = CgroupWatch(str(root))
+    yield it
+    it.close()
+
+
+@pytest.mark.parametrize(
+    ("parent", "name", "place"),
+    [
+        (Place.TOP, "kubepods", Place.KUBEPODS),
+        (Place.TOP, "kubepods.slice", Place.KUBEPODS),
+        (Place.TOP, "system.slice", Place.BESIDE),
+        (Place.BESIDE, "kubelet-kubepods.slice", Place.KUBEPODS),
+        (Place.BESIDE, "sshd.service", None),
+        (Place.KUBEPODS, "besteffort", Place.QOS),
+        (Place.KUBEPODS, "kubepods-burstable.slice", Place.QOS),
+        (Place.KUBEPODS, f"pod{UID}", Place.POD),
+        (Place.KUBEPODS, f"kubepods-pod{UID}.slice", Place.POD),
+        (Place.QOS, f"kubepods-burstable-pod{UID}.slice", Place.POD),
+        (Place.POD, "cri-containerd-c1.scope", Place.CONTAINER),
+        (Place.CONTAINER, "init.scope", None),
+    ],
+)
+def test_places_by_both_cgroup_drivers(parent: Place, name: str, place: Place | None) -> None:
+    assert place_below(parent, name) == place
+
+
+def test_pods_and_containers_come_and_go(root: Path, tree: CgroupWatch) -> None:
+    assert not tree.read()
+    for pod in (root / "kubepods/burstable" / f"pod{UID}", root / "kubepods" / f"pod{UID}"):
+        pod.mkdir()
+        assert tree.read()
+        (pod / "c1").mkdir()
+        assert tree.read()
+        (pod / "c1").rmdir()
+        assert tree.read()
+        pod.rmdir()
+        assert tree.read()
+        tree.read()
+        assert not tree.read()
+
+
+def test_tree_that_appears_whole_and_late_is_watched_to_its_leaves(
+    root: Path, tree: CgroupWatch
+) -> None:
+    pod = root / "kubelet.slice/kubelet-kubepods.slice" / f"kubelet-kubepods-pod{UID}.slice"
+    pod.mkdir(parents=True)
+    tree.read()
+    (pod / "c1").mkdir()
+    assert tree.read()
+
+
+@pytest.mark.parametrize("file", ["cpuset.cpus", "cpu.max", "cpu.weight", "memory.max"])
+def test_only_what_we_hold_is_news_of_files(root: Path, tree: CgroupWatch, file: str) -> None:
+    container = root / "kubepods" / f"pod{UID}" / "c1"
+    container.mkdir(parents=True)
+    for name in (file, "cgroup.procs"):
+        (container / name).touch()
+    tree.read()
+    (container / "cgroup.procs").write_text("1")
+    assert not tree.read()
+    (container / file).write_text("0")
+    assert tree.read()
+
+
+def test_what_others_make_is_no_news(root: Path, tree: CgroupWatch) -> None:
+    container = root / "kubepods" / f"pod{UID}" / "c1"
+    container.mkdir(parents=True)
+    tree.read()
+    (root / "system.slice/sshd.service").mkdir()
+    (root / "user.slice").mkdir()
+    (container / "below").mkdir()
+    assert not tree.read()
+
+
+def test_recreated_pod_is_watched_again(root: Path, tree: CgroupWatch) -> None:
+    pod = root / "kubepods" / f"pod{UID}"
+    pod.mkdir()
+    pod.rmdir()
+    pod.mkdir()
+    tree.read()
+    (pod / "c1").mkdir()
+    assert tree.read()

@@ -1,0 +1,60 @@
+import logging
+
+import pytest
+
+from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.model.cpuset import CpuSet
+from agent.node.change_log import ChangeRecorder
+from agent.telemetry.metrics import AgentMetrics
+from tests.builders import machine, pod
+
+
+def test_container_without_a_cgroup_is_told_once_and_only_if_it_stays_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = AgentMetrics()
+    witness = ChangeRecorder(metrics)
+
+    def told(titles: dict[str, str], now: float) -> tuple[int, bool]:
+        """How many lines this look logs, and whether the metric counts somebody."""
+        caplog.clear()
+        witness.unplaced(titles, now)
+        lines = [each for each in caplog.records if each.levelno == logging.ERROR]
+        return len(lines), "topolet_unplaced_containers 1.0" in metrics.render()
+
+    assert told({"a": "x main"}, 10.0) == (0, False)
+    assert told({"a": "x main"}, 10.5) == (0, False)
+    assert told({}, 10.6) == (0, False)
+    assert told({"a": "x main"}, 11.5) == (0, False)
+    assert told({"a": "x main"}, 12.5) == (1, True)
+    assert told({"a": "x main"}, 13.0) == (0, True)
+    assert told({}, 13.5) == (0, False)
+
+
+def test_owner_of_a_cpu_that_went_offline_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = AgentMetrics()
+    witness = ChangeRecorder(metrics)
+    owner = pod("a", "LSE", "1-2")
+    for offline in ("2", "2", ""):
+        topology = machine(offline=offline)
+        decision = decide(topology, (owner,), KubeletCpus(), {"a": CpuSet([1, 2])}, {})
+        metrics.decided(decision)
+        witness.decided((owner,), decision, decision.owners, {})
+        assert ('topolet_owned_cpus_offline{pod="ns/a"} 1.0' in metrics.render()) == bool(offline)
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert errors == ["pod ns/a: CPUs 2 of its own are offline"]
+
+
+def test_owner_without_any_cpu_left_is_told_with_what_becomes_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    metrics = AgentMetrics()
+    pods = pod("a", "LSE", "1-2"), pod("b")
+    decision = decide(machine(offline="1-2"), pods, KubeletCpus(), {"a": CpuSet([1, 2])}, {})
+    metrics.decided(decision)
+    ChangeRecorder(metrics).decided(pods, decision, decision.owners, {})
+    assert 'topolet_owned_cpus_offline{pod="ns/a"} 2.0' in metrics.render()
+    told = "\n".join(each.getMessage() for each in caplog.records)
+    assert "pod ns/a: CPUs 1-2 of its own are offline" in told
+    assert "pod ns/a keeps the pool" in told

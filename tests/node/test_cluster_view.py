@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.kube.store import EmbeddedStore
+from agent.model.apiobjects import Phase
+from agent.model.qos import QOS_LABEL
+from agent.node.cluster_view import ClusterWatches
+from tests.waiting import eventually
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> None:
+        self.times += 1
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def assignments(tmp_path: Path, heard: Heard) -> Iterator[ClusterWatches]:
+    it = ClusterWatches(EmbeddedStore(str(tmp_path), period_seconds=0.01), "n", heard)
+    yield it
+    it.stop()
+    assert not [each for each in threading.enumerate() if "watch" in each.name]
+
+
+def put(folder: Path, name: str, status: Any = None, **metadata: Any) -> Path:
+    path = folder / "pod" / "ns" / f"{name}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = {
+        "metadata": {"name": name, "namespace": "ns", "uid": name, **metadata},
+        "spec": {"nodeName": "n"},
+        "status": status or {"phase": "Running"},
+    }
+    fresh = path.with_suffix(".new")
+    fresh.write_text(yaml.safe_dump(body))
+    fresh.replace(path)
+    return path
+
+
+def settled(assignments: ClusterWatches, check: Callable[[], bool]) -> None:
+    eventually("told", check)
+
+
+def test_nothing_is_known_before_it_is_told(assignments: ClusterWatches, heard: Heard) -> None:
+    assert assignments.now().pods_told is False
+    assignments.start()
+    assert assignments.now().pods_told is True, "a folder is read at once"
+    assert assignments.now().node is None
+    assert heard.times == 1, "that there is no pod is news"
+
+
+def test_pods_and_node_are_followed(
+    tmp_path: Path, assignments: ClusterWatches, heard: Heard
+) -> None:
+    path = put(tmp_path, "a")
+    store = EmbeddedStore(str(tmp_path))
+    store.apply({"kind": "Node", "metadata": {"name": "n", "uid": "u", "labels": {"x": "1"}}})
+    assignments.start()
+    assert assignments.now().pods["a"].phase is Phase.RUNNING
+    node = assignments.now().node
+    assert node is not None
+    assert (node.uid, node.labels) == ("u", {"x": "1"})
+    times = heard.times
+    put(tmp_path, "a", status={"phase": "Failed", "message": "why"})
+    settled(assignments, lambda: assignments.now().pods["a"].phase is Phase.FAILED)
+    eventually("heard", lambda: heard.times == times + 1)
+    path.unlink()
+    settled(assignments, lambda: not assignments.now().pods)
+
+
+def test_what_nobody_reads_wakes_nobody(
+    tmp_path: Path, assignments: ClusterWatches, heard: Heard
+) -> None:
+    put(tmp_path, "a")
+    assignments.start()
+    times = heard.times
+    put(tmp_path, "a", status={"phase": "Running", "podIP": "10.0.0.1"})
+    put(tmp_path, "b")
+    settled(assignments, lambda: "b" in assignments.now().pods)
+    eventually("heard", lambda: heard.times > times)
+    assert heard.times == times + 1
+
+
+def test_a_pod_that_cannot_be_read_keeps_its_last_good_state(
+    tmp_path: Path, assignments: ClusterWatches, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tmp_path, "a", labels={QOS_LABEL: "LSR"})
+    assignments.start()
+    put(tmp_path, "a", labels={QOS_LABEL: "BE"}, creationTimestamp="yesterday")
+    eventually("told", lambda: "'yesterday' is no time" in caplog.text)
+    assert assignments.now().pods["a"].labels == {QOS_LABEL: "LSR"}
+    assert "Pod ns/a: metadata.creationTimestamp" in caplog.text
+
+
+def test_a_name_that_another_pod_takes_is_another_pod(
+    tmp_path: Path, assignments: ClusterWatches
+) -> None:
+    put(tmp_path, "a", uid="1")
+    assignments.start()
+    put(tmp_path, "a", uid="2")
+    settled(assignments, lambda: list(assignments.now().pods) == ["2"])
+
+
+def test_trouble_is_told_and_changes_nothing(tmp_path: Path, assignments: ClusterWatches) -> None:
+    path = put(tmp_path, "a")
+    assignments.start()
+    path.write_text("{")
+    eventually("trouble", lambda: any("Pod ns/a" in each for each in assignments.troubles()))
+    assert list(assignments.now().pods) == ["a"]
+
+
+def test_age_is_since_the_folder_could_be_read(tmp_path: Path, assignments: ClusterWatches) -> None:
+    path = put(tmp_path, "a")
+    assignments.start()
+    assert assignments.ages_seconds().keys() == {"pods", "nodes"}
+    path.write_text("{")
+
+    def pods_are_older_seconds() -> float:
+        ages = assignments.ages_seconds()
+        return ages["pods"] - ages["nodes"]
+
+    eventually("pods grow old, nodes do not", lambda: pods_are_older_seconds() > 2)

@@ -1,0 +1,76 @@
+import logging
+
+import pytest
+
+from agent.node.daemon import Health
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    it = Clock()
+    monkeypatch.setattr("agent.node.daemon.time.monotonic", it)
+    return it
+
+
+def test_ready_after_the_first_good_round_until_a_bad_or_no_other(clock: Clock) -> None:
+    health = Health(0.5)
+    assert (health.ready().status, health.ready().text) == (503, "there was no pass yet\n")
+    health.begin()
+    health.end("")
+    assert health.ready().status == 200
+    health.end("the runtime does not answer")
+    assert (health.ready().status, health.ready().text) == (503, "the runtime does not answer\n")
+    health.end("")
+    clock.now += 4.9
+    assert health.ready().status == 200
+    clock.now += 0.2
+    assert health.ready().text == "the snapshot is 5 s old\n"
+
+
+def test_alive_while_rounds_begin_whatever_their_end(clock: Clock) -> None:
+    health = Health(0.5)
+    for _ in range(100):
+        clock.now += 10
+        health.begin()
+        health.end("bad")
+    assert health.alive().status == 200
+    clock.now += 20.1
+    assert (health.alive().status, health.alive().text) == (503, "no pass for 20 s\n")
+
+
+def test_slow_period_has_more_patience(clock: Clock) -> None:
+    health = Health(60)
+    health.begin()
+    health.end("")
+    clock.now += 239
+    assert health.ready().status == 200
+    assert health.alive().status == 200
+
+
+def test_fault_that_stays_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    health = Health(0.5)
+    for error in ("disk full", "disk full", "", "disk full", "other"):
+        health.end(error)
+    said = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert said == ["disk full", "disk full", "other"]
+
+
+def test_rest_of_the_full_pass_makes_nothing_late(clock: Clock) -> None:
+    health = Health(0.5)
+    health.begin()
+    health.end("")
+    health.rest(10)
+    clock.now += 14.9
+    assert health.ready().status == 200
+    clock.now += 0.2
+    assert health.ready().status == 503
+    assert health.alive().status == 200
+    clock.now += 15
+    assert health.alive().status == 503

@@ -1,0 +1,145 @@
+"""From the node's pods to what the snapshot says of their devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from agent.allocate.visibility.isolation import Isolation
+from agent.hooks import admission
+from agent.hooks.requests import CreateContainer
+from agent.model.apiobjects import ApiContainer, ApiPod, Phase
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.devicefiles import CardFiles, DeviceFiles
+from agent.model.holding import Form, Holding, Source
+from agent.model.notifications import PodAnnounced
+from agent.model.pods import Pod
+from agent.model.settings import Settings
+from agent.model.snapshot import Snapshot
+from agent.model.verdict import Wait
+from agent.model.visible import VisibleGpu
+from agent.node.device_visibility import UNDECIDED, policy, prepare, visibility
+from tests.builders import pod, running
+
+FILES = DeviceFiles(
+    tuple(CardFiles(VisibleGpu(f"GPU-{each}", str(each)), each) for each in range(2))
+)
+FIRST = '{"gpu": [{"minor": 0}]}'
+BOTH = '{"gpu": [{"minor": 0}, {"minor": 1}]}'
+
+
+def given(uid: str, text: str, created_at: int = 0, *, runs: bool = False) -> Pod:
+    return msgspec.structs.replace(
+        pod(uid, "LS", containers=(running(f"c-{uid}"),) if runs else ()),
+        annotations={DEVICE_ALLOCATED: text},
+        created_at=created_at,
+    )
+
+
+def asking(uid: str, **cards: int) -> ApiPod:
+    containers = tuple(
+        ApiContainer(name, limits={"nvidia.com/gpu": count} if count else {})
+        for name, count in cards.items()
+    )
+    return ApiPod(uid, "ns", uid, "n", Phase.RUNNING, {}, {}, None, 0, containers=containers)
+
+
+def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> Holding:
+    return Holding(uid, "main", "nvidia.com/gpu", "gpu", device, form, part, {}, Source.CHECKPOINT)
+
+
+def test_requests_share_a_pods_cards_out() -> None:
+    it = visibility([given("p", BOTH)], [asking("p", a=1, b=1, c=0)], FILES).pods["p"]
+    seen = {name: [each.uuid for each in of.gpus or ()] for name, of in it.containers.items()}
+    assert seen == {"a": ["GPU-0"], "b": ["GPU-1"]}
+    assert it.each.gpus == ()
+
+
+def test_without_requests_all_see_all() -> None:
+    it = visibility([given("p", BOTH)], [asking("other", a=1)], FILES).pods["p"]
+    assert [each.uuid for each in it.each.gpus or ()] == ["GPU-0", "GPU-1"]
+
+
+def test_who_runs_keeps_its_card_from_an_older_claim() -> None:
+    pods = [given("older", FIRST, 1), given("runs", FIRST, 2, runs=True), given("late", FIRST, 3)]
+    it = visibility(pods, [], FILES)
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "runs": "",
+        "older": "GPU-0 belongs to pod ns/runs",
+        "late": "GPU-0 belongs to pod ns/runs",
+    }
+    assert [each.holders for each in it.node.held] == [("runs",), ()]
+
+
+def test_who_had_a_card_keeps_it_from_an_older_pod_that_names_it_now() -> None:
+    pods = [given("older", FIRST, 1, runs=True), given("had", FIRST, 2)]
+    it = visibility(pods, [], FILES, before={"GPU-0": frozenset({"had"})})
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "had": "",
+        "older": "GPU-0 belongs to pod ns/had",
+    }
+
+
+def test_a_card_that_a_plugin_gave_is_not_given_again() -> None:
+    pods = [given("p", FIRST), pod("plugins", "LS")]
+    it = visibility(pods, [], FILES, [holding("plugins", "GPU-0")])
+    assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
+    for harmless in (holding("p", "GPU-0"), holding("plugins", "GPU-0", Form.OPEN)):
+        assert not visibility(pods, [], FILES, [harmless]).pods["p"].each.refused
+
+
+def test_a_plugin_takes_no_card_from_a_pod_that_runs_with_it() -> None:
+    """Hooks must go on to refuse it to the pod that the plugin gave it to."""
+    pods = [given("p", FIRST, runs=True), pod("plugins", "LS")]
+    found = [holding("plugins", "GPU-0")]
+    it = visibility(pods, [], FILES, found, before={"GPU-0": frozenset({"p"})})
+    assert it.node.held[0].holders == ("p",)
+    made = [given("p", FIRST), pod("plugins", "LS", containers=(running("c"),))]
+    it = visibility(made, [], FILES, found, before={"GPU-0": frozenset({"p"})})
+    assert it.pods["p"].each.refused == "GPU-0 belongs to pod ns/plugins"
+
+
+def test_nor_is_an_instance_of_which_a_plugin_gave_a_replica() -> None:
+    instances = tuple(VisibleGpu(f"MIG-{each}", f"0:{number}") for number, each in enumerate("ab"))
+    files = DeviceFiles((CardFiles(VisibleGpu("GPU-0", "0"), 0, True, instances),))
+    pods = [given(each, f'{{"gpu": [{{"minor": 0, "id": "MIG-{each}"}}]}}') for each in "ab"]
+    shared = holding("plugins", "GPU-0", Form.INSTANCE, "MIG-a::1")
+    it = visibility([*pods, pod("plugins", "LS")], [], files, [shared])
+    assert {uid: each.each.refused for uid, each in it.pods.items()} == {
+        "a": "MIG-a belongs to pod ns/plugins",
+        "b": "",
+    }
+
+
+def test_gpus_are_hidden_where_there_are_some() -> None:
+    assert visibility([], [], FILES).node.unasked == "hide"
+    assert visibility([], [], DeviceFiles()).node.unasked == "leave"
+    assert visibility([], [], DeviceFiles(None)).node.unasked == "hide"
+
+
+def test_before_anything_is_known_who_was_given_devices_waits_and_others_do_not() -> None:
+    snapshot = Snapshot(1, 0, "b", False, (), (), (), {}, {}, devices=UNDECIDED.node)
+    comes = PodAnnounced("p", "ns", "p", {}, {DEVICE_ALLOCATED: FIRST}, "")
+    assert isinstance(admission.decided_devices(CreateContainer(comes, "main"), snapshot), Wait)
+    other = PodAnnounced("q", "ns", "q", {}, {}, "")
+    assert admission.decided_devices(CreateContainer(other, "main"), snapshot) is None
+
+
+def test_the_folder_of_locks_is_there_for_whoever_containers_run_as(tmp_path: Path) -> None:
+    folder = tmp_path / "vgpulock"
+    for library, mode in (("", None), ("/opt/vgpu.so", 0o1777), ("/opt/vgpu.so", 0o1777)):
+        prepare(policy(Settings(hami_core_library=library, state_dir=str(tmp_path))))
+        assert (folder.stat().st_mode & 0o7777 if folder.exists() else None) == mode
+
+
+def test_what_people_set() -> None:
+    without = policy(Settings())
+    assert (without.unasked, without.cdi_kind, without.isolation.library) == ("hide", "", "")
+    settings = Settings(
+        unasked_gpus="deny", gpu_cdi_kind="nvidia.com/gpu", hami_core_library="/opt/vgpu.so"
+    )
+    by = policy(settings)
+    assert by.isolation == Isolation("/opt/vgpu.so", "/run/topolet/vgpulock")
+    node = visibility([], [], FILES, by=by).node
+    assert (node.unasked, node.cdi_kind) == ("deny", "nvidia.com/gpu")

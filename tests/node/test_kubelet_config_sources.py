@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kubelet.configuration import KubeletConfiguration
+from agent.model.cpuset import CpuSet
+from agent.model.settings import Settings
+from agent.node import kubelet_config_sources
+from agent.node.kubelet_config_sources import Reading, inferred, merged
+from agent.node.sources import SourceName
+from tests.node.procfs import POD, process
+
+STATIC = "cpuManagerPolicy: static\nkubeReserved: {cpu: 500m}\n"
+
+
+def read(root: Path, **settings: Any) -> Reading:
+    return kubelet_config_sources.read(Settings(root=str(root), **settings), lambda: "/")
+
+
+def whole(reading: Reading) -> KubeletConfiguration:
+    assert not any(reading.troubles.values()), reading.troubles
+    assert reading.whole is not None
+    return reading.whole
+
+
+def put(root: Path, path: str, text: str) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_a_kubelet_with_a_file_and_flags(tmp_path: Path) -> None:
+    process(tmp_path, 1, "/sbin/init")
+    process(tmp_path, 70, "/usr/bin/kubelet", "--config=/etc/kubelet.yaml", "--reserved-cpus=1")
+    put(tmp_path, "/etc/kubelet.yaml", STATIC)
+    got = whole(read(tmp_path))
+    assert (got.static, got.reserved_milli, str(got.reserved_cpus)) == (True, 500, "1")
+    assert got.source == "kubelet 70, /etc/kubelet.yaml"
+
+
+def test_no_kubelet_runs(tmp_path: Path) -> None:
+    process(tmp_path, 5, "kubelet-wrapper")
+    process(tmp_path, 6, "kubelet", "--config=/nonexistent", groups=POD)
+    reading = read(tmp_path)
+    assert reading.whole is None
+    assert not any(reading.troubles.values())
+
+
+def fifo(root: Path) -> None:
+    (root / "etc").mkdir()
+    os.mkfifo(root / "etc/kubelet.yaml")
+
+
+def folder(root: Path) -> None:
+    (root / "etc/kubelet.yaml").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "No such file or directory"),
+        ("a: [", "while parsing"),
+        ("cpuManagerPolicy: [static]", "cpuManagerPolicy"),
+        ("- a", "must be an object"),
+        ("a: 'x\0'", ""),
+        ("#" * (5 << 20), "is larger than"),
+        (fifo, "is not a regular file"),
+        (folder, "Is a directory"),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_a_trouble_that_names_it(
+    tmp_path: Path, content: Any, reason: str
+) -> None:
+    process(tmp_path, 70, "kubelet", "--config", "/etc/kubelet.yaml", "--reserved-cpus=1")
+    if callable(content):
+        content(tmp_path)
+    elif content is not None:
+        put(tmp_path, "/etc/kubelet.yaml", content)
+    reading = read(tmp_path)
+    assert reading.whole is None
+    (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
+    assert re.match("kubelet 70[,:] /etc/kubelet.yaml: ", trouble)
+    assert reason in trouble
+    assert reading.words == ("kubelet", "--config", "/etc/kubelet.yaml", "--reserved-cpus=1")
+
+
+def test_a_relative_path_is_not_guessed(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--config=kubelet.yaml")
+    (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
+    assert "is relative" in trouble
+
+
+def test_an_empty_file_says_nothing(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--config=/etc/kubelet.yaml")
+    put(tmp_path, "/etc/kubelet.yaml", "")
+    assert not whole(read(tmp_path)).static
+
+
+def test_drop_ins_in_their_order(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--config=/etc/k.yaml", "--config-dir=/etc/k.d", "--v=2")
+    put(tmp_path, "/etc/k.yaml", STATIC + "cpuManagerPolicyOptions: {full-pcpus-only: 'true'}\n")
+    put(tmp_path, "/etc/k.d/20.conf", "reservedSystemCPUs: '2'\n")
+    put(tmp_path, "/etc/k.d/10.conf", "reservedSystemCPUs: '1'\nkubeReserved: {cpu: '1'}\n")
+    put(tmp_path, "/etc/k.d/30/x.conf", '{"cpuManagerPolicyOptions": {"a": "true"}}')
+    put(tmp_path, "/etc/k.d/90.yaml", "cpuManagerPolicy: none\n")
+    got = whole(read(tmp_path))
+    assert (got.static, str(got.reserved_cpus), got.reserved_milli) == (True, "2", 1000)
+    assert got.cpu_manager_options == {"full-pcpus-only": "true", "a": "true"}
+
+
+def test_drop_ins_that_are_not_seen_leave_what_is(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--config=/etc/k.yaml", "--config-dir=/opt/k.d")
+    put(tmp_path, "/etc/k.yaml", STATIC)
+    reading = read(tmp_path)
+    assert reading.whole is None
+    assert reading.content["cpuManagerPolicy"] == "static"
+    (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
+    assert "/opt/k.d: No such file or directory" in trouble
+
+
+@pytest.mark.parametrize(
+    ("before", "patch", "after"),
+    [
+        ({"a": 1}, {}, {"a": 1}),
+        ({"a": 1}, {"a": None, "b": None}, {}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": None, "d": 3}}, {"a": {"c": 2, "d": 3}}),
+        ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
+        ({"a": 1}, {"a": {"b": {"c": None, "d": 1}}}, {"a": {"b": {"d": 1}}}),
+    ],
+)
+def test_a_merge_patch(before: Any, patch: Any, after: Any) -> None:
+    """RFC 7386, section 2 and appendix A."""
+    assert merged(before, patch) == after
+
+
+def test_a_declared_file_goes_first_and_flags_win(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--config=/etc/kubernetes/k.json", "--reserved-cpus=1")
+    put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": "static"}))
+    reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
+    got = whole(reading)
+    assert (got.static, str(got.reserved_cpus)) == (True, "1")
+
+
+def test_a_declared_file_counts_in_part_where_no_process_can_be_told(tmp_path: Path) -> None:
+    """Flags of the kubelet would win over it."""
+    put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": "static"}))
+    process(tmp_path, 70, "kubelet", "--reserved-cpus=1")
+    process(tmp_path, 71, "kubelet")
+    reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
+    assert reading.whole is None
+    assert "several run" in reading.troubles[SourceName.KUBELET_PROCESS][0]
+    assert reading.troubles[SourceName.KUBELET_CONFIG] == ()
+    found = inferred(reading, "", CpuSet(), strict=False)
+    assert found is not None
+    assert found.static
+    put(tmp_path, "/mine.json", json.dumps({"cpuManagerPolicy": 1}))
+    reading = read(tmp_path, kubelet_config=str(tmp_path / "mine.json"))
+    assert "cpuManagerPolicy" in reading.troubles[SourceName.KUBELET_CONFIG][0]
+
+
+def test_its_own_answer_goes_first(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--config=/nonexistent")
+    put(tmp_path, "/configz", json.dumps({"kubeletconfig": {"cpuManagerPolicy": "static"}}))
+    url = f"file:{tmp_path}/configz"
+    assert whole(read(tmp_path, kubelet_configz=url)).static
+    put(tmp_path, "/configz", "{")
+    process(tmp_path, 70, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
+    reading = read(tmp_path, kubelet_configz=url)
+    assert reading.whole is not None
+    assert str(reading.whole.reserved_cpus) == "1"
+    assert url in reading.troubles[SourceName.KUBELET_CONFIGZ][0]
+
+
+def test_a_token_that_is_away_is_a_trouble_of_configz(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet")
+    reading = read(
+        tmp_path, kubelet_configz="https://127.0.0.1:1/configz", kubelet_token_file="/nowhere/token"
+    )
+    assert "/nowhere/token" in reading.troubles[SourceName.KUBELET_CONFIGZ][0]
+    assert reading.whole is not None
+
+
+def test_kubelet_within_k3s(tmp_path: Path) -> None:
+    words = ["/usr/bin/k3s", "server", "--kubelet-arg=cpu-manager-policy=static"]
+    process(tmp_path, 9, *words, "--kubelet-arg", "reserved-cpus=0-1", name="k3s-server")
+    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: [reserved-cpus=3]")
+    got = whole(read(tmp_path))
+    assert (got.static, str(got.reserved_cpus), got.source) == (True, "0-1", "k3s 9")
+
+
+def test_files_of_k3s(tmp_path: Path) -> None:
+    process(tmp_path, 9, "k3s", "agent", name="k3s-agent")
+    (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
+    assert "/etc/rancher/k3s/config.yaml: the agent does not see its folder" in trouble
+    (tmp_path / "etc").mkdir()
+    assert not whole(read(tmp_path)).static
+    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: cpu-manager-policy=static")
+    put(tmp_path, "/etc/rancher/k3s/config.yaml.d/a.yaml", "kubelet-arg+: [reserved-cpus=1]")
+    put(
+        tmp_path,
+        "/var/lib/rancher/k3s/agent/etc/kubelet.conf.d/a.conf",
+        "topologyManagerPolicy: restricted",
+    )
+    got = whole(read(tmp_path))
+    assert (got.static, str(got.reserved_cpus)) == (True, "1")
+    assert got.topology_manager_policy == "restricted"
+    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: 1")
+    reading = read(tmp_path)
+    assert reading.whole is None
+    assert "kubelet-arg: must be a list" in reading.troubles[SourceName.KUBELET_CONFIG][0]
+    for content in ("[]", "x"):
+        put(tmp_path, "/etc/rancher/k3s/config.yaml", content)
+        (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
+        assert trouble.endswith("/k3s/config.yaml: its content must be an object")
+
+
+def test_k3s_reads_files_of_yaml_in_its_folder_alone(tmp_path: Path) -> None:
+    """As pkg/configfilearg/parser.go, dotDFiles."""
+    process(tmp_path, 9, "k3s", "agent", name="k3s-agent")
+    for name, cpus in (("1.yaml", 1), ("2.YML", 2), ("3.txt", 3), ("4.yaml/x.yaml", 4)):
+        put(
+            tmp_path, f"/etc/rancher/k3s/config.yaml.d/{name}", f"kubelet-arg: reserved-cpus={cpus}"
+        )
+    assert str(whole(read(tmp_path)).reserved_cpus) == "2"
+
+
+def test_k3s_that_hides_its_flags(tmp_path: Path) -> None:
+    """As k3s does: it writes over its command line (pkg/cli/server/server.go, SetProcTitle)."""
+    process(tmp_path, 9, "/usr/local/bin/k3s server", "", "", name="k3s-server")
+    put(tmp_path, "/etc/rancher/k3s/config.yaml", "kubelet-arg: cpu-manager-policy=static")
+    reading = read(tmp_path)
+    assert reading.whole is None
+    (trouble,) = reading.troubles[SourceName.KUBELET_CONFIG]
+    assert trouble.startswith("k3s 9: it hides its flags")
+    found = inferred(reading, "", CpuSet.parse("1"), strict=False)
+    assert found is not None
+    assert (found.static, str(found.reserved_cpus)) == (True, "1")
+
+
+@pytest.mark.parametrize("flag", ["config", "config-dir"])
+def test_a_path_that_no_file_can_have_is_a_trouble(tmp_path: Path, flag: str) -> None:
+    process(tmp_path, 9, "kubelite", "--kubelet-args-file=/args")
+    put(tmp_path, "/args", f"--{flag}=/a\0b\n")
+    (trouble,) = read(tmp_path).troubles[SourceName.KUBELET_CONFIG]
+    assert trouble == "kubelite 9: /a\0b: embedded null byte"
+
+
+def test_the_file_of_a_kubelite(tmp_path: Path) -> None:
+    process(tmp_path, 9, "/snap/microk8s/7/kubelite", "--kubelet-args-file=/var/snap/args/kubelet")
+    assert read(tmp_path).whole is None
+    put(tmp_path, "/var/snap/args/kubelet", "--cpu-manager-policy=static\n--reserved-cpus=1\n")
+    got = whole(read(tmp_path))
+    assert (got.static, str(got.reserved_cpus)) == (True, "1")

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.kubelet.configuration import KubeletConfiguration
+from agent.kubelet.cpu_manager_state import CpuManagerState
+from agent.model.cpuset import CpuSet
+from agent.model.resources import NodeConfiguration
+from agent.model.settings import Settings
+from agent.node import kubelet_configuration
+from agent.node.kubelet_configuration import (
+    CombinationError,
+    CpuManagerStatus,
+    KubeletConfigurationView,
+)
+from agent.node.node_object import rules
+from agent.node.sources import Sources
+from tests.builders import machine, pod
+from tests.node.procfs import POD, process
+from tests.waiting import DEADLINE_SECONDS
+
+STATIC = KubeletConfiguration("kubelet 7", "static", {}, reserved_milli=1000)
+
+
+def read(settings: Settings, sources: Sources | None = None) -> KubeletConfigurationView:
+    """After one reading."""
+    it = KubeletConfigurationView(settings, sources)
+    it.read()
+    return it
+
+
+@pytest.mark.parametrize(
+    ("settings", "kubelet", "way_out"),
+    [
+        pytest.param(
+            Settings(kubelet_cpu_manager="none"), STATIC, "drain the node", id="another policy"
+        ),
+        pytest.param(
+            Settings(kubelet_cpu_manager="static"),
+            KubeletConfiguration("kubelet 7"),
+            "declare what it is",
+            id="declared static",
+        ),
+        pytest.param(
+            Settings(be_on_reserved=True),
+            msgspec.structs.replace(STATIC, cpu_manager_options={"strict-cpu-reservation": "true"}),
+            "switch one of them off",
+            id="reserved CPUs for nobody and for BE",
+        ),
+        pytest.param(
+            Settings(be_on_reserved=True),
+            KubeletConfiguration("kubelet 7"),
+            "reservedSystemCPUs",
+            id="BE on nothing",
+        ),
+        pytest.param(
+            Settings(bind_memory=True),
+            KubeletConfiguration("kubelet 7", memory_manager_policy="Static"),
+            "switch one of them off",
+            id="two that bind memory",
+        ),
+    ],
+)
+def test_combination_that_cannot_be_right_says_how_to_get_out(
+    settings: Settings, kubelet: KubeletConfiguration, way_out: str
+) -> None:
+    with pytest.raises(CombinationError, match=way_out) as raised:
+        kubelet_configuration.check(settings, kubelet)
+    assert "kubelet 7" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kubelet"),
+    [
+        (Settings(), STATIC),
+        (Settings(kubelet_cpu_manager="static", be_on_reserved=True), STATIC),
+        (Settings(kubelet_cpu_manager="static"), None),
+        (Settings(bind_memory=True), STATIC),
+    ],
+)
+def test_combination_that_can(settings: Settings, kubelet: KubeletConfiguration | None) -> None:
+    kubelet_configuration.check(settings, kubelet)
+
+
+def test_what_is_configured_comes_of_node_kubelet_and_settings(tmp_path: Path) -> None:
+    words = ["kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1"]
+    process(tmp_path, 9, *words)
+    settings = Settings(root=str(tmp_path), be_on_reserved=True, bind_memory=True)
+    made = rules(read(settings).applied(NodeConfiguration(), machine()))
+    assert (str(made.reserved), made.be_on_reserved, made.bind_memory) == ("1", True, True)
+    assert not made.owners_on_reserved
+
+
+def test_kubelet_that_changes_into_what_cannot_be_right_changes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
+    settings = Settings(root=str(tmp_path), kubelet_cpu_manager="static")
+    watched = read(settings)
+    before = watched.applied(NodeConfiguration(), machine())
+    process(tmp_path, 9, "kubelet")
+    for _ in range(2):
+        watched.read()
+        assert watched.applied(NodeConfiguration(), machine()) == before
+    (said,) = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert "kubelet-combination: kubelet-cpu-manager is static" in said.getMessage()
+    assert "cpuManagerPolicy is none" in said.getMessage()
+
+
+def test_it_does_not_start_in_a_combination_that_can_not_be_right(tmp_path: Path) -> None:
+    process(tmp_path, 9, "kubelet")
+    with pytest.raises(CombinationError):
+        KubeletConfigurationView(Settings(root=str(tmp_path), kubelet_cpu_manager="static")).start()
+
+
+def another_one(root: Path) -> None:
+    process(root, 5, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=0-1")
+
+
+def of_a_pod(root: Path) -> None:
+    words = ["--cpu-manager-policy=static", "--reserved-cpus=0-1", "--config=/nonexistent"]
+    process(root, 5, "kubelet", *words, groups=POD)
+
+
+def doubtful(root: Path) -> None:
+    (process(root, 5, "kubelet") / "cgroup").write_text("")
+
+
+def file_taken_away(root: Path) -> None:
+    process(root, 9, "kubelet", "--config=/etc/kubernetes/kubelet/config.json")
+
+
+def gone(root: Path) -> None:
+    shutil.rmtree(root / "proc" / "9")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (
+            another_one,
+            "kubelet-process: several run, and not exactly one of them has our kubelet-dir: ",
+        ),
+        (doubtful, "kubelet-process: process 5: /proc names no cgroup"),
+        (file_taken_away, "kubelet-config: kubelet 9: /etc/kubernetes/kubelet/config.json: "),
+        (of_a_pod, ""),
+        (gone, ""),
+    ],
+)
+def test_what_is_doubtful_changes_nothing_and_is_told_once(
+    tmp_path: Path, spoil: Callable[[Path], None], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
+    counted: dict[str, int] = {}
+    watched = read(Settings(root=str(tmp_path)), Sources(counted.__setitem__))
+    before = watched.applied(NodeConfiguration(), machine())
+    assert str(before.kubelet_reserved) == "1"
+    spoil(tmp_path)
+    for _ in range(3):
+        watched.read()
+        assert watched.applied(NodeConfiguration(), machine()) == before
+    errors = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert [each[: len(told)] for each in errors] == ([told] if told else [])
+    if told:
+        assert counted[told.partition(":")[0]] == 1
+        process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1")
+        shutil.rmtree(tmp_path / "proc/5", ignore_errors=True)
+        watched.read()
+        assert counted[told.partition(":")[0]] == 0
+
+
+@pytest.mark.parametrize("spoil", [another_one, doubtful, file_taken_away])
+def test_a_start_with_a_doubtful_kubelet_goes_on_with_what_is_known(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    process(tmp_path, 9, "kubelet", "--cpu-manager-policy=none", "--config=/nonexistent")
+    spoil(tmp_path)
+    started = read(Settings(root=str(tmp_path), be_on_reserved=True))
+    state = CpuManagerState("static", CpuSet.parse("0-3"))
+    says = CpuManagerStatus(state, CpuSet.parse("0"))
+    made = started.applied(NodeConfiguration(), machine(), says)
+    assert (made.kubelet_policy, str(made.kubelet_reserved)) == ("static", "0")
+    assert made.kubelet_options == {}
+    assert made.be_on_reserved
+    strict = CpuManagerStatus(CpuManagerState("static", CpuSet.parse("1-3")), CpuSet.parse("0"))
+    made = started.applied(NodeConfiguration(), machine(), strict)
+    assert made.kubelet_options == {"strict-cpu-reservation": "true"}
+    assert started.applied(NodeConfiguration(), machine()).kubelet_policy == "none"
+
+
+def test_flags_count_though_the_file_can_not_be_read(tmp_path: Path) -> None:
+    flags = ["--cpu-manager-policy=static", "--reserved-cpus=1", "--config=/etc/k/c.json"]
+    process(tmp_path, 9, "kubelet", *flags)
+    made = read(Settings(root=str(tmp_path))).applied(
+        NodeConfiguration(), machine(), CpuManagerStatus(None, CpuSet.parse("0"))
+    )
+    assert (made.kubelet_policy, str(made.kubelet_reserved)) == ("static", "1")
+
+
+def test_the_memory_managers_own_state_tells_its_policy(tmp_path: Path) -> None:
+    process(tmp_path, 9, "kubelet", "--config=/nonexistent")
+    (tmp_path / "memory_manager_state").write_text(
+        '{"policyName":"Static","machineState":{},"entries":{},"checksum":0}'
+    )
+    settings = Settings(root=str(tmp_path), kubelet_dir=str(tmp_path))
+    assert read(settings).applied(NodeConfiguration(), machine()).kubelet_memory
+    (tmp_path / "memory_manager_state").write_text('{"policyName":')
+    counted: dict[str, int] = {}
+    made = read(settings, Sources(counted.__setitem__)).applied(NodeConfiguration(), machine())
+    assert not made.kubelet_memory
+    assert counted["memory-manager-state"] == 1
+
+
+def test_what_an_agent_before_us_knew_is_in_force_until_the_kubelet_shows_another_policy(
+    tmp_path: Path,
+) -> None:
+    process(tmp_path, 9, "kubelet", "--config=/nonexistent")
+    last = msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("2"))
+    again = KubeletConfigurationView(Settings(root=str(tmp_path)), last=last)
+    again.read()
+
+    def reserved(policy: str) -> str:
+        says = CpuManagerStatus(CpuManagerState(policy, CpuSet.parse("0-3")) if policy else None)
+        return str(again.applied(NodeConfiguration(), machine(), says).kubelet_reserved)
+
+    assert [reserved(each) for each in ("", "static", "none")] == ["2", "2", ""]
+
+
+def test_a_kubelet_that_does_not_answer_delays_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def hangs(*_: str) -> KubeletConfiguration:
+        asked.set()
+        answer.wait(DEADLINE_SECONDS)
+        return msgspec.structs.replace(STATIC, reserved_cpus=CpuSet.parse("3"))
+
+    monkeypatch.setattr("agent.node.kubelet_configuration.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("agent.kubelet.configz.read", hangs)
+    news = threading.Event()
+    (tmp_path / "proc").mkdir()
+    settings = Settings(root=str(tmp_path), kubelet_configz="https://node:10250/configz")
+    watched = KubeletConfigurationView(settings, changed=news.set)
+    watched.start()
+    assert asked.wait(DEADLINE_SECONDS)
+    assert not watched.applied(NodeConfiguration(), machine()).kubelet_reserved
+    answer.set()
+    assert news.wait(DEADLINE_SECONDS)
+    assert str(watched.applied(NodeConfiguration(), machine()).kubelet_reserved) == "3"
+    watched.close()
+
+
+def test_strict_reservation_leaves_the_reserved_cpus_to_nobody(tmp_path: Path) -> None:
+    options = "--cpu-manager-policy-options=strict-cpu-reservation=true"
+    process(tmp_path, 9, "kubelet", "--cpu-manager-policy=static", "--reserved-cpus=1", options)
+    configured = read(Settings(root=str(tmp_path))).applied(NodeConfiguration(), machine())
+    decision = decide(machine(), (pod("a", "LS"),), KubeletCpus(), {}, {}, rules(configured))
+    assert decision.pods["a"].each.cpuset == "0,2-3"

@@ -1,0 +1,274 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.host import processes
+from agent.host.processes import GoneError, Process
+from agent.node.kubelet_process import Found, KubeletProcess, find, ours
+from tests.node.procfs import HOST, POD, process
+
+OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
+"""Our agent's, in a cgroup namespace of its own."""
+
+
+def found(root: Path, own_group: str | None = "/") -> Found:
+    return find(str(root / "proc"), own_group)
+
+
+def pids(root: Path, own_group: str | None = "/") -> list[int]:
+    it = found(root, own_group)
+    assert it.doubts == ()
+    return [each.pid for each in it.kubelets]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        HOST,
+        "0::/\n",
+        "0::/init.scope\n",
+        "0::/podruntime/kubelet\n",
+        "3:cpuset:/\n1:name=systemd:/system.slice/kubelet.service\n0::/\n",
+        "4:cpu,cpuacct:/system.slice\n3:cpuset:/\n",
+        "0::/system.slice/kubelet.service (deleted)\n",
+    ],
+)
+def test_the_kubelet_of_the_host(tmp_path: Path, groups: str) -> None:
+    process(tmp_path, 1, "/sbin/init", groups="3:cpuset:/\n0::/init.scope\n")
+    process(tmp_path, 70, "/usr/bin/kubelet", "--v=2", parent=1, groups=groups)
+    (it,) = found(tmp_path).kubelets
+    assert it == KubeletProcess(70, "kubelet", ("/usr/bin/kubelet", "--v=2"), 1)
+    assert it.title == "kubelet 70"
+
+
+STRANGERS: list[Any] = [
+    pytest.param({"uids": "1000 1000 1000 1000"}, id="another user"),
+    pytest.param({"uids": "1000 0 0 0"}, id="a set-uid program"),
+    pytest.param({"uids": "0 1000 0 0"}, id="root that gave it up"),
+    pytest.param({"uids": "100000 100000 100000 100000"}, id="root of a user namespace"),
+    pytest.param({"pids": (9, 1)}, id="a PID namespace below"),
+    pytest.param({"pids": (9, 4, 1)}, id="two PID namespaces below"),
+    pytest.param({"groups": POD}, id="a pod, v2, systemd"),
+    pytest.param({"groups": "0::/kubepods/burstable/podX/ID\n"}, id="a pod, v2, cgroupfs"),
+    pytest.param({"groups": "3:cpuset:/kubepods/podX/ID\n0::/\n"}, id="a pod, v1"),
+    pytest.param({"groups": "3:cpuset:/\n2:memory:/kubepods/podX\n"}, id="a pod by any hierarchy"),
+    pytest.param({"groups": "0::/mine/kubepods/podX/ID\n"}, id="a root of its own, cgroupfs"),
+    pytest.param(
+        {"groups": "0::/mine.slice/mine-kubepods.slice/x.scope\n"}, id="a root of its own, systemd"
+    ),
+    pytest.param({"groups": "0::/kubepods/podX/ID (deleted)\n"}, id="a pod that ends"),
+    pytest.param({"name": "sleep"}, id="exec -a"),
+    pytest.param({"parent": 5}, id="below a process of a pod"),
+    pytest.param({"parent": 6}, id="below that"),
+]
+
+
+@pytest.mark.parametrize("pid", [9, 700])
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_what_calls_itself_kubelet_is_none(
+    tmp_path: Path, stranger: dict[str, Any], pid: int
+) -> None:
+    """Whether it has a lower number than the kubelet or a higher one."""
+    process(tmp_path, 5, "/bin/sh", groups=POD, pids=(5, 1))
+    process(tmp_path, 6, "/bin/sh", parent=5)
+    process(tmp_path, 70, "kubelet")
+    if "pids" in stranger:
+        stranger = {**stranger, "pids": (pid, *stranger["pids"][1:])}
+    process(tmp_path, pid, "kubelet", "--reserved-cpus=0-1", **stranger)
+    assert pids(tmp_path) == [70]
+
+
+def test_groups_are_shown_relative_to_our_namespace(tmp_path: Path) -> None:
+    """As an agent in a pod with a cgroup namespace sees them: no word of kubepods."""
+    process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
+    process(tmp_path, 71, "kubelet", groups="0::/../../kubepods-podB.slice/cri-x.scope\n")
+    process(tmp_path, 72, "kubelet", groups="0::/\n")
+    process(tmp_path, 73, "kubelet", groups="0::/below\n")
+    assert pids(tmp_path, OWN) == [70]
+
+
+def test_where_our_namespace_is_must_be_known(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", groups="0::/../../../system.slice/kubelet.service\n")
+    it = found(tmp_path, None)
+    assert it.kubelets == ()
+    assert "kubelet.service is outside of our cgroup namespace" in it.doubts[0]
+    process(tmp_path, 70, "kubelet", groups="0::/../../../../../x\n")
+    (doubt,) = found(tmp_path, OWN).doubts
+    assert "is not on the host" in doubt
+
+
+def no_status(folder: Path) -> None:
+    (folder / "status").write_text("Uid:\t0\t0\t0\t0\n")
+
+
+def no_namespaces(folder: Path) -> None:
+    text = (folder / "status").read_text()
+    (folder / "status").write_text(text.replace("NSpid:\t70\n", ""))
+
+
+def no_cpuset(folder: Path) -> None:
+    (folder / "cgroup").write_text("2:memory:/\n")
+
+
+def no_end(folder: Path) -> None:
+    (folder / "cmdline").write_bytes(b"kubelet\0" + b"x" * (1 << 20))
+
+
+def itself_above(folder: Path) -> None:
+    text = (folder / "status").read_text()
+    (folder / "status").write_text(text.replace("PPid:\t0", "PPid:\t70"))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "doubt"),
+    [
+        (no_status, "its status: KeyError('PPid')"),
+        (no_namespaces, "tells no NSpid"),
+        (no_cpuset, "names no cgroup of the cpuset hierarchy"),
+        (no_end, "its command line is longer than 262144 bytes"),
+        (itself_above, "it has more than 64 ancestors"),
+    ],
+)
+def test_what_can_not_be_told_is_a_doubt(tmp_path: Path, spoil: Any, doubt: str) -> None:
+    spoil(process(tmp_path, 70, "kubelet"))
+    it = found(tmp_path)
+    assert it.kubelets == ()
+    assert len(it.doubts) == 1
+    assert "70" in it.doubts[0]
+    assert doubt in it.doubts[0]
+
+
+def test_without_a_procfs(tmp_path: Path) -> None:
+    it = found(tmp_path)
+    assert it.kubelets == ()
+    assert it.doubts == (f"{tmp_path}/proc: No such file or directory",)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (b"\xff\xfe/kubelet", b"--\xff=\xfe"),
+        (b"a\nb/kubelet", b"\n", b""),
+        (b"/" + b"d/" * 1000 + b"kubelet",),
+    ],
+)
+def test_words_of_any_bytes(tmp_path: Path, words: tuple[bytes, ...]) -> None:
+    process(tmp_path, 70, *words)
+    (it,) = found(tmp_path).kubelets
+    assert [os.fsencode(each) for each in it.words] == list(words)
+
+
+def test_a_first_word_without_end_and_an_empty_one_are_no_kubelet(tmp_path: Path) -> None:
+    process(tmp_path, 70, b"x" * (3 << 20) + b"/kubelet", name="kubelet")
+    process(tmp_path, 71)
+    process(tmp_path, 72, "", "kubelet")
+    assert pids(tmp_path) == []
+
+
+def test_more_groups_than_a_page_holds(tmp_path: Path) -> None:
+    folder = process(tmp_path, 70, "kubelet")
+    many = " ".join(str(4_000_000_000 + each) for each in range(65_536))
+    text = (folder / "status").read_text().replace("Groups:\t0 ", f"Groups:\t{many} ")
+    (folder / "status").write_text(text)
+    assert pids(tmp_path) == [70]
+
+
+def test_a_child_that_has_not_executed_its_program_yet_is_no_other_kubelet(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--v=2")
+    process(tmp_path, 71, "kubelet", "--v=2", parent=70)
+    assert pids(tmp_path) == [70]
+    process(tmp_path, 71, "kubelet", "--v=3", parent=70)
+    assert pids(tmp_path) == [70, 71]
+
+
+def test_a_kubelet_that_only_answers_is_none(tmp_path: Path) -> None:
+    process(tmp_path, 9, "kubelet", "--version")
+    process(tmp_path, 10, "k3s", "kubectl", "get", "pods")
+    process(tmp_path, 70, "k3s", "server", name="k3s-server")
+    assert pids(tmp_path) == [70]
+
+
+@pytest.mark.parametrize("file", ["cmdline", "comm", "status", "cgroup"])
+def test_a_process_that_ends_between_two_reads_is_gone(tmp_path: Path, file: str) -> None:
+    process(tmp_path, 70, "kubelet")
+    (process(tmp_path, 9, "kubelet") / file).unlink()
+    assert pids(tmp_path) == [70]
+
+
+def test_a_number_that_is_given_to_another_process_is_not_that_one(tmp_path: Path) -> None:
+    """What is read is of one process, whoever has its number meanwhile."""
+    folder = process(tmp_path, 9, "kubelet")
+    with Process(str(tmp_path / "proc"), 9) as it:
+        for each in folder.iterdir():
+            each.unlink()
+        folder.rmdir()
+        process(tmp_path, 9, "other")
+        with pytest.raises(GoneError):
+            it.first_word()
+
+
+def test_a_process_above_that_ends_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process(tmp_path, 70, "kubelet", parent=50)
+    real = Process.status
+    told = []
+
+    def status(self: Process) -> processes.Status:
+        told.append(self.pid)
+        if len(told) == 2:  # the first read is of the kubelet's users and namespaces
+            process(tmp_path, 70, "kubelet", parent=1)
+            process(tmp_path, 1, "/sbin/init")
+        return real(self)
+
+    monkeypatch.setattr(Process, "status", status)
+    assert pids(tmp_path) == [70]
+
+
+def test_a_kubelet_that_ends_while_the_processes_above_it_are_read_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = process(tmp_path, 70, "kubelet", parent=50)
+    real = Process.words
+
+    def words(self: Process) -> list[str]:
+        found = real(self)
+        (folder / "status").unlink()
+        return found
+
+    monkeypatch.setattr(Process, "words", words)
+    assert found(tmp_path) == Found()
+
+
+def test_a_pod_of_many_kubelets_is_told_of_in_a_few_doubts(tmp_path: Path) -> None:
+    for pid in range(50):
+        process(tmp_path, 100 + pid, "kubelet", groups="0::/../podX\n")
+    assert len(found(tmp_path, None).doubts) == 8
+
+
+def test_processes_above_that_come_and_go_without_end_are_a_doubt(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", parent=50)
+    (doubt,) = found(tmp_path).doubts
+    assert "come and go" in doubt
+
+
+def test_of_several_the_one_with_our_folder(tmp_path: Path) -> None:
+    process(tmp_path, 70, "kubelet", "--root-dir=/a")
+    process(tmp_path, 71, "kubelet", "--root-dir", "/b/")
+    process(tmp_path, 72, "k3s", "server", name="k3s-server")
+    kubelets = found(tmp_path).kubelets
+
+    def one(root: str, folder: str) -> int:
+        it = ours(kubelets, root, folder)
+        return it.pid if it else 0
+
+    assert one("/", "/b") == 71
+    assert one("/host", "/host/a") == 70
+    assert one("/host", "/host/var/lib/kubelet") == 72
+    assert one("/", "/c") == 0
+    assert ours(kubelets[:1], "/", "/c") == kubelets[0]
+    assert ours((*kubelets, kubelets[0]), "/", "/a") is None

@@ -1,0 +1,65 @@
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.kubelet.statefile import StateFileError
+from agent.model.cpuset import CpuSet
+from agent.node.kubelet_view import CpuManagerStateView
+
+GIVEN = KubeletCpus(True, {"u": CpuSet([1, 2])}, {"u": {"a": CpuSet([1, 2])}})
+UNSURE = KubeletCpus(True, {"u": CpuSet([1, 2])})
+TEXT = '{"policyName":"static","defaultCpuSet":"0,3","entries":{"u":{"a":"1-2"}}}'
+
+
+def test_torn_file_leaves_the_last_answer_in_force_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "cpu_manager_state"
+    view = CpuManagerStateView(str(tmp_path))
+    assert view.cpus() == KubeletCpus()
+    file.write_text(TEXT)
+    assert view.cpus() == GIVEN
+    file.write_text(TEXT[:40])
+    assert [view.cpus(), view.cpus()] == [GIVEN, GIVEN]
+    assert len(caplog.records) == 1
+    file.write_bytes(b"\xff")
+    assert view.cpus() == GIVEN
+    assert len(caplog.records) == 2
+    file.unlink()
+    assert view.cpus() == KubeletCpus()
+
+
+def test_without_any_answer_there_is_none(tmp_path: Path) -> None:
+    """To take the file for an empty one would give the CPUs of the kubelet's pods away."""
+    (tmp_path / "cpu_manager_state").write_text(TEXT[:40])
+    view = CpuManagerStateView(str(tmp_path))
+    for _ in range(2):
+        with pytest.raises(StateFileError, match="cpu_manager_state"):
+            view.cpus()
+    (tmp_path / "cpu_manager_state").write_text(TEXT)
+    assert view.cpus() == GIVEN
+
+
+def test_unreadable_container_and_wrong_checksum(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "cpu_manager_state"
+    view = CpuManagerStateView(str(tmp_path))
+    file.write_text(TEXT.replace('"1-2"', '"1-2","b":"x"'))
+    assert [view.cpus(), view.cpus()] == [UNSURE, UNSURE]
+    file.write_text(TEXT.replace('"u"', '"w"')[:-1] + ',"checksum":1}')
+    assert [view.cpus(), view.cpus()] == [UNSURE, UNSURE]
+    unreadable, wrong = caplog.messages
+    assert unreadable.startswith(f"cpu-manager-state: {file}: not used: entries.u.b: ")
+    assert wrong.startswith(f"cpu-manager-state: keeping the kubelet's last CPUs: {file}: checksum")
+
+
+def test_what_others_say_stands_in_while_the_file_never_told(tmp_path: Path) -> None:
+    (tmp_path / "cpu_manager_state").write_text(TEXT[:40])
+    view = CpuManagerStateView(str(tmp_path))
+    assert view.cpus(UNSURE) == UNSURE
+    with pytest.raises(StateFileError):
+        view.cpus()
+    (tmp_path / "cpu_manager_state").write_text(TEXT)
+    assert view.cpus(UNSURE) == GIVEN

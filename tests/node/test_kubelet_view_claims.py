@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.model.cpuset import CpuSet
+from agent.model.holding import Grant, Source
+from agent.node.kubelet_view import ResourceClaimView
+
+
+def claimed(pod: str, cpus: str) -> list[Grant]:
+    cdi = (f"dra.k8s.io/cpu=claim-{pod}",)
+    return [
+        Grant(pod, "main", "dra.cpu", ("cpudev0",), Source.CLAIM, f"ns/{pod}", cdi=cdi),
+        Grant(pod, "main", "dra.cpu", (cpus,), Source.CONTAINER, pod),
+    ]
+
+
+def test_claims_come_beside_what_the_kubelet_gave_away() -> None:
+    kubelet = KubeletCpus(True, {"k": CpuSet([0])})
+    view = ResourceClaimView()
+    assert view.with_claims(kubelet, ()) == kubelet
+    found = view.with_claims(kubelet, claimed("a", "2-3"))
+    assert found == KubeletCpus(True, {"k": CpuSet([0])}, {}, {"a": {"main": CpuSet([2, 3])}})
+
+
+def test_cpus_that_two_pods_have_are_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    view = ResourceClaimView()
+    for _ in range(3):
+        view.with_claims(
+            KubeletCpus(), [*claimed("a", "2-3"), *claimed("b", "3"), *claimed("c", "x")]
+        )
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("INFO", "claims: pod c, main: CPUs x in a variable: 'x' does not say which CPUs they are"),
+        ("WARNING", "claims: pod b has CPUs 3, which pod a has"),
+    ]

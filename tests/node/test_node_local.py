@@ -1,0 +1,497 @@
+"""Reconciler-local CPU policies, from the proxy's ring to cgroups and snapshot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.allocate.foreign.grants import Carriers
+from agent.allocate.kubelet.options import StaticOptions
+from agent.cri.client import Sandbox
+from agent.discover.cpus import TopologyView
+from agent.model import exclusion
+from agent.model.cpuset import CpuSet
+from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
+    PodAnnounced,
+    RequestedResources,
+    Resized,
+)
+from agent.model.podresources import Claim, ClaimedDevice, ContainerResources, PodResources
+from agent.model.pods import ContainerState
+from agent.model.settings import Settings, SettingsError
+from agent.model.verdict import Code
+from agent.model.wanted import Wanted
+from agent.node import node_local
+from agent.node.node_local import NodeLocalCpus
+from agent.node.pod_resources import PodResourcesAnswer
+from agent.node.reconcile import Reconciler
+from tests.node.world import World
+
+STATIC = NodeLocalCpus("static")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def guaranteed(world: World, uid: str, qos: str = "", *, handler: str = "") -> Sandbox:
+    parent = f"/kubepods/pod{uid}"
+    sandbox = world.sandbox(uid, qos, parent=parent, handler=handler)
+    if not handler:
+        world.group(f"{parent[1:]}/{sandbox.id}", world.cpus(""))
+    return sandbox
+
+
+def comes(uid: str, cpus: int, name: str = "main") -> ContainerAnnounced:
+    pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
+    return ContainerAnnounced(pod, name, 1024 * cpus)
+
+
+def decided(world: World, uid: str, name: str = "main") -> Wanted:
+    return world.snapshot().pods[uid].containers[name]
+
+
+def announce(world: World, agent: Reconciler, uid: str, cpus: int, name: str = "main") -> str:
+    """What the container is to start with."""
+    agent.notified([comes(uid, cpus, name)])
+    agent.reconcile()
+    return decided(world, uid, name).cpuset or ""
+
+
+def start(world: World, agent: Reconciler, sandbox: Sandbox, cpus: int, name: str = "main") -> str:
+    """Announced, created as decided, and seen; its group."""
+    chosen = announce(world, agent, sandbox.uid, cpus, name)
+    container = world.container(sandbox, name, cpus=cpus, cpuset=chosen)
+    agent.reconcile()
+    return f"kubepods/pod{sandbox.uid}/{container.id}"
+
+
+def pool(world: World) -> CpuSet:
+    snapshot = world.snapshot()
+    assert snapshot.ls_pools == snapshot.be_pools
+    return CpuSet.parse(",".join(each.cpuset for each in snapshot.ls_pools))
+
+
+def test_container_gets_cpus_before_it_is_created_and_others_leave_them(world: World) -> None:
+    world.container(world.sandbox("ls", "LS"))
+    world.container(world.sandbox("be", "BE"))
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    assert announce(world, agent, "g", 2) == "0-1"
+    assert decided(world, "g") == Wanted("0-1", exclusive=True)
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
+    assert world.cpus("kubepods/burstable/podbe/c-be-main") == "2-3"
+    container = world.container(sandbox, cpus=2, cpuset="0-1")
+    world.container(sandbox, "side", cpus=0)
+    agent.reconcile()
+    assert world.cpus(f"kubepods/podg/{container.id}") == "0-1"
+    assert world.cpus("kubepods/podg/c-g-side") == "2-3"
+    assert world.cpus(f"kubepods/podg/{sandbox.id}") == "2-3"
+    world.ends(container)
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
+
+
+def test_creation_that_fails_gives_its_cpus_back(world: World) -> None:
+    guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    announce(world, agent, "g", 2)
+    agent.notified([ContainerFailed("g", "main")])
+    agent.reconcile()
+    assert pool(world) == CpuSet.parse("0-3")
+    assert world.snapshot().pods["g"].containers == {}
+
+
+@pytest.mark.parametrize(
+    ("uid", "qos", "policy", "kept"),
+    [
+        ("guaranteed", "", "static", True),
+        ("guaranteed", "LSE", "static", True),
+        ("guaranteed", "LS", "static", False),
+        ("guaranteed", "BE", "static", False),
+        ("guaranteed", "SYSTEM", "static", False),
+        ("burstable", "", "static", False),
+        ("guaranteed", "", "none", False),
+    ],
+)
+def test_who_qualifies(world: World, uid: str, qos: str, policy: str, kept: bool) -> None:
+    parent = {"guaranteed": "/kubepods/podp", "burstable": "/kubepods/burstable/podp"}[uid]
+    container = world.container(world.sandbox("p", qos, parent=parent), cpus=2)
+    world.agent(
+        node_local.configured(Settings(cpu_policy=policy), TopologyView(world.root))
+    ).reconcile()  # type: ignore[arg-type]
+    assert world.cpus(f"{parent[1:]}/{container.id}") == ("0-1" if kept else "0-3")
+    assert bool(world.snapshot().owners) is kept
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_restart_moves_nobody(world: World, with_snapshot: bool) -> None:
+    first, second = guaranteed(world, "a"), guaranteed(world, "b")
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent(STATIC)
+    groups = [start(world, agent, first, 1), start(world, agent, second, 2)]
+    before = [world.cpus(group) for group in groups]
+    # What would be chosen anew is another answer: the first one's CPU.
+    world.runtime.listed_sandboxes.remove(first)
+    world.runtime.listed_containers = [
+        each for each in world.runtime.listed_containers if each.sandbox_id != first.id
+    ]
+    if not with_snapshot:
+        (world.state / "snapshot.json").unlink()
+    world.agent(STATIC).reconcile()
+    assert world.cpus(groups[1]) == before[1]
+    assert decided(world, "b") == Wanted(before[1], exclusive=True)
+    assert pool(world) == CpuSet.parse("0-3") - CpuSet.parse(before[1])
+
+
+def test_container_that_was_created_while_no_agent_ran_stays_on_what_it_was_given(
+    world: World,
+) -> None:
+    sandbox = guaranteed(world, "g")
+    world.container(world.sandbox("ls", "LS"), cpuset="0-1")
+    agent = world.agent(STATIC)
+    agent.reconcile()
+    container = world.container(sandbox, cpus=2, cpuset="2-3")
+    world.agent(STATIC).reconcile()
+    assert world.cpus(f"kubepods/podg/{container.id}") == "2-3"
+
+
+def test_init_container_leaves_its_cpus_to_its_pod_alone(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    start(world, agent, sandbox, 2, "init")
+    world.ends(world.runtime.listed_containers[0], stays=True)
+    agent.reconcile()
+    assert pool(world) == CpuSet.parse("2-3")
+    guaranteed(world, "other")
+    announce(world, agent, "other", 2)
+    assert (
+        decided(world, "other").blocked
+        == "nothing would be left to share: 2 requested, 2 can be had"
+    )
+    agent.notified([ContainerFailed("other", "main")])
+    assert announce(world, agent, "g", 2, "main") == "0-1"
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_container_that_ended_comes_back_to_its_cpus(world: World, with_snapshot: bool) -> None:
+    sandbox, other = guaranteed(world, "g"), guaranteed(world, "other")
+    agent = world.agent(STATIC)
+    start(world, agent, other, 1)
+    group = start(world, agent, sandbox, 2)
+    before = world.cpus(group)
+    world.ends(world.runtime.listed_containers[1], stays=True)
+    world.ends(world.runtime.listed_containers[0])
+    if not with_snapshot:
+        (world.state / "snapshot.json").unlink()
+    agent = world.agent(STATIC)
+    agent.reconcile()
+    assert decided(world, "g") == Wanted(before, exclusive=True)
+    assert announce(world, agent, "g", 2) == before
+
+
+def test_refused_container_is_told_why_and_moves_nobody(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    guaranteed(world, "g")
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent(STATIC)
+    announce(world, agent, "g", 4)
+    reason = "nothing would be left to share: 4 requested, 4 can be had"
+    assert decided(world, "g") == Wanted("0-3", blocked=reason)
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-3"
+    assert f"pod ns/g keeps the pool: container main: {reason}" in caplog.text
+
+
+def test_reserved_cpus_and_options_of_the_kubelet(tmp_path: Path) -> None:
+    world = World(tmp_path, cores=4, threads=2)
+    siblings = Path(world.root, "sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    first_core = CpuSet.parse(siblings.read_text())
+    guaranteed(world, "whole")
+    guaranteed(world, "half")
+    rules = NodeLocalCpus("static", StaticOptions(full_pcpus_only=True), first_core)
+    agent = world.agent(rules)
+    chosen = CpuSet.parse(announce(world, agent, "whole", 2))
+    assert len(chosen) == 2
+    assert not chosen & first_core
+    announce(world, agent, "half", 1)
+    assert "no whole number of cores" in decided(world, "half").blocked
+    assert pool(world) == CpuSet.parse("0-7") - chosen
+
+
+def test_resized_container_keeps_its_cpus(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    sandbox = guaranteed(world, "g")
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    seen = [CpuSet.parse(world.cpus(group))]
+    for cpus in (3, 1):
+        told = world.runtime.placements["c-g-main"]
+        assert world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool(world))
+        changed = msgspec.structs.replace(told, shares=1024 * cpus)
+        world.runtime.placements["c-g-main"] = changed
+        agent.notified([Resized("c-g-main", RequestedResources(shares=1024 * cpus))])
+        agent.reconcile()
+        seen.append(CpuSet.parse(world.cpus(group)))
+    two, three, one = seen
+    assert (len(two), len(three), len(one)) == (2, 3, 1)
+    assert one < two < three
+    assert pool(world) == CpuSet.parse("0-3") - one
+    assert "runs on CPUs" not in caplog.text, "nobody was where an owner already was"
+
+
+def test_resize_whose_ring_was_lost_is_found_all_the_same(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    told = world.runtime.placements["c-g-main"]
+    world.runtime.placements["c-g-main"] = msgspec.structs.replace(told, shares=1024)
+    agent.reconcile()
+    assert len(CpuSet.parse(world.cpus(group))) == 1
+
+
+def test_container_resized_to_a_part_of_a_cpu_shares_with_the_quota_it_asked_for(
+    world: World,
+) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    for limited in (group, "kubepods/podg"):
+        world.limits(limited, "cpu.cfs_quota_us", "200000")
+    world.agent(STATIC).reconcile()
+    for lifted in (group, "kubepods/podg"):
+        assert world.limit(lifted, "cpu.cfs_quota_us") == "-1"
+    agent = world.agent(STATIC)
+    told = world.runtime.placements["c-g-main"]
+    world.runtime.placements["c-g-main"] = msgspec.structs.replace(told, shares=1536)
+    agent.notified(
+        [Resized("c-g-main", RequestedResources(shares=1536, quota_microseconds=150_000))]
+    )
+    agent.reconcile()
+    assert world.cpus(group) == "0-3"
+    assert world.limit(group, "cpu.cfs_quota_us") == "150000"
+    # A kubelet shrinks the pod's own after its containers'.
+    assert world.limit("kubepods/podg", "cpu.cfs_quota_us") == "200000"
+
+
+def test_shim_that_died_costs_no_cpus(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    world.runtime.failing["c-g-main"] = Code.UNKNOWN
+    for each in (agent, world.agent(STATIC)):
+        each.reconcile()
+        assert world.cpus(group) == "0-1"
+
+
+def test_containers_of_virtual_machines_share(world: World) -> None:
+    sandbox = guaranteed(world, "vm", handler="kata-qemu")
+    agent = world.agent(STATIC)
+    announce(world, agent, "vm", 2)
+    assert decided(world, "vm") == Wanted("0-3")
+    world.container(sandbox, cpus=2)
+    agent.reconcile()
+    assert world.snapshot().owners == ()
+
+
+def test_sandbox_that_died_costs_no_cpus(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    world.runtime.listed_sandboxes[0] = msgspec.structs.replace(sandbox, ready=False)
+    agent.reconcile()
+    assert decided(world, "g") == Wanted("0-1", exclusive=True)
+    assert world.cpus(group) == "0-1"
+
+
+def test_scheduler_that_chose_a_cpu_wins(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    assert world.cpus(group) == "0-1"
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    own = CpuSet.parse(world.cpus(group))
+    assert 0 in own
+    assert 1 not in own
+    assert len(own) == 2
+
+
+def test_excluded_container_claims_nothing(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    world.container(sandbox, cpus=2)
+    agent = world.agent(STATIC)
+    agent.exclude = exclusion.parse("ns/g/main")
+    agent.reconcile()
+    assert world.snapshot().owners == ()
+
+
+def test_policy_rests_while_the_kubelet_has_its_own(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    group = start(world, agent, sandbox, 2)
+    (world.kubelet / "cpu_manager_state").write_text('{"policyName":"static"}')
+    for _ in range(2):
+        agent.reconcile()
+    assert world.snapshot().cpu_policy == "none"
+    assert world.cpus(group) == "0-3"
+    assert caplog.text.count("cpu-policy is static, and the kubelet's cpuManagerPolicy is") == 1
+
+
+# what containers are told under a dynamic policy
+
+
+def told(world: World, uid: str, name: str = "main") -> dict[str, object]:
+    path = world.state / "containers" / uid / name / "cpus"
+    value = json.loads(path.read_text())
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> World:
+    """Two NUMA nodes of five CPUs."""
+    return World(tmp_path, cores=5, nodes=2)
+
+
+def test_dynamic_container_moves_to_better_cpus_and_is_told(wide: World) -> None:
+    rules = NodeLocalCpus("dynamic", reserved=CpuSet([4]))
+    agent = wide.agent(rules)
+    for uid, cpus in (("b", 3), ("c", 4)):
+        start(wide, agent, guaranteed(wide, uid), cpus)
+    sandbox = guaranteed(wide, "a")
+    assert announce(wide, agent, "a", 2) == "3,9"
+    assert told(wide, "a") == {"cpus": "3,9", "generation": 1}, "before it is created"
+    wide.container(sandbox, cpus=2, cpuset="3,9")
+    agent.reconcile()
+    assert not agent.again
+    gone = wide.runtime.listed_sandboxes.pop(1)
+    wide.runtime.listed_containers = [
+        each for each in wide.runtime.listed_containers if each.sandbox_id != gone.id
+    ]
+    agent = wide.agent(rules)
+    agent.reconcile()
+    assert agent.again
+    moved = wide.cpus("kubepods/poda/c-a-main")
+    assert CpuSet.parse(moved) <= CpuSet.parse("5-9")
+    assert told(wide, "a") == {"cpus": moved, "generation": 2}
+    assert not (wide.state / "containers" / "c").exists(), "its pod is gone"
+    agent.reconcile()
+    assert not agent.again
+    assert told(wide, "a") == {"cpus": moved, "generation": 2}
+
+
+def test_container_that_shares_from_now_on_is_told_the_pool(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    start(world, world.agent(NodeLocalCpus("dynamic")), sandbox, 2)
+    placement = world.runtime.placements["c-g-main"]
+    world.runtime.placements["c-g-main"] = msgspec.structs.replace(placement, shares=1536)
+    world.agent(NodeLocalCpus("dynamic")).reconcile()
+    assert told(world, "g") == {"cpus": "0-3", "generation": 2}
+
+
+def test_static_container_is_told_nothing(world: World) -> None:
+    start(world, world.agent(STATIC), guaranteed(world, "g"), 2)
+    assert not (world.state / "containers").exists()
+
+
+def test_notice_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> None:
+    (world.state / "containers").write_text("")
+    guaranteed(world, "g")
+    agent = world.agent(NodeLocalCpus("dynamic"))
+    agent.notified([comes("g", 2)])
+    with pytest.raises(RuntimeError, match="ns/g main can't read its CPUs"):
+        agent.reconcile()
+    assert decided(world, "g").cpuset == "0-1"
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("options", "reserved", "reason"),
+    [
+        ("full-pcpus", "", "cpu-policy-options: 'full-pcpus' is none of align-by-socket, "),
+        (
+            "full-pcpus-only, distribute-cpus-across-cores",
+            "",
+            "cpu-policy-options: full-pcpus-only and distribute-cpus-across-cores: options exclude",
+        ),
+        ("", "0-", "reserved-cpus: CPU list '0-'"),
+        ("", "0,99", "reserved-cpus: CPUs 99 do not exist"),
+    ],
+)
+def test_bad_settings_name_the_option(
+    world: World, options: str, reserved: str, reason: str
+) -> None:
+    settings = Settings(cpu_policy="static", cpu_policy_options=options, reserved_cpus=reserved)
+    with pytest.raises(SettingsError) as raised:
+        node_local.configured(settings, TopologyView(world.root))
+    assert str(raised.value).startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kubelet", "starts"),
+    [("static", "static", False), ("dynamic", "static", False), ("static", "none", True),
+     ("none", "static", True)],
+)  # fmt: skip
+def test_static_kubelet_and_policy_exclude_each_other(
+    world: World, policy: str, kubelet: str, starts: bool
+) -> None:
+    (world.kubelet / "cpu_manager_state").write_text(json.dumps({"policyName": kubelet}))
+    settings = Settings(cpu_policy=policy, kubelet_dir=str(world.kubelet))  # type: ignore[arg-type]
+    if starts:
+        node_local.check_kubelet(settings)
+        return
+    with pytest.raises(SettingsError) as raised:
+        node_local.check_kubelet(settings)
+    for word in (f"cpu-policy is {policy}", "drain", "cpu_manager_state", "cpuManagerPolicy"):
+        assert word in str(raised.value)
+
+
+def test_created_container_that_waits_for_its_start_counts(world: World) -> None:
+    sandbox = guaranteed(world, "g")
+    agent = world.agent(STATIC)
+    chosen = announce(world, agent, "g", 2)
+    world.container(sandbox, state=ContainerState.CREATED, cpus=2, cpuset=chosen)
+    agent.reconcile()
+    assert decided(world, "g") == Wanted(chosen, exclusive=True)
+    assert world.runtime.updates == {}
+
+
+def test_somebody_on_the_cpus_of_an_owner_is_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent(STATIC)
+    start(world, agent, guaranteed(world, "g"), 2)
+    assert "runs on CPUs" not in caplog.text
+    (world.cpuset / "kubepods/burstable/podls/c-ls-main/cpuset.cpus").write_text("0-3\n")
+    agent.reconcile()
+    assert "pod ns/ls runs on CPUs 0-1 of pod ns/g" in caplog.text
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "2-3"
+
+
+def test_who_has_cpus_by_a_claim_gets_no_others(world: World) -> None:
+    sandbox = guaranteed(world, "c")
+    container = world.container(sandbox, cpus=2)
+    variable = (("DRA_CPUSET_1", "2"),)
+    world.runtime.carriers[container.id] = Carriers(environment=variable)
+    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
+    resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
+    told = PodResources("ns", "c", (resources,))
+    world.kubelet_told.answer = PodResourcesAnswer((told,), None, 0.0)
+    agent = world.agent(STATIC)
+    agent.reconcile()
+    assert world.snapshot().local_owners == ()
+    assert decided(world, "c").cpuset == "2"
+    assert announce(world, agent, guaranteed(world, "other").uid, 2) == "0-1"

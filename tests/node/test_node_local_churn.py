@@ -1,0 +1,207 @@
+"""Guaranteed pods come, fail, end, come back, are resized and go, under agents that restart."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from agent.cri.client import RuntimeContainer, Sandbox
+from agent.model.cpuset import CpuSet, union
+from agent.model.notifications import (
+    ContainerAnnounced,
+    ContainerFailed,
+    Created,
+    PodAnnounced,
+    RequestedResources,
+    Resized,
+)
+from agent.model.snapshot import CpuPolicy
+from agent.node.node_local import NodeLocalCpus
+from tests.node.world import World
+
+ALL = CpuSet.parse("0-7")
+CPUS = st.integers(1, 4)
+
+
+class Churn(RuleBasedStateMachine):
+    """Two NUMA nodes of four CPUs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.world = World(Path(self.folder.name), cores=4, nodes=2)
+        self.numbers = itertools.count(1)
+        self.pods: dict[str, Sandbox] = {}
+        self.requests: dict[str, int] = {}
+        self.running: dict[str, RuntimeContainer] = {}
+        self.ended: dict[str, RuntimeContainer] = {}
+
+    @initialize(policy=st.sampled_from(["static", "dynamic"]), reserved=st.booleans())
+    def begin(self, policy: CpuPolicy, reserved: bool) -> None:
+        self.local = NodeLocalCpus(policy, reserved=CpuSet([0]) if reserved else CpuSet())
+        self.reserved = CpuSet([0]) if reserved else CpuSet()
+        self.static = policy == "static"
+        self.agent = self.world.agent(self.local)
+        self.world.container(self.world.sandbox("ls", "LS"))
+        self.reconcile()
+
+    def reconcile(self) -> None:
+        self.agent.reconcile()
+        for _ in range(20):
+            if not self.agent.again:
+                return
+            self.agent.reconcile()
+        raise AssertionError("moves come to no end")
+
+    def exclusive(self) -> dict[str, str]:
+        """By uid: the cgroups of containers that own CPUs."""
+        snapshot = self.world.snapshot()
+        return {
+            uid: self.held(uid)
+            for uid in self.running
+            if (wanted := snapshot.pods[uid].containers.get("main")) and wanted.exclusive
+        }
+
+    def held(self, uid: str) -> str:
+        return self.world.cpus(f"kubepods/pod{uid}/{self.running[uid].id}")
+
+    def asks(self, uid: str, *, made: bool) -> None:
+        """A kubelet asks the proxy for the container of a pod."""
+        cpus = self.requests[uid]
+        pod = PodAnnounced(uid, "ns", uid, {}, {}, f"/kubepods/pod{uid}")
+        self.agent.notified([ContainerAnnounced(pod, "main", 1024 * cpus)])
+        before = None if not self.static else self.exclusive()
+        self.agent.reconcile()
+        if before is not None:
+            assert self.exclusive() == before, "somebody moved for a newcomer"
+        wanted = self.world.snapshot().pods[uid].containers["main"]
+        if wanted.blocked or not made:
+            assert wanted.blocked or wanted.exclusive
+            self.agent.notified([ContainerFailed(uid, "main")])
+        else:
+            own = CpuSet.parse(wanted.cpuset or "")
+            assert len(own) == cpus
+            self.ended.pop(uid, None)
+            self.running[uid] = self.world.container(
+                self.pods[uid], cpus=cpus, cpuset=str(own), created_at=next(self.numbers)
+            )
+            self.agent.notified(
+                [Created(self.running[uid].id, RequestedResources(shares=1024 * cpus))]
+            )
+        self.reconcile()
+
+    @rule(cpus=CPUS, made=st.booleans())
+    def pod_announced(self, cpus: int, made: bool) -> None:
+        uid = f"p{next(self.numbers)}"
+        sandbox = self.world.sandbox(uid, parent=f"/kubepods/pod{uid}", created_at=0)
+        self.world.group(f"kubepods/pod{uid}/{sandbox.id}", "0-7")
+        self.pods[uid] = sandbox
+        self.requests[uid] = cpus
+        self.asks(uid, made=made)
+
+    @rule(data=st.data(), made=st.booleans())
+    def container_comes_again(self, data: Any, made: bool) -> None:
+        waiting = sorted(self.pods.keys() - self.running.keys())
+        if waiting:
+            self.asks(data.draw(st.sampled_from(waiting)), made=made)
+
+    @rule(data=st.data())
+    def container_ends(self, data: Any) -> None:
+        if self.running:
+            uid = data.draw(st.sampled_from(sorted(self.running)))
+            container = self.running.pop(uid)
+            self.world.ends(container, stays=True)
+            self.ended[uid] = container
+            self.reconcile()
+
+    @rule(data=st.data())
+    def pod_goes(self, data: Any) -> None:
+        if not self.pods:
+            return
+        uid = data.draw(st.sampled_from(sorted(self.pods)))
+        sandbox = self.pods.pop(uid)
+        if uid in self.running:
+            self.world.ends(self.running.pop(uid))
+        self.ended.pop(uid, None)
+        runtime = self.world.runtime
+        runtime.listed_sandboxes.remove(sandbox)
+        runtime.listed_containers = [
+            each for each in runtime.listed_containers if each.sandbox_id != sandbox.id
+        ]
+        self.reconcile()
+
+    @rule(data=st.data(), cpus=CPUS)
+    def container_is_resized(self, data: Any, cpus: int) -> None:
+        owners = self.exclusive()
+        if not owners:
+            return
+        uid = data.draw(st.sampled_from(sorted(owners)))
+        had = CpuSet.parse(owners[uid])
+        container = self.running[uid]
+        told = self.world.runtime.placements[container.id]
+        self.world.runtime.placements[container.id] = msgspec.structs.replace(
+            told, shares=1024 * cpus
+        )
+        self.requests[uid] = cpus
+        self.agent.notified([Resized(container.id, RequestedResources(shares=1024 * cpus))])
+        self.agent.reconcile()
+        if self.static:
+            has = CpuSet.parse(self.held(uid))
+            assert has <= had or had <= has
+        self.reconcile()
+
+    @rule(with_snapshot=st.booleans())
+    def agent_restarts(self, with_snapshot: bool) -> None:
+        before = self.exclusive()
+        if not with_snapshot:
+            (self.world.state / "snapshot.json").unlink()
+        self.agent = self.world.agent(self.local)
+        self.agent.reconcile()
+        after = self.exclusive()
+        if self.static:
+            assert {uid: after.get(uid) for uid in before} == before
+        self.reconcile()
+
+    @invariant()
+    def nobody_is_on_the_cpus_of_an_owner(self) -> None:
+        snapshot = self.world.snapshot()
+        pool = union(each.cpus for each in snapshot.ls_pools)
+        assert pool
+        assert self.reserved <= pool
+        owned = [owner.cpus for owner in snapshot.owners]
+        assert sum(map(len, owned)) == len(union(owned)), "a CPU has two owners"
+        assert union(owned) == ALL - pool
+        assert self.world.cpus("kubepods/burstable/podls/c-ls-main") == str(pool)
+        for uid in self.running:
+            wanted = snapshot.pods[uid].containers["main"]
+            assert self.held(uid) == wanted.cpuset
+            if wanted.exclusive and not wanted.blocked:
+                assert len(CpuSet.parse(self.held(uid))) == self.requests[uid]
+            if not wanted.exclusive:
+                assert wanted.cpuset == str(pool)
+
+    @invariant()
+    def containers_read_what_they_run_on(self) -> None:
+        folder = self.world.state / "containers"
+        told = {each.name for each in folder.iterdir()} if folder.exists() else set()
+        assert told <= self.pods.keys()
+        if self.static:
+            assert not told
+            return
+        for uid, cpus in self.exclusive().items():
+            text = (folder / uid / "main" / "cpus").read_text()
+            assert f'"cpus":"{cpus}"' in text
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
+TestChurn = Churn.TestCase
+TestChurn.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kubelet.configuration import ConfigurationError, of_object
+from agent.model.apiobjects import ApiNode
+from agent.model.node_annotations import RESERVATION, SYSTEM_QOS, NodeReservation, SystemQos
+from agent.model.resources import NodeConfiguration
+from agent.node.node_object import NodeObject, rules, with_kubelet
+from tests.builders import machine
+from tests.node.world import World
+
+
+def node(**annotations: str) -> ApiNode:
+    return ApiNode(annotations=annotations)
+
+
+@pytest.mark.parametrize("told", [ApiNode(), node(other="x", **{SYSTEM_QOS: "", RESERVATION: ""})])
+def test_nothing_is_set_aside_where_nobody_says_so(told: ApiNode) -> None:
+    configured = NodeObject("n").configuration(told, machine())
+    assert (configured.system_qos, configured.reservation) == (SystemQos(), NodeReservation())
+
+
+def test_annotations_become_rules() -> None:
+    notes = {
+        SYSTEM_QOS: '{"cpuset": "3", "cpusetExclusive": false}',
+        RESERVATION: '{"resources": {"cpu": "1100m"}}',
+    }
+    configured = NodeObject("n").configuration(node(**notes), machine())
+    assert configured.reservation == NodeReservation({"cpu": "1100m"}, "0-1")
+    made = rules(configured)
+    assert (str(made.node_reserved), str(made.system), made.system_exclusive) == ("0-1", "3", False)
+    assert str(made.kept) == "0-1"
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [
+        ({SYSTEM_QOS: '{"cpuset": "x"}'}, "system-qos-resource: cpuset: CPU list 'x'"),
+        ({SYSTEM_QOS: "{"}, "system-qos-resource: is not JSON"),
+        ({RESERVATION: '{"resources": {"cpu": "x"}}'}, "reservation: resources.cpu: 'x' is no"),
+        ({RESERVATION: '{"reservedCPUs": "x"}'}, "reservation: reservedCPUs: CPU list 'x'"),
+    ],
+)
+def test_what_cannot_be_read_is_told_once_and_leaves_the_last_good_word_in_force(
+    caplog: pytest.LogCaptureFixture, broken: dict[str, str], text: str
+) -> None:
+    good = {SYSTEM_QOS: '{"cpuset": "3"}', RESERVATION: '{"reservedCPUs": "0"}'}
+    node_object = NodeObject("n")
+    before = node_object.configuration(node(**good), machine())
+    for _ in range(3):
+        assert node_object.configuration(node(**{**good, **broken}), machine()) == before
+    (record,) = caplog.records
+    assert text in record.getMessage()
+    new = node(**{SYSTEM_QOS: '{"cpuset": "2"}'})
+    after = node_object.configuration(new, machine())
+    assert (after.system_qos, after.reservation) == (SystemQos("2"), NodeReservation())
+
+
+def test_amount_is_chosen_again_on_another_machine() -> None:
+    told = node(**{RESERVATION: '{"resources": {"cpu": 2}}'})
+    node_object = NodeObject("n")
+    assert str(node_object.configuration(told, machine()).reservation.cpus()) == "0-1"
+    assert str(node_object.configuration(told, machine(offline="0")).reservation.cpus()) == "1-2"
+
+
+def stored(**annotations: str) -> dict[str, Any]:
+    metadata = {"name": "n", "annotations": annotations}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def test_a_node_annotation_reaches_containers_report_and_snapshot(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    store = world.store
+    store.apply(stored(**{SYSTEM_QOS: '{"cpuset": "3"}', RESERVATION: '{"reservedCPUs": "0"}'}))
+    for name, qos in (("sys", "SYSTEM"), ("ls", "LS"), ("be", "BE")):
+        world.container(world.sandbox(name, qos))
+    world.agent().reconcile()
+    assert world.cpus("kubepods/burstable/podsys/c-sys-main") == "3"
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "1-2"
+    assert world.cpus("kubepods/burstable/podbe/c-be-main") == "1-2"
+    assert world.snapshot().system == "3"
+    found = store.get("Node", "n")
+    assert found is not None
+    assert found["metadata"]["annotations"][SYSTEM_QOS] == '{"cpuset": "3"}'
+    reported = store.get("NodeResourceTopology", "n")
+    assert reported is not None
+    assert reported["metadata"]["annotations"][RESERVATION] == '{"reservedCPUs":"0"}'
+
+
+@pytest.mark.parametrize(
+    ("content", "reserved"),
+    [
+        ({"cpuManagerPolicy": "static", "reservedSystemCPUs": "2"}, "2"),
+        (
+            {
+                "cpuManagerPolicy": "static",
+                "kubeReserved": {"cpu": "600m"},
+                "systemReserved": {"cpu": "500m"},
+            },
+            "0-1",
+        ),
+        ({"cpuManagerPolicy": "static"}, ""),
+        ({"cpuManagerPolicy": "none", "reservedSystemCPUs": "2"}, ""),
+    ],
+)
+def test_static_kubelet_reserves_cpus_by_name_or_amount(
+    content: dict[str, Any], reserved: str
+) -> None:
+    kubelet = of_object({**content, "topologyManagerPolicy": "restricted"}, "kubelet 1")
+    configured = with_kubelet(NodeConfiguration(system_qos=SystemQos("3")), kubelet, machine())
+    assert str(configured.kubelet_reserved) == reserved
+    assert configured.topology_policy == "restricted"
+    assert configured.system_qos == SystemQos("3")
+    assert str(rules(configured).reserved) == reserved
+
+
+def test_reservation_of_more_than_the_machine_is_refused_by_name() -> None:
+    content = {"cpuManagerPolicy": "static", "kubeReserved": {"cpu": 5}}
+    with pytest.raises(ConfigurationError, match=r"^kubelet 1: kubeReserved and .* 5 CPUs were"):
+        with_kubelet(NodeConfiguration(), of_object(content, "kubelet 1"), machine())
+
+
+def test_amount_beyond_the_machine_reserves_nothing_and_is_reported_as_it_was_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    told = node(**{RESERVATION: '{"resources": {"cpu": 9}}'})
+    node_object = NodeObject("n")
+    for _ in range(2):
+        assert node_object.configuration(told, machine()).reservation == NodeReservation({"cpu": 9})
+    (record,) = caplog.records
+    assert "resources.cpu: 9 CPUs were requested and 4 are free" in record.getMessage()

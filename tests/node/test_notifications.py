@@ -1,0 +1,132 @@
+"""Both ends of notifications over a real socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.hooks.notifier import Notifier
+from agent.hooks.requests import announced_pod
+from agent.model.notifications import (
+    Created,
+    Notification,
+    PodAnnounced,
+    PodFailed,
+    RequestedResources,
+    SnapshotRequest,
+)
+from agent.model.pods import ANNOTATIONS
+from agent.node import notifications
+from agent.node.notifications import NotificationSocket
+
+COMES = PodAnnounced("u", "ns", "n", {"é": "1"}, {"a": "{}"}, "/kubepods/podu")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "doorbell.sock")
+
+
+@pytest.fixture
+def ears(path: str) -> Iterator[NotificationSocket]:
+    it = NotificationSocket(path)
+    yield it
+    it.close()
+
+
+@pytest.fixture
+def notifier(path: str) -> Iterator[Notifier]:
+    it = Notifier(path)
+    yield it
+    it.close()
+
+
+def test_every_ring_is_heard_in_order(ears: NotificationSocket, notifier: Notifier) -> None:
+    sent = [COMES, PodFailed("u"), Created("c", RequestedResources("0-3")), SnapshotRequest()]
+    for notification in sent:
+        notifier.notify(notification)
+    assert ears.wait(10) == sent
+    assert ears.wait(0) == []
+    assert (notifier.sent, notifier.undelivered) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "datagram", [b"", b"\xff", b'{"type":"failed","uid":"\xff"}', b"{}", b"[" * 90_000]
+)
+def test_hostile_datagram_is_dropped_and_the_next_heard(
+    ears: NotificationSocket, notifier: Notifier, path: str, datagram: bytes
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.sendto(datagram, path)
+    notifier.notify(SnapshotRequest())
+    assert ears.wait(10) == [SnapshotRequest()]
+
+
+def test_who_rings_without_end_does_not_keep_the_agent_from_looking(
+    ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notifications, "MOST_NOTIFICATIONS", 3)
+    for _ in range(5):
+        notifier.notify(SnapshotRequest())
+    assert [len(ears.wait(10)), len(ears.wait(10))] == [3, 2]
+
+
+def test_rings_of_one_wait_are_bounded_in_bytes(
+    ears: NotificationSocket, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of hostile pods are as large as what is read of their annotations."""
+    monkeypatch.setattr(notifications, "MOST_BYTES", 50_000)
+    notes = dict.fromkeys(ANNOTATIONS, "x" * 200000)
+    pod = announced_pod("uid", "ns", "p", {}, notes, "/kubepods")
+    for _ in range(2):
+        notifier.notify(pod)
+    assert notifier.undelivered == 0
+    assert [len(ears.wait(10)), len(ears.wait(10))] == [1, 1]
+
+
+def test_wake_ends_a_wait_and_is_heard_even_before_it(ears: NotificationSocket) -> None:
+    ears.wake()
+    assert ears.wait(60) == []
+    heard: list[list[Notification]] = []
+    waiting = threading.Thread(target=lambda: heard.append(ears.wait(60)))
+    waiting.start()
+    ears.wake()
+    waiting.join(10)
+    assert heard == [[]]
+
+
+def test_only_a_ring_ends_a_rest(ears: NotificationSocket, notifier: Notifier) -> None:
+    ears.wake()
+    notification = threading.Timer(0.2, lambda: notifier.notify(SnapshotRequest()))
+    notification.start()
+    assert ears.wait(60, 60) == [SnapshotRequest()]
+    notification.join()
+    ears.wake()
+    assert ears.wait(60, 0.01) == [], "heard when the rest is over"
+
+
+def test_agent_that_is_away_and_returns(path: str, notifier: Notifier) -> None:
+    notifier.notify(SnapshotRequest())
+    first = NotificationSocket(path)
+    notifier.notify(SnapshotRequest())
+    assert first.wait(10) == [SnapshotRequest()]
+    first.close()
+    notifier.notify(SnapshotRequest())
+    second = NotificationSocket(path)
+    notifier.notify(COMES)
+    assert second.wait(10) == [COMES]
+    assert (notifier.sent, notifier.undelivered) == (4, 2)
+    second.close()
+
+
+def test_socket_left_by_a_killed_agent_is_replaced_and_private(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(path)
+    ears = NotificationSocket(path)
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    ears.close()
+    assert not Path(path).exists()

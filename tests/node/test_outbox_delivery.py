@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.kube.errors import (
+    ForbiddenError,
+    KubeError,
+    StoreError,
+    TooManyRequestsError,
+    UnreachableError,
+)
+from agent.kube.store import EmbeddedStore
+from agent.model.devices import Device
+from agent.model.nodetopology import NodeTopology
+from agent.model.report import DeviceReport, Report
+from agent.node.outbox import deliver
+
+GPU = Device("gpu", "GPU-1", 0, {"koordinator.sh/gpu-core": 100})
+REPORT = Report(
+    NodeTopology("n"),
+    {"topology.topolet.io/cpus": "4"},
+    {"koordinator.sh/gpu-core": 100},
+    DeviceReport((GPU,)),
+)
+EMPTY = msgspec.structs.replace(REPORT, resources={}, devices=DeviceReport())
+
+
+class Limited(EmbeddedStore):
+    """A store that lacks something."""
+
+    def __init__(self, folder: Path, refused: str = "", served: bool = True) -> None:
+        super().__init__(str(folder))
+        self._refused = refused
+        self._served = served
+
+    def version(self, kind: str) -> str | None:
+        return super().version(kind) if self._served else None
+
+    def apply(self, wanted: dict[str, Any]) -> bool:
+        if wanted["kind"] == self._refused:
+            raise ForbiddenError(f"no role lets us patch {self._refused}", "patch", self._refused)
+        return super().apply(wanted)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> EmbeddedStore:
+    return EmbeddedStore(str(tmp_path))
+
+
+def test_a_report_is_three_objects_written_once(store: EmbeddedStore) -> None:
+    assert deliver(store, REPORT) is True
+    assert deliver(store, REPORT) is False
+    topology, node, device = (
+        store.get(kind, "n") for kind in ("NodeResourceTopology", "Node", "Device")
+    )
+    assert topology is not None
+    assert node is not None
+    assert device is not None
+    assert topology["apiVersion"] == "topology.node.k8s.io/v1alpha2"
+    assert node["metadata"]["labels"] == {"topology.topolet.io/cpus": "4"}
+    assert node["status"]["allocatable"] == {"koordinator.sh/gpu-core": "100"}
+    assert [each["id"] for each in device["spec"]["devices"]] == ["GPU-1"]
+    assert device["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "topolet"
+
+
+def test_devices_that_are_gone_are_taken_from_node_and_device(store: EmbeddedStore) -> None:
+    deliver(store, REPORT)
+    theirs = {"capacity": {"cpu": "4"}, "phase": "Running"}
+    node = store.get("Node", "n") or {}
+    store.apply({**node, "status": {**node["status"], **theirs}})
+    assert deliver(store, EMPTY) is True
+    assert (store.get("Node", "n") or {})["status"] == theirs
+    assert (store.get("Device", "n") or {})["spec"]["devices"] == []
+    assert deliver(store, EMPTY) is False
+
+
+def test_no_devices_make_no_device_object_and_leave_that_of_others(store: EmbeddedStore) -> None:
+    deliver(store, EMPTY)
+    assert store.get("Device", "n") is None
+    theirs = {"kind": "Device", "metadata": {"name": "n"}, "spec": {"devices": [{"id": "x"}]}}
+    store.apply(theirs)
+    deliver(store, EMPTY)
+    assert store.get("Device", "n") == theirs
+
+
+@pytest.mark.parametrize("refused", ["NodeResourceTopology", "Node", "Device"])
+def test_what_is_refused_keeps_nothing_else_back(tmp_path: Path, refused: str) -> None:
+    store = Limited(tmp_path, refused)
+    store.apply({"kind": "Pod", "metadata": {"name": "n"}})
+    with pytest.raises(StoreError, match=f"no role lets us patch {refused}|Node n is not there"):
+        deliver(store, REPORT)
+    written = {kind for kind in ("NodeResourceTopology", "Node", "Device") if store.get(kind, "n")}
+    assert written == {"NodeResourceTopology", "Node", "Device"} - {refused}
+
+
+def test_all_that_is_missing_is_named(tmp_path: Path) -> None:
+    store = Limited(tmp_path, "Device", served=False)
+    with pytest.raises(KubeError, match=r"NodeResourceTopology is not served.*; no role"):
+        deliver(store, REPORT)
+    assert store.get("Node", "n") is not None
+
+
+@pytest.mark.parametrize(
+    "failure", [TooManyRequestsError("later", 3.0), UnreachableError("no route")]
+)
+def test_a_server_that_does_not_serve_is_asked_once(tmp_path: Path, failure: KubeError) -> None:
+    asked = []
+
+    class Busy(EmbeddedStore):
+        def apply(self, wanted: dict[str, Any]) -> bool:
+            asked.append(wanted["kind"])
+            raise failure
+
+    with pytest.raises(type(failure)) as raised:
+        deliver(Busy(str(tmp_path)), REPORT)
+    assert raised.value is failure
+    assert asked == ["NodeResourceTopology"]

@@ -1,0 +1,184 @@
+"""Against a real gRPC server that plays the kubelet."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.model.cpuset import CpuSet
+from agent.model.podresources import Allocatable
+from agent.node.pod_resources import PodResourcesAnswer, PodResourcesView
+from agent.proto import podresources_pb2 as pb
+from tests.kubelet.played import Kubelet, serving
+from tests.waiting import eventually
+
+ALLOCATABLE = "GetAllocatableResources"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kubelet.sock"
+
+
+@pytest.fixture
+def kubelet() -> Kubelet:
+    """Not yet served."""
+    played = Kubelet()
+    played.has(pb.PodResources(namespace="ns", name="a"))
+    played.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1])
+    return played
+
+
+class Watched:
+    """A view, and how often it said that something happened."""
+
+    def __init__(self, path: Path | str, period_seconds: float) -> None:
+        self.happened = 0
+        self.view = PodResourcesView(str(path), self._count, period_seconds, 0.01, 5.0)
+
+    def _count(self) -> None:
+        self.happened += 1
+
+    def told(self) -> PodResourcesAnswer:
+        told = self.view.told()
+        assert told is not None
+        return told
+
+    def names(self) -> list[str]:
+        told = self.view.told()
+        return [] if told is None else [pod.name for pod in told.pods]
+
+
+@contextlib.contextmanager
+def watching(path: Path | str, period_seconds: float = 0.01) -> Iterator[Watched]:
+    watched = Watched(path, period_seconds)
+    try:
+        yield watched
+    finally:
+        watched.view.close()
+
+
+def test_answer_is_taken_and_kept_over_the_kubelets_restart(
+    path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    with watching(path) as watched:
+        assert watched.view.told() is None
+        with serving(path, kubelet):
+            eventually("the kubelet has told", watched.view.told)
+            assert watched.told().allocatable == Allocatable(CpuSet([1]))
+        first = watched.told().asked_at
+        eventually("its absence is told", lambda: "WARNING" in levels(caplog))
+        assert watched.names() == ["a"]
+        again = Kubelet()
+        again.answers = dict(kubelet.answers)
+        again.has(pb.PodResources(namespace="ns", name="b"))
+        with serving(path, again):
+            eventually("the next one has told", lambda: watched.names() == ["b"])
+            assert watched.told().asked_at > first
+    assert watched.happened == 2
+
+
+def test_the_same_answer_is_no_event(path: Path, kubelet: Kubelet) -> None:
+    with serving(path, kubelet), watching(path) as watched:
+        eventually("asked again and again", lambda: kubelet.times("List") > 5)
+        assert watched.happened == 1
+        kubelet.answers[ALLOCATABLE] = pb.AllocatableResourcesResponse(cpu_ids=[1, 2])
+        eventually("what can be given changed", lambda: watched.happened == 2)
+
+
+def test_hung_kubelet_delays_nobody_and_its_last_answer_stays(path: Path, kubelet: Kubelet) -> None:
+    with serving(path, kubelet), watching(path) as watched:
+        eventually("the kubelet has told", watched.view.told)
+        kubelet.silent.set()
+        before = kubelet.hanging
+        eventually("it hangs", lambda: kubelet.hanging > before)
+        assert watched.names() == ["a"], "while the thread is inside the question"
+        kubelet.has()
+        kubelet.silent.clear()
+        eventually("it answers again", lambda: watched.told().pods == ())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pb.ListPodResourcesResponse(pod_resources=[pb.PodResources(name="nameless")]),
+        b"\xff",
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit"),
+    ],
+)
+def test_trouble_is_logged_once_and_leaves_the_last_answer(
+    path: Path,
+    kubelet: Kubelet,
+    caplog: pytest.LogCaptureFixture,
+    answer: pb.ListPodResourcesResponse | bytes | tuple[grpc.StatusCode, str],
+) -> None:
+    good = kubelet.answers["List"]
+    with serving(path, kubelet), watching(path) as watched:
+        eventually("the kubelet has told", watched.view.told)
+        for _ in range(2):
+            kubelet.answers["List"] = answer
+            often = kubelet.times("List") + 5
+            eventually("asked in vain", lambda often=often: kubelet.times("List") > often)
+            assert watched.names() == ["a"]
+            kubelet.answers["List"] = good
+            before = time.monotonic()
+            eventually("well again", lambda before=before: watched.told().asked_at > before)
+    assert levels(caplog) == ["WARNING", "WARNING"], "once each time"
+    assert all(f"{path}: List: " in each for each in caplog.messages)
+
+
+def test_kubelet_without_get_allocatable_is_used_and_told_once(
+    path: Path, kubelet: Kubelet, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    del kubelet.answers[ALLOCATABLE]
+    with serving(path, kubelet), watching(path) as watched:
+        eventually("asked again and again", lambda: kubelet.times("List") > 5)
+        assert watched.names() == ["a"]
+        assert watched.told().allocatable is None
+    (said,) = caplog.messages
+    assert f"{path}: {ALLOCATABLE}: " in said
+
+
+def test_no_kubelet_is_none_and_told_once_without_alarm(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with socket.socket(socket.AF_UNIX) as listener, watching(path) as watched:
+        eventually("its absence is told", lambda: levels(caplog) == ["INFO"])
+        listener.bind(str(path))
+        listener.listen()
+        # Who connects has found that there was nobody, again and again perhaps, before.
+        listener.accept()[0].close()
+        listener.close()
+        assert watched.view.told() is None
+    assert levels(caplog) == ["INFO"]
+
+
+def test_asked_for_it_looks_before_its_period(path: Path, kubelet: Kubelet) -> None:
+    with serving(path, kubelet), watching(path, period_seconds=1000.0) as watched:
+        eventually("the kubelet has told", watched.view.told)
+        kubelet.has()
+        watched.view.ask()
+        eventually("it was asked again", lambda: watched.told().pods == ())
+
+
+def test_without_a_socket_nobody_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    threads = threading.active_count()
+    with watching("") as watched:
+        assert threading.active_count() == threads
+        watched.view.ask()
+        assert watched.view.told() is None
+    assert not caplog.records
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.levelname for each in caplog.records]

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.model.cpuset import CpuSet
+from agent.model.podresources import (
+    Allocatable,
+    ContainerResources,
+    GivenDevice,
+    MemoryBlock,
+    PodResources,
+)
+from agent.node.pod_resources import PodResourcesAnswer, PodResourcesState, PodResourcesStateView
+from tests.builders import machine, pod
+from tests.node.world import Kubelet, World
+
+GPU = GivenDevice("nvidia.com/gpu", "GPU-1", (0,))
+
+
+def given(name: str, cpus: str = "", memory: int = 0, *devices: GivenDevice) -> PodResources:
+    blocks = (MemoryBlock("memory", memory, (0,)),) if memory else ()
+    container = ContainerResources("main", CpuSet.parse(cpus), blocks, devices)
+    return PodResources("ns", name, (container,))
+
+
+def told(*pods: PodResources) -> PodResourcesAnswer:
+    return PodResourcesAnswer(pods, Allocatable(CpuSet.parse("1-3"), (), (GPU,)), 0.0)
+
+
+@pytest.fixture
+def kubelet() -> Kubelet:
+    return Kubelet()
+
+
+def test_nothing_is_said_without_a_kubelet(kubelet: Kubelet) -> None:
+    assert PodResourcesStateView(kubelet).now(machine(), (pod("a"),)) == PodResourcesState()
+
+
+def test_cpus_of_pods_that_are_not_the_kubelets_are_left_out(kubelet: Kubelet) -> None:
+    kubelet.answer = told(given("a", "2", 5), given("b", "3", 7))
+    pods = pod("a", kube_class="guaranteed"), pod("b", "LS", kube_class="guaranteed")
+    held = PodResourcesStateView(kubelet).now(machine(), pods).held
+    assert {uid: (str(each.cpus), each.amounts) for uid, each in held.items()} == {
+        "a": ("2", {0: {"memory": 5}}),
+        "b": ("", {0: {"memory": 7}}),
+    }
+
+
+def test_what_the_kubelet_forgets_counts_while_the_pod_runs(kubelet: Kubelet) -> None:
+    says = PodResourcesStateView(kubelet)
+    it = pod("a", kube_class="guaranteed")
+    kubelet.answer = told(given("a", "2"))
+    before = says.now(machine(), (it,)).held
+    kubelet.answer = told()
+    assert says.now(machine(), (it,)).held == before != {}
+    assert says.now(machine(), ()).held == {}
+
+
+def test_pods_of_which_nothing_runs_hold_nothing(kubelet: Kubelet) -> None:
+    kubelet.answer = told(given("gone", "2", 5, GPU))
+    word = PodResourcesStateView(kubelet).now(machine(), ())
+    assert word.held == {}
+    assert [each.held for each in word.portions] == [0]
+
+
+def test_what_cannot_be_is_told_once(kubelet: Kubelet, caplog: pytest.LogCaptureFixture) -> None:
+    says = PodResourcesStateView(kubelet)
+    kubelet.answer = PodResourcesAnswer((given("a", "2,77"),), None, 0.0)
+    for _ in range(3):
+        says.now(machine(), (pod("a", kube_class="guaranteed"),))
+    assert [each.getMessage() for each in caplog.records] == [
+        "pod-resources-content: pod ns/a: this machine has no CPUs 77"
+    ]
+
+
+def test_it_is_in_the_report(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.kubelet_told.answer = told(given("a", "2", 1 << 20, GPU))
+    world.sandbox("a", parent="/kubepods/poda")
+    world.agent().reconcile()
+    (zone,) = (world.store.get("NodeResourceTopology", "n") or {})["zones"]
+    amounts = {each["name"]: each for each in zone["resources"]}
+    assert amounts["cpu"]["available"] == "3"
+    memory = amounts["memory"]
+    assert int(memory["allocatable"]) - int(memory["available"]) == 1 << 20
+    assert amounts["nvidia.com/gpu"] == {
+        "name": "nvidia.com/gpu",
+        "capacity": "1",
+        "allocatable": "1",
+        "available": "0",
+    }
+
+
+def test_it_tells_what_the_state_file_says_too(kubelet: Kubelet) -> None:
+    kubelet.answer = told(given("a", "2"), given("b", "3"))
+    pods = pod("a", kube_class="guaranteed"), pod("b", "LSE", "3", kube_class="guaranteed")
+    word = PodResourcesStateView(kubelet).now(machine(), pods)
+    assert str(word.reserved_cpus) == "0"
+    assert word.cpus is not None
+    assert word.cpus.static
+    assert {
+        (uid, name): str(cpus)
+        for uid, containers in word.cpus.containers.items()
+        for name, cpus in containers.items()
+    } == {("a", "main"): "2", ("b", "main"): "3"}
+    assert {uid: str(cpus) for uid, cpus in word.cpus.by_uid.items()} == {"a": "2", "b": "3"}
+    kubelet.answer = PodResourcesAnswer((), Allocatable(CpuSet(), (), ()), 0.0)
+    assert PodResourcesStateView(kubelet).now(machine(), pods).cpus == KubeletCpus()
+    kubelet.answer = PodResourcesAnswer((), None, 0.0)
+    assert PodResourcesStateView(kubelet).now(machine(), pods).cpus is None
+
+
+def test_it_stands_in_for_a_state_file_that_never_told(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.kubelet_told.answer = told(given("a", "2"))
+    (world.kubelet / "cpu_manager_state").write_text('{"policyName":')
+    guaranteed = world.sandbox("a", parent="/kubepods/poda")
+    world.container(guaranteed, cpuset="2")
+    shared = world.container(world.sandbox("b", "LS"))
+    world.agent().reconcile()
+    assert world.cpus(f"kubepods/burstable/podb/{shared.id}") == "0-1,3"
+    assert world.cpus("kubepods/poda/c-a-main") == "2"

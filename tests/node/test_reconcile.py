@@ -1,0 +1,215 @@
+"""Rounds under faults that no test brings about on real containers."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from agent.allocate.foreign.grants import Carriers
+from agent.cgroup.journal import Journal
+from agent.kube.errors import StoreError
+from agent.model import pods
+from agent.model.notifications import Created, PodAnnounced, RequestedResources, SnapshotRequest
+from agent.model.podresources import Claim, ClaimedDevice, ContainerResources, PodResources
+from agent.model.pods import ContainerState
+from agent.model.verdict import Code
+from agent.node.pod_resources import PodResourcesAnswer
+from agent.node.reconcile import ReconcileError
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_round(world: World) -> None:
+    owner, sharer = world.sandbox("own", "LSE", "1"), world.sandbox("ls", "LS")
+    world.container(owner)
+    world.container(sharer)
+    waits = world.container(world.sandbox("w", "LS"), state=ContainerState.CREATED)
+    world.agent().reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0,2-3"
+    assert world.runtime.updates == {waits.id: "0,2-3"}
+    snapshot = world.snapshot()
+    assert {each: of.cpuset for each, of in snapshot.containers.items()} == {
+        "c-own-main": "1",
+        "c-ls-main": "0,2-3",
+        waits.id: "0,2-3",
+    }
+
+
+def test_dead_shim_of_one_container_leaves_the_owner_its_cpu(world: World) -> None:
+    broken = world.container(world.sandbox("broken", "LS"))
+    world.runtime.failing[broken.id] = Code.UNKNOWN
+    world.container(world.sandbox("own", "LSE", "1"))
+    world.agent().reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert world.cpus("kubepods/burstable/podbroken/c-broken-main") == "0,2-3"
+
+
+@pytest.mark.parametrize("state", [ContainerState.RUNNING, ContainerState.CREATED])
+def test_containers_of_virtual_machines_are_left_to_their_own_kernel(
+    world: World, state: ContainerState, caplog: pytest.LogCaptureFixture
+) -> None:
+    virtual = world.container(world.sandbox("vm", "LS", handler="kata-qemu"), state=state)
+    world.container(world.sandbox("own", "LSE", "1"))
+    agent = world.agent()
+    for _ in range(2):
+        agent.reconcile()
+    if state is ContainerState.RUNNING:
+        assert world.cpus(f"kubepods/burstable/podvm/{virtual.id}") == "0-3"
+    assert world.runtime.updates == {}
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert not [each for each in caplog.records if "vm" in each.getMessage()]
+
+
+def test_journal_that_cannot_be_written_keeps_no_snapshot_back(world: World) -> None:
+    world.container(world.sandbox("own", "LSE", "1"))
+    (world.state / "journal").mkdir()
+    (world.state / "journal" / "full").touch()
+    agent = world.agent()
+    (world.state / "journal.broken").rename(world.state / "journal")
+    agent.notified([Created("c-own-main", RequestedResources("0-2"))])
+    with pytest.raises(ReconcileError):
+        agent.reconcile()
+    assert world.snapshot().pods["own"].each.cpuset == "1"
+    (world.state / "journal" / "full").unlink()
+    (world.state / "journal").rmdir()
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert '"cpus": "0-2"' in (world.state / "journal").read_text(), "the request is remembered"
+
+
+def test_ring_of_a_container_that_has_ended_is_forgotten(world: World) -> None:
+    container = world.container(world.sandbox("p", "LS"))
+    agent = world.agent()
+    agent.notified([Created(f"ended-{number}", RequestedResources("0")) for number in range(100)])
+    agent.notified([Created(container.id, RequestedResources("0"))])
+    agent.reconcile()
+    assert not agent._enforcement._replaced
+
+
+def test_container_that_restarts_for_ever_leaves_nothing_in_the_journal(world: World) -> None:
+    pod = world.sandbox("p", "LSR", "1")
+    parent = "kubepods/burstable/podp"
+    agent = world.agent()
+    for number in range(5):
+        container = world.container(pod, f"try{number}")
+        agent.notified([Created(container.id, RequestedResources("0-2", quota_microseconds=5))])
+        agent.reconcile()
+        world.ends(container)
+        for controller in ("cpuset", "cpu", "memory"):
+            shutil.rmtree(world.cpuset.parent / controller / parent / container.id)
+    journal = Journal(world.state / "journal")
+    last = f"/{parent}/{container.id}"
+    assert list(journal.originals) == [last]
+    assert list(journal.values) == [(last, "cpu.cfs_quota_us")]
+
+
+def test_snapshot_answers_every_ring(world: World) -> None:
+    agent = world.agent()
+    agent.reconcile()
+    first = world.snapshot()
+    agent.reconcile()
+    assert world.snapshot() == first
+    agent.notified([SnapshotRequest()])
+    agent.reconcile()
+    assert world.snapshot().generation == first.generation + 1
+    assert world.snapshot().looked_at > first.looked_at
+
+
+def test_announced_owner_takes_its_cpu_before_the_runtime_lists_it(world: World) -> None:
+    world.container(world.sandbox("ls", "LS"))
+    agent = world.agent()
+    status = {"scheduling.koordinator.sh/resource-status": '{"cpuset": "3"}'}
+    agent.notified([PodAnnounced("own", "ns", "own", {}, status, "/kubepods/podown")])
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podls/c-ls-main") == "0-2"
+    assert [owner.title for owner in world.snapshot().owners] == ["ns/own"]
+
+
+def test_annotation_made_to_burst_a_parser_is_a_refused_claim(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.container(world.sandbox("bad", "LSE", "1"))
+    bomb = world.runtime.listed_sandboxes[0].annotations
+    bomb["scheduling.koordinator.sh/resource-status"] = '{"x":' + "[" * 100_000
+    world.container(world.sandbox("own", "LSE", "1"))
+    world.agent().reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+    assert world.cpus("kubepods/burstable/podbad/c-bad-main") == "0,2-3"
+    assert "pod ns/bad keeps the pool: annotation scheduling.koordinator.sh/" in caplog.text
+
+
+@pytest.mark.parametrize("key", pods.ANNOTATIONS)
+@pytest.mark.parametrize("text", ["," * 1_000_000, '{"x":' + "[" * 1_000, "\0"])
+def test_no_annotation_of_a_pod_fails_a_round(world: World, key: str, text: str) -> None:
+    world.container(world.sandbox("bad", "LSE", "2"))
+    world.runtime.listed_sandboxes[0].annotations[key] = text
+    world.container(world.sandbox("own", "LSE", "1"))
+    world.agent().reconcile()
+    assert world.cpus("kubepods/burstable/podown/c-own-main") == "1"
+
+
+def test_objects_that_cannot_be_stored_keep_no_snapshot_back(world: World) -> None:
+    (world.state / "objects").write_text("")
+    with pytest.raises(StoreError):
+        world.agent().reconcile()
+    assert world.snapshot().generation == 1
+
+
+def test_policy_of_the_kubelet_is_reported_when_nothing_else_changes(world: World) -> None:
+    agent = world.agent()
+    agent.reconcile()
+    (world.kubelet / "cpu_manager_state").write_text('{"policyName":"static"}')
+    agent.reconcile()
+    stored = (world.state / "objects/noderesourcetopology/n.yaml").read_text()
+    notes = yaml.safe_load(stored)["metadata"]["annotations"]
+    assert notes["kubelet.koordinator.sh/cpu-manager-policy"] == '{"policy":"static"}'
+
+
+def test_two_hundred_pods(world: World) -> None:
+    for number in range(200):
+        world.container(world.sandbox(f"p{number:03}", "BE" if number % 2 else "LS"))
+    owner = world.container(world.sandbox("own", "LSE", "0"))
+    agent = world.agent()
+    agent.reconcile()
+    assert len(world.snapshot().containers) == 201
+    assert {world.cpus(f"kubepods/burstable/podp{n:03}/c-p{n:03}-main") for n in range(200)} == {
+        "1-3"
+    }
+    world.ends(owner)
+    world.runtime.listed_sandboxes.pop()
+    agent.reconcile()
+    assert world.cpus("kubepods/burstable/podp000/c-p000-main") == "0-3"
+
+
+def test_cpus_of_a_claim_are_its_containers_alone(world: World) -> None:
+    """By the kubelet's word and the driver's; who owned one before they spoke keeps it."""
+    claimed, sharer = world.sandbox("c"), world.sandbox("ls", "LS")
+    container = world.container(claimed)
+    world.container(sharer)
+    world.container(world.sandbox("own", "LSE", "2"))
+    environment = (("DRA_CPUSET_1", "1-2"),)
+    world.runtime.carriers[container.id] = Carriers(environment=environment)
+    agent = world.agent()
+    agent.reconcile()
+    groups = [f"kubepods/burstable/pod{uid}/c-{uid}-main" for uid in ("c", "ls", "own")]
+    assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "nobody attests it"
+    device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
+    resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
+    told = PodResources("ns", "c", (resources,))
+    world.kubelet_told.answer = PodResourcesAnswer((told,), None, 0.0)
+    agent.reconcile()
+    assert [world.cpus(each) for each in groups] == ["1", "0,3", "2"]
+    (topology,) = (world.state / "objects" / "noderesourcetopology").iterdir()
+    assert '"cpuset":"1-2"' in topology.read_text()
+    world.runtime.listed_sandboxes.remove(claimed)
+    world.ends(container)
+    agent.reconcile()
+    assert world.cpus(groups[1]) == "0-1,3"

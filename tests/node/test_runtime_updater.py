@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from agent.cri.client import Cri, Placement
+from agent.model.verdict import Code
+from agent.model.wanted import Limits, Wanted
+from agent.node.runtime_updater import RuntimeUpdater, remembers
+from agent.rpc.grpc import RpcError
+from tests.waiting import eventually
+
+POOL, LESS = Wanted("0-3"), Wanted("0,2-3")
+
+
+class Runtime(Cri):
+    """Answers when it is let; `failing` by container."""
+
+    def __init__(self) -> None:
+        super().__init__("/nowhere")
+        self.updates: list[tuple[str, Wanted]] = []
+        self.failing: dict[str, Code] = {}
+        self.ended: set[str] = set()
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+
+    def update(self, container_id: str, wanted: Wanted) -> None:
+        self.may_answer.wait(10)
+        self.updates.append((container_id, wanted))
+        if container_id in self.failing:
+            raise RpcError(self.failing[container_id], "as the test wants")
+
+
+@pytest.fixture
+def runtime() -> Runtime:
+    return Runtime()
+
+
+@pytest.fixture
+def updater(runtime: Runtime) -> Iterator[RuntimeUpdater]:
+    updater = RuntimeUpdater(runtime, lambda group: group not in runtime.ended)
+    yield updater
+    runtime.may_answer.set()
+    updater.close()
+
+
+def test_what_the_runtime_remembers_otherwise_is_told_once(
+    runtime: Runtime, updater: RuntimeUpdater
+) -> None:
+    for _ in range(3):
+        updater.update(
+            {"c1": POOL, "c2": POOL}, {"c1": Placement(cpuset="0-3"), "c2": Placement()}, {}
+        )
+        eventually("told", updater.idle)
+    assert runtime.updates == [("c2", POOL)]
+    updater.update({"c1": LESS, "c2": POOL}, {}, {})
+    eventually("told", updater.idle)
+    assert runtime.updates[1:] == [("c1", LESS)]
+
+
+def test_container_that_has_ended_is_not_updated(runtime: Runtime, updater: RuntimeUpdater) -> None:
+    runtime.may_answer.clear()
+    updater.update({"c1": POOL, "c2": POOL, "c3": POOL}, {}, {"c2": "/pod/c2", "c3": "/pod/c3"})
+    eventually("a call is in progress", updater.in_progress)
+    runtime.ended.add("/pod/c2")
+    runtime.may_answer.set()
+    eventually("told", updater.idle)
+    assert runtime.updates == [("c1", POOL), ("c3", POOL)]
+
+
+def test_hands_off_is_never_told(runtime: Runtime, updater: RuntimeUpdater) -> None:
+    updater.update({"c1": Wanted()}, {}, {})
+    assert updater.idle()
+
+
+def test_what_a_call_may_put_in_force_counts_and_what_waits_is_forgotten(
+    runtime: Runtime, updater: RuntimeUpdater
+) -> None:
+    runtime.may_answer.clear()
+    updater.update({"c1": POOL, "c2": POOL}, {}, {})
+    eventually("a call is in progress", updater.in_progress)
+    assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0-3"}
+    assert updater.pause()
+    runtime.may_answer.set()
+    eventually("told", updater.idle)
+    assert not updater.pause()
+    assert runtime.updates == [("c1", POOL)]
+
+
+@pytest.mark.parametrize(("code", "again"), [(Code.UNKNOWN, False), (Code.NOT_FOUND, False)])
+def test_what_the_runtime_refuses_is_said_once(
+    runtime: Runtime, updater: RuntimeUpdater, code: Code, again: bool
+) -> None:
+    runtime.failing = {"c1": code}
+    for _ in range(2):
+        updater.update({"c1": POOL}, {}, {})
+        eventually("told", updater.idle)
+    assert len(runtime.updates) == 1 + again
+
+
+def test_a_runtime_that_is_away_hears_it_when_it_is_back(
+    runtime: Runtime, updater: RuntimeUpdater, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
+    runtime.failing = {"c1": Code.UNAVAILABLE}
+    updater.update({"c1": POOL}, {}, {})
+    eventually("tried", lambda: runtime.updates)
+    runtime.failing = {}
+    eventually("idle", updater.idle)
+    updater.update({"c1": POOL}, {}, {})
+    eventually("told", lambda: len(runtime.updates) == 2)
+
+
+def test_call_without_an_answer_may_come_true_until_a_later_one_is_answered(
+    runtime: Runtime, updater: RuntimeUpdater, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
+    updater.update({"c1": POOL}, {}, {})
+    eventually("told", updater.idle)
+    runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
+    updater.update({"c1": LESS}, {}, {})
+    eventually("tried", lambda: updater.idle() and len(runtime.updates) == 2)
+    assert updater.pause()
+    assert {each: str(cpus) for each, cpus in updater.in_progress().items()} == {"c1": "0,2-3"}
+    runtime.failing = {}
+    updater.update({"c1": POOL}, {"c1": Placement(cpuset="0-3")}, {})
+    eventually("told what it was told before", lambda: runtime.updates[2:] == [("c1", POOL)])
+    eventually("idle", updater.idle)
+    assert not updater.pause()
+    assert not updater.in_progress()
+
+
+@pytest.mark.parametrize("later", [{}, {"c1": Wanted()}])
+def test_call_without_an_answer_is_forgotten_with_its_container(
+    runtime: Runtime,
+    updater: RuntimeUpdater,
+    monkeypatch: pytest.MonkeyPatch,
+    later: dict[str, Wanted],
+) -> None:
+    monkeypatch.setattr("agent.node.runtime_updater.RETRY_SECONDS", 0.01)
+    runtime.failing = {"c1": Code.DEADLINE_EXCEEDED}
+    updater.update({"c1": POOL}, {}, {})
+    eventually("tried", lambda: updater.idle() and runtime.updates)
+    eventually("counted", updater.in_progress)
+    updater.update(later, {}, {})
+    assert not updater.in_progress()
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted", "same"),
+    [
+        (Placement(cpuset="1", quota_microseconds=5), Wanted("1"), True),
+        (Placement(cpuset="1", quota_microseconds=5), Wanted("1", exclusive=True), False),
+        (Placement(cpuset="1", quota_microseconds=-1), Wanted("1", exclusive=True), True),
+        (Placement(cpuset="1"), Wanted("1", limits=Limits(shares=5)), False),
+        (Placement(cpuset="1", shares=5), Wanted("1", limits=Limits(shares=5)), True),
+        (Placement(cpuset="0-3"), Wanted("1"), False),
+    ],
+)
+def test_remembers(said: Placement, wanted: Wanted, same: bool) -> None:
+    assert remembers(said, wanted) == same

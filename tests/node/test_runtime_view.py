@@ -1,0 +1,212 @@
+"""What the real runtime can't be brought to answer; the rest is proved on containers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from agent.allocate.foreign.grants import Carriers
+from agent.cgroup.hierarchy import Hierarchy
+from agent.cri.client import Placement
+from agent.model.holding import Grant, Source
+from agent.model.pods import ContainerState, Pod
+from agent.model.verdict import Code
+from agent.node.runtime_view import CgroupLocator, RuntimeView
+from agent.rpc.grpc import RpcError
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+@pytest.fixture
+def observer(world: World) -> RuntimeView:
+    return RuntimeView(world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent))))
+
+
+def pods(observer: RuntimeView) -> dict[str, Pod]:
+    return {pod.uid: pod for pod in observer.observe().pods}
+
+
+def groups(pod: Pod) -> dict[str, str | None]:
+    return {each.id: each.group for each in pod.containers}
+
+
+def test_container_that_vanishes_between_list_and_status(
+    world: World, observer: RuntimeView
+) -> None:
+    pod = world.sandbox("p")
+    world.container(pod, "stays")
+    gone = world.container(pod, "goes")
+    world.runtime.failing[gone.id] = Code.NOT_FOUND
+    assert list(groups(pods(observer)["p"])) == ["c-p-stays"]
+
+
+def test_one_container_without_an_answer_does_not_hide_the_others(
+    world: World, observer: RuntimeView, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, well = world.sandbox("a"), world.sandbox("b")
+    lost = world.container(broken)
+    world.container(well)
+    world.runtime.failing[lost.id] = Code.UNKNOWN
+    for _ in range(2):
+        seen = pods(observer)
+        assert groups(seen["a"]) == {lost.id: f"/kubepods/burstable/poda/{lost.id}"}
+        assert groups(seen["b"]) == {"c-b-main": "/kubepods/burstable/podb/c-b-main"}
+    assert len([each for each in caplog.records if lost.id in each.getMessage()]) == 1
+
+
+def test_sandbox_without_an_answer_keeps_the_class_of_its_containers(
+    world: World, observer: RuntimeView
+) -> None:
+    pod = world.sandbox("p", parent="/kubepods/besteffort/podp")
+    world.container(pod)
+    world.runtime.failing[pod.id] = Code.INTERNAL
+    assert pods(observer)["p"].kube_class == "besteffort"
+    del world.runtime.failing[pod.id]
+    world.group(f"kubepods/besteffort/podp/{pod.id}")
+    (sandbox,) = pods(observer)["p"].sandboxes
+    assert sandbox.group == f"/kubepods/besteffort/podp/{pod.id}"
+
+
+@pytest.mark.parametrize("code", [Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED])
+def test_runtime_that_does_not_answer_ends_the_look(
+    world: World, observer: RuntimeView, code: Code
+) -> None:
+    for uid in "pq":
+        world.runtime.failing[world.container(world.sandbox(uid)).id] = code
+    with pytest.raises(RpcError):
+        observer.observe()
+
+
+def test_container_whose_status_hangs_is_asked_about_again_after_a_while(
+    world: World, observer: RuntimeView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("agent.node.runtime_view.time.monotonic", lambda: now)
+    hung = world.container(world.sandbox("p"), state=ContainerState.CREATED)
+    world.container(world.sandbox("q"))
+    world.runtime.failing[hung.id] = Code.DEADLINE_EXCEEDED
+    assert pods(observer).keys() == {"p", "q"}
+    del world.runtime.failing[hung.id]
+    place = world.runtime.placements[hung.id]
+    world.runtime.placements[hung.id] = msgspec.structs.replace(place, cpuset="1")
+    assert observer.observe().starts_with[hung.id].cpuset == ""
+    now += 61
+    assert observer.observe().starts_with[hung.id].cpuset == "1"
+
+
+def test_two_sandboxes_of_a_pod_are_one_pod(world: World, observer: RuntimeView) -> None:
+    old = world.sandbox("p", "LS", suffix="-0", ready=False, created_at=1)
+    new = world.sandbox("p", "LSE", suffix="-1", created_at=2)
+    world.container(old, "old")
+    world.container(new, "new")
+    pod = pods(observer)["p"]
+    assert (pod.created_at, pod.qos) == (1, "LSE")
+    assert [each.name for each in pod.containers] == ["new", "old"]
+    assert [each.id for each in pod.sandboxes] == ["s-p-1"]
+
+
+def test_sandbox_that_is_not_ready_counts_while_a_container_is_left(
+    world: World, observer: RuntimeView
+) -> None:
+    pod = world.sandbox("p", ready=False)
+    assert pods(observer) == {}
+    container = world.container(pod)
+    assert list(pods(observer)) == ["p"]
+    world.ends(container)
+    assert pods(observer) == {}
+
+
+def test_container_whose_cgroup_is_not_found_is_asked_about_again(
+    world: World, observer: RuntimeView
+) -> None:
+    pod = world.sandbox("p")
+    container = world.container(pod)
+    hidden = world.cpuset / f"kubepods/burstable/podp/{container.id}"
+    hidden.rename(world.cpuset / "elsewhere")
+    assert groups(pods(observer)["p"]) == {container.id: None}
+    (world.cpuset / "elsewhere").rename(hidden)
+    assert groups(pods(observer)["p"]) == {container.id: f"/kubepods/burstable/podp/{container.id}"}
+
+
+@pytest.mark.parametrize("path", ["", "/system.slice/sshd.service", "/"])
+def test_process_number_of_another_service_is_not_taken_for_the_container(
+    world: World, path: str, tmp_path: Path
+) -> None:
+    proc = tmp_path / "proc" / "77"
+    proc.mkdir(parents=True)
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent), str(tmp_path / "proc")))
+    (proc / "cgroup").write_text(f"4:cpuset:{path or '/odd/place/c1'}\n")
+    found = locator.group_of("c1", Placement(pid=77), "/kubepods/podp")
+    assert found == (None if path else "/odd/place/c1")
+
+
+def test_created_container_tells_what_it_will_start_with(
+    world: World, observer: RuntimeView
+) -> None:
+    container = world.container(world.sandbox("p"), state=ContainerState.CREATED)
+    told = world.runtime.placements[container.id]
+    world.runtime.placements[container.id] = msgspec.structs.replace(told, cpuset="1-2")
+    observed = observer.observe()
+    assert observed.starts_with[container.id].cpuset == "1-2"
+    assert groups(observed.pods[0]) == {container.id: None}
+
+
+def test_ended_containers_are_told_where_requests_matter(world: World) -> None:
+    observer = RuntimeView(
+        world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent))), requests=True
+    )
+    pod = world.sandbox("p")
+    for created_at, name in enumerate(["init", "main", "main", "again"], 1):
+        container = world.container(pod, name, cpus=created_at, created_at=created_at)
+        world.ends(container, stays=True)
+    world.container(pod, "again", created_at=9)
+    gone = world.container(pod, "gone", created_at=5)
+    world.ends(gone, stays=True)
+    world.runtime.failing[gone.id] = Code.NOT_FOUND
+    (seen,) = observer.observe().pods
+    assert [each.name for each in seen.containers] == ["again"]
+    assert [(each.name, each.created_at, each.shares, each.cpuset) for each in seen.ended] == [
+        ("init", 1, 1024, "0-3"),
+        ("main", 3, 3072, "0-3"),
+    ]
+    assert (
+        pods(RuntimeView(world.runtime, CgroupLocator(Hierarchy(str(world.cpuset.parent)))))[
+            "p"
+        ].ended
+        == ()
+    )
+    world.runtime.listed_sandboxes[0] = msgspec.structs.replace(pod, ready=False)
+    assert pods(observer)["p"].ended == ()
+
+
+def test_what_a_container_shows_of_devices_is_asked_once(world: World) -> None:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    observer = RuntimeView(world.runtime, locator, grants=True)
+    pod = world.sandbox("p")
+    shows, plain = world.container(pod, "shows"), world.container(pod, "plain")
+    created = world.container(pod, "created", state=ContainerState.CREATED)
+    variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
+    world.runtime.carriers[shows.id] = Carriers(environment=variable)
+    expected = (Grant("p", "shows", "", ("GPU-1",), Source.CONTAINER),)
+    for _ in range(3):
+        assert observer.observe().grants == expected
+    assert sorted(world.runtime.asked) == sorted([shows.id, plain.id, created.id])
+    world.ends(shows)
+    assert observer.observe().grants == ()
+
+
+def test_what_a_container_shows_is_asked_again_where_there_was_no_answer(world: World) -> None:
+    locator = CgroupLocator(Hierarchy(str(world.cpuset.parent)))
+    observer = RuntimeView(world.runtime, locator, grants=True)
+    container = world.container(world.sandbox("p"))
+    world.runtime.carriers[container.id] = Carriers(cdi_devices=("nvidia.com/gpu=GPU-1",))
+    world.runtime.failing[container.id] = Code.UNKNOWN
+    assert observer.observe().grants == ()
+    del world.runtime.failing[container.id]
+    assert [each.names for each in observer.observe().grants] == [("GPU-1",)]

@@ -1,0 +1,92 @@
+"""Who has fewer CPUs of its own than it was promised."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.allocate.pools import decide
+from agent.allocate.reserved_cpus import KubeletCpus
+from agent.model import bounds
+from agent.model.annotations import RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.cpuset import CpuSet, union
+from agent.model.pods import Container, ContainerState, Pod
+from agent.node import shortfalls
+from tests.builders import machine, pod
+
+
+def named(*names: str) -> tuple[Container, ...]:
+    return tuple(Container(f"c-{name}", name, ContainerState.RUNNING) for name in names)
+
+
+def checkpoint(**of_a: str) -> KubeletCpus:
+    entries = {name: CpuSet.parse(cpus) for name, cpus in of_a.items()}
+    return KubeletCpus(True, {"a": union(entries.values())}, {"a": entries} if entries else {})
+
+
+def found(each: Pod, kubelet: KubeletCpus, **holds: str) -> list[tuple[str, str, str, str]]:
+    decision = decide(machine(2, 4), (each,), kubelet, {}, {})
+    held = {f"c-{name}": CpuSet.parse(cpus) for name, cpus in holds.items()}
+    return [
+        (it.container, it.promised, it.held, it.reason)
+        for it in shortfalls.find((each,), decision, kubelet, held)
+    ]
+
+
+def owner(cpuset: str, *names: str, kube_class: str = "guaranteed") -> Pod:
+    return pod("a", "LSE", cpuset, kube_class=kube_class, containers=named(*names))  # type: ignore[arg-type]
+
+
+def test_nobody_is_short_who_has_as_many_as_promised() -> None:
+    assert found(owner("2-3", "main"), KubeletCpus(), main="2-3") == []
+    assert found(owner("2-3", "main"), checkpoint(main="4-5"), main="4-5") == []
+    two = owner("2-5", "main", "other")
+    assert found(two, checkpoint(main="4-5", other="6-7"), main="4-5", other="6-7") == []
+
+
+def test_what_the_cgroup_lacks_is_lacking() -> None:
+    short = [("main", "2-3", "2", "its cgroup lacks CPUs 3")]
+    assert found(owner("2-3", "main"), KubeletCpus(), main="0,2") == short
+    short = [("main", "4-5", "", "its cgroup lacks CPUs 4-5")]
+    assert found(owner("", "main"), checkpoint(main="4-5"), main="0") == short
+
+
+def test_container_that_the_kubelet_left_out_is_short_of_what_its_pod_claims() -> None:
+    reason = "the kubelet gave it CPUs 4"
+    assert found(owner("2-3", "main", "part"), checkpoint(main="4"), main="4", part="0-3") == [
+        ("part", "2-3", "", reason)
+    ]
+
+
+def test_side_car_is_promised_nothing() -> None:
+    each = owner("2-3", "main", "envoy")
+    each.annotations[SHARED_CONTAINERS] = "envoy"
+    assert found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7") == []
+
+
+def test_side_cars_that_can_not_be_read_are_none() -> None:
+    each = owner("2-3", "main", "envoy")
+    each.annotations[SHARED_CONTAINERS] = "x" * (bounds.POD_VALUE_BYTES + 1)
+    short = found(each, KubeletCpus(), main="2-3", envoy="0-1,4-7")
+    assert [container for container, *_ in short] == ["envoy"]
+
+
+def test_refused_claim_tells_why() -> None:
+    assert found(owner("2-9", "main"), KubeletCpus(), main="0-7") == [
+        ("main", "2-9", "", "CPUs 8-9 do not exist")
+    ]
+
+
+@pytest.mark.parametrize(("given", "short"), [("4-5", False), ("4", True)])
+def test_pod_whose_containers_the_kubelets_file_does_not_tell(given: str, short: bool) -> None:
+    kubelet = KubeletCpus(True, {"a": CpuSet.parse(given)})
+    assert bool(found(owner("2-3", "main"), kubelet, main=given)) is short
+
+
+def test_text_names_annotation_and_cpus() -> None:
+    each = owner("2-9", "main")
+    decision = decide(machine(2, 4), (each,), KubeletCpus(), {}, {})
+    (it,) = shortfalls.find((each,), decision, KubeletCpus(), {})
+    assert it.text == (
+        f"annotation {RESOURCE_STATUS} claims CPUs 2-9, container main has no CPUs of its own: "
+        "CPUs 8-9 do not exist"
+    )

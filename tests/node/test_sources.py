@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from agent.node.sources import SourceName, Sources
+
+
+def test_each_trouble_is_told_once_and_counted_until_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    counted: list[tuple[str, int]] = []
+    sources = Sources(lambda name, number: counted.append((name, number)))
+    for troubles in ((), ("a",), ("a",), ("a", "b"), ("b",), (), (), ("a",)):
+        sources.report(SourceName.JOURNAL, troubles)
+    assert caplog.messages == [
+        "journal: a",
+        "journal: b",
+        "journal: can be used again",
+        "journal: a",
+    ]
+    assert counted == [("journal", number) for number in (0, 1, 2, 1, 0, 1)]
+
+
+def test_a_trouble_of_one_source_is_none_of_another(caplog: pytest.LogCaptureFixture) -> None:
+    sources = Sources()
+    sources.report(SourceName.UEVENTS, ("a",))
+    sources.report(SourceName.DEVICES, ("a",))
+    assert [each.levelname for each in caplog.records] == ["WARNING", "WARNING"]
+    sources.report(SourceName.DEVICES, ("b",), logging.ERROR)
+    assert [each.levelname for each in caplog.records][2:] == ["ERROR"]

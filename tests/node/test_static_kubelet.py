@@ -1,0 +1,150 @@
+"""Passes of an agent next to a kubelet with the static policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent.kube.events import Regarding
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.apiobjects import ApiPod, Phase
+from agent.model.notifications import PodAnnounced
+from agent.model.pods import ContainerState
+from agent.node.pod_events import CLAIM_NOT_HONORED, INVALID_ANNOTATION, PodEvents
+from tests.node.world import World
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, cores=8)
+
+
+class Recorded:
+    """Events as they were recorded."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Regarding, str, str]] = []
+
+    def record(self, pod: Regarding, reason: str, note: str) -> None:
+        self.events.append((pod, reason, note))
+
+
+def gives(world: World, **pods: str) -> None:
+    """The kubelet writes its checkpoint, of pods with a container `main`."""
+    entries = {uid: {"main": cpus} for uid, cpus in pods.items()}
+    text = json.dumps({"policyName": "static", "defaultCpuSet": "0-7", "entries": entries})
+    (world.kubelet / "cpu_manager_state").write_text(text)
+
+
+def claim(cpus: str) -> dict[str, str]:
+    return {RESOURCE_STATUS: f'{{"cpuset": "{cpus}"}}'}
+
+
+def told(world: World, uid: str, cpus: str) -> ApiPod:
+    pod = ApiPod(
+        uid, "ns", uid, "n", Phase.PENDING, {}, claim(cpus) if cpus else {}, "guaranteed", 1
+    )
+    world.told.pods[uid] = pod
+    return pod
+
+
+def metric(world: World, name: str) -> float:
+    for line in world.metrics.render().splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.split()[1])
+    raise AssertionError(name)
+
+
+def test_container_that_has_less_than_the_kubelet_gave_is_given_it(world: World) -> None:
+    """As an agent left it that honoured the claims of such pods."""
+    lse = world.container(world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse"), cpuset="0")
+    ls = world.container(world.sandbox("ls", "LS"), cpuset="0,4-7")
+    gives(world, plain="2-3", lse="4-5")
+    agent = world.agent()
+    agent.reconcile()
+    assert world.cpus(f"kubepods/podlse/{lse.id}") == "4-5"
+    assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == "0-1,6-7"
+    assert metric(world, "topolet_cpu_overlaps_total") == 1, "LS was on them"
+    assert metric(world, "topolet_containers_short_of_cpus") == 0
+    decided = world.snapshot().pods["lse"].of("main")
+    assert (decided.cpuset, decided.kubelet) == ("4-5", True)
+
+
+def test_owner_that_moves_to_its_claim_is_no_overlap(world: World) -> None:
+    """A kubelet takes the CPUs of a static pod back at once when its file goes, and the container
+    runs on until it has ended."""
+    of_lse = world.sandbox("lse", "LSE", "2-3", parent="/kubepods/podlse")
+    lse = world.container(of_lse, cpuset="4-5")
+    ls = world.container(world.sandbox("ls", "LS"), cpuset="0-3,6-7")
+    gives(world, lse="4-5")
+    agent = world.agent()
+    agent.reconcile()
+    gives(world)
+    agent.reconcile()
+    assert world.cpus(f"kubepods/podlse/{lse.id}") == "2-3"
+    assert world.cpus(f"kubepods/burstable/podls/{ls.id}") == "0-1,4-7"
+    assert metric(world, "topolet_cpu_overlaps_total") == 0
+
+
+def test_claim_of_a_pod_that_was_not_admitted_yet_is_not_honoured(world: World) -> None:
+    gives(world, plain="2-3")
+    agent = world.agent()
+    told(world, "lse", "4-5")
+    agent.reconcile()
+    assert "lse" not in world.snapshot().pods, "a creation waits for another look"
+    assert world.snapshot().owners == ()
+    gives(world, plain="2-3", lse="6-7")
+    agent.notified([PodAnnounced("lse", "ns", "lse", {}, claim("4-5"), "/kubepods/podlse")])
+    agent.reconcile()
+    assert [(each.uid, each.cpuset) for each in world.snapshot().owners] == [("lse", "6-7")]
+
+
+def test_claim_of_a_pod_that_was_not_admitted_yet_counts_without_the_static_policy(
+    world: World,
+) -> None:
+    told(world, "lse", "4-5")
+    world.agent().reconcile()
+    assert [each.cpuset for each in world.snapshot().owners] == ["4-5"]
+
+
+def test_who_loses_its_cpus_to_the_kubelet_is_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    owner = world.container(world.sandbox("own", "LSE", "4-5"))
+    told(world, "own", "4-5")
+    gives(world)
+    recorded = Recorded()
+    agent = world.agent(pod_events=PodEvents(recorded))
+    agent.reconcile()
+    assert world.cpus(f"kubepods/burstable/podown/{owner.id}") == "4-5"
+    assert recorded.events == []
+    gives(world, plain="5")
+    for _ in range(3):
+        agent.reconcile()
+    assert world.cpus(f"kubepods/burstable/podown/{owner.id}") == "4"
+    assert metric(world, "topolet_containers_short_of_cpus") == 1
+    text = (
+        f"annotation {RESOURCE_STATUS} claims CPUs 4-5, container main has CPUs 4 of its own: "
+        "CPUs 5 were given away by the kubelet"
+    )
+    assert recorded.events == [(Regarding("ns", "own", "own"), CLAIM_NOT_HONORED, text)]
+    assert caplog.messages.count(f"pod ns/own: {text}") == 1
+    gives(world)
+    agent.reconcile()
+    assert metric(world, "topolet_containers_short_of_cpus") == 0
+
+
+def test_claim_that_cannot_be_read_is_told_once_a_container_is_there(world: World) -> None:
+    sandbox = world.sandbox("own", "LSE", "x")
+    told(world, "own", "x")
+    recorded = Recorded()
+    agent = world.agent(pod_events=PodEvents(recorded))
+    agent.reconcile()
+    assert recorded.events == []
+    world.container(sandbox, state=ContainerState.CREATED)
+    agent.reconcile()
+    ((_, reason, note),) = recorded.events
+    assert reason == INVALID_ANNOTATION
+    assert note.startswith(f"annotation {RESOURCE_STATUS}: cpuset: ")

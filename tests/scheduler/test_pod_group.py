@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import pytest
+
+from agent.model import apiobjects
+from agent.scheduler.pod_group import GROUP_ANNOTATION, Group, GroupError, group_of
+from benchmarks.fleet import pod
+
+
+def annotated(text: str) -> apiobjects.ApiPod:
+    return apiobjects.from_object(pod("p", annotations={GROUP_ANNOTATION: text}))
+
+
+def test_a_group_is_a_name_and_a_size() -> None:
+    assert group_of(annotated("train.0/8")) == Group("default", "train.0", 8)
+    assert group_of(apiobjects.from_object(pod("p"))) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "'' is no NAME/SIZE"),
+        ("train", "'train' is no NAME/SIZE"),
+        ("/2", "'/2' is no NAME/SIZE"),
+        ("Train/2", "'Train/2' is no NAME/SIZE"),
+        ("train/two", "'train/two' is no NAME/SIZE"),
+        ("train/-1", "'train/-1' is no NAME/SIZE"),
+        ("train/٣", "'train/٣' is no NAME/SIZE"),
+        ("train/0", "SIZE 0 is not 1 to 64"),
+        ("train/65", "SIZE 65 is not 1 to 64"),
+    ],
+)
+def test_an_odd_annotation_is_named(text: str, reason: str) -> None:
+    with pytest.raises(GroupError) as raised:
+        group_of(annotated(text))
+    assert str(raised.value) == f"pod default/p: annotation topolet.io/group: {reason}"
