@@ -31,8 +31,8 @@ from common import Row, alone, arguments, compared, report, skipped, timed
 from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
+from agent.allocate.account import Holdings
 from agent.allocate.cpu_request import CpuRequest, Taken
-from agent.allocate.holdings import Holdings
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import Layout

@@ -39,10 +39,10 @@ from agent.allocate.bits import members
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
 from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
 from agent.allocate.devices.besteffort import BestEffortTable
-from agent.allocate.devices.hints import device_hints
 from agent.allocate.devices.inventory import Links, inventory, linked
 from agent.allocate.devices.objectives import GpuTable
 from agent.allocate.devices.state import NodeDevices, node_devices
+from agent.allocate.node_allocator.companion import device_hints
 from agent.model import deviceobject
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, RDMA

@@ -13,7 +13,7 @@ from agent.kube import auth
 from agent.kube.auth import FileAccess
 from agent.model.settings import Settings
 from agent.scheduler import process
-from agent.scheduler.routes import Reply, Route
+from agent.scheduler.http_routes import Reply, Route
 from agent.scheduler.server import Server
 
 VERBS: Final = ("filter", "prioritize", "bind")

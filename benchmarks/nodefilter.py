@@ -24,16 +24,16 @@ import msgspec
 from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
 from peers.go_peer import KOORDINATOR, GoPeer, beside
 
+from agent.allocate.node_allocator.allocator import NodeAllocator
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.facts import place_facts
+from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.nodefacts import node_facts
-from agent.allocate.place.answer import Granted
-from agent.allocate.place.facts import place_facts
-from agent.allocate.place.place import Place
-from agent.allocate.place.wish import Wish, wish_of
-from agent.allocate.precedence import NUMA_LABEL
+from agent.allocate.policies_in_force import NUMA_LABEL
 from agent.conformance import machines
-from agent.model import apipods, nodetopology
+from agent.model import apiobjects, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apipods import ApiPod
+from agent.model.apiobjects import ApiPod
 from agent.model.cpuset import EMPTY
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from agent.model.policies import NumaPolicy
@@ -85,15 +85,15 @@ class Question(msgspec.Struct, frozen=True):
     """One pod and one node: as objects, and as values."""
 
     asked: dict[str, Any]
-    place: Place
+    place: NodeAllocator
     pod: ApiPod
-    wish: Wish
+    pod_request: PodRequest
 
     def ours(self) -> object:
-        return self.place.offer(self.wish)
+        return self.place.offer(self.pod_request)
 
     def numa_nodes(self) -> list[int]:
-        got = self.place.offer(self.wish)
+        got = self.place.offer(self.pod_request)
         return sorted(got.holding().claim.amounts) if isinstance(got, Granted) else []
 
 
@@ -111,7 +111,7 @@ def question(case: Case) -> Question:
     facts, faults = node_facts(labels, {}, topology, 1000 * len(cpus))
     if faults:
         raise SystemExit(f"{case.name}: {faults}")
-    place = Place(place_facts("node", labels, facts))
+    place = NodeAllocator(place_facts("node", labels, facts))
     held = [_placed(case, place, number) for number in range(2 * case.before)]
     body = pod("pod", case.qos, case.cpu, case.memory_gib)
     asked = {
@@ -123,8 +123,8 @@ def question(case: Case) -> Question:
         "held": held,
         "pod": body,
     }
-    read = apipods.from_object(body)
-    return Question(asked, place, read, wish_of(read))
+    read = apiobjects.from_object(body)
+    return Question(asked, place, read, request_of(read))
 
 
 def pod(name: str, qos: QoS, cpu: int, memory_gib: int) -> dict[str, Any]:
@@ -141,11 +141,11 @@ def pod(name: str, qos: QoS, cpu: int, memory_gib: int) -> dict[str, Any]:
     }
 
 
-def _placed(case: Case, place: Place, number: int) -> Any:
+def _placed(case: Case, place: NodeAllocator, number: int) -> Any:
     """A pod of 4 CPUs that is given its place: the resource-status."""
     qos = QoS.LSR if number % 2 else QoS.LS
-    wish = wish_of(apipods.from_object(pod(f"pod-{number}", qos, 4, 8)))
-    got = place.offer(wish)
+    pod_request = request_of(apiobjects.from_object(pod(f"pod-{number}", qos, 4, 8)))
+    got = place.offer(pod_request)
     if not isinstance(got, Granted):
         raise SystemExit(f"{case.name}: no place for pod {number}")
     place.commit(got)
@@ -183,7 +183,7 @@ def rows(peer: GoPeer | str, amount: Amount) -> Iterator[Row]:
             yield compared(case.name, median_ms(ours), median_ms(base), BASE, UNIT)
         else:
             yield skipped(case.name, median_ms(ours), UNIT, str(peer))
-        read = timed(lambda: wish_of(about.pod), amount.calls)  # noqa: B023
+        read = timed(lambda: request_of(about.pod), amount.calls)  # noqa: B023
         yield alone(f"{case.name}_pod", median_ms(read), UNIT)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import common
 
 from agent.allocate import pools
-from agent.allocate.aside import KubeletCpus
+from agent.allocate.reserved_cpus import KubeletCpus
 from agent.cgroup import writer
 from agent.cgroup.hierarchy import CPUS, MEMS, CgroupError, Hierarchy
 from agent.cgroup.journal import Journal

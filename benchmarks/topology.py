@@ -1,7 +1,7 @@
 """One discovery of the CPU topology in a running interpreter, beside whole tools on the same tree.
 
 The trees are machines of 128, 256 and 512 CPUs built for the purpose, and the largest snapshots of
-real ones where `../shared` is there (or TOPOLET_SHARED names it).
+real ones in tests/data/sysfs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from agent.discover import cpus
 SHAPES = {"": (2, 2, 2, 8, 2), "_256": (2, 4, 2, 8, 2), "_512": (2, 4, 4, 8, 2)}
 """128 CPUs is the case without a suffix."""
 
+SYSFS = Path(__file__).resolve().parents[1] / "tests" / "data" / "sysfs"
 SNAPSHOTS = ("128arm-2pa2n8cluster4co", "256ia64-64n2s2c")
 
 
@@ -39,7 +40,7 @@ def main() -> None:
 
 
 def roots(folder: str, quick: bool) -> Iterator[tuple[str, str]]:
-    """Suffix of the case and root of the tree, for every tree that can be had.
+    """Suffix of the case and root of the tree, for every tree.
 
     `quick` leaves out those that take seconds to write.
     """
@@ -49,14 +50,11 @@ def roots(folder: str, quick: bool) -> Iterator[tuple[str, str]]:
             yield suffix, trees.write(root, trees.machine(*shape))
     if quick:
         return
-    shared = os.environ.get("TOPOLET_SHARED") or Path(__file__).resolve().parents[2] / "shared"
     for name in SNAPSHOTS:
-        tarball = Path(shared) / "sysfs" / f"{name}.tar.bz2"
-        if tarball.exists():
-            with tarfile.open(tarball) as archive:
-                archive.extractall(os.path.join(folder, name), filter="tar")
-            (root,) = Path(folder, name).iterdir()
-            yield "_" + re.sub("[^a-z0-9]+", "_", name), str(root)
+        with tarfile.open(SYSFS / f"{name}.tar.bz2") as archive:
+            archive.extractall(os.path.join(folder, name), filter="tar")
+        (root,) = Path(folder, name).iterdir()
+        yield "_" + re.sub("[^a-z0-9]+", "_", name), str(root)
 
 
 def compare(suffix: str, root: str, rounds: int) -> Iterator[common.Row]:

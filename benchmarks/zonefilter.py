@@ -25,12 +25,12 @@ import msgspec
 from common import Row, alone, arguments, compared, median_ms, report, skipped, timed
 from peers.go_peer import SCHEDULER_PLUGINS, GoPeer, beside
 
-from agent.allocate.zoned.filter import filter as by_zones
-from agent.allocate.zoned.misfit import Misfit
-from agent.allocate.zoned.node import ZonedNode, zoned_node
-from agent.allocate.zoned.pod import zoned_pod
-from agent.model import apipods, seentopology
-from agent.model.apipods import ApiPod
+from agent.allocate.nrt.filter import filter as by_zones
+from agent.allocate.nrt.misfit import Misfit
+from agent.allocate.nrt.node import ZonedNode, zoned_node
+from agent.allocate.nrt.pod import zoned_pod
+from agent.model import apiobjects, seentopology
+from agent.model.apiobjects import ApiPod
 from agent.model.nodetopology import NodeTopology
 
 CASE = "filter_zones"
@@ -88,7 +88,7 @@ def questions() -> Iterator[Question]:
             },
             topology,
             zoned_node(topology, ALLOCATABLE),
-            apipods.from_object(body),
+            apiobjects.from_object(body),
         )
 
 

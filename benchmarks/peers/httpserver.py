@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from agent.scheduler.routes import Reply, Route
+from agent.scheduler.http_routes import Reply, Route
 
 THREADS = 16
 

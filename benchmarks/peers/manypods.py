@@ -18,9 +18,9 @@ from typing import Any
 
 from peers.packages import imported
 
+from agent.cri.client import Cri
 from agent.proto import cri_pb2 as pb
 from agent.rpc.channel import Channel
-from agent.runtime.cri import Cri
 
 SERVICE = "/runtime.v1.RuntimeService/"
 MOUNTS = Path("/sys/fs/cgroup")

@@ -12,13 +12,11 @@ from types import TracebackType
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from agent.runtime.cri import Cri
+from agent.cri.client import Cri
 from demo import containerd
-from demo.cgroups import remove_cgroups
+from demo.cgroups import OwnCgroup
 from demo.pods import PodSpec, create_request, run_pod, run_sandbox
 from tests import tools
-
-CGROUP_ROOT = "/topolet-benchmark"
 
 
 class NoRuntimeError(Exception):
@@ -43,15 +41,17 @@ class Runtime:
         if lacking := containerd.missing(programs):
             raise NoRuntimeError(f"not on this machine: {', '.join(lacking)}")
         self._folder = Path(tempfile.mkdtemp(prefix="topolet-"))
+        self._cgroup = OwnCgroup("topolet-benchmark", self._folder.name)
         self._containerd = containerd.Containerd(self._folder, programs=programs)
         self.socket = self._containerd.socket
         self._numbers = itertools.count(1)
         try:
+            self._cgroup.claim()
             self._containerd.start()
             self._cri = Cri(self.socket)
-            self._spec = PodSpec("benchmark", "LS", cgroup_root=CGROUP_ROOT)
+            self._spec = PodSpec("benchmark", "LS", cgroup_root=self._cgroup.root)
             self._sandbox = run_sandbox(self._cri, self._spec)
-        except containerd.ContainerdError as error:
+        except (containerd.ContainerdError, OSError) as error:
             self._close()
             raise NoRuntimeError(str(error)[-200:]) from None
 
@@ -74,7 +74,7 @@ class Runtime:
 
     def run(self, name: str, uid: str) -> None:
         """A pod that runs, as the kubelet makes one of the API's."""
-        run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=CGROUP_ROOT))
+        run_pod(self._cri, PodSpec(name, "LS", uid=uid, cgroup_root=self._cgroup.root))
 
     def clear(self) -> None:
         """No pod is left."""
@@ -86,5 +86,5 @@ class Runtime:
 
     def _close(self) -> None:
         self._containerd.stop()
-        remove_cgroups(CGROUP_ROOT)
+        self._cgroup.remove()
         shutil.rmtree(self._folder, ignore_errors=True)

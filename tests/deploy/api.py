@@ -34,8 +34,11 @@ class RefusedError(Exception):
 class Api:
     """`token` is an administrator's, who may impersonate."""
 
-    def __init__(self, url: str, token: str, ca_file: str | None) -> None:
+    def __init__(
+        self, url: str, token: str, ca_file: str | None, timeout_seconds: float = 60.0
+    ) -> None:
         self._url = url
+        self._timeout_seconds = timeout_seconds
         self._token = token
         self._tls = ssl.create_default_context(cafile=ca_file)
         if ca_file is None:
@@ -64,7 +67,9 @@ class Api:
                 key = urllib.parse.quote(NODE_NAME, safe="")
                 request.add_header(f"Impersonate-Extra-{key}", who.node)
         try:
-            with urllib.request.urlopen(request, context=self._tls, timeout=60) as answer:
+            with urllib.request.urlopen(
+                request, context=self._tls, timeout=self._timeout_seconds
+            ) as answer:
                 found: Object = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,21 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import tools
+
 Object = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-AGENT = "system:serviceaccount:topolet-system:topolet-agent"
-SCHEDULER = "system:serviceaccount:topolet-system:topolet-scheduler"
+
+
+def account(namespace: str, name: str) -> str:
+    """The user name of a service account."""
+    return f"system:serviceaccount:{namespace}:{name}"
+
+
+AGENT = account("topolet-system", "topolet-agent")
+SCHEDULER = account("topolet-system", "topolet-scheduler")
 
 
 EVERYTHING = ("overlays/webhook", "overlays/scheduler-evict")
@@ -35,9 +45,55 @@ def listed(folder: str) -> list[Path]:
 
 
 def objects(*folders: str) -> list[Object]:
-    """All objects of the kustomizations, each file once, in their order."""
+    """All objects of the kustomizations, each file once, in their order: variables have their
+    values, patches are left out."""
     paths = dict.fromkeys(path for folder in folders for path in listed(folder))
-    return [each for path in paths for each in yaml.safe_load_all(path.read_text())]
+    return [
+        _filled(each)
+        for path in paths
+        for each in yaml.safe_load_all(path.read_text())
+        if not is_local(each)
+    ]
+
+
+def is_local(body: Object) -> bool:
+    """Whether only kustomize reads it."""
+    return "config.kubernetes.io/local-config" in body["metadata"].get("annotations", {})
+
+
+@functools.cache
+def variables() -> dict[str, str]:
+    """What kustomize writes for `$(NAME)`, where no layer above ours says otherwise."""
+    folder = DEPLOY / "policies"
+    described = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    bodies = [
+        each
+        for name in described["resources"]
+        for each in yaml.safe_load_all((folder / name).read_text())
+    ]
+    found = {}
+    for each in described["vars"]:
+        (value,) = (
+            body
+            for body in bodies
+            if body["metadata"]["name"] == each["objref"]["name"]
+            and body["kind"] == each["objref"]["kind"]
+        )
+        for part in each["fieldref"]["fieldpath"].split("."):
+            value = value[part]
+        found[each["name"]] = str(value)
+    return found
+
+
+def _filled(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _filled(below) for key, below in value.items()}
+    if isinstance(value, list):
+        return [_filled(each) for each in value]
+    if isinstance(value, str):
+        for name, text in variables().items():
+            value = value.replace(f"$({name})", text)
+    return value
 
 
 def of_kind(kind: str) -> dict[str, Object]:
@@ -48,11 +104,33 @@ def of_kind(kind: str) -> dict[str, Object]:
 
 def kustomized(overlay: str, home: Path) -> list[Object]:
     """What kustomize makes of an overlay; the test is skipped where there is none."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("no kubectl, which brings kustomize")
+    return kustomized_folder(DEPLOY / "overlays" / overlay, home)
+
+
+def kustomization(
+    folder: Path, resource: str, components: tuple[str, ...] = (), **fields: Any
+) -> Path:
+    """A folder of a user's that builds on one below deploy/."""
+    made = folder / f"my-{Path(resource).name}"
+    made.mkdir(parents=True)
+
+    def ours(name: str) -> str:
+        return os.path.relpath(DEPLOY / name, made.resolve())
+
+    fields["resources"] = [ours(resource)]
+    if components:
+        fields["components"] = [ours(f"components/{each}") for each in components]
+    (made / "kustomization.yaml").write_text(yaml.safe_dump(fields))
+    return made
+
+
+def kustomized_folder(folder: Path, home: Path) -> list[Object]:
+    """The same of any folder."""
+    kubectl = tools.kubernetes("kubectl")
+    if isinstance(kubectl, str):
+        pytest.skip(kubectl)
     built = subprocess.run(
-        [kubectl, "kustomize", str(DEPLOY / "overlays" / overlay)],
+        [kubectl, "kustomize", str(folder)],
         capture_output=True,
         check=True,
         text=True,

@@ -1,32 +1,39 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.cli import agent as agent_command
 from agent.cli import nri as nri_command
 from agent.cli import options
 from agent.cli import webhook as webhook_command
-from agent.model import deviceobject, difference, nodetopology
+from agent.kube import difference
+from agent.model import deviceobject, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone
 from agent.model.settings import socket_path
-from agent.scheduler import admission
+from agent.scheduler import webhook
 from tests.deploy.manifests import (
     AGENT,
     DEPLOY,
     EVERYTHING,
     ROOT,
     SCHEDULER,
+    account,
     complaints,
+    kustomization,
     kustomized,
+    kustomized_folder,
     listed,
     objects,
     of_kind,
     pod_of,
+    variables,
 )
 
 ALL = objects(*EVERYTHING)
@@ -55,7 +62,8 @@ HARDENED = {
 def test_every_file_is_listed_and_every_object_is_there_once() -> None:
     found = {path for path in DEPLOY.rglob("*.yaml") if path.name != "kustomization.yaml"}
     used = {path for each in EVERYTHING for path in listed(each)}
-    assert found - used == {DEPLOY / "overlays" / each for each in PATCHES}
+    patches = {DEPLOY / "overlays" / each for each in PATCHES}
+    assert found - used == {*patches, DEPLOY / "policies" / "variables.yaml"}
     keys = [(each["kind"], each["metadata"]["name"]) for each in ALL]
     assert len(keys) == len(set(keys))
     assert all(each["apiVersion"] for each in ALL)
@@ -81,10 +89,7 @@ def test_names_lead_somewhere() -> None:
     pod = of_kind("DaemonSet")["topolet-agent"]["spec"]["template"]["spec"]
     assert f"system:serviceaccount:{namespace}:{pod['serviceAccountName']}" == AGENT
     assert {each.rpartition(":")[2] for each in (AGENT, SCHEDULER)} <= set(accounts)
-    settings = of_kind("ConfigMap")["topolet-policy"]["data"]
-    for key in ("allocators", "binders"):
-        ours = [each for each in settings[key].split() if f":{namespace}:" in each]
-        assert ours == [SCHEDULER]
+    assert variables()["TOPOLET_NAMESPACE"] == namespace
 
 
 def webhook_pod() -> dict[str, Any]:
@@ -94,12 +99,12 @@ def webhook_pod() -> dict[str, Any]:
 
 def test_the_webhook_is_asked_where_it_listens() -> None:
     """From the API server to the Service, from there to the pod's port, its page and its files."""
-    (webhook,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
-    service = of_kind("Service")[webhook["clientConfig"]["service"]["name"]]
+    (registered,) = of_kind("ValidatingWebhookConfiguration")["topolet-gpu-binders"]["webhooks"]
+    service = of_kind("Service")[registered["clientConfig"]["service"]["name"]]
     template = of_kind("Deployment")["topolet-webhook"]["spec"]["template"]
     assert template["metadata"]["labels"].items() >= service["spec"]["selector"].items()
     (port,) = service["spec"]["ports"]
-    assert port["port"] == webhook["clientConfig"]["service"]["port"]
+    assert port["port"] == registered["clientConfig"]["service"]["port"]
     (container,) = webhook_pod()["containers"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     command, *flags = container["args"]
@@ -108,12 +113,11 @@ def test_the_webhook_is_asked_where_it_listens() -> None:
     assert given is not None
     settings = options.load(given)
     assert settings.webhook_https == f"0.0.0.0:{ports[port['targetPort']]}"
-    assert webhook["clientConfig"]["service"]["path"] == admission.PATH
-    assert admission.LOOK_UP_LIMITS.whole_seconds < webhook["timeoutSeconds"]
+    assert registered["clientConfig"]["service"]["path"] == webhook.PATH
+    assert webhook.LOOK_UP_LIMITS.whole_seconds < registered["timeoutSeconds"]
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert {os.path.dirname(settings.tls_certificate_file)} == {mounts["tls"]}
     assert {os.path.dirname(settings.tls_key_file)} == {mounts["tls"]}
-    assert settings.binders_file == f"{mounts['policy']}/binders"
 
 
 def test_policy_and_webhook_see_the_same_bindings() -> None:
@@ -141,20 +145,57 @@ def test_the_pod_of_the_webhook_is_hardened() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ValidatingAdmissionPolicy", "MutatingAdmissionPolicy"])
-def test_every_policy_is_in_force_with_settings_that_exist(kind: str) -> None:
+def test_every_policy_is_in_force_and_reads_nothing_that_could_be_away(kind: str) -> None:
     policies, bindings = of_kind(kind), of_kind(f"{kind}Binding")
     assert {each["spec"]["policyName"] for each in bindings.values()} == set(policies)
+    guards = kind == "ValidatingAdmissionPolicy"
     for binding in bindings.values():
         policy = policies[binding["spec"]["policyName"]]
-        given = binding["spec"].get("paramRef")
-        assert ("paramKind" in policy["spec"]) is (given is not None)
-        if given is not None:
-            settings = of_kind("ConfigMap")[given["name"]]
-            assert settings["metadata"]["namespace"] == given["namespace"]
-            assert given["parameterNotFoundAction"] == "Deny"
-        assert policy["spec"]["failurePolicy"] == "Fail"
-        if kind == "ValidatingAdmissionPolicy":
+        assert policy["spec"].get("paramKind") is None
+        assert "paramRef" not in binding["spec"]
+        assert "params" not in yaml.safe_dump(policy["spec"])
+        assert policy["spec"]["failurePolicy"] == ("Fail" if guards else "Ignore")
+        if guards:
             assert binding["spec"]["validationActions"] == ["Deny"]
+
+
+def expressions(value: Any) -> list[str]:
+    """All CEL below a value."""
+    if isinstance(value, list):
+        return [found for each in value for found in expressions(each)]
+    if not isinstance(value, dict):
+        return []
+    here = [each for name, each in value.items() if name.endswith("xpression")]
+    return [*filter(lambda each: isinstance(each, str), here), *expressions([*value.values()])]
+
+
+@pytest.mark.parametrize(
+    "name", ["topolet-allocations", "topolet-binding-allocations", "topolet-annotations"]
+)
+def test_a_policy_judges_the_keys_by_which_it_matches(name: str) -> None:
+    policy = of_kind("ValidatingAdmissionPolicy")[name]["spec"]
+
+    def keys(part: str) -> set[str]:
+        lists = (re.findall(r"^\[('[^\]]*')\]", each) for each in expressions(policy[part]))
+        return {key for found in lists for text in found for key in re.findall("'([^']*)'", text)}
+
+    assert keys("matchConditions") == keys("variables") != set()
+
+
+def test_policies_and_webhook_name_the_same_accounts() -> None:
+    """Each list of accounts stands in a raw text, one a line."""
+    found: dict[str, list[str]] = {}
+    for kind in ("ValidatingAdmissionPolicy", "ValidatingWebhookConfiguration"):
+        for name, each in of_kind(kind).items():
+            for text in expressions(each):
+                for lines in re.findall(r"r'''(.*?)'''", text, re.DOTALL):
+                    found[f"{kind}/{name}"] = lines.split()
+    assert found == {
+        "ValidatingAdmissionPolicy/topolet-allocations": [SCHEDULER],
+        "ValidatingAdmissionPolicy/topolet-binding-allocations": [SCHEDULER],
+        "ValidatingAdmissionPolicy/topolet-gpu-binders": [SCHEDULER, "system:kube-scheduler"],
+        "ValidatingWebhookConfiguration/topolet-gpu-binders": [SCHEDULER, "system:kube-scheduler"],
+    }
 
 
 def test_the_agent_may_do_what_it_does_and_no_more() -> None:
@@ -173,11 +214,13 @@ def test_the_agent_may_do_what_it_does_and_no_more() -> None:
         ("", "nodes/configz"): {"get"},
         ("topology.node.k8s.io", "noderesourcetopologies"): own,
         ("scheduling.koordinator.sh", "devices"): own,
+        ("events.k8s.io", "events"): {"create", "patch"},
     }
 
 
 def test_what_the_agent_writes_is_held_to_its_own_node() -> None:
-    """Every resource that the role lets it change is in the policy."""
+    """Every resource that the role lets it change is in the policy, but Events: nothing is decided
+    by what they say."""
     rules = of_kind("ClusterRole")["topolet-agent"]["rules"]
     changed = {
         (group, resource)
@@ -193,7 +236,7 @@ def test_what_the_agent_writes_is_held_to_its_own_node() -> None:
         for group in rule["apiGroups"]
         for resource in rule["resources"]
     }
-    assert changed == held
+    assert changed - {("events.k8s.io", "events")} == held
     assert policy["matchConditions"][0]["expression"].endswith(f"'{AGENT}'")
 
 
@@ -341,6 +384,67 @@ def test_kustomize_builds_the_overlay(overlay: str, tmp_path: Path) -> None:
     state = next(each for each in pod["volumes"] if each["name"] == "state")
     expected = "Directory" if overlay == "proxy" else "DirectoryOrCreate"
     assert state["hostPath"]["type"] == expected
+
+
+@pytest.mark.parametrize("overlay", ["webhook", "scheduler"])
+def test_tests_read_manifests_as_kustomize_does(overlay: str, tmp_path: Path) -> None:
+    """All but the patched ones."""
+    patched = ("DaemonSet", "ValidatingAdmissionPolicyBinding", "Deployment")
+    theirs, ours = (
+        {
+            (each["kind"], each["metadata"]["name"]): each
+            for each in found
+            if each["kind"] not in patched
+        }
+        for found in (kustomized(overlay, tmp_path), objects(f"overlays/{overlay}"))
+    )
+    assert theirs == ours
+
+
+@pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
+def test_in_another_namespace_everything_names_that_one(overlay: str, tmp_path: Path) -> None:
+    folder = kustomization(tmp_path, f"overlays/{overlay}", namespace="elsewhere")
+    text = yaml.safe_dump_all(kustomized_folder(folder, tmp_path))
+    assert "topolet-system" not in text
+    assert "$(TOPOLET" not in text
+    for name in ("topolet-agent", "topolet-scheduler"):
+        assert f"system:serviceaccount:elsewhere:{name}" in text
+
+
+@pytest.mark.parametrize("overlay", ["webhook", "scheduler-evict"])
+def test_before_1_36_all_but_the_policy_that_changes_pods_is_there(
+    overlay: str, tmp_path: Path
+) -> None:
+    """That and its binding are all of their kinds."""
+    folder = kustomization(tmp_path, f"overlays/{overlay}", ("before-1.36",))
+    everything = kustomized(overlay, tmp_path)
+    left = [each for each in everything if not each["kind"].startswith("MutatingAdmissionPolicy")]
+    assert len(left) == len(everything) - 2
+    assert kustomized_folder(folder, tmp_path) == left
+
+
+def test_the_kustomization_of_the_readme_adds_an_account(tmp_path: Path) -> None:
+    page = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?kind: Kustomization.*?)```", page, re.DOTALL)
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    base = os.path.relpath(DEPLOY, folder.resolve())
+    text = example.replace("topolet/deploy/", f"{base}/").replace(
+        "namespace: topolet-system\nresources", "namespace: elsewhere\nresources"
+    )
+    (folder / "kustomization.yaml").write_text(text)
+    policies = {
+        each["metadata"]["name"]: each["spec"]
+        for each in kustomized_folder(folder, tmp_path)
+        if each["kind"] == "ValidatingAdmissionPolicy"
+    }
+    for name in ("topolet-allocations", "topolet-binding-allocations"):
+        (trusted,) = (each for each in policies[name]["variables"] if each["name"] == "trusted")
+        (lines,) = re.findall(r"r'''(.*?)'''", trusted["expression"], re.DOTALL)
+        assert lines.split() == [
+            account("elsewhere", "topolet-scheduler"),
+            account("koordinator-system", "koord-scheduler"),
+        ]
 
 
 def test_with_the_webhook_the_policy_that_cannot_see_pods_only_tells(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from agent.cli import options
 from agent.cli import scheduler as scheduler_command
 from agent.model.settings import Settings
 from agent.scheduler import extender, process
-from tests.deploy.manifests import SCHEDULER, kustomized, objects, of_kind
+from tests.deploy.manifests import kustomized, objects, of_kind, variables
 from tests.deploy.test_manifests import HARDENED
 
 Object = dict[str, Any]
@@ -50,7 +50,7 @@ def settings() -> Settings:
 
 def configuration() -> Object:
     found: Object = yaml.safe_load(
-        of_kind("ConfigMap")["topolet-kube-scheduler"]["data"]["config.yaml"]
+        of_kind("ConfigMap")["topolet-kube-scheduler"]["data"]["kube-scheduler.yaml"]
     )
     return found
 
@@ -94,12 +94,12 @@ def test_both_have_the_files_that_they_name() -> None:
         assert volumes["tls"]["secret"]["secretName"] == "topolet-scheduler-tls"
     pod = pod_of("topolet-kube-scheduler")
     (container,) = pod["containers"]
-    assert "--config=/etc/topolet/kube-scheduler/config.yaml" in container["command"]
+    assert "--config=/etc/topolet/kube-scheduler/kube-scheduler.yaml" in container["command"]
 
 
 def test_agents_are_looked_for_where_they_are() -> None:
     (agents,) = of_kind("DaemonSet").values()
-    found = process.agents(settings())
+    found = process.agent_selector(settings())
     labels = agents["spec"]["template"]["metadata"]["labels"]
     assert found.include(agents["metadata"]["namespace"], labels)
     assert not found.include("default", labels)
@@ -112,9 +112,7 @@ def test_the_extender_is_asked_about_every_pod_of_the_profile() -> None:
     assert asked["ignorable"] is False
     (profile,) = configuration()["profiles"]
     assert profile["schedulerName"] == settings().scheduler_name
-    policy = of_kind("ConfigMap")["topolet-policy"]["data"]
-    assert policy["schedulerName"] == profile["schedulerName"]
-    assert SCHEDULER in policy["binders"].split()
+    assert variables()["TOPOLET_SCHEDULER_NAME"] == profile["schedulerName"]
 
 
 def test_our_order_outvotes_all_plugins() -> None:
@@ -140,17 +138,17 @@ def test_the_two_leases_are_not_one() -> None:
 
 
 def rules(role: str) -> dict[tuple[str, str], set[str]]:
-    return {
-        (group, resource): set(rule["verbs"])
-        for rule in of_kind("ClusterRole")[role]["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-    }
+    found: dict[tuple[str, str], set[str]] = {}
+    for rule in of_kind("ClusterRole")[role]["rules"]:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                found.setdefault((group, resource), set()).update(rule["verbs"])
+    return found
 
 
 def test_the_scheduler_may_do_no_more_than_it_does() -> None:
     assert rules("topolet-scheduler") == {
-        ("", "pods"): {"get", "list", "watch"},
+        ("", "pods"): {"get", "list", "watch", "patch"},
         ("", "nodes"): {"list", "watch"},
         ("topology.node.k8s.io", "noderesourcetopologies"): {"list", "watch"},
         ("scheduling.koordinator.sh", "devices"): {"list", "watch"},

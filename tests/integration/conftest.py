@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,34 @@ from tests.integration.harness import TestNode, built_or_skip, fresh_node, priva
 from tests.integration.image import Image, built
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.standalone import Kubelet
+
+_STARTED = pytest.StashKey[float]()
+_END_CHARACTERS = 4_000
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_STARTED] = time.time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows the ends of the logs that were written during the test: those below pytest's
+    temporary folder, and below the folders of the test's fixtures."""
+    report = yield
+    if report.failed:
+        base: Path = item.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        fixtures = getattr(item, "funcargs", {}).values()
+        of_fixtures = (getattr(each, "folder", None) for each in fixtures)
+        folders = {base} | {each for each in of_fixtures if isinstance(each, str | Path)}
+        logs = {log for folder in folders for log in Path(folder).rglob("*.log")}
+        for each in sorted(logs):
+            if each.stat().st_mtime >= item.stash[_STARTED]:
+                text = each.read_text(errors="replace")[-_END_CHARACTERS:]
+                report.sections.append((str(each), text))
+    return report
 
 
 @pytest.fixture(scope="session")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from agent.kube.errors import ForbiddenError
 from tests.deploy.api import Api, RefusedError
+from tests.deploy.manifests import DEPLOY, kustomization
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
 
@@ -23,11 +25,41 @@ _NOT_YET = (404, 429)
 """What is said of a kind just made: at first that it is none, then that its storage begins."""
 
 
-def administrator(server: ApiServer, name: str) -> Api:
+def administrator(server: ApiServer, name: str, timeout_seconds: float = 60.0) -> Api:
     """A new account that may do everything, also in the name of others."""
     server.account("kube-system", name, EVERYTHING_ALLOWED)
     token = server.token("kube-system", name)
-    return Api(server.url, token, str(server.folder / "ca.crt"))
+    return Api(server.url, token, str(server.folder / "ca.crt"), timeout_seconds)
+
+
+def changes_pods(server: ApiServer) -> bool:
+    """Whether it serves the policies that change objects: from Kubernetes 1.36 on."""
+    return server.serves("admissionregistration.k8s.io/v1", "MutatingAdmissionPolicy")
+
+
+def components(server: ApiServer) -> tuple[str, ...]:
+    """What a kustomization for this server names beside our folders."""
+    return () if changes_pods(server) else ("before-1.36",)
+
+
+def folder(server: ApiServer, name: str, user: Path) -> Path:
+    """One below deploy/, as it is applied to this server: for an earlier one through a
+    kustomization in the user's folder."""
+    chosen = components(server)
+    if not chosen:
+        return DEPLOY / name
+    made = user / f"my-{Path(name).name}"
+    return made if made.exists() else kustomization(user, name, chosen)
+
+
+def served(server: ApiServer, bodies: Iterable[Object]) -> list[Object]:
+    """Those that are left for this server."""
+    everything = changes_pods(server)
+    return [
+        each
+        for each in bodies
+        if everything or not each["kind"].startswith("MutatingAdmissionPolicy")
+    ]
 
 
 def apply(api: Api, bodies: Iterable[Object]) -> None:

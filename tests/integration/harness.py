@@ -18,8 +18,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.cri.client import Cri
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 from demo import containerd as private
 from demo.cgroups import remove_cgroups
 from demo.containerd import Containerd
@@ -34,7 +34,7 @@ NO_PASS = "--full-pass-seconds=600"
 
 
 HOLD = "--hold-seconds=2"
-"""Flag of a door that waits for the agent's word: it takes long on a busy machine."""
+"""Flag of a frontend that waits for the agent's word: it takes long on a busy machine."""
 
 
 def kernel_cpus(pid: int) -> str:
@@ -69,6 +69,8 @@ class TestNode:
         self.direct = Cri(containerd.socket, DEADLINE_SECONDS)
         self.proxied = Cri(self.cri_socket, DEADLINE_SECONDS)
         self.http_port = 0
+        self.agent_launcher: tuple[str, ...] = ()
+        """Words before the command of an agent."""
         self._agent: subprocess.Popen[bytes] | None = None
         self._proxy: subprocess.Popen[bytes] | None = None
 
@@ -80,8 +82,16 @@ class TestNode:
         variables: dict[str, str] | None = None,
     ) -> None:
         """Without a cluster, or in that which the environment of a pod (`environ`) tells; with
-        these variables besides. Returns when /readyz says yes."""
+        these variables besides. Returns when /readyz says yes.
+
+        Unless a flag names a kubelet's folder, a declared configuration stands in the place of what
+        another test's kubelet on this machine has."""
         self.http_port = free_port()
+        declared = self.folder / "kubelet-config.yaml"
+        declared.write_text(
+            "{kind: KubeletConfiguration, apiVersion: kubelet.config.k8s.io/v1beta1}\n"
+        )
+        beside = any(each.startswith("--kubelet-dir=") for each in flags)
         self._agent = self._start(
             "agent",
             *(["--standalone"] if environ is None else []),
@@ -89,6 +99,7 @@ class TestNode:
             f"--http=127.0.0.1:{self.http_port}",
             f"--kubelet-dir={self.folder / 'kubelet'}",
             "--node-name=node-a",
+            *([] if beside else [f"--kubelet-config={declared}"]),
             *flags,
             environ={**(environ or {}), **(variables or {})},
         )
@@ -135,6 +146,11 @@ class TestNode:
     def agent_pid(self) -> int:
         assert self._agent is not None
         return self._agent.pid
+
+    @property
+    def proxy_pid(self) -> int:
+        assert self._proxy is not None
+        return self._proxy.pid
 
     def log(self, name: str) -> str:
         """What a process wrote on standard error so far."""
@@ -204,6 +220,7 @@ class TestNode:
         with (self.folder / f"{command}.log").open("ab") as log:
             return subprocess.Popen(
                 [
+                    *(self.agent_launcher if command == "agent" else ()),
                     sys.executable,
                     "-m",
                     "agent",

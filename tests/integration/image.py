@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,6 +128,37 @@ class Image:
 @contextlib.contextmanager
 def built(folder: Path) -> Iterator[Image]:
     """The test is skipped where something for it can't be had."""
+    with _tagged() as (builder, name):
+        container = builder.run("from", "--pull-never", name)
+        try:
+            root = Path(builder.run("mount", container))
+            told = json.loads(builder.run("inspect", "--type=image", name))
+            yield Image(folder, root, told["OCIv1"]["config"])
+        finally:
+            builder.run("rm", container)
+
+
+def digest() -> str:
+    """Of all that it is made of but its base."""
+    found = hashlib.sha256()
+    sources = [DOCKERFILE, *(ROOT / each for each in ("pyproject.toml", "README.md", "LICENSE"))]
+    sources += sorted((ROOT / "agent").rglob("*"))
+    for file in sources:
+        if file.is_file() and "__pycache__" not in file.parts:
+            found.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()
+
+
+def write_archive(path: Path, name: str) -> None:
+    """A docker-archive of it under that name, built of this checkout. The test is skipped where it
+    can't be had."""
+    with _tagged() as (builder, tagged):
+        builder.run("push", "--quiet", tagged, f"docker-archive:{path}:{name}")
+
+
+@contextlib.contextmanager
+def _tagged() -> Iterator[tuple[_Builder, str]]:
+    """Builds it of this checkout, under a name of its own while that is needed."""
     lacking = [each for each in _PROGRAMS if shutil.which(each) is None]
     if os.getuid() != 0 or lacking:
         pytest.skip(f"needs root and {', '.join(lacking)} (apt-get install {' '.join(lacking)})")
@@ -140,29 +172,26 @@ def built(folder: Path) -> Iterator[Image]:
             wheels = _wheels(cache)
         except (OSError, subprocess.SubprocessError) as error:
             pytest.skip(f"no base for the image: {error}")
-    pip = folder / "pip.conf"
-    pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
-    name = f"topolet-test-{uuid.uuid4().hex[:8]}"
-    builder.run(
-        "bud",
-        "--isolation=chroot",
-        "--pull-never",
-        "--layers=false",
-        f"--build-arg=BASE=localhost/{BASE}",
-        f"--volume={wheels}:/wheels:ro",
-        f"--volume={pip}:/etc/pip.conf:ro",
-        f"--tag={name}",
-        f"--file={DOCKERFILE}",
-        str(ROOT),
-    )
-    container = builder.run("from", "--pull-never", f"localhost/{name}")
+    name = f"localhost/topolet-test-{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory() as folder:
+        pip = Path(folder, "pip.conf")
+        pip.write_text("[global]\nno-index = true\nfind-links = /wheels\n")
+        builder.run(
+            "bud",
+            "--isolation=chroot",
+            "--pull-never",
+            "--layers=false",
+            f"--build-arg=BASE=localhost/{BASE}",
+            f"--volume={wheels}:/wheels:ro",
+            f"--volume={pip}:/etc/pip.conf:ro",
+            f"--tag={name}",
+            f"--file={DOCKERFILE}",
+            str(ROOT),
+        )
     try:
-        root = Path(builder.run("mount", container))
-        told = json.loads(builder.run("inspect", "--type=image", f"localhost/{name}"))
-        yield Image(folder, root, told["OCIv1"]["config"])
+        yield builder, name
     finally:
-        builder.run("rm", container)
-        builder.run("rmi", f"localhost/{name}")
+        builder.run("rmi", name)
 
 
 class _Builder:
@@ -177,7 +206,7 @@ class _Builder:
     def run(self, command: str, *words: str) -> str:
         """What it prints. Raises CalledProcessError."""
         policy = f"--signature-policy={self._policy}"
-        if command in ("bud", "from", "commit"):
+        if command in ("bud", "from", "commit", "push"):
             words = (policy, *words)
         done = subprocess.run(
             [

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.runtime.cri import Cri
+from agent.cri.client import Cri
 from demo.containerd import Containerd
 from tests.integration.harness import HOLD, TestNode, fresh_node
 from tests.waiting import DEADLINE_SECONDS, eventually

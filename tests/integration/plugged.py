@@ -14,19 +14,19 @@ import msgspec
 
 from agent.hooks.changes import Changes
 from agent.host import files
-from agent.host.boot import boot_id
+from agent.host.files import boot_id
+from agent.host.loop import Loop
 from agent.model import snapshot as snapshots
 from agent.model.snapshot import Pool, Snapshot
+from agent.model.verdict import Refuse, Wait
 from agent.model.wanted import Wanted
-from agent.runtime.gate import Hold, Refuse
-from agent.runtime.loop import Loop
-from agent.runtime.nri.link import Link
-from agent.runtime.nri.messages import Seen
-from agent.runtime.nri.plugin import Call
+from agent.nri.link import Link
+from agent.nri.messages import Seen
+from agent.nri.plugin import Call
 from demo.containerd import Containerd
 from demo.stage import free_port
 from tests.integration.harness import HOLD, TestNode, fresh_node
-from tests.runtime.nri.test_link import Recorder
+from tests.nri.test_link import Recorder
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 EMPTY = Snapshot(1, 0, boot_id(), False, (Pool(0, 0, "0-1"),), (Pool(0, 0, "0-1"),), (), {}, {})
@@ -126,7 +126,7 @@ class Other(Recorder):
         self.synchronized.set()
         return {}
 
-    def update(self, call: Call) -> Changes | Hold | Refuse:
+    def update(self, call: Call) -> Changes | Wait | Refuse:
         return Changes()
 
 

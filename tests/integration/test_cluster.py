@@ -118,3 +118,43 @@ def test_without_a_server_the_node_is_looked_after(node: TestNode) -> None:
     eventually("pinned", lambda: (node.cpus(own), node.cpus(ls)) == ("1", "0"))
     eventually("told", lambda: node.metric("topolet_cluster_troubles") >= 1, PATIENCE_SECONDS)
     node.stop_agent()
+
+
+def test_pod_that_loses_its_cpus_to_a_static_kubelet_is_told_by_an_event(
+    definitions: ApiServer, node: TestNode
+) -> None:
+    events = {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]}
+    place = Place(definitions, node, "loses", [*READING, *WRITING, events])
+    kubelet = node.folder / "kubelet"
+    kubelet.mkdir()
+
+    def gives(**pods: str) -> None:
+        entries = {uid: {"main": cpus} for uid, cpus in pods.items()}
+        body = {"policyName": "static", "defaultCpuSet": "0-1", "entries": entries}
+        (kubelet / "cpu_manager_state").write_text(json.dumps(body))
+
+    gives()
+    uid = place.pod("own", "LSE", "1")
+    _, own = run_pod(node.direct, node.spec("own", "LSE", "1", uid=uid))
+    place.start_agent(node)
+    eventually("pinned", lambda: node.cpus(own) == "1")
+    assert node.metric("topolet_containers_short_of_cpus") == 0
+    gives(other="1")
+    eventually("the kubelet's container has it", lambda: node.cpus(own) == "0")
+
+    def told() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(
+            definitions.admin.get("/api/v1/namespaces/loses/events")
+        )["items"]
+        return found
+
+    eventually("told", told, PATIENCE_SECONDS)
+    (event,) = told()
+    assert event["involvedObject"]["uid"] == uid
+    assert event["reason"] == "CPUClaimNotHonored"
+    assert event["message"] == (
+        f"annotation {STATUS} claims CPUs 1, container main has no CPUs of its own: "
+        "CPUs 1 were given away by the kubelet"
+    )
+    assert event["reportingComponent"] == "topolet.io/agent"
+    assert node.metric("topolet_containers_short_of_cpus") == 1

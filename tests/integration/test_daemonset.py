@@ -143,12 +143,14 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def api(apiserver: ApiServer) -> Api:
+def api(apiserver: ApiServer) -> Iterator[Api]:
     made = deployed.administrator(apiserver, "daemonset-deployer")
     account = {"name": "default", "namespace": "default"}
     default = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account}
-    deployed.apply(made, [*objects("overlays/reconcile"), default])
-    return made
+    bodies = deployed.served(apiserver, objects("overlays/reconcile"))
+    deployed.apply(made, [*bodies, default])
+    yield made
+    deployed.lift_policies(apiserver)
 
 
 def scheduled(api: Api, node: str, name: str, qos: str, cpuset: str) -> str:

@@ -13,10 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from demo import cgroups
 from demo.children import started_at
 from demo.containerd import Containerd
 from demo.pods import run_pod
-from demo.stage import CGROUP_ROOT
+from demo.stage import NAMESPACE, identity
 from tests.integration.harness import TestNode
 from tests.waiting import DEADLINE_SECONDS, eventually
 
@@ -80,7 +81,7 @@ def living(folder: pathlib.Path) -> list[str]:
 
 def nothing_left(folder: pathlib.Path) -> None:
     assert not living(folder)
-    assert not pathlib.Path(f"/sys/fs/cgroup/cpuset{CGROUP_ROOT}").exists()
+    assert not cgroups.exists(f"/{NAMESPACE}-{identity(folder)}")
 
 
 def refused(folder: pathlib.Path, *flags: str, reason: str) -> None:
@@ -105,6 +106,33 @@ def test_runs_twice_and_leaves_nothing(folder: pathlib.Path) -> None:
     nothing_left(folder)
 
 
+def test_two_checkouts_at_once(folder: pathlib.Path) -> None:
+    """Each shows its own, and the end of one takes nothing from the other."""
+    folders = [folder / name for name in ("one", "other")]
+    processes = []
+    try:
+        for each in folders:
+            each.mkdir()
+            with (each / "played").open("w") as out:
+                processes.append(subprocess.Popen(demo(each), stdout=out, stderr=out))
+        for each, process in zip(folders, processes, strict=True):
+            told = each / "played"
+            eventually(
+                "its LSE pod is shown",
+                lambda told=told, process=process: (  # type: ignore[misc]
+                    process.poll() is not None or shown(told.read_text())
+                ),
+            )
+            process.terminate()
+            assert process.wait(DEADLINE_SECONDS) == 0, told.read_text()
+            check_shown(told.read_text())
+            nothing_left(each)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.long
 def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
     with (folder / "out").open("w") as out:
         first = subprocess.Popen(demo(folder), stdout=out, stderr=out)
@@ -115,9 +143,10 @@ def test_runs_after_a_kill_of_everything(folder: pathlib.Path) -> None:
     pid, _ = json.loads((folder / "agent.pid").read_text())
     assert started_at(pid), "the agent outlives the demo"
     check_shown(played(folder))
-    assert not living(folder)
+    nothing_left(folder)
 
 
+@pytest.mark.long
 def test_beside_and_on_a_containerd_that_runs_already(folder: pathlib.Path, node: TestNode) -> None:
     """Pods that were there keep running and get their CPUs back."""
     _, other = run_pod(node.direct, node.spec("other", "LS"))

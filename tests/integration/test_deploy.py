@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from agent.kube.difference import patch, same_version
 from agent.model import deviceobject, nodestatus, nodetopology, seentopology
 from agent.model.devices import Device, DeviceTopology
-from agent.model.difference import patch, same_version
 from agent.model.nodetopology import Amounts, NodeTopology, Version, Zone
 from tests.deploy.api import Api, RefusedError, Who, path_of
-from tests.deploy.manifests import AGENT, SCHEDULER, kustomized, objects, of_kind
+from tests.deploy.manifests import AGENT, SCHEDULER, kustomized_folder, objects, of_kind
 from tests.integration import deployed
 from tests.integration.apiserver.server import ApiServer
 from tests.waiting import eventually
@@ -81,8 +82,10 @@ def node(name: str) -> Object:
 class Cluster:
     """The server with all manifests in force, two nodes, and a namespace for GPUs."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, server: ApiServer, api: Api) -> None:
+        self.server = server
         self.api = api
+        self.changes_pods = deployed.changes_pods(server)
 
     def try_pod(self, body: Object, who: Who = ALICE) -> Object:
         """What would be stored."""
@@ -102,8 +105,8 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster(apiserver: ApiServer) -> Iterator[Cluster]:
     api = deployed.administrator(apiserver, "deployer")
-    made = Cluster(api)
-    deployed.apply(api, objects("crds", "base", "policies"))
+    made = Cluster(apiserver, api)
+    deployed.apply(api, deployed.served(apiserver, objects("crds", "base", "policies")))
     for name in ("node-1", "node-2"):
         api.apply(node(name))
     gpu = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpu"}}
@@ -142,7 +145,10 @@ def _in_force(cluster: Cluster) -> bool:
         and _refuses(cluster, pod(qos="LSR", cpu=("500m", "500m")), ALICE)
         and _refuses(cluster, pod(annotations={RESOURCE_SPEC: "x"}), ALICE)
         and _refuses(cluster, binding("free", "gpu"), ALICE)
-        and cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet-scheduler"
+        and (
+            not cluster.changes_pods
+            or cluster.try_pod(gpu_pod())["spec"]["schedulerName"] == "topolet-scheduler"
+        )
     )
 
 
@@ -211,16 +217,12 @@ def test_a_policy_refuses_and_lets_pass(cluster: Cluster, policy: str) -> None:
     "overlay", ["reconcile", "proxy", "nri", "nvidia", "webhook", "scheduler", "scheduler-evict"]
 )
 def test_the_server_takes_every_overlay(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
-    for body in kustomized(overlay, tmp_path):
+    folder = deployed.folder(cluster.server, f"overlays/{overlay}", tmp_path)
+    for body in kustomized_folder(folder, tmp_path):
         path = path_of(body) + "?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
         media = "application/apply-patch+yaml"
         taken = cluster.api.request("PATCH", path, body, None, media)
         assert taken["metadata"]["name"] == body["metadata"]["name"]
-
-
-def test_the_settings_can_be_read(cluster: Cluster) -> None:
-    settings = of_kind("ConfigMap")["topolet-policy"]["data"]
-    assert SCHEDULER in settings["allocators"].split("\n")
 
 
 @pytest.mark.parametrize("key", [RESOURCE_STATUS, DEVICE_ALLOCATED])
@@ -388,6 +390,11 @@ def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None
         cluster.try_binding(binding("free", **{RESOURCE_STATUS: "x"}), OURS)
 
 
+def test_pods_are_changed_from_1_36_on(cluster: Cluster) -> None:
+    version = json.loads(cluster.server.admin.get("/version"))
+    assert cluster.changes_pods == ((int(version["major"]), int(version["minor"])) >= (1, 36))
+
+
 @pytest.mark.parametrize(
     ("namespace", "resource", "scheduler", "given"),
     [
@@ -401,6 +408,9 @@ def test_a_binding_brings_annotations_that_can_be_read(cluster: Cluster) -> None
 def test_pods_with_gpus_get_our_scheduler_where_that_is_wanted(
     cluster: Cluster, namespace: str, resource: str, scheduler: str | None, given: str
 ) -> None:
+    """Before 1.36 every pod keeps its own."""
+    if not cluster.changes_pods:
+        given = scheduler or "default-scheduler"
     body = pod(namespace=namespace)
     body["spec"]["containers"][0]["resources"] = {"limits": {resource: "1"}}
     if scheduler is not None:
@@ -485,6 +495,65 @@ def test_what_was_written_needs_no_second_write_and_leaves_others_alone(
     empty = nodetopology.encode(NodeTopology("node-1"), version)
     seen = cluster.api.apply(empty, AGENT_1, "topolet")
     assert patch(empty, seen, "topolet", nodetopology.ours) is None
+
+
+def large(count: int) -> Object:
+    """A pod with so many containers, and annotations of others as large as may be."""
+    body = pod(annotations={"example.com/a": "x" * 250_000})
+    containers = [{"name": f"c{place}", "image": "i"} for place in range(count)]
+    return {**body, "spec": {**body["spec"], "containers": containers}}
+
+
+ODD: dict[str, Object] = {
+    "bare": {"metadata": {"name": "odd"}, "spec": pod()["spec"]},
+    "without values": pod(annotations={"example.com/a": ""}, initContainers=[]),
+    "large": large(20_000),
+    "with keys like ours": pod(
+        annotations={"scheduling.koordinator.sh/resource-statuses": "x", "resource-spec": "x"}
+    ),
+    "of another class": pod(qos="BE", cpu=("500m", "700m")),
+}
+"""Pods that have no key that a policy guards."""
+
+
+@pytest.mark.parametrize("namespace", ["default", "gpu"])
+@pytest.mark.parametrize("kind", ODD)
+def test_of_other_pods_nothing_is_said(cluster: Cluster, kind: str, namespace: str) -> None:
+    body = {**ODD[kind], "apiVersion": "v1", "kind": "Pod"}
+    body["metadata"] = {**body["metadata"], "namespace": namespace}
+    assert cluster.try_pod(body)
+    assert cluster.try_binding(binding("free", namespace), Who("system:kube-scheduler", ""))
+
+
+@pytest.mark.parametrize("subresource", ["", "/status"])
+def test_a_pod_with_keys_of_ours_is_changed_beside_them(cluster: Cluster, subresource: str) -> None:
+    body = {"metadata": {"annotations": {"example.com/a": "x" * 200_000}}}
+    assert cluster.change_pod(body, ALICE, subresource)
+
+
+def test_an_object_that_is_none_is_refused_for_that(cluster: Cluster) -> None:
+    """Policies that change objects see them before they are validated."""
+    for namespace in ("default", "gpu"):
+        body = pod(namespace=namespace)
+        del body["spec"]["containers"]
+        with pytest.raises(RefusedError, match=r"spec\.containers: Required value"):
+            cluster.try_pod(body)
+
+
+def test_a_resized_sidecar_requests_whole_cpus_too(cluster: Cluster) -> None:
+    def owner(sidecar: str) -> Object:
+        amounts = {"requests": {"cpu": sidecar}, "limits": {"cpu": sidecar}}
+        init = {"name": "side", "image": "i", "restartPolicy": "Always", "resources": amounts}
+        return pod("owner", qos="LSE", cpu=("2", "2"), initContainers=[init])
+
+    cluster.api.apply(owner("1"))
+    resize = {"spec": {"initContainers": owner("500m")["spec"]["initContainers"]}}
+    path = "/api/v1/namespaces/default/pods/owner/resize?dryRun=All"
+    media = "application/strategic-merge-patch+json"
+    with pytest.raises(RefusedError, match="must request whole CPUs, not 2500m"):
+        cluster.api.request("PATCH", path, resize, ALICE, media)
+    resize = {"spec": {"initContainers": owner("2")["spec"]["initContainers"]}}
+    assert cluster.api.request("PATCH", path, resize, ALICE, media)
 
 
 def _without_keys(schema: Any) -> Any:

@@ -10,17 +10,16 @@ import json
 import os
 import pathlib
 import re
-import stat
 import time
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 
-from agent.allocate.visibility.held import held
 from agent.allocate.visibility.isolation import Isolation
-from agent.allocate.visibility.shown import DevicePod, shown
+from agent.allocate.visibility.shown import DevicePod, held, shown
 from agent.allocate.visibility.split import ContainerWish
+from agent.cri.client import Cri
 from agent.host import files
 from agent.model import snapshot as snapshots
 from agent.model.device_allocation import DEVICE_ALLOCATED, GPU_ISOLATION_PROVIDER
@@ -32,10 +31,17 @@ from agent.model.visible import DeviceNode, NodeDevices, Unasked, VisibleGpu
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
-from agent.runtime.cri import Cri
 from demo.containerd import Containerd
-from demo.pods import PodSpec, create_container, create_request, run_sandbox, start_container
+from demo.pods import (
+    PodSpec,
+    create_container,
+    create_request,
+    large_environment,
+    run_sandbox,
+    start_container,
+)
 from tests.allocate.visibility.asks import ask
+from tests.integration import devicefiles
 from tests.integration.harness import TestNode, fresh_node, kernel_group
 from tests.integration.plugged import EMPTY, PluggedNode, plugged_node
 from tests.waiting import eventually
@@ -65,27 +71,10 @@ NUMBERS = range(241, 246)
 @pytest.fixture(scope="module", autouse=True)
 def cards() -> Iterator[None]:
     """Their files, on this machine."""
-    if os.geteuid():
-        pytest.skip("needs root: device files are real")
     nodes = [node for card in CARDS for node in card.gpu.nodes]
     nodes += [*FILES.others[0].nodes, *FILES.common["rdma"]]
-    made = []
-    folder = pathlib.Path("/dev/infiniband")
-    had_folder = folder.exists()
-    try:
-        folder.mkdir(exist_ok=True)
-        for each in nodes:
-            try:
-                os.mknod(each.path, 0o600 | stat.S_IFCHR, os.makedev(each.major, each.minor))
-            except OSError as error:
-                pytest.skip(f"{each.path}: {error}")
-            made.append(each.path)
+    with devicefiles.present("cards", {each.path: (each.major, each.minor) for each in nodes}):
         yield
-    finally:
-        for path in made:
-            os.unlink(path)
-        if not had_folder:
-            folder.rmdir()
 
 
 class Seen(msgspec.Struct):
@@ -110,12 +99,16 @@ class DeviceTest:
         self.cdi_kind = ""
         self.isolation = Isolation()
 
-    def pod(self, name: str, given: dict[str, object] | None, *wishes: ContainerWish) -> PodSpec:
+    def pod(
+        self, name: str, given: dict[str, object] | None, *pod_requests: ContainerWish
+    ) -> PodSpec:
         """The agent knows it; `given` is its device-allocated."""
         notes = {} if given is None else {DEVICE_ALLOCATED: json.dumps(given)}
         spec = self.node.spec(name, "LS", annotations=notes)
         labels = {GPU_ISOLATION_PROVIDER: "HAMi-core"}
-        self._pods.append(DevicePod(spec.uid, f"default/{name}", notes, labels, wishes or None))
+        self._pods.append(
+            DevicePod(spec.uid, f"default/{name}", notes, labels, pod_requests or None)
+        )
         self._publish()
         return spec
 
@@ -201,7 +194,7 @@ def plugin(plugged: PluggedNode) -> DeviceTest:
 
 
 @pytest.fixture(params=["relay", "plugin"])
-def door(request: pytest.FixtureRequest) -> DeviceTest:
+def frontend(request: pytest.FixtureRequest) -> DeviceTest:
     it: DeviceTest = request.getfixturevalue(request.param)
     return it
 
@@ -250,20 +243,20 @@ def nothing(config: pb.ContainerConfig) -> None:
 
 
 def test_the_allocated_card_comes_in_place_of_the_plugins(
-    door: DeviceTest, request: pytest.FixtureRequest
+    frontend: DeviceTest, request: pytest.FixtureRequest
 ) -> None:
-    spec = door.pod("p", {"gpu": [entry(242)]}, asks("main"))
-    seen = door.run(spec, by_variable(ONE))
+    spec = frontend.pod("p", {"gpu": [entry(242)]}, asks("main"))
+    seen = frontend.run(spec, by_variable(ONE))
     assert seen.environment[VISIBLE_DEVICES] == TWO
-    left = {"/dev/nvidia241": 241} if request.node.callspec.params["door"] == "plugin" else {}
+    left = {"/dev/nvidia241": 241} if request.node.callspec.params["frontend"] == "plugin" else {}
     assert seen.nodes == {"/dev/nvidia242": 242, **left}, "NRI does not pass on that a node goes"
     assert list(seen.allowed) == [242], "not the plugin's, even by mknod"
     assert "rw" in seen.allowed[242].replace("m", "")
 
 
-def test_each_container_of_a_pod_sees_its_own(door: DeviceTest) -> None:
-    spec = door.pod("p", {"gpu": [entry(243), entry(241)]}, asks("a"), asks("b"))
-    both = {name: door.run(spec, by_variable(TWO), name) for name in ("a", "b", "sidecar")}
+def test_each_container_of_a_pod_sees_its_own(frontend: DeviceTest) -> None:
+    spec = frontend.pod("p", {"gpu": [entry(243), entry(241)]}, asks("a"), asks("b"))
+    both = {name: frontend.run(spec, by_variable(TWO), name) for name in ("a", "b", "sidecar")}
     assert {name: each.environment[VISIBLE_DEVICES] for name, each in both.items()} == {
         "a": ONE,
         "b": THREE,
@@ -276,39 +269,39 @@ def test_each_container_of_a_pod_sees_its_own(door: DeviceTest) -> None:
     }
 
 
-def test_names_in_mounts_are_replaced(door: DeviceTest) -> None:
-    spec = door.pod("p", {"gpu": [entry(242)]}, asks("main"))
-    seen = door.run(spec, by_mounts(ONE, THREE))
+def test_names_in_mounts_are_replaced(frontend: DeviceTest) -> None:
+    spec = frontend.pod("p", {"gpu": [entry(242)]}, asks("main"))
+    seen = frontend.run(spec, by_mounts(ONE, THREE))
     assert seen.environment[VISIBLE_DEVICES] == MOUNT_ROOT
     assert {each for each in seen.mounts if each.startswith(MOUNT_ROOT)} == {f"{MOUNT_ROOT}/{TWO}"}
-    spec = door.pod("q", {"gpu": [entry(241)]}, asks("other"))
-    seen = door.run(spec, by_mounts(ONE))
+    spec = frontend.pod("q", {"gpu": [entry(241)]}, asks("other"))
+    seen = frontend.run(spec, by_mounts(ONE))
     assert seen.environment[VISIBLE_DEVICES] == "void"
     assert not {each for each in seen.mounts if each.startswith(MOUNT_ROOT)}
 
 
-def test_without_a_device_plugin_the_variable_comes(door: DeviceTest) -> None:
-    spec = door.pod("p", {"gpu": [entry(242), entry(241)]})
-    assert door.run(spec, nothing).environment[VISIBLE_DEVICES] == f"{ONE},{TWO}"
+def test_without_a_device_plugin_the_variable_comes(frontend: DeviceTest) -> None:
+    spec = frontend.pod("p", {"gpu": [entry(242), entry(241)]})
+    assert frontend.run(spec, nothing).environment[VISIBLE_DEVICES] == f"{ONE},{TWO}"
 
 
-def test_rdma_devices_come_with_what_all_need(door: DeviceTest) -> None:
-    spec = door.pod(
+def test_rdma_devices_come_with_what_all_need(frontend: DeviceTest) -> None:
+    spec = frontend.pod(
         "p", {"rdma": [{"minor": 0}]}, ContainerWish("main", {"rdma": ask(1)}), asks("other")
     )
-    seen = door.run(spec, nothing)
+    seen = frontend.run(spec, nothing)
     assert seen.nodes == {"/dev/infiniband/uverbs244": 244, "/dev/infiniband/rdma_cm245": 245}
     assert set(seen.allowed) == {244, 245}
     assert VISIBLE_DEVICES not in seen.environment
-    assert not door.run(spec, nothing, "other").allowed
+    assert not frontend.run(spec, nothing, "other").allowed
 
 
-def test_a_part_of_a_card_is_enforced(door: DeviceTest, tmp_path: pathlib.Path) -> None:
+def test_a_part_of_a_card_is_enforced(frontend: DeviceTest, tmp_path: pathlib.Path) -> None:
     library = tmp_path / "libvgpu.so"
     library.write_text("no library")
-    door.isolation = Isolation(str(library), str(tmp_path))
-    spec = door.pod("p", {"gpu": [entry(241, 50)]})
-    seen = door.run(
+    frontend.isolation = Isolation(str(library), str(tmp_path))
+    spec = frontend.pod("p", {"gpu": [entry(241, 50)]})
+    seen = frontend.run(
         spec, lambda config: config.envs.add(key="LD_PRELOAD", value=b"/theirs.so") and None
     )
     assert seen.environment[VISIBLE_DEVICES] == ONE
@@ -318,18 +311,46 @@ def test_a_part_of_a_card_is_enforced(door: DeviceTest, tmp_path: pathlib.Path) 
     assert {str(library), "/tmp/vgpulock"} <= seen.mounts
 
 
-def test_another_pods_card_is_refused_by_name(door: DeviceTest) -> None:
-    door.pod("owner", {"gpu": [entry(242)]})
-    other = door.pod("other", None)
+def test_another_pods_card_is_refused_by_name(frontend: DeviceTest) -> None:
+    frontend.pod("owner", {"gpu": [entry(242)]})
+    other = frontend.pod("other", None)
     with pytest.raises(RpcError, match="pod default/other: GPU-two of its request"):
-        door.run(other, by_variable(TWO))
-    assert set(door.run(other, by_variable(ONE)).allowed) == {241}
+        frontend.run(other, by_variable(TWO))
+    assert set(frontend.run(other, by_variable(ONE)).allowed) == {241}
 
 
-def test_what_cannot_be_honoured_is_refused_by_name(door: DeviceTest) -> None:
-    spec = door.pod("p", {"gpu": [entry(7)]})
+def test_a_large_environment_is_no_way_to_another_pods_card(frontend: DeviceTest) -> None:
+    """Two ConfigMaps in `envFrom` may have 1 MiB each."""
+    frontend.pod("owner", {"gpu": [entry(242)]})
+    other = frontend.pod("other", None)
+
+    def naming(uuid: str) -> Callable[[pb.ContainerConfig], None]:
+        def say(config: pb.ContainerConfig) -> None:
+            large_environment(config, 1_500_000)
+            by_variable(uuid)(config)
+
+        return say
+
+    with pytest.raises(RpcError, match="pod default/other: GPU-two of its request"):
+        frontend.run(other, naming(TWO))
+    assert set(frontend.run(other, naming(ONE)).allowed) == {241}
+
+
+def test_the_runtime_makes_no_container_that_it_can_not_ask_a_plugin_about(
+    plugin: DeviceTest,
+) -> None:
+    """A message of ttrpc has 4 MiB at most."""
+    plugin.pod("owner", {"gpu": [entry(242)]})
+    other = plugin.pod("other", None)
+    with pytest.raises(RpcError, match="exceed"):
+        plugin.run(other, lambda config: large_environment(config, 5 << 20))
+    assert set(plugin.run(other, by_variable(ONE)).allowed) == {241}, "the plugin is there still"
+
+
+def test_what_cannot_be_honoured_is_refused_by_name(frontend: DeviceTest) -> None:
+    spec = frontend.pod("p", {"gpu": [entry(7)]})
     with pytest.raises(RpcError, match="pod default/p: gpu 7 is not on this node"):
-        door.run(spec, by_variable(ONE))
+        frontend.run(spec, by_variable(ONE))
 
 
 def test_or_keeps_the_plugins_choice_by_policy(containerd: Containerd) -> None:
@@ -341,32 +362,32 @@ def test_or_keeps_the_plugins_choice_by_policy(containerd: Containerd) -> None:
             relay.run(spec, by_variable(TWO))
 
 
-def test_who_asked_for_nothing_sees_nothing(door: DeviceTest) -> None:
-    door.unasked = "hide"
-    spec = door.pod("p", None)
-    assert door.run(spec, nothing).environment[VISIBLE_DEVICES] == "void"
-    assert set(door.run(spec, by_variable(ONE), "asks").allowed) == {241}
+def test_who_asked_for_nothing_sees_nothing(frontend: DeviceTest) -> None:
+    frontend.unasked = "hide"
+    spec = frontend.pod("p", None)
+    assert frontend.run(spec, nothing).environment[VISIBLE_DEVICES] == "void"
+    assert set(frontend.run(spec, by_variable(ONE), "asks").allowed) == {241}
 
 
 PRIVILEGED_SANDBOX = b"\x30\x01"
 """Field 6 of the sandbox's security context."""
 
 
-def test_a_privileged_container_starts_beside_other_pods_cards(door: DeviceTest) -> None:
+def test_a_privileged_container_starts_beside_other_pods_cards(frontend: DeviceTest) -> None:
     """Its nodes are all of the host's, and it asked for none: kube-proxy, a network's agent."""
-    door.pod("owner", {"gpu": [entry(242)]})
-    spec = door.pod("proxy", None)
+    frontend.pod("owner", {"gpu": [entry(242)]})
+    spec = frontend.pod("proxy", None)
     config = spec.config()
     config.linux.security_context.MergeFromString(PRIVILEGED_SANDBOX)
-    sandbox = door.cri.call(
+    sandbox = frontend.cri.call(
         "RunPodSandbox", pb.RunPodSandboxRequest(config=config), pb.RunPodSandboxResponse
     ).pod_sandbox_id
     request = create_request(spec, sandbox)
     request.sandbox_config.CopyFrom(config)
     request.config.linux.security_context.privileged = True
-    container = create_container(door.cri, request)
-    start_container(door.cri, container)
-    process = pathlib.Path(f"/proc/{door.node.direct.container_placement(container).pid}")
+    container = create_container(frontend.cri, request)
+    start_container(frontend.cri, container)
+    process = pathlib.Path(f"/proc/{frontend.node.direct.container_placement(container).pid}")
     eventually("its program runs", lambda: b"sleep" in process.joinpath("cmdline").read_bytes())
     assert (process / "root/dev/nvidia242").exists()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +20,7 @@ from demo.pods import (
     start_container,
 )
 from tests.discover import gpumachines
+from tests.integration import devicefiles
 from tests.integration.gpunode import GpuNode
 from tests.integration.harness import TestNode, fresh_node
 from tests.waiting import eventually
@@ -85,12 +84,8 @@ def test_pods_that_are_left_alone_hold_theirs_all_the_same(gpus: GpuNode) -> Non
 def card_file() -> Iterator[str]:
     """Of the card with minor 5; nothing answers there."""
     path = "/dev/nvidia5"
-    try:
-        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(240, 245))
-    except OSError as error:
-        pytest.skip(f"{path}: {error}")
-    yield path
-    os.unlink(path)
+    with devicefiles.present("foreign", {path: (240, 245)}):
+        yield path
 
 
 def test_cdi_names_and_device_nodes_are_what_containers_show(

@@ -55,7 +55,6 @@ def test_the_webhook_runs_as_nobody(image: Image, tmp_path: Path) -> None:
         each.mkdir()
     authority = Authority(tmp_path)
     authority.server("server")
-    (folders["policy"] / "binders").write_text("somebody\n")
     for ending in ("crt", "key"):
         file = folders["tls"] / f"tls.{ending}"
         file.write_bytes((tmp_path / f"server.{ending}").read_bytes())

@@ -25,12 +25,13 @@ from agent.kube.errors import (
 )
 from agent.kube.listing import PAGE
 from agent.kube.listwatch import ListWatch
-from agent.kube.mirror import as_type
 from agent.kube.objects import Change, ChangeKind
 from agent.kube.stream import Stream
 from agent.kube.transport import APPLY, Transport
 from agent.model import nodestatus
+from tests import tools
 from tests.integration.apiserver.server import ApiServer
+from tests.kube.reading import as_type
 from tests.waiting import eventually
 
 RECOVERY_SECONDS = 60.0
@@ -306,7 +307,7 @@ def test_watch_tells_pods_of_this_node_only_and_survives_a_killed_server(
         server.pod(place, f"p{number}", place)
     server.pod(place, "elsewhere", f"{place}-other")
     follower = Follower()
-    watch = cluster.watch_pods(place, Named, follower)
+    watch = cluster.watch_pods(place, as_type(Named), follower)
     pods = f"/api/v1/namespaces/{place}/pods"
     here = f"spec.nodeName={place}"
 
@@ -350,7 +351,7 @@ def test_watch_from_a_compacted_version_begins_anew(
     server = restored
     server.restart_server("--watch-cache=false")
     follower = Follower()
-    watch = cluster.watch_node(place, Named, follower)
+    watch = cluster.watch_node(place, as_type(Named), follower)
     with started(watch):
         eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
         syncs = watch.syncs
@@ -365,6 +366,15 @@ def test_watch_from_a_compacted_version_begins_anew(
         eventually("told", lambda: not follower.known, RECOVERY_SECONDS)
     assert not follower.wrong
     assert follower.count == 2, "added, deleted"
+
+
+def test_the_chosen_version_answers(apiserver: ApiServer) -> None:
+    """What the first lines of a run say is true."""
+    chosen = tools.api_server()
+    if not chosen.startswith("v"):
+        pytest.skip(f"kube-apiserver is {chosen}: nothing says its version beforehand")
+    version = msgspec.json.decode(apiserver.admin.get("/version"))
+    assert chosen.startswith(f"v{version['major']}.{version['minor']}.")
 
 
 def test_lists_in_pages_where_watchlist_is_not_served(restored: ApiServer, place: str) -> None:
@@ -452,7 +462,7 @@ def test_token_is_read_again_when_it_changes_and_when_it_is_refused(
     assert transport.get(path)
 
     follower = Follower()
-    watch = Cluster(transport, place, spread_seconds=0).watch_node(place, Named, follower)
+    watch = Cluster(transport, place, spread_seconds=0).watch_node(place, as_type(Named), follower)
     with started(watch):
         eventually("synced", lambda: watch.synced, RECOVERY_SECONDS)
         token.write_text("refused")
@@ -498,7 +508,7 @@ def test_denied_verb_is_named(apiserver: ApiServer, place: str, tmp_path: Path) 
     )
     assert f"no role lets {account} patch nodes/status at the cluster scope" in str(denied.value)
 
-    watch = cluster.watch_pods(place, Named, Follower())
+    watch = cluster.watch_pods(place, as_type(Named), Follower())
     with started(watch):
         lacking = f"no role lets {account} watch pods at the cluster scope"
         eventually("trouble", lambda: lacking in (watch.trouble or ""), RECOVERY_SECONDS)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +16,12 @@ from tests.integration.harness import TestNode
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 42, 32, 18
+AGENT_MB, AGENT_ABOVE_BARE_MB, PROXY_MB = 42, 33, 18
 HEAVY = {"asyncio", "cheroot", "grpc", "kubernetes", "pydantic", "pynvml"}
 
 
-@pytest.mark.timeout(400)
-def test_budget() -> None:
+def measured() -> dict[str, dict[str, Any]]:
+    """The benchmark's rows by case."""
     done = subprocess.run(
         [sys.executable, "benchmarks/memory.py", "--quick", "--output", "json"],
         cwd=ROOT,
@@ -32,6 +34,28 @@ def test_budget() -> None:
     for row in rows.values():
         if "skipped" in row:
             pytest.skip(f"{row['case']}: {row['skipped']}")
+    return rows
+
+
+def kubelet_runs() -> bool:
+    """Whether a kubelet of another test runs that an agent takes for its node's: it loads YAML for
+    the configuration."""
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            fields = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            if fields["Name"] == "kubelet" and len(fields["NSpid"].split()) == 1:
+                return True
+    return False
+
+
+@pytest.mark.timeout(600)
+def test_budget() -> None:
+    """Of an agent beside no kubelet: one that came meanwhile makes the measurement void."""
+    beside = True
+    while beside:
+        eventually("no other test has a kubelet", lambda: not kubelet_runs(), 300)
+        rows = measured()
+        beside = kubelet_runs()
     agent = rows["agent_100_pods_mb"]
     assert agent["value"] <= AGENT_MB
     assert agent["value"] - agent["base"] <= AGENT_ABOVE_BARE_MB

@@ -17,7 +17,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.devices import Portion
 from agent.model.podholdings import device_portions, holdings, reserved
 from agent.model.podresources import ContainerResources, GivenDevice, MemoryBlock, PodResources
-from agent.node.podresources import PodResourcesView
+from agent.node.pod_resources import PodResourcesView
 from tests.integration.harness import kernel_cpus
 from tests.integration.kubelet import standalone
 from tests.integration.kubelet.plugin import RESOURCE, DevicePlugin

@@ -5,14 +5,16 @@ import threading
 
 import pytest
 
+from agent.cri.client import Cri
 from agent.model.annotations import RESOURCE_STATUS
+from agent.model.verdict import Code
 from agent.proto import cri_pb2 as pb
-from agent.rpc.grpc import Code, RpcError
-from agent.runtime.cri import Cri
+from agent.rpc.grpc import RpcError
 from demo.pods import (
     PodSpec,
     create_container,
     create_request,
+    large_environment,
     remove_pod,
     run_pod,
     run_sandbox,
@@ -64,6 +66,28 @@ def test_created_on_the_right_cpus_from_their_first_moment(both: TestNode) -> No
     remove_pod(both.proxied, sandbox)
     eventually("LS has CPU 1 back", lambda: both.cpus(ls) == "0-1")
     eventually("BE has CPU 1 back", lambda: both.cpus(be) == "0-1")
+
+
+def test_a_large_environment_is_no_way_onto_an_owners_cpus(both: TestNode) -> None:
+    """Two ConfigMaps in `envFrom` may have 1 MiB each."""
+    _, lse = run_pod(both.proxied, both.spec("lse", "LSE", "1"))
+    spec = both.spec("large", "LS")
+    sandbox = run_sandbox(both.proxied, spec)
+    request = create_request(spec, sandbox)
+    large_environment(request.config, 1_500_000)
+    container = create_container(both.proxied, request)
+    start_container(both.proxied, container)
+    assert both.cpus(container) == "0"
+
+    # Beyond what a runtime takes: refused here, where nobody can look into it.
+    request = create_request(spec, sandbox, "huge")
+    large_environment(request.config, 17 << 20)
+    with pytest.raises(RpcError, match="it could take CPUs 1 of pod default/lse") as refused:
+        create_container(both.proxied, request)
+    assert refused.value.code == Code.RESOURCE_EXHAUSTED
+    assert len(both.direct.containers()) == 2
+    assert both.cpus(lse) == "1"
+    assert both.metric("topolet_cpu_overlaps_total") == 0
 
 
 def test_pools_shrink_before_an_owner_is_created(both: TestNode) -> None:

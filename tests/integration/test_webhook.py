@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
 import json
 import os
 import re
+import socket
 import subprocess
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from agent.host import files
 from demo.stage import free_port
 from tests.deploy.api import Api, RefusedError, Who
 from tests.deploy.manifests import ROOT, SCHEDULER, objects, of_kind
-from tests.integration import deployed
+from tests.integration import bystanders, deployed
 from tests.integration.apiserver.certificates import Authority
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.command import Command
@@ -29,21 +30,20 @@ Object = dict[str, Any]
 
 ALICE = Who()
 OURS = Who(SCHEDULER)
+KUBE_SCHEDULER = Who("system:kube-scheduler", "")
 WEBHOOK = Who("system:serviceaccount:topolet-system:topolet-webhook", "system:serviceaccounts")
 PLAIN: Object = {"cpu": "1"}
 GPU: Object = {"cpu": "1", "koordinator.sh/gpu-core": "50", "koordinator.sh/gpu-memory": "8Gi"}
 
 
 class Webhook(Command):
-    """Its certificate and accounts lie in `folder`."""
+    """Its certificate lies in `folder`."""
 
     def __init__(self, folder: Path, kubeconfig: Path) -> None:
         super().__init__("webhook", folder / "webhook.log", "webhook listens")
         self.folder = folder
         self.authority = Authority(folder)
         self.authority.server("tls")
-        self.binders = folder / "binders"
-        self.binders.write_text(of_kind("ConfigMap")["topolet-policy"]["data"]["binders"])
         self.port = free_port()
         self._kubeconfig = kubeconfig
 
@@ -53,7 +53,6 @@ class Webhook(Command):
             f"--webhook-https=127.0.0.1:{self.port}",
             f"--tls-certificate-file={self.folder / 'tls.crt'}",
             f"--tls-key-file={self.folder / 'tls.key'}",
-            f"--binders-file={self.binders}",
             f"--kubeconfig={self._kubeconfig}",
             *flags,
         )
@@ -132,7 +131,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         api,
         [
             told if each == binding else each
-            for each in objects("overlays/webhook")
+            for each in deployed.served(apiserver, objects("overlays/webhook"))
             if each["kind"] != "ValidatingWebhookConfiguration"
         ],
     )
@@ -143,7 +142,7 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         account = {"name": "default", "namespace": name}
         api.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
         for title, limits in (("gpu", GPU), ("plain", PLAIN)):
-            eventually(f"{title} is made", partial(_applied, api, pod(title, name, limits)))
+            api.apply(pod(title, name, limits))
     folder = tmp_path_factory.mktemp("webhook")
     config = folder / "kubeconfig"
     token = apiserver.token("topolet-system", "topolet-webhook")
@@ -159,14 +158,6 @@ def cluster(apiserver: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> I
         path = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/"
         api.request("DELETE", path + asked["metadata"]["name"])
         deployed.lift_policies(apiserver)
-
-
-def _applied(api: Api, body: Object) -> bool:
-    """False while the policies have not heard of their settings yet."""
-    with contextlib.suppress(RefusedError):
-        api.apply(body)
-        return True
-    return False
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -215,14 +206,6 @@ def test_the_account_of_the_webhook_may_look_at_pods_and_no_more(cluster: Cluste
         assert refused.value.code == 403
     with pytest.raises(RefusedError, match="cannot create resource"):
         cluster.bind("plain", WEBHOOK)
-
-
-def test_accounts_change_while_it_runs(cluster: Cluster) -> None:
-    before = cluster.webhook.binders.read_text()
-    cluster.webhook.binders.write_text(f"{before}\nalice\n")
-    assert not cluster.refuses("gpu", ALICE)
-    cluster.webhook.binders.write_text(before)
-    assert "may not bind" in cluster.refuses("gpu", ALICE)
 
 
 def test_a_certificate_of_another_authority_takes_over(cluster: Cluster) -> None:
@@ -293,7 +276,7 @@ def test_a_pod_that_cannot_be_looked_up_is_left_to_the_policy(
                     lambda: "could not be looked up" in cluster.refuses("plain", ALICE),
                 )
                 assert "no role lets" in cluster.refuses("plain", ALICE)
-                assert not cluster.refuses("gpu", OURS), "who needs no look is bound"
+                assert not cluster.refuses("gpu", OURS), "nobody is asked about who may"
             else:
                 eventually("the role is gone", lambda: not cluster.refuses("gpu", ALICE))
                 assert "pod hooked/gpu could not be looked up" in cluster.webhook.log()
@@ -304,12 +287,59 @@ def test_a_pod_that_cannot_be_looked_up_is_left_to_the_policy(
         cluster.webhook.start()
 
 
-def test_without_a_webhook_no_pod_is_bound_where_the_label_is(cluster: Cluster) -> None:
+@contextlib.contextmanager
+def down(cluster: Cluster) -> Iterator[None]:
     assert cluster.webhook.end() == 0
     try:
-        for name, who in (("gpu", ALICE), ("plain", ALICE), ("gpu", OURS)):
-            assert "failed calling webhook" in cluster.refuses(name, who)
-        assert cluster.bind("plain", ALICE, "unhooked")
+        yield
     finally:
         cluster.webhook.start()
-    assert not cluster.refuses("plain", ALICE)
+
+
+@contextlib.contextmanager
+def slow(cluster: Cluster) -> Iterator[None]:
+    """Connections are made, and nothing is ever said on them."""
+    with down(cluster), socket.create_server(("127.0.0.1", cluster.webhook.port)):
+        yield
+
+
+@contextlib.contextmanager
+def expired(cluster: Cluster) -> Iterator[None]:
+    """As if nobody had renewed its certificate."""
+    webhook = cluster.webhook
+    webhook.authority = Authority(webhook.folder)
+    webhook.authority.server("tls", left=datetime.timedelta(minutes=-1))
+    cluster.api.apply(configuration(webhook))
+    webhook.end()
+    webhook.start()
+    try:
+        yield
+    finally:
+        webhook.authority.server("tls")
+        webhook.end()
+        webhook.start()
+
+
+@pytest.mark.parametrize("trouble", [down, slow, expired])
+def test_a_webhook_in_trouble_stops_nobody_whom_it_would_let_pass_unasked(
+    cluster: Cluster,
+    apiserver: ApiServer,
+    trouble: Callable[[Cluster], contextlib.AbstractContextManager[None]],
+) -> None:
+    """kube-scheduler and ours bind any pod, other namespaces and other requests don't notice."""
+    api = deployed.administrator(apiserver, trouble.__name__, bystanders.HANG_SECONDS)
+    api.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": bystanders.NODE}})
+    with trouble(cluster), bystanders.Bystanders(api, "hooked", "unhooked") as others:
+        eventually(
+            "it is in trouble",
+            lambda: "failed calling webhook" in cluster.refuses("gpu", ALICE),
+        )
+        others.round(5)
+        (asked,) = configuration(cluster.webhook)["webhooks"]
+        assert others.usual_seconds() < asked["timeoutSeconds"], "nobody waited for it"
+        for who in (OURS, KUBE_SCHEDULER):
+            for name in ("gpu", "plain"):
+                assert not cluster.refuses(name, who)
+        assert "failed calling webhook" in cluster.refuses("plain", ALICE), "it is still in trouble"
+        assert cluster.bind("plain", ALICE, "unhooked")
+    eventually("it is well", lambda: not cluster.refuses("plain", ALICE))

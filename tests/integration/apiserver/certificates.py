@@ -6,11 +6,14 @@ import base64
 import datetime
 import ipaddress
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+_DAYS = datetime.timedelta(days=2)
 
 
 class Authority:
@@ -40,14 +43,14 @@ class Authority:
         """Its own certificate as objects of the API have it."""
         return base64.b64encode((self.folder / "ca.crt").read_bytes()).decode()
 
-    def server(self, name: str) -> None:
-        """For 127.0.0.1 and localhost."""
+    def server(self, name: str, *addresses: str, left: datetime.timedelta = _DAYS) -> None:
+        """For 127.0.0.1, localhost, and these addresses. `left`: how long it is valid from now."""
         names = [
-            x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+            *(x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", *addresses)),
             x509.DNSName("localhost"),
         ]
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(_name(name), self._name, key.public_key())
+        builder = _builder(_name(name), self._name, key.public_key(), left)
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         self._write(name, _used(builder, ExtendedKeyUsageOID.SERVER_AUTH), key)
 
@@ -77,13 +80,69 @@ class Authority:
         (self.folder / f"{name}.key").write_bytes(_private(key))
 
 
+def kubeconfig(url: str, folder: Path, user: str) -> dict[str, Any]:
+    """Of a user with a certificate of its name in that folder, for the server at `url`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+        "clusters": [
+            {
+                "name": "test",
+                "cluster": {
+                    "server": url,
+                    "certificate-authority": str(folder / "ca.crt"),
+                },
+            }
+        ],
+        "users": [
+            {
+                "name": user,
+                "user": {
+                    "client-certificate": str(folder / f"{user}.crt"),
+                    "client-key": str(folder / f"{user}.key"),
+                },
+            }
+        ],
+    }
+
+
+def serving_secret(namespace: str, service: str) -> dict[str, Any]:
+    """The Secret `<service>-tls` with a Service's self-signed certificate, as docs/scheduler.md
+    and docs/webhook.md make it by hand."""
+    host = f"{service}.{namespace}.svc"
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _builder(_name(host), _name(host), key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host)]), critical=False)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+        .decode()
+    )
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": f"{service}-tls", "namespace": namespace},
+        "stringData": {
+            "tls.crt": certificate,
+            "tls.key": _private(key).decode(),
+            "ca.crt": certificate,
+        },
+    }
+
+
 def _name(name: str, *groups: str) -> x509.Name:
     organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, each) for each in groups]
     return x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    left: datetime.timedelta = _DAYS,
 ) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
@@ -93,7 +152,7 @@ def _builder(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=2))
+        .not_valid_after(now + left)
     )
 
 

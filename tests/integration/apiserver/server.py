@@ -27,6 +27,41 @@ START_SECONDS = 120.0
 """A busy machine's patience; an idle one needs five."""
 
 
+def etcd_flags(data: Path, client: str, peer: str) -> tuple[str, ...]:
+    """Of one member alone, at these URLs; what it holds survives its end, but not the machine's."""
+    return (
+        f"--data-dir={data}",
+        "--unsafe-no-fsync",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--log-level=warn",
+    )
+
+
+def server_flags(pki: Path, etcd: str, port: int) -> tuple[str, ...]:
+    """Of a kube-apiserver with the certificates and keys of that folder. As kubeadm configures it,
+    where a test can tell."""
+    return (
+        f"--etcd-servers={etcd}",
+        f"--secure-port={port}",
+        f"--cert-dir={pki}",
+        f"--tls-cert-file={pki}/apiserver.crt",
+        f"--tls-private-key-file={pki}/apiserver.key",
+        f"--client-ca-file={pki}/ca.crt",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--profiling=false",
+        f"--service-account-key-file={pki}/sa.pub",
+        f"--service-account-signing-key-file={pki}/sa.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        "--service-cluster-ip-range=10.96.0.0/24",
+        "--shutdown-delay-duration=0s",
+    )
+
+
 class ApiServer:
     """`url` and the port stay over restarts. `folder` has the certificates and the logs."""
 
@@ -63,14 +98,7 @@ class ApiServer:
         self._run(
             "etcd",
             str(self._etcd_program),
-            f"--data-dir={self.folder / 'etcd'}",
-            "--unsafe-no-fsync",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-            "--log-level=warn",
+            *etcd_flags(self.folder / "etcd", client, peer),
         )
         eventually(
             "etcd is healthy", lambda: self._alive("etcd") and self._healthy(), START_SECONDS
@@ -78,27 +106,13 @@ class ApiServer:
 
     def start_server(self, *flags: str) -> None:
         """Returns when it is ready. Further flags win over ours."""
-        pki = self.folder
         self._run(
             "kube-apiserver",
             str(self._program),
-            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            *server_flags(self.folder, f"http://127.0.0.1:{self._etcd_port}", self._port),
             "--bind-address=127.0.0.1",
             "--advertise-address=127.0.0.1",
-            f"--secure-port={self._port}",
             "--endpoint-reconciler-type=none",
-            f"--cert-dir={pki}",
-            f"--tls-cert-file={pki}/apiserver.crt",
-            f"--tls-private-key-file={pki}/apiserver.key",
-            f"--client-ca-file={pki}/ca.crt",
-            "--authorization-mode=Node,RBAC",
-            "--enable-admission-plugins=NodeRestriction",
-            "--profiling=false",
-            f"--service-account-key-file={pki}/sa.pub",
-            f"--service-account-signing-key-file={pki}/sa.key",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--service-cluster-ip-range=10.96.0.0/24",
-            "--shutdown-delay-duration=0s",
             *flags,
         )
         eventually(
@@ -110,6 +124,29 @@ class ApiServer:
     def kill_server(self) -> None:
         """SIGKILL: connections break."""
         self._end("kube-apiserver", signal.SIGKILL)
+
+    def suspend_server(self) -> None:
+        """It hangs: what it has accepted stays open, and nothing is answered."""
+        self._processes["kube-apiserver"].send_signal(signal.SIGSTOP)
+
+    def resume_server(self) -> None:
+        """Returns when it is ready."""
+        self._processes["kube-apiserver"].send_signal(signal.SIGCONT)
+        eventually("kube-apiserver is ready", self._ready, START_SECONDS)
+
+    @contextlib.contextmanager
+    def outage(self, seconds: float) -> Iterator[None]:
+        """Killed at the beginning. At the end of the block so many seconds have passed, all
+        revisions before are forgotten, and it is ready again."""
+        began = time.monotonic()
+        self.kill_server()
+        try:
+            self.write_beside()
+            yield
+            time.sleep(max(0.0, began + seconds - time.monotonic()))
+            self.compact()
+        finally:
+            self.start_server()
 
     def restart_server(self, *flags: str) -> None:
         """Killed, and ready again."""
@@ -143,6 +180,14 @@ class ApiServer:
         """POST; the stored object."""
         made: dict[str, Any] = json.loads(self.admin.create(path, wanted))
         return made
+
+    def serves(self, version: str, kind: str) -> bool:
+        """Whether it has the kind in that version of its group, as "apps/v1"."""
+        try:
+            found = json.loads(self.admin.get(f"/apis/{version}"))
+        except NotFoundError:
+            return False
+        return any(each["kind"] == kind for each in found["resources"])
 
     def namespace(self, name: str) -> None:
         self.create("/api/v1/namespaces", {"metadata": {"name": name}})

@@ -12,11 +12,11 @@ import pytest
 
 from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
-from agent.scheduler.asked import Recent
-from agent.scheduler.bind import Binder, BindError, LostRaceError
-from agent.scheduler.bindings import Bindings, PodName
+from agent.scheduler.binder import Binder, BindError, LostRaceError
+from agent.scheduler.binding_api import BindingApi, PodName
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.groups import Groups
+from agent.scheduler.cycle_state import PodInfoCache
+from agent.scheduler.group_reservations import GroupReservations
 from benchmarks.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import clusters
@@ -86,7 +86,7 @@ def test_no_two_get_the_same(
     each: int,
 ) -> None:
     cluster = clusters.cluster(nodes)
-    binder = Binder(cluster, Groups(cluster), Bindings(transport), Recent())
+    binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), PodInfoCache())
     pods = [made(apiserver, namespace, kind, f"p{number}") for number in range(PODS)]
     order = list(itertools.islice(itertools.cycle(nodes), PODS))
 
@@ -114,7 +114,7 @@ def test_a_pod_that_somebody_else_bound_frees_what_was_reserved(
     apiserver: ApiServer, namespace: str, transport: Transport
 ) -> None:
     cluster = clusters.cluster({"a": SMALL})
-    binder = Binder(cluster, Groups(cluster), Bindings(transport), Recent())
+    binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), PodInfoCache())
     pod = made(apiserver, namespace, owner(8, 1), "p")
     path = f"/api/v1/namespaces/{namespace}/pods/p/binding"
     apiserver.create(path, {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "other"}})
@@ -127,10 +127,10 @@ def test_a_pod_made_anew_under_the_same_name_is_not_bound(
     apiserver: ApiServer, namespace: str, transport: Transport
 ) -> None:
     cluster = clusters.cluster({"a": SMALL})
-    recent = Recent()
-    binder = Binder(cluster, Groups(cluster), Bindings(transport), recent)
+    pod_infos = PodInfoCache()
+    binder = Binder(cluster, GroupReservations(cluster), BindingApi(transport), pod_infos)
     made(apiserver, namespace, owner(8, 1), "p")
-    recent.of(clusters.read(owner(8, 1).pod("p", uid="one-before")))
+    pod_infos.of(clusters.read(owner(8, 1).pod("p", uid="one-before")))
     with pytest.raises(BindError, match="gone"):
         binder.bind(PodName(namespace, "p", "one-before"), "a")
     (pod,) = stored(apiserver, namespace)

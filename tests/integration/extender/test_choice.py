@@ -19,6 +19,7 @@ PLAIN_HTTP = ("--tls-certificate-file=", "--client-ca-file=")
 PODS = 1000
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_thousand_choices(
     apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.scheduler.groupname import GROUP
+from agent.scheduler.pod_group import GROUP_ANNOTATION
 from tests.allocate.devices.builders import CORE, RATIO, gpu
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects, yard
@@ -114,7 +114,7 @@ def test_preemption_makes_room_for_a_whole_group(here: Yard) -> None:
     homes = {name: pod["spec"]["nodeName"] for name, pod in here.wait_bound(*names).items()}
     members = ("m0", "m1")
     for name in members:
-        here.ask(name, {"cpu": "8"}, "LSR", {**ONE_NODE, GROUP: "g/2"}, **HIGH)
+        here.ask(name, {"cpu": "8"}, "LSR", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
     here.wait("victims are ending", lambda: len(here.ending()) >= 4)
     here.stays("nobody else ends", lambda: len(here.ending()) == 4)
     assert len({homes[name] for name in here.ending()}) == 1
@@ -130,7 +130,7 @@ def test_evicts_once_for_a_whole_group(here: Yard) -> None:
     halves(here)
     members = ("m0", "m1")
     for name in members:
-        here.ask(name, {"cpu": "4"}, "LS", {**ONE_NODE, GROUP: "g/2"}, **HIGH)
+        here.ask(name, {"cpu": "4"}, "LS", {**ONE_NODE, GROUP_ANNOTATION: "g/2"}, **HIGH)
     here.wait("a victim is ending", here.ending)
     here.stays("nobody else ends", lambda: here.ending() == {"a"})
     here.end_terminating()

@@ -8,19 +8,17 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from agent.allocate.place.wish import wish_of
+from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.objects import Change, ChangeKind, Key
-from agent.model.apipods import from_object
+from agent.model.apiobjects import from_object
 from agent.scheduler import decoders
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.demands import OfPod
-from agent.scheduler.disruption import Budgets
-from agent.scheduler.evict import AFTER_SECONDS, PLAN_SECONDS, REST_SECONDS, Evictor
-from agent.scheduler.questions import RoomFor
-from agent.scheduler.readings import Agents
-from agent.scheduler.tenants import Tenants
-from agent.scheduler.waiter import Waiter
-from agent.scheduler.waiting import Waiting
+from agent.scheduler.disruption_budgets import Budgets
+from agent.scheduler.evictor import BIND_SECONDS, EVICTION_SECONDS, RETRY_INTERVAL_SECONDS, Evictor
+from agent.scheduler.records import AgentSelector
+from agent.scheduler.requirements import PodRequirements, RequirementsCheck
+from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
+from agent.scheduler.victim_selection import NodeSnapshots
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.scheduler import objects as told
@@ -30,7 +28,7 @@ CPUS = {"a": "0-3", "b": "4-7"}
 """All of a node: those of either NUMA node are one pod's."""
 
 _numbers = itertools.count()
-_read = decoders.pods(Agents())
+_read = decoders.pods(AgentSelector())
 
 
 class World:
@@ -41,13 +39,13 @@ class World:
         self.name = name
         self.now = 100.0
         self.leading = True
-        self.waiting = Waiting()
+        self.queue = UnschedulableQueue()
         self.budgets = Budgets()
         self.cluster = Cluster(agents=False)
         self.evictor = Evictor(
             api.admin,
-            Tenants(self.cluster),
-            self.waiting,
+            NodeSnapshots(self.cluster),
+            self.queue,
             self.budgets,
             lambda: self.leading,
             clock=lambda: self.now,
@@ -65,20 +63,20 @@ class World:
         )
         body["spec"]["priority"] = 10
         pod = from_object(body)
-        demand = OfPod(wish_of(pod))
-        self.waiter = Waiter(
+        requirements = PodRequirements(request_of(pod))
+        self.queued = QueuedPod(
             pod.uid,
             name,
             "high",
-            RoomFor(self.cluster, demand),
+            RequirementsCheck(self.cluster, requirements),
             0,
             self.now,
             10,
             None,
             (name,),
-            demand,
+            requirements,
         )
-        self.waiting.refused(self.waiter)
+        self.queue.add(self.queued)
         self.now += 1.0
 
     def tenant(self, pod: str, cpus: str, node: str = "", *, heard: bool = True) -> None:
@@ -123,21 +121,21 @@ def test_one_plan_a_pod_until_it_is_bound(world: World) -> None:
     """Though another node could do it too."""
     for pod, cpus in CPUS.items():
         world.tenant(f"other-{pod}", cpus, world.nodes[1])
-    both = msgspec.structs.replace(world.waiter, candidates=tuple(world.nodes))
-    world.waiting.refused(msgspec.structs.replace(both, refused_at=0.0))
+    both = msgspec.structs.replace(world.queued, candidates=tuple(world.nodes))
+    world.queue.add(msgspec.structs.replace(both, refused_at=0.0))
     world.evictor.round()
     (plan,) = world.evictor.plans
     assert world.ending() == {each.name for each in plan.victims}
     assert len(plan.victims) == world.evictor.evicted == 1
-    world.now += 10 * REST_SECONDS
+    world.now += 10 * RETRY_INTERVAL_SECONDS
     world.evictor.round()
     assert world.evictor.plans == (plan,)
     assert len(world.ending()) == 1
-    assert world.waiting.kept_from("another", 10, world.now) == {plan.node}
-    assert world.waiting.kept_from("another", 11, world.now) == set()
-    assert world.waiting.kept_from(world.waiter.uid, 10, world.now) == set()
-    world.waiting.settled(world.waiter.uid)
-    assert world.waiting.kept_from("another", 10, world.now) == set()
+    assert world.queue.nominated_for_others("another", 10, world.now) == {plan.node}
+    assert world.queue.nominated_for_others("another", 11, world.now) == set()
+    assert world.queue.nominated_for_others(world.queued.uid, 10, world.now) == set()
+    world.queue.remove(world.queued.uid)
+    assert world.queue.nominated_for_others("another", 10, world.now) == set()
     world.evictor.round()
     assert world.evictor.plans == ()
 
@@ -148,7 +146,7 @@ def test_plan_ends_soon_after_its_victims(world: World) -> None:
     (victim,) = world.ending()
     world.end(victim)
     world.evictor.round()
-    world.now += AFTER_SECONDS
+    world.now += BIND_SECONDS
     world.evictor.round()
     assert world.evictor.plans == ()
     assert world.ending() == set()
@@ -158,7 +156,7 @@ def test_plan_ends_though_its_victims_do_not(world: World) -> None:
     world.evictor.round()
     (victim,) = world.ending()
     world.hear(victim)
-    world.now += PLAN_SECONDS
+    world.now += EVICTION_SECONDS
     world.evictor.round()
     assert world.evictor.plans == ()
 
@@ -182,12 +180,10 @@ def test_budget_that_is_tighter_than_we_know(world: World) -> None:
     "spoil",
     [
         lambda world: objects.end(world.api, world.name, "high"),
-        lambda world: world.waiting.settled(world.waiter.uid),
-        lambda world: world.evictor.rest(world.waiter.uid),
+        lambda world: world.queue.remove(world.queued.uid),
+        lambda world: world.evictor.pause(world.queued.uid),
         lambda world: setattr(world, "now", world.now - 0.5),
-        lambda world: world.waiting.refused(
-            msgspec.structs.replace(world.waiter, nominated="another")
-        ),
+        lambda world: world.queue.add(msgspec.structs.replace(world.queued, nominated="another")),
         lambda world: (
             world.cluster.pods_changed(
                 [told.of_pod(told.pod("a", world.name, phase="Succeeded", namespace=world.name))]
@@ -246,8 +242,8 @@ def test_who_ceases_to_lead_while_the_api_server_is_asked_evicts_nobody(world: W
     asked = itertools.count()
     slow = Evictor(
         world.api.admin,
-        Tenants(world.cluster),
-        world.waiting,
+        NodeSnapshots(world.cluster),
+        world.queue,
         world.budgets,
         lambda: next(asked) == 0,
         clock=lambda: world.now,

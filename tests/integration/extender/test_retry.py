@@ -11,12 +11,11 @@ import pytest
 
 from agent.host.periodic import Periodic
 from agent.scheduler.changelog import Changes
-from agent.scheduler.pending import pending
-from agent.scheduler.retry import CONDITION, Retry
-from agent.scheduler.shapes import Answer, Fit, Misfit
-from agent.scheduler.unplaced import RETRY_SECONDS
-from agent.scheduler.waiter import Waiter
-from agent.scheduler.waiting import Waiting
+from agent.scheduler.equivalence_cache import Feasibility, Feasible, Infeasible
+from agent.scheduler.pods_api import unscheduled_pods
+from agent.scheduler.retry import ROOM_FOUND, Retry
+from agent.scheduler.unschedulable import RETRY_SECONDS
+from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects
 from tests.integration.kubescheduler.process import configuration, credentials, scheduling
@@ -32,15 +31,15 @@ PATIENCE_SECONDS = 60.0
 class Room:
     """One node; whether it has room is all that a pod can ask. Question and answers in one."""
 
-    shape = "any"
+    equivalence_class = "any"
     stub: Stub
 
     def __init__(self) -> None:
         self.serial = 0
         self.free = False
 
-    def answer(self, node: str) -> Answer:
-        return Fit(1) if self.free and node == NODE else Misfit("full")
+    def run(self, node: str) -> Feasibility:
+        return Feasible(1) if self.free and node == NODE else Infeasible("full")
 
     def changed_since(self, serial: int) -> Changes:
         return Changes(self.serial, frozenset([NODE] if serial < self.serial else []))
@@ -48,8 +47,8 @@ class Room:
     def known(self) -> Iterable[str]:
         return [NODE]
 
-    def answers(self, question: object, nodes: Sequence[str]) -> list[Answer]:
-        return [self.answer(each) for each in nodes]
+    def results(self, check: object, nodes: Sequence[str]) -> list[Feasibility]:
+        return [self.run(each) for each in nodes]
 
     def change(self) -> None:
         self.free = True
@@ -60,7 +59,7 @@ class Room:
 def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
     """Of a node that a real kube-scheduler asks an extender about; the pods that are refused wait
     for it to change."""
-    room, waiting = Room(), Waiting()
+    room, queue = Room(), UnschedulableQueue()
 
     def refusal(pod: str, node: str) -> str | None:
         if room.free and node == NODE:
@@ -68,12 +67,12 @@ def room(apiserver: ApiServer, tmp_path: Path) -> Iterator[Room]:
         if node == NODE:
             uid = objects.pods(apiserver, NAMESPACE)[pod]["metadata"]["uid"]
             now = time.monotonic()
-            waiting.refused(Waiter(uid, NAMESPACE, pod, room, now, now))
+            queue.add(QueuedPod(uid, NAMESPACE, pod, room, now, now))
         return "full"
 
     objects.namespace(apiserver, NAMESPACE)
     objects.ready_node(apiserver, NODE, {"cpu": "8", "memory": "8Gi"})
-    retry = Retry(apiserver.admin, waiting, room, lambda: True)
+    retry = Retry(apiserver.admin, queue, room, lambda: True)
     access = str(credentials(apiserver))
     room.stub = Stub(apiserver, refusal)
     with (
@@ -103,7 +102,7 @@ def test_bound_soon_after_the_change(apiserver: ApiServer, room: Room) -> None:
         "bound", lambda: objects.node_of(apiserver, NAMESPACE, "p") == NODE, PROMISED_SECONDS
     )
     conditions = objects.pods(apiserver, NAMESPACE)["p"]["status"]["conditions"]
-    (told,) = [each for each in conditions if each["type"] == CONDITION]
+    (told,) = [each for each in conditions if each["type"] == ROOM_FOUND]
     assert told["message"] == f"node {NODE} has changed and has room now"
     assert "PodScheduled" in {each["type"] for each in conditions}
 
@@ -114,33 +113,33 @@ def test_pod_that_waits_since_before_we_led(apiserver: ApiServer) -> None:
         apiserver, objects.pending("before", "p", {"cpu": "1"}, scheduler="before-us")
     )["metadata"]["uid"]
     objects.create(apiserver, objects.pending("before", "other", {}, scheduler="another"))
-    leading, room, waiting = False, Room(), Waiting()
+    leading, room, queue = False, Room(), UnschedulableQueue()
 
-    def before() -> list[Waiter]:
+    def before() -> list[QueuedPod]:
         now = time.monotonic()
         return [
-            Waiter(each.uid, each.namespace, each.name, room, now, now)
-            for each in pending(apiserver.admin, "before-us")
+            QueuedPod(each.uid, each.namespace, each.name, room, now, now)
+            for each in unscheduled_pods(apiserver.admin, "before-us")
         ]
 
-    retry = Retry(apiserver.admin, waiting, room, lambda: leading, before)
+    retry = Retry(apiserver.admin, queue, room, lambda: leading, before)
     room.free = True
     retry.round()
-    assert waiting.waiters() == []
+    assert queue.pods() == []
     leading = True
     retry.round()
-    assert [each.uid for each in waiting.waiters()] == [uid]
+    assert [each.uid for each in queue.pods()] == [uid]
     status = objects.pods(apiserver, "before")["p"]["status"]
-    assert [each["type"] for each in status["conditions"]] == [CONDITION]
+    assert [each["type"] for each in status["conditions"]] == [ROOM_FOUND]
 
 
 def test_pod_of_another_uid_is_not_touched(apiserver: ApiServer) -> None:
     objects.namespace(apiserver, "replaced")
     objects.create(apiserver, objects.pending("replaced", "p", {"cpu": "1"}, scheduler="nobody"))
-    waiting, room = Waiting(), Room()
+    queue, room = UnschedulableQueue(), Room()
     room.change()
     now = time.monotonic()
-    waiting.refused(Waiter("another", "replaced", "p", room, now, now))
-    Retry(apiserver.admin, waiting, room, lambda: True).round()
+    queue.add(QueuedPod("another", "replaced", "p", room, now, now))
+    Retry(apiserver.admin, queue, room, lambda: True).round()
     assert "conditions" not in objects.pods(apiserver, "replaced")["p"]["status"]
-    assert waiting.waiters() == []
+    assert queue.pods() == []

@@ -158,6 +158,7 @@ def test_restart_in_the_middle(here: Yard, topolet: Topolet) -> None:
     assert sorted(cpu for pod in bound.values() for cpu in cpus(pod)) == list(range(64))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_burst(here: Yard) -> None:
     """A thousand pods: 960 have room for their CPUs, and 40 cards are there for 40 of them."""

@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.place.answer import Granted
-from agent.allocate.place.wish import wish_of
+from agent.allocate.node_allocator.answer import Granted
+from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.errors import KubeError
 from agent.kube.transport import Transport
 from agent.model.annotations import RESOURCE_STATUS
-from agent.model.apipods import from_object
+from agent.model.apiobjects import from_object
 from agent.model.cpuset import CpuSet
-from agent.scheduler import leader
+from agent.scheduler import leader_election
 from agent.scheduler.cluster import Cluster
-from agent.scheduler.duty import Alone, Duty
-from agent.scheduler.leader import Leader
-from agent.scheduler.lease import Times
-from agent.scheduler.watching import Watching
+from agent.scheduler.leader_election import Leader
+from agent.scheduler.leader_gate import AlwaysLeader, LeaderGate
+from agent.scheduler.lease import LeaseTimes
+from agent.scheduler.watches import Watches
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
 from tests.scheduler import objects
@@ -36,7 +36,7 @@ PATIENCE_SECONDS = 60.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 DEVICES = "/apis/scheduling.koordinator.sh/v1alpha1/devices"
 TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
-TIMES = Times(6, 4, 0.5)
+TIMES = LeaseTimes(6, 4, 0.5)
 ROOT = Path(__file__).resolve().parents[3]
 
 _numbers = itertools.count(1)
@@ -113,10 +113,10 @@ def delete(apiserver: ApiServer, pod: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def watching(apiserver: ApiServer) -> Iterator[tuple[Cluster, Watching]]:
+def watching(apiserver: ApiServer) -> Iterator[tuple[Cluster, Watches]]:
     """One that has told all."""
     cluster = Cluster(agents=False)
-    it = Watching(apiserver.admin, cluster, look_seconds=0.2)
+    it = Watches(apiserver.admin, cluster, stale_seconds=30, look_seconds=0.2)
     it.start()
     try:
         eventually("synced", lambda: it.synced, PATIENCE_SECONDS)
@@ -133,12 +133,12 @@ def holders(cluster: Cluster, name: str) -> dict[str, CpuSet]:
 
 
 def grant(cluster: Cluster, name: str, pod: dict[str, Any]) -> Granted:
-    wish = wish_of(from_object(pod))
+    pod_request = request_of(from_object(pod))
     with cluster.lock:
         state = cluster.node(name)
         assert state is not None
-        assert cluster.eligible(name, wish) is None
-        found = state.place.offer(wish)
+        assert cluster.eligible(name, pod_request) is None
+        found = state.place.offer(pod_request)
         assert isinstance(found, Granted)
         cluster.reserve(name, found)
         return found
@@ -182,7 +182,7 @@ def test_a_kind_that_is_not_there_yet_is_followed_when_it_comes(
     path = f"{CRDS}/{definition['metadata']['name']}"
     apiserver.admin.delete(path)
     eventually("gone", lambda: not served(apiserver, DEVICES), PATIENCE_SECONDS)
-    gpu = objects.wish({"cpu": "1", "nvidia.com/gpu": "1"})
+    gpu = objects.pod_request({"cpu": "1", "nvidia.com/gpu": "1"})
     try:
         with watching(apiserver) as (cluster, it):
             assert cluster.eligible(place, gpu) == "it has no Device"
@@ -204,12 +204,12 @@ def test_a_kind_that_is_not_there_yet_is_followed_when_it_comes(
 def test_who_begins_to_lead_knows_what_was_bound_before(apiserver: ApiServer, place: str) -> None:
     pod = make_pod(apiserver, place, "last")
     with watching(apiserver) as (cluster, it):
-        duty = Duty(Alone(), it)
+        gate = LeaderGate(AlwaysLeader(), it)
         bind(apiserver, pod, place, {})
-        duty.start()
-        eventually("on duty", lambda: duty.reason() is None, PATIENCE_SECONDS)
+        gate.start()
+        eventually("on duty", lambda: gate.reason() is None, PATIENCE_SECONDS)
         assert cluster.bound(pod["metadata"]["uid"]) == place
-        duty.stop()
+        gate.stop()
 
 
 # Leaders
@@ -244,7 +244,7 @@ def test_when_the_leader_is_killed_the_other_leads_after_the_leases_time(
 ) -> None:
     first = candidates("first")
     assert first.stdout.readline() == "leads\n"
-    transport = Transport(apiserver.access(), limits=leader.limits(TIMES))
+    transport = Transport(apiserver.access(), limits=leader_election.limits(TIMES))
     second = Leader(transport, place, "topolet-scheduler", "second", times=TIMES)
     second.start()
     eventually("the second looks", lambda: second.holder == "first", PATIENCE_SECONDS)
@@ -269,7 +269,7 @@ def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
     first = candidates("first")
     assert first.stdout.readline() == "leads\n"
     pods = [make_pod(apiserver, place, f"p{number}") for number in range(3)]
-    transport = Transport(apiserver.access(), limits=leader.limits(TIMES))
+    transport = Transport(apiserver.access(), limits=leader_election.limits(TIMES))
     with watching(apiserver) as (cluster, it):
         second = Leader(
             transport,
@@ -277,30 +277,30 @@ def test_the_next_leader_answers_when_it_knows_what_the_last_one_bound(
             "topolet-scheduler",
             "second",
             times=TIMES,
-            acquired=lambda: duty.begin(),
+            acquired=lambda: gate.begin(),
         )
-        duty = Duty(second, it)
+        gate = LeaderGate(second, it)
         second.start()
-        duty.start()
-        eventually("it follows", lambda: duty.reason() == "first leads", PATIENCE_SECONDS)
+        gate.start()
+        eventually("it follows", lambda: gate.reason() == "first leads", PATIENCE_SECONDS)
         for number, each in enumerate(pods):
             notes = {RESOURCE_STATUS: json.dumps({"cpuset": f"{2 * number}-{2 * number + 1}"})}
             bind(apiserver, each, place, notes)
         first.kill()
-        eventually("it answers", lambda: duty.reason() is None, PATIENCE_SECONDS)
+        eventually("it answers", lambda: gate.reason() is None, PATIENCE_SECONDS)
         assert {name: str(cpus) for name, cpus in holders(cluster, place).items()} == {
             "p0": "0-1",
             "p1": "2-3",
             "p2": "4-5",
         }
-        duty.stop()
+        gate.stop()
         second.stop()
-        assert duty.reason() is not None
+        assert gate.reason() is not None
     transport.close()
 
 
 def test_leadership_ends_while_the_server_is_away(apiserver: ApiServer, place: str) -> None:
-    transport = Transport(apiserver.access(), limits=leader.limits(TIMES))
+    transport = Transport(apiserver.access(), limits=leader_election.limits(TIMES))
     it = Leader(transport, place, "topolet-scheduler", "only", times=TIMES)
     it.start()
     eventually("leads", lambda: it.leading, PATIENCE_SECONDS)

@@ -21,22 +21,40 @@ from typing import Any
 
 import pytest
 
+from agent.cri.client import Cri
 from agent.discover import cpus
-from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient
+from agent.kubelet.podresources import NobodyAnswersError, PodResourcesClient, RateLimitError
 from agent.model.cpuset import CpuSet
 from agent.model.podresources import PodResources
 from agent.model.topology import Topology
-from agent.runtime.cri import Cri
 from demo import image
 from demo.cgroups import MOUNTS, remove_cgroups
 from demo.containerd import Containerd, remove_all_pods
 from tests import tools
+from tests.integration import machinewide
 from tests.waiting import DEADLINE_SECONDS, eventually
 
 START_SECONDS = 3 * DEADLINE_SECONDS
 """A busy machine's patience; an idle one needs three, for a pod too."""
 NODE = "node-a"
 MIB = 1 << 20
+ANY_MACHINE: dict[str, Any] = {
+    "cgroupDriver": "cgroupfs",
+    "failCgroupV1": False,
+    "failSwapOn": False,
+    "makeIPTablesUtilChains": False,
+    "resolvConf": "",
+    "evictionHard": {
+        "memory.available": "50Mi",
+        "nodefs.available": "0%",
+        "nodefs.inodesFree": "0%",
+        "imagefs.available": "0%",
+        "imagefs.inodesFree": "0%",
+    },
+    "imageGCHighThresholdPercent": 100,
+    "imageGCLowThresholdPercent": 99,
+}
+"""A kubelet so configured runs on a machine without systemd, however full its disks are."""
 RESERVED_BYTES = 150 * MIB
 """Of NUMA node 0; the kubelet wants it to be what all its reservations are together."""
 
@@ -44,7 +62,7 @@ _SCRIPT = """mount -t tmpfs tmpfs /var/lib && mkdir /var/lib/kubelet &&
 mount --bind "$1" /var/lib/kubelet && shift && exec "$@"
 """
 _CONTROLLERS = frozenset({"cpuset", "cpu", "io", "memory", "hugetlb", "pids"})
-_TUNABLES = tuple(
+TUNABLES = tuple(
     Path("/proc/sys", name)
     for name in (
         "vm/overcommit_memory",
@@ -61,8 +79,12 @@ _TUNABLES = tuple(
 class Kubelet:
     """Policies are static. `reserved` CPUs are nobody's own; `topology` is the machine's."""
 
-    def __init__(self, folder: Path, program: Path, containerd: Containerd) -> None:
+    def __init__(
+        self, folder: Path, program: Path, containerd: Containerd, endpoint: str = ""
+    ) -> None:
+        """`endpoint`: the CRI socket that it uses in place of containerd's."""
         self.folder = folder
+        self.endpoint = endpoint or containerd.socket
         self.root = folder / "root"
         self.shared = folder / "var-lib-kubelet"
         """What the kubelet takes for /var/lib/kubelet."""
@@ -126,6 +148,11 @@ class Kubelet:
         eventually("the pods' cgroups are gone", gone)
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         return (self.folder / "kubelet.log").read_text(errors="replace")
 
@@ -138,11 +165,17 @@ class Kubelet:
         **spec: Any,
     ) -> str:
         """Gives it a static pod in namespace default, with these labels and annotations; the name
-        that it has on this node."""
+        that it has on this node. Its uid is new each time: a kubelet derives the same one from the
+        same content, and takes what it gives to such a pod for what its predecessor had."""
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "namespace": "default", **(metadata or {})},
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": str(uuid.uuid4()),
+                **(metadata or {}),
+            },
             "spec": {
                 "hostNetwork": True,
                 "terminationGracePeriodSeconds": 0,
@@ -175,9 +208,10 @@ class Kubelet:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, self.log[-3000:]
-        with contextlib.suppress(NobodyAnswersError):
+        with contextlib.suppress(NobodyAnswersError, RateLimitError):
             self.client.pods()
-            return True
+            # The socket is there before the CPU manager has read its state.
+            return bool(self.client.allocatable().cpus)
         return False
 
     def _configuration(self) -> dict[str, Any]:
@@ -188,33 +222,20 @@ class Kubelet:
             "healthzPort": 0,
             "authentication": {"anonymous": {"enabled": False}, "webhook": {"enabled": False}},
             "authorization": {"mode": "AlwaysAllow"},
-            "containerRuntimeEndpoint": f"unix://{self.containerd.socket}",
+            "containerRuntimeEndpoint": f"unix://{self.endpoint}",
             "staticPodPath": str(self._manifests),
             "fileCheckFrequency": "1s",
             "syncFrequency": "1s",
             "podLogsDir": str(self.folder / "logs"),
             "volumePluginDir": str(self.folder / "volume-plugins"),
-            "resolvConf": "",
-            "makeIPTablesUtilChains": False,
-            "failSwapOn": False,
-            "failCgroupV1": False,
-            "cgroupDriver": "cgroupfs",
             "cgroupRoot": f"/{self._cgroup}",
             "enforceNodeAllocatable": ["pods"],
-            "imageGCHighThresholdPercent": 100,
-            "imageGCLowThresholdPercent": 99,
+            **ANY_MACHINE,
             "cpuManagerPolicy": "static",
             "cpuManagerReconcilePeriod": "1s",
             "reservedSystemCPUs": str(self.reserved),
             "memoryManagerPolicy": "Static",
             "kubeReserved": {"memory": str(RESERVED_BYTES - 50 * MIB)},
-            "evictionHard": {
-                "memory.available": "50Mi",
-                "nodefs.available": "0%",
-                "nodefs.inodesFree": "0%",
-                "imagefs.available": "0%",
-                "imagefs.inodesFree": "0%",
-            },
             "reservedMemory": [{"numaNode": 0, "limits": {"memory": str(RESERVED_BYTES)}}],
         }
 
@@ -233,27 +254,37 @@ def container(name: str, cpu: str, memory: str = "32Mi", **more: Any) -> dict[st
 
 
 @contextlib.contextmanager
-def running(containerd: Containerd) -> Iterator[Kubelet]:
+def running(
+    containerd: Containerd, endpoint: str = "", folder: Path | None = None
+) -> Iterator[Kubelet]:
     """It has the containerd for itself: a kubelet removes containers that it does not know. The
-    test is skipped where there is no kubelet."""
+    test is skipped where there is no kubelet. `folder`: of its own, which is removed at the end."""
     program = tools.kubernetes("kubelet")
     if isinstance(program, str):
         pytest.skip(program)
-    before = {file: file.read_text() for file in _TUNABLES if file.exists()}
-    kubelet = Kubelet(Path(tempfile.mkdtemp(prefix="topolet-")), program, containerd)
-    try:
-        kubelet.start()
+    folder = folder or Path(tempfile.mkdtemp(prefix="topolet-"))
+    kubelet = Kubelet(folder, program, containerd, endpoint)
+    with machinewide.change("tunables", _tunables, _set_tunables):
         try:
-            yield kubelet
+            kubelet.start()
+            try:
+                yield kubelet
+            finally:
+                kubelet.close()
         finally:
-            kubelet.close()
-    finally:
-        kubelet.kill()
-        remove_all_pods(containerd.socket)
-        kubelet.remove_cgroups()
-        shutil.rmtree(kubelet.folder, ignore_errors=True)
-        for file, text in before.items():
-            file.write_text(text)
+            kubelet.kill()
+            remove_all_pods(containerd.socket)
+            kubelet.remove_cgroups()
+            shutil.rmtree(kubelet.folder, ignore_errors=True)
+
+
+def _tunables() -> dict[str, str]:
+    return {str(file): file.read_text() for file in TUNABLES if file.exists()}
+
+
+def _set_tunables(values: dict[str, str]) -> None:
+    for file, text in values.items():
+        Path(file).write_text(text)
 
 
 def _make_cgroups(name: str) -> None:

@@ -17,6 +17,7 @@ import yaml
 
 from demo.stage import free_port
 from tests.deploy.manifests import objects as manifests
+from tests.integration.apiserver.certificates import kubeconfig
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import hosts, process
 from tests.integration.kubescheduler.hosts import SYSTEM
@@ -97,7 +98,7 @@ def shipped(api: ApiServer, port: int) -> dict[str, Any]:
         for each in manifests(_OVERLAY)
         if each["kind"] == "ConfigMap" and each["metadata"]["name"] == "topolet-kube-scheduler"
     )
-    settings: dict[str, Any] = yaml.safe_load(found["data"]["config.yaml"])
+    settings: dict[str, Any] = yaml.safe_load(found["data"]["kube-scheduler.yaml"])
     settings["leaderElection"] = {"leaderElect": False}
     settings.setdefault("clientConnection", {})["kubeconfig"] = str(process.credentials(api))
     (extender,) = settings["extenders"]
@@ -137,6 +138,6 @@ def furnish(api: ApiServer) -> None:
 
 
 def _with_token(api: ApiServer, token: str) -> dict[str, Any]:
-    config = process.kubeconfig(api, "topolet")
+    config = kubeconfig(api.url, api.folder, "topolet")
     config["users"] = [{"name": "topolet", "user": {"token": token}}]
     return config

@@ -14,7 +14,7 @@ from agent.model.devices import Device
 from agent.model.nodetopology import Amounts, NodeTopology, Zone
 from agent.model.resources import NodeConfiguration, koordinator_annotations
 from agent.model.topology import Cpu, Topology
-from agent.scheduler.readings import AGENT_LABELS
+from agent.scheduler.records import AGENT_LABELS
 from tests.deploy.manifests import objects as manifests
 from tests.integration.apiserver.server import ApiServer
 from tests.integration.kubescheduler import objects

@@ -6,15 +6,21 @@ import contextlib
 import itertools
 import json
 import signal
+import ssl
 import subprocess
+import time
+import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from demo.stage import free_port
 from tests import tools
-from tests.integration.apiserver.server import ApiServer
+from tests.integration.apiserver.certificates import kubeconfig
+from tests.integration.apiserver.server import START_SECONDS, ApiServer
+from tests.waiting import eventually
 
 USER = "system:kube-scheduler"
 """Whom the API server's own roles let schedule."""
@@ -45,48 +51,46 @@ def configuration(profile: str, extender: str, kubeconfig: str) -> dict[str, Any
     }
 
 
-def kubeconfig(api: ApiServer, user: str) -> dict[str, Any]:
-    """Of a user with a certificate of its name in the server's folder."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
-        "clusters": [
-            {
-                "name": "test",
-                "cluster": {
-                    "server": api.url,
-                    "certificate-authority": str(api.folder / "ca.crt"),
-                },
-            }
-        ],
-        "users": [
-            {
-                "name": user,
-                "user": {
-                    "client-certificate": str(api.folder / f"{user}.crt"),
-                    "client-key": str(api.folder / f"{user}.key"),
-                },
-            }
-        ],
-    }
-
-
 class KubeScheduler:
-    """One process; `log` is what it said so far."""
+    """One process, ready when made; `log` is what it said so far."""
 
     def __init__(self, program: Path, configuration: Mapping[str, Any], folder: Path) -> None:
         number = next(_numbers)
+        self._port = free_port()
         self._log = folder / f"kube-scheduler-{number}.log"
         settings = folder / f"kube-scheduler-{number}.json"
         settings.write_text(json.dumps(configuration))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(program), f"--config={settings}", "--secure-port=0", "--v=3"],
+                [
+                    str(program),
+                    f"--config={settings}",
+                    "--bind-address=127.0.0.1",
+                    f"--secure-port={self._port}",
+                    f"--cert-dir={folder}",
+                    "--v=3",
+                ],
                 stdout=log,
                 stderr=log,
             )
+        with contextlib.ExitStack() as unless_ready:
+            unless_ready.callback(self.stop)
+            eventually("kube-scheduler is ready", self._ready, START_SECONDS)
+            unless_ready.pop_all()
+
+    def _ready(self) -> bool:
+        """Whether it has read the cluster's objects."""
+        self.alive()
+        unverified = ssl._create_unverified_context()
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(
+                f"https://127.0.0.1:{self._port}/readyz", timeout=5, context=unverified
+            ),
+        ):
+            return True
+        time.sleep(0.05)
+        return False
 
     @property
     def log(self) -> str:
@@ -114,7 +118,7 @@ def credentials(api: ApiServer) -> Path:
     path = api.folder / "kube-scheduler.kubeconfig"
     if not path.exists():
         api.authority.client(USER)
-        path.write_text(json.dumps(kubeconfig(api, USER)))
+        path.write_text(json.dumps(kubeconfig(api.url, api.folder, USER)))
     return path
 
 

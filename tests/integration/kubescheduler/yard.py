@@ -16,7 +16,7 @@ from tests.integration.kubescheduler.company import PROFILE
 from tests.integration.kubescheduler.hosts import Hosts, hosts
 from tests.waiting import eventually
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 90.0
 STATUS = "scheduling.koordinator.sh/resource-status"
 ALLOCATED = "scheduling.koordinator.sh/device-allocated"
 NUMA_SPEC = "scheduling.koordinator.sh/numa-topology-spec"

@@ -1,0 +1,228 @@
+"""The API server is away, or hangs, and comes back with other objects: what the scheduler's process
+answers meanwhile, and what it gives away afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.kube.errors import ServerError, TooManyRequestsError, UnreachableError
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.cpuset import CpuSet
+from benchmarks import fleet
+from benchmarks.fleet import SMALL, Machine
+from tests.deploy.manifests import objects
+from tests.integration import deployed
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.kubescheduler import objects as kubescheduler
+from tests.integration.scheduling import Scheduler, args, binding
+from tests.integration.test_webhook import kubeconfig
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+STALE_SECONDS = 15
+BACK_SECONDS = 20.0
+"""Ten are stated; the rest is for a busy machine."""
+RESOURCES = ("pods", "nodes", "noderesourcetopologies", "devices", "poddisruptionbudgets")
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+STALE = re.compile(r"the watch of \w+ has been out of touch for \d+ s")
+CPUS_OF_A_POD = 2
+RESERVED = CpuSet.parse("0-23")
+"""Of 32: four pods find room beside them."""
+ROOM = 4
+
+
+class Place:
+    """A node of 32 CPUs with its agent, in a namespace of the same name."""
+
+    def __init__(self, server: ApiServer, name: str, config: Path) -> None:
+        self.server = server
+        self.name = name
+        self.config = config
+        self._pods = f"/api/v1/namespaces/{name}/pods"
+        namespace = {"name": name}
+        server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": namespace})
+        account = {"name": "default", "namespace": name}
+        server.apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account})
+        machine = Machine(SMALL)
+        node = machine.node(name)
+        del node["metadata"]["uid"]
+        server.create("/api/v1/nodes", node)
+        server.create(TOPOLOGIES, machine.topology(name))
+        body = fleet.agent(name)
+        labels = body["metadata"]["labels"]
+        server.pod(name, "agent", name, labels=labels)
+        server.admin.merge(f"{self._pods}/agent/status", {"status": body["status"]})
+
+    def pod(self, number: int) -> Object:
+        """That wants CPUs of its own, and that nobody has bound."""
+        body = fleet.owner(CPUS_OF_A_POD, 1).pod(f"p-{number}")
+        metadata = {key: body["metadata"][key] for key in ("name", "labels", "annotations")}
+        spec = {**body["spec"], "schedulerName": "topolet-scheduler", "priority": None}
+        spec |= {"automountServiceAccountToken": False}
+        return self.server.create(self._pods, {"metadata": metadata, "spec": spec})
+
+    def bound(self) -> dict[str, tuple[CpuSet, int]]:
+        """By name: the CPUs of each that is bound, and the version that it has since."""
+        found = {}
+        for each in json.loads(self.server.admin.get(self._pods))["items"]:
+            metadata = each["metadata"]
+            if metadata["name"].startswith("p-") and each["spec"].get("nodeName"):
+                told = json.loads(metadata["annotations"][RESOURCE_STATUS])["cpuset"]
+                found[metadata["name"]] = CpuSet.parse(told), int(metadata["resourceVersion"])
+        return found
+
+    def reserve(self) -> int:
+        """As another client does that waits for the server; the version of the object then."""
+        note = {"node.koordinator.sh/reservation": json.dumps({"reservedCPUs": str(RESERVED)})}
+        patch = {"metadata": {"annotations": note}}
+        deadline = time.monotonic() + 300
+        while True:
+            try:
+                stored = self.server.admin.merge(f"{TOPOLOGIES}/{self.name}", patch)
+            except (UnreachableError, ServerError, TooManyRequestsError):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+                continue
+            return int(msgspec.json.decode(stored)["metadata"]["resourceVersion"])
+
+
+@pytest.fixture
+def place(apiserver: ApiServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
+    api = deployed.administrator(apiserver, f"outage-{abs(hash(request.node.name))}")
+    found = objects("overlays/scheduler")
+    kinds = ("Namespace", "ServiceAccount", "ClusterRole", "Role", "CustomResourceDefinition")
+    for each in (kinds, ("ClusterRoleBinding", "RoleBinding")):
+        deployed.apply(api, [body for body in found if body["kind"] in each])
+    config = tmp_path / "kubeconfig"
+    token = apiserver.token("topolet-system", "topolet-scheduler")
+    config.write_text(json.dumps(kubeconfig(apiserver, token)))
+    name = f"outage-{re.sub('[^a-z0-9]+', '-', request.node.name.lower()).strip('-')[-40:]}"
+    it = Place(apiserver, name, config)
+    yield it
+    # Another test's kube-scheduler would give them its nodes.
+    for pod in kubescheduler.pods(apiserver, name):
+        kubescheduler.end(apiserver, name, pod)
+    apiserver.admin.delete(f"/api/v1/nodes/{name}")
+    apiserver.admin.delete(f"{TOPOLOGIES}/{name}")
+
+
+@contextlib.contextmanager
+def scheduling(scheduler: Scheduler, pods: list[Object], node: str) -> Iterator[None]:
+    """As kube-scheduler does, which tries every pod again and again; answers may be errors."""
+    ended = threading.Event()
+
+    def scheduled(pod: Object) -> bool:
+        status, text = scheduler.reply("filter", args(pod, [node]))
+        if status != 200 or not json.loads(text).get("NodeNames"):
+            return False
+        status, text = scheduler.reply("bind", binding(pod, node))
+        return status == 200 and not json.loads(text)["Error"]
+
+    def go_on(pod: Object) -> None:
+        while not ended.wait(0.02) and not scheduled(pod):
+            pass
+
+    with ThreadPoolExecutor(len(pods)) as callers:
+        going = [callers.submit(go_on, pod) for pod in pods]
+        try:
+            yield
+        finally:
+            ended.set()
+        assert all(each.result() is None for each in going)
+
+
+def ages(scheduler: Scheduler) -> dict[str, float]:
+    """Seconds, by resource."""
+    series = r'^topolet_scheduler_watch_age_seconds\{resource="(\w+)"\} (\S+)$'
+    page = scheduler.page("metrics")
+    return {name: float(age) for name, age in re.findall(series, page, re.MULTILINE)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "seconds"),
+    [
+        pytest.param(["--lease-name="], 5, id="short, alone"),
+        pytest.param([], 20, id="past the lease"),
+        pytest.param(["--lease-name="], 90, id="long, alone", marks=pytest.mark.long),
+        pytest.param([], 120, id="two minutes", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.timeout(400)
+def test_after_an_outage_no_cpu_is_given_away_that_is_reserved_by_then(
+    place: Place, tmp_path: Path, flags: list[str], seconds: float
+) -> None:
+    server = place.server
+    with (
+        Scheduler(tmp_path, place.config) as scheduler,
+        ThreadPoolExecutor(1) as other,
+        contextlib.ExitStack() as calls,
+    ):
+        scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", *flags)
+        scheduler.until_ready()
+        pods = [place.pod(number) for number in range(8)]
+        filtered = args(pods[0], [place.name])
+        eventually("offered", lambda: scheduler.ask("filter", filtered)["NodeNames"])
+        with server.outage(seconds):
+            calls.enter_context(scheduling(scheduler, pods, place.name))
+            reserving = other.submit(place.reserve)
+            if seconds > STALE_SECONDS:
+                eventually("out of touch", lambda: STALE.search(scheduler.ready()[1]))
+                assert scheduler.ready()[0] == 503
+                assert scheduler.reply("filter", filtered)[0] == 503
+        reserved_at = reserving.result()
+        eventually("every watch is back", lambda: in_touch(scheduler), BACK_SECONDS)
+        eventually("room is taken", lambda: len(place.bound()) == ROOM, 60)
+        bound = place.bound()
+        calls.close()
+        assert scheduler.end() == 0
+    for name, (cpus, version) in bound.items():
+        assert version > reserved_at, f"{name} was bound before the other client came"
+        assert not cpus & RESERVED, f"{name} has {cpus}, of which {RESERVED} are reserved"
+    assert len({cpu for cpus, _ in bound.values() for cpu in cpus}) == ROOM * CPUS_OF_A_POD
+
+
+def test_silent_watches_are_in_touch_and_those_of_a_server_that_hangs_are_not(
+    place: Place, tmp_path: Path
+) -> None:
+    with Scheduler(tmp_path, place.config) as scheduler:
+        scheduler.start(f"--watch-stale-seconds={STALE_SECONDS}", "--lease-name=")
+        scheduler.until_ready()
+        assert ages(scheduler).keys() == set(RESOURCES)
+        idle_until = time.monotonic() + 1.3 * STALE_SECONDS
+        while time.monotonic() < idle_until:
+            assert scheduler.ready() == (200, "ok\n")
+            time.sleep(0.1)
+        pod = place.pod(0)
+        filtered = args(pod, [place.name])
+        eventually("offered", lambda: scheduler.ask("filter", filtered)["NodeNames"])
+        place.server.suspend_server()
+        try:
+            eventually("out of touch", lambda: STALE.search(scheduler.ready()[1]), 60)
+            for verb, body in (("filter", filtered), ("bind", binding(pod, place.name))):
+                status, text = scheduler.reply(verb, body)
+                assert status == 503
+                assert STALE.search(text)
+            oldest = max(ages(scheduler).values())
+            assert oldest > STALE_SECONDS
+        finally:
+            place.server.resume_server()
+        eventually("every watch is back", lambda: in_touch(scheduler), BACK_SECONDS)
+        eventually("bound", lambda: scheduler.reply("bind", binding(pod, place.name))[0] == 200)
+        assert scheduler.end() == 0
+
+
+def in_touch(scheduler: Scheduler) -> bool:
+    """As watches are that are renewed three times in STALE_SECONDS."""
+    return scheduler.ready()[0] == 200 and max(ages(scheduler).values()) < STALE_SECONDS / 2

@@ -1,0 +1,68 @@
+"""What tests change on the whole machine, which several test runs may do at the same time.
+
+The first of them makes the change and the last one undoes it. A run that is killed undoes nothing:
+the next one does so before it begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+@contextlib.contextmanager
+def change(
+    name: str, make: Callable[[], Any], undo: Callable[[Any], None], folder: Path | None = None
+) -> Iterator[None]:
+    """While anybody is in such a block of this name, in whatever process, the change is made.
+
+    `undo` is told what `make` returned, a JSON value. What `make` raises leaves nothing behind; it
+    undoes by itself what it had done.
+    """
+    place = folder or Path(tempfile.gettempdir())
+    with (
+        (place / f"topolet-{name}.guard").open("a") as guard,
+        (place / f"topolet-{name}.made").open("a+") as made,
+    ):
+        with _held(guard):
+            if _alone(made):
+                _undo(made, undo)
+                made.write(json.dumps([make()]))
+                made.flush()
+            fcntl.flock(made, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            with _held(guard):
+                if _alone(made):
+                    _undo(made, undo)
+
+
+@contextlib.contextmanager
+def _held(file: IO[str]) -> Iterator[None]:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _alone(made: IO[str]) -> bool:
+    """Whether no other process is in the block; the file is then locked for this one alone."""
+    try:
+        fcntl.flock(made, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _undo(made: IO[str], undo: Callable[[Any], None]) -> None:
+    made.seek(0)
+    if text := made.read():
+        undo(json.loads(text)[0])
+    made.truncate(0)

@@ -1,0 +1,124 @@
+"""Pods whose annotations are as large as the API lets them be, beside an agent with the memory that
+its DaemonSet gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from agent.model import bounds
+from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
+from agent.model.device_allocation import DEVICE_ALLOCATED
+from agent.model.qos import QOS_LABEL
+from demo.pods import run_pod
+from tests.deploy.manifests import objects
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.harness import NO_PASS, TestNode
+from tests.integration.incluster import READING, WRITING
+from tests.integration.memorylimit import MemoryLimit, limited
+from tests.integration.test_cluster import Place
+from tests.waiting import eventually
+
+LIMIT_BYTES = 128 << 20
+"""As deploy/base/daemonset.yaml has it."""
+ALL_BYTES = 255_000
+"""Of all annotations of one pod: Kubernetes takes 256 KiB."""
+IN_THE_RUNTIME = 12
+ONLY_IN_THE_API = 98
+"""A kubelet's 110 pods."""
+CONTAINER_BYTES = 512
+"""Of the snapshot, for each container that the runtime has, and for each that it is to get."""
+BASE_BYTES = 4 << 10
+PATIENCE_SECONDS = 60.0
+
+Annotations = Callable[[], dict[str, str]]
+
+
+def as_many_containers_as_fit() -> dict[str, str]:
+    """One annotation beyond what is read: each name costs ten bytes, and became four values."""
+    names = (f"c{number:x}" for number in range(25_936))
+    text = '{"containers":{' + ",".join(f'"{name}":{{}}' for name in names) + "}}"
+    return {EXTENDED_RESOURCE_SPEC: text[:ALL_BYTES]}
+
+
+def as_much_as_is_read() -> dict[str, str]:
+    """Every annotation at its bound, and the rest of what the API takes in one that nobody
+    reads."""
+    amounts = {"kubernetes.io/batch-cpu": "1000"}
+    names = [f"c{number}" for number in range(bounds.MOST_CONTAINERS)]
+    spec = {"containers": {name: {"limits": amounts} for name in names}}
+    nodes = [{"node": 0, "resources": {"cpu": "1"}}] * 300
+    devices = {"gpu": [{"minor": minor % 8} for minor in range(bounds.MOST_DEVICES)]}
+    notes = {
+        EXTENDED_RESOURCE_SPEC: _padded(spec, bounds.POD_LIST_BYTES),
+        RESOURCE_STATUS: _padded({"numaNodeResources": nodes}, bounds.POD_TEXT_BYTES),
+        DEVICE_ALLOCATED: _padded(devices, bounds.POD_LIST_BYTES),
+        SHARED_CONTAINERS: ",".join(names),
+    }
+    notes["example.com/rest"] = "x" * (ALL_BYTES - sum(map(len, notes.values())) - 1_000)
+    return notes
+
+
+def _padded(value: object, size_bytes: int) -> str:
+    text = json.dumps(value, separators=(",", ":"))
+    assert len(text) <= size_bytes
+    return text + " " * (size_bytes - len(text))
+
+
+@pytest.fixture
+def memory(node: TestNode) -> Iterator[MemoryLimit]:
+    with limited(LIMIT_BYTES) as it:
+        node.agent_launcher = it.launcher
+        yield it
+        node.kill_agent()
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("annotations", [as_many_containers_as_fit, as_much_as_is_read])
+def test_the_agent_lives_beside_them_and_starts_again(
+    apiserver: ApiServer, node: TestNode, memory: MemoryLimit, annotations: Annotations
+) -> None:
+    for each in objects("crds"):
+        apiserver.apply(each)
+    place = Place(apiserver, node, annotations.__name__.replace("_", "-"), [*READING, *WRITING])
+    apiserver.account(place.name, "default", [])
+    notes = annotations()
+    hostile = []
+    for number in range(IN_THE_RUNTIME + ONLY_IN_THE_API):
+        name = f"hostile-{number}"
+        made = apiserver.pod(place.name, name, place.name, annotations=notes)
+        if number < IN_THE_RUNTIME:
+            spec = node.spec(
+                name, kube_class="besteffort", annotations=notes, uid=made["metadata"]["uid"]
+            )
+            hostile.append(run_pod(node.direct, spec)[1])
+    place.start_agent(node, NO_PASS)
+    node.start_proxy()
+    synced = lambda: "hostile-109" in (node.state / "snapshot.json").read_text()  # noqa: E731
+    eventually("all pods are known", synced, PATIENCE_SECONDS)
+
+    labels, claim = {QOS_LABEL: "LSE"}, {RESOURCE_STATUS: '{"cpuset": "1"}'}
+    made = apiserver.pod(place.name, "own", place.name, labels=labels, annotations=claim)
+    own = node.spec("own", "LSE", "1", uid=made["metadata"]["uid"])
+    _, owner = run_pod(node.proxied, own)
+    assert node.cpus(owner) == "1"
+    assert {node.cpus(each) for each in hostile} == {"0"}
+    assert_bounded(node)
+
+    node.kill_agent()
+    place.start_agent(node, NO_PASS)
+    eventually("all pods are known", synced, PATIENCE_SECONDS)
+    assert node.cpus(owner) == "1"
+    assert {node.cpus(each) for each in hostile} == {"0"}
+    assert_bounded(node)
+    assert memory.kills == 0
+    assert memory.peak_bytes < LIMIT_BYTES * 3 // 4
+
+
+def assert_bounded(node: TestNode) -> None:
+    """Each pod of the API has one container in its spec, each in the runtime one too."""
+    containers = (IN_THE_RUNTIME + 1) + (IN_THE_RUNTIME + ONLY_IN_THE_API + 1)
+    size = (node.state / "snapshot.json").stat().st_size
+    assert size < BASE_BYTES + CONTAINER_BYTES * containers

@@ -1,0 +1,97 @@
+"""Changes of the machine that several test runs share."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import machinewide
+from tests.skips import ROOT
+
+_OTHER = """
+import sys
+from pathlib import Path
+from tests.integration import machinewide
+folder = Path(sys.argv[1])
+it = folder / "it"
+with machinewide.change("it", it.touch, lambda _: it.unlink(), folder):
+    print("in", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def other(folder: Path) -> subprocess.Popen[str]:
+    """Another process in the block; it leaves at a line."""
+    command = [sys.executable, "-c", _OTHER, str(folder)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "in\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    with process:
+        process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+
+
+def here(folder: Path, told: list[str]) -> Any:
+    def make() -> str:
+        told.append("made")
+        (folder / "it").touch(exist_ok=False)
+        return "by us"
+
+    def undo(what: str | None) -> None:
+        told.append(f"undone: {what}")
+        (folder / "it").unlink()
+
+    return machinewide.change("it", make, undo, folder)
+
+
+def test_the_last_one_undoes(tmp_path: Path) -> None:
+    first = other(tmp_path)
+    told: list[str] = []
+    with here(tmp_path, told):
+        end(first)
+        assert (tmp_path / "it").exists()
+    assert (told, (tmp_path / "it").exists()) == (["undone: None"], False)
+
+
+def test_the_first_one_alone_makes(tmp_path: Path) -> None:
+    told: list[str] = []
+    with here(tmp_path, told):
+        second = other(tmp_path)
+    assert (told, (tmp_path / "it").exists()) == (["made"], True)
+    end(second)
+    assert not (tmp_path / "it").exists()
+
+
+def test_what_a_killed_one_left_is_undone_first(tmp_path: Path) -> None:
+    with other(tmp_path) as killed:
+        killed.send_signal(signal.SIGKILL)
+    assert (tmp_path / "it").exists()
+    told: list[str] = []
+    with here(tmp_path, told):
+        assert told == ["undone: None", "made"]
+    assert told[2:] == ["undone: by us"]
+
+
+def test_one_that_fails_to_make_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("not here")
+
+    with (
+        pytest.raises(OSError, match="not here"),
+        machinewide.change("it", fail, lambda _: None, tmp_path),
+    ):
+        raise AssertionError("made")
+    told: list[str] = []
+    with here(tmp_path, told):
+        pass
+    assert told == ["made", "undone: by us"]

@@ -1,0 +1,344 @@
+"""Our manifests come and go on a real API server; pods that have nothing of ours don't notice.
+
+Controllers of Kubernetes delete what a namespace has. No Deployment runs: whatever is called is
+down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.deploy.api import Api, RefusedError, Who, path_of
+from tests.deploy.manifests import DEPLOY, account, kustomization, kustomized_folder
+from tests.integration import bystanders, deployed
+from tests.integration.apiserver import server as apiservers
+from tests.integration.apiserver.cluster import Kubectl, controllers
+from tests.integration.apiserver.server import ApiServer
+from tests.integration.bystanders import Bystanders
+from tests.waiting import eventually
+
+Object = dict[str, Any]
+
+EARLIER = Path(__file__).parents[1] / "deploy" / "with_parameters.yaml"
+PLAIN, LABELLED = "plain", "labelled"
+OURS = "topolet-system"
+CPUS = {"scheduling.koordinator.sh/resource-status": '{"cpuset":"0-3"}'}
+ALICE = Who()
+KOORDINATOR = "system:serviceaccount:koordinator-system:koord-scheduler"
+
+NOT_FOUND = 404
+GONE_SECONDS = 240.0
+"""The API server tries to remove a CustomResourceDefinition for a minute, and then once more after
+a pause (apiextensions-apiserver, pkg/controller/finalizer): two minutes were seen."""
+
+pytestmark = pytest.mark.timeout(900)
+
+OVERLAYS = ("scheduler", "webhook")
+"""Applied one after the other they bring everything."""
+
+
+class Cluster:
+    """A server with controllers, kubectl, and namespaces without and with our label."""
+
+    def __init__(self, server: ApiServer, api: Api) -> None:
+        self.api = api
+        self.server = server
+        self.home = server.folder
+        self.kubectl = Kubectl(server)
+        self._bystander = deployed.administrator(server, "bystander", bystanders.HANG_SECONDS)
+
+    def folder(self, name: str) -> Path:
+        """One below deploy/, as this server takes it."""
+        return deployed.folder(self.server, name, self.home)
+
+    def apply(self, *folders: Path) -> None:
+        """As people do; again where a namespace still ends."""
+        for each in folders:
+            eventually(f"{each.name} is applied", partial(self._applied, each), GONE_SECONDS)
+
+    def _applied(self, folder: Path) -> bool:
+        words = ("apply", "--server-side", "--force-conflicts", "-k", str(folder))
+        ended = self.kubectl.attempt(*words)
+        assert ended.returncode == 0 or "being terminated" in ended.stderr, ended.stderr
+        return ended.returncode == 0
+
+    def delete(self, *words: str) -> None:
+        self.kubectl("delete", "--ignore-not-found", f"--timeout={GONE_SECONDS:.0f}s", *words)
+
+    def apply_each(self, bodies: list[Object]) -> None:
+        """Without kubectl."""
+        for each in bodies:
+            eventually(
+                f"{path_of(each)} is applied", partial(self._applied_one, each), GONE_SECONDS
+            )
+
+    def _applied_one(self, body: Object) -> bool:
+        """An object that is being deleted accepts the request, and is deleted all the same."""
+        if self._there(body) == "ends":
+            time.sleep(0.1)
+            return False
+        return deployed.applied(self.api, body) and self._there(body) == "stays"
+
+    def _there(self, body: Object) -> str:
+        try:
+            found = self.api.request("GET", path_of(body))
+        except RefusedError as refused:
+            if refused.code != NOT_FOUND:
+                raise
+            return "gone"
+        return "ends" if "deletionTimestamp" in found["metadata"] else "stays"
+
+    def delete_each(self, bodies: list[Object]) -> None:
+        """Those that are there; returns before their ends."""
+        for each in bodies:
+            try:
+                self.api.request("DELETE", path_of(each))
+            except RefusedError as refused:
+                if refused.code != NOT_FOUND:
+                    raise
+
+    def remove_each(self, bodies: list[Object]) -> None:
+        """Returns when all are gone."""
+        self.delete_each(bodies)
+        for each in bodies:
+            eventually(
+                f"{path_of(each)} is gone", lambda it=each: self._there(it) == "gone", GONE_SECONDS
+            )
+
+    def in_force(self, namespace: str) -> None:
+        """Returns when the policies hold and name the accounts of that namespace."""
+        scheduler = Who(account(namespace, "topolet-scheduler"))
+        eventually("alice is refused", lambda: self.refuses(ALICE))
+        eventually("the scheduler is trusted", lambda: not self.refuses(scheduler))
+
+    def remove(self) -> None:
+        """All that the overlays have."""
+        for each in OVERLAYS:
+            self.delete("-k", str(self.folder(f"overlays/{each}")))
+
+    @contextlib.contextmanager
+    def watched(self, remove: Callable[[], None]) -> Iterator[Bystanders]:
+        """Pods that have nothing of ours come and go from before the first manifest to after the
+        last, which `remove` takes away."""
+        with Bystanders(self._bystander, PLAIN, LABELLED) as made:
+            made.round()
+            usual = made.usual_seconds()
+            yield made
+            remove()
+            made.round()
+            assert made.usual_seconds() < usual + bystanders.HANG_SECONDS
+
+    def refuses(self, who: Who) -> bool:
+        """Whether the policies keep somebody from saying which CPUs a pod has."""
+        body = bystanders.pod("claims")
+        body["metadata"]["annotations"] = CPUS
+        return self._refuses(f"{PLAIN}/pods", body, who, "may not set")
+
+    def takes_pods(self) -> bool:
+        """Whether a pod without anything of ours is taken."""
+        try:
+            path = f"/api/v1/namespaces/{PLAIN}/pods?dryRun=All"
+            self.api.request("POST", path, bystanders.pod("p"))
+        except RefusedError as refused:
+            if "parameterNotFoundAction" not in str(refused):
+                raise
+            return False
+        return True
+
+    def refuses_binding(self, who: Who) -> bool:
+        """The same for a Binding in the labelled namespace."""
+        return self._refuses(
+            f"{LABELLED}/pods/free/binding", bystanders.binding("free"), who, "may not bind"
+        )
+
+    def _refuses(self, place: str, body: Object, who: Who, said: str) -> bool:
+        path = f"/api/v1/namespaces/{place}?dryRun=All"
+        try:
+            self.api.request("POST", path, body, who)
+        except RefusedError as refused:
+            if said not in str(refused):
+                raise
+            return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Of its own: a server that was damaged serves nobody else."""
+    with apiservers.running(tmp_path_factory.mktemp("reinstall")) as server:
+        api = deployed.administrator(server, "administrator")
+        server.node(bystanders.NODE)
+        for name, labels in ((PLAIN, {}), (LABELLED, {"topolet.io/gpu-scheduling": "enabled"})):
+            server.create("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+        with controllers(server, "namespace-controller", "serviceaccount-controller"):
+            for name in (PLAIN, LABELLED):
+                path = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+                eventually("accounts are made", partial(deployed.there, api, path))
+            api.apply(
+                {**bystanders.pod("free"), "metadata": {"name": "free", "namespace": LABELLED}}
+            )
+            yield Cluster(server, api)
+
+
+@pytest.fixture
+def watch(cluster: Cluster) -> Iterator[Bystanders]:
+    with cluster.watched(cluster.remove) as made:
+        yield made
+
+
+def earlier_policies(server: ApiServer) -> list[Object]:
+    return deployed.served(server, yaml.safe_load_all(EARLIER.read_text()))
+
+
+def test_a_reinstalled_overlay_leaves_pods_alone(cluster: Cluster, watch: Bystanders) -> None:
+    folder = cluster.folder("overlays/scheduler")
+    for _ in range(3):
+        cluster.apply(folder)
+        watch.round()
+        cluster.in_force(OURS)
+        cluster.delete("-k", str(folder))
+        watch.round()
+    cluster.apply(folder)
+    cluster.in_force(OURS)
+    watch.round()
+
+
+def part(body: Object) -> str:
+    """With what it is deleted."""
+    kind, name = body["kind"], body["metadata"]["name"]
+    if kind in ("Namespace", "CustomResourceDefinition", "ValidatingWebhookConfiguration"):
+        return str(kind)
+    if kind.endswith(("AdmissionPolicy", "AdmissionPolicyBinding")):
+        return str(kind).removeprefix("Validating").removeprefix("Mutating")
+    return next(each for each in ("policy", "agent", "scheduler", "webhook") if each in name)
+
+
+@functools.cache
+def all_parts(cluster: Cluster) -> dict[str, list[Object]]:
+    """All objects, and the ConfigMap that an earlier version leaves."""
+    folders = [cluster.folder(f"overlays/{each}") for each in OVERLAYS]
+    bodies = [body for each in folders for body in kustomized_folder(each, cluster.home)]
+    bodies += [each for each in earlier_policies(cluster.server) if each["kind"] == "ConfigMap"]
+    found: dict[str, list[Object]] = {}
+    for each in {path_of(body): body for body in bodies}.values():
+        found.setdefault(part(each), []).append(each)
+    assert sorted(found) == PARTS
+    return found
+
+
+PARTS = [
+    "AdmissionPolicy",
+    "AdmissionPolicyBinding",
+    "CustomResourceDefinition",
+    "Namespace",
+    "ValidatingWebhookConfiguration",
+    "agent",
+    "policy",
+    "scheduler",
+    "webhook",
+]
+
+
+@pytest.mark.long
+@settings(max_examples=4, phases=[Phase.explicit, Phase.generate], derandomize=True)
+@given(order=st.permutations(PARTS))
+def test_parts_go_in_any_order(cluster: Cluster, order: list[str]) -> None:
+    """A namespace ends while the next parts go."""
+    parts = all_parts(cluster)
+    everything = [body for each in sorted(parts) for body in parts[each]]
+    with cluster.watched(partial(cluster.remove_each, everything)) as watch:
+        cluster.apply_each(everything)
+        cluster.in_force(OURS)
+        for each in order:
+            cluster.delete_each(parts[each])
+            watch.round(1)
+        cluster.apply_each(everything)
+        cluster.in_force(OURS)
+        watch.round()
+
+
+def test_in_another_namespace_the_policies_name_its_accounts(
+    cluster: Cluster, watch: Bystanders, tmp_path: Path
+) -> None:
+    policy = {"name": "topolet-policy", "namespace": OURS}
+    data = {"allocators": f"{KOORDINATOR}\n"}
+    patch = yaml.safe_dump(
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": policy, "data": data}
+    )
+    for each in OVERLAYS:
+        mine = kustomization(
+            tmp_path,
+            f"overlays/{each}",
+            deployed.components(cluster.server),
+            namespace="elsewhere",
+            patches=[{"patch": patch}],
+        )
+        cluster.apply(mine)
+        cluster.in_force("elsewhere")
+        there, here = (Who(account(each, "topolet-scheduler")) for each in ("elsewhere", OURS))
+        assert cluster.refuses(here)
+        assert not cluster.refuses(Who(KOORDINATOR))
+        assert not cluster.refuses_binding(there)
+        assert not cluster.refuses_binding(bystanders.SCHEDULER)
+    cluster.delete("namespace", "elsewhere")
+    watch.round()
+    assert cluster.refuses(ALICE)
+
+
+WAYS = ((), ("--server-side", "--force-conflicts"))
+"""Of `kubectl apply`."""
+
+
+@pytest.mark.parametrize("then", WAYS)
+@pytest.mark.parametrize("earlier", WAYS)
+def test_an_upgrade_takes_parameters_away(
+    cluster: Cluster, earlier: tuple[str, ...], then: tuple[str, ...], tmp_path: Path
+) -> None:
+    """However both were applied, and though the earlier policies refuse everything by then."""
+    cluster.api.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": OURS}})
+    before = tmp_path / "earlier.yaml"
+    before.write_text(yaml.safe_dump_all(earlier_policies(cluster.server)))
+    cluster.kubectl("apply", *earlier, "-f", str(before))
+    cluster.delete("configmap", "topolet-policy", f"--namespace={OURS}")
+    eventually("every pod is refused", lambda: not cluster.takes_pods())
+    policies = str(cluster.folder("policies"))
+    cluster.kubectl("apply", *then, "-k", policies)
+    eventually("pods come", cluster.takes_pods)
+    cluster.in_force(OURS)
+    kinds = ["validatingadmissionpolicy"]
+    if deployed.changes_pods(cluster.server):
+        kinds.append("mutatingadmissionpolicy")
+    for kind in kinds:
+        stored = yaml.safe_load(cluster.kubectl("get", kind, "-o", "yaml"))
+        assert stored["items"]
+        assert not [each for each in stored["items"] if "paramKind" in each["spec"]]
+    cluster.delete("-k", policies)
+
+
+def test_before_1_36_kubectl_names_what_it_leaves_out(cluster: Cluster) -> None:
+    """Without the component for these servers. All else is applied."""
+    if deployed.changes_pods(cluster.server):
+        pytest.skip("this kube-apiserver serves all kinds of ours")
+    folder = DEPLOY / "overlays" / "scheduler"
+    with cluster.watched(cluster.remove) as watch:
+        ended = cluster.kubectl.attempt("apply", "--server-side", "-k", str(folder))
+        assert ended.returncode == 1
+        kinds = ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"]
+        assert re.findall(r'no matches for kind "(\w+)"', ended.stderr) == kinds
+        cluster.in_force(OURS)
+        path = f"/apis/apps/v1/namespaces/{OURS}/daemonsets/topolet-agent"
+        assert deployed.there(cluster.api, path)
+        cluster.apply(cluster.folder("overlays/scheduler"))
+        watch.round()

@@ -1,0 +1,108 @@
+"""Agent and proxy under pods that come and go for minutes: what they hold does not grow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from agent.rpc.grpc import RpcError
+from demo.cgroups import remove_cgroups
+from demo.pods import (
+    create_container,
+    create_request,
+    large_environment,
+    remove_pod,
+    run_pod,
+    run_sandbox,
+)
+from tests.integration.harness import TestNode
+from tests.waiting import eventually
+
+SECONDS = float(os.environ.get("TOPOLET_TEST_SOAK_SECONDS", "300"))
+WARM_WAVES = 15
+"""Allocators and caches have their size after these."""
+RESIDENT_KB, FILES, THREADS = 3_000, 130, 2
+"""By how much more a process may hold than after these. The agent keeps files of the kernel open,
+and closes those of removed groups by the dozen; a pod has four."""
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(SECONDS + 600)]
+
+
+class Held(NamedTuple):
+    """What a process holds."""
+
+    resident_kb: int
+    files: int
+    threads: int
+
+
+def held(pid: int) -> Held:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = dict(each.split(":", 1) for each in lines)
+    files = len(os.listdir(f"/proc/{pid}/fd"))
+    return Held(int(status["VmRSS"].split()[0]), files, int(status["Threads"]))
+
+
+def wave(node: TestNode, number: int) -> None:
+    """An owner, a pod that shares and a BestEffort pod come and go, and with them what fails: a
+    claim of the owner's CPU, a large request for an image that does not exist, and a caller that
+    hangs up."""
+    specs = [
+        node.spec(f"own-{number}", "LSE", "1"),
+        node.spec(f"share-{number}", "LS"),
+        node.spec(f"be-{number}", "BE", kube_class="besteffort"),
+        node.spec(f"late-{number}", "LSR", "1"),
+    ]
+    pods = [run_pod(node.proxied, each) for each in specs]
+    assert [node.cpus(container) for _, container in pods] == ["1", "0", "0", "0"]
+    failing = node.spec(f"fails-{number}", "LS")
+    sandbox = run_sandbox(node.proxied, failing)
+    request = create_request(failing, sandbox)
+    request.config.image.image = f"none-{number}"
+    large_environment(request.config, 200_000)
+    with pytest.raises(RpcError):
+        create_container(node.proxied, request)
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.connect(node.cri_socket)
+        caller.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0")
+    for each in (sandbox, *(sandbox for sandbox, _ in pods)):
+        remove_pod(node.proxied, each)
+    for spec in (failing, *specs):
+        remove_cgroups(spec.cgroup_parent())
+
+
+def at_rest(node: TestNode) -> dict[str, Held]:
+    """Of both processes once no pod is left."""
+    eventually("no pod is known", lambda: node.metric("topolet_exclusive_cpus") == 0)
+    return {"agent": held(node.agent_pid), "proxy": held(node.proxy_pid)}
+
+
+def test_nothing_grows(node: TestNode, record_property: pytest.RecordProperty) -> None:
+    node.start_agent()
+    node.start_proxy()
+    for number in range(WARM_WAVES):
+        wave(node, number)
+    before, state = at_rest(node), state_bytes(node)
+    number, end = WARM_WAVES, time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        wave(node, number)
+        number += 1
+    after = at_rest(node)
+    record_property("summary", f"{number} waves of 5 pods in the soak: {before} then {after}")
+    for name, then in before.items():
+        now = after[name]
+        assert now.resident_kb - then.resident_kb <= RESIDENT_KB, name
+        assert now.files - then.files <= FILES, name
+        assert now.threads - then.threads <= THREADS, name
+    assert state_bytes(node) <= state + 4_096
+    assert not [line for line in node.log("agent").splitlines() if "Traceback" in line]
+
+
+def state_bytes(node: TestNode) -> int:
+    """Of the files in the state folder."""
+    return sum(each.stat().st_size for each in node.state.rglob("*") if each.is_file())

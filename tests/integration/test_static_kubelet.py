@@ -1,0 +1,158 @@
+"""What a static kubelet's choice means to the cluster, with a real API server and the roles of the
+manifests."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.kube import events
+from agent.kube.errors import ForbiddenError, KubeError
+from agent.kube.events import Recorder, Regarding
+from agent.kube.transport import Transport
+from agent.model.annotations import RESOURCE_STATUS
+from agent.model.resources import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
+from agent.node.pod_events import ACTION, CLAIM_NOT_HONORED, CONTROLLER
+from agent.scheduler.cluster import Cluster
+from agent.scheduler.corrections import Corrections
+from agent.scheduler.watches import Watches
+from tests.deploy.manifests import objects as manifests
+from tests.deploy.manifests import of_kind
+from tests.integration.apiserver.server import ApiServer
+from tests.scheduler import objects
+from tests.waiting import eventually
+
+TOPOLOGIES = "/apis/topology.node.k8s.io/v1alpha2/noderesourcetopologies"
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def place(apiserver: ApiServer) -> str:
+    """The name of a namespace, and of a node."""
+    name = f"static-{next(_numbers)}"
+    for each in manifests("crds"):
+        apiserver.apply(each)
+    apiserver.namespace(name)
+    account = {"metadata": {"name": "default"}}
+    apiserver.create(f"/api/v1/namespaces/{name}/serviceaccounts", account)
+    apiserver.node(name)
+    return name
+
+
+Access = Callable[[str], Transport]
+
+
+@pytest.fixture
+def access(apiserver: ApiServer, place: str, tmp_path: Path) -> Iterator[Access]:
+    """Of an account with the named role of the manifests."""
+    made = []
+
+    def access(role: str) -> Transport:
+        apiserver.account(place, role, of_kind("ClusterRole")[role]["rules"])
+        token = tmp_path / role
+        token.write_text(apiserver.token(place, role))
+        made.append(Transport(apiserver.access(str(token))))
+        return made[-1]
+
+    yield access
+    for each in made:
+        each.close()
+
+
+def test_event_of_a_pod_with_the_agents_role(
+    monkeypatch: pytest.MonkeyPatch, apiserver: ApiServer, place: str, access: Access
+) -> None:
+    monkeypatch.setattr(events, "AGAIN_SECONDS", 0.0)
+    pod = apiserver.pod(place, "lse", place)
+    about = Regarding(place, "lse", pod["metadata"]["uid"])
+    told: list[str] = []
+    transport = access("topolet-agent")
+    recorder = Recorder(transport, CONTROLLER, place, ACTION, told.append)
+    recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
+    eventually("it is written", lambda: told == ["written"])
+    recorder.record(about, CLAIM_NOT_HONORED, "it has no CPUs of its own")
+    eventually("it is longer", lambda: told == ["written", "written"])
+    recorder.close()
+    (event,) = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{place}/events"))["items"]
+    assert event["involvedObject"]["uid"] == pod["metadata"]["uid"], "kubectl describe shows it"
+    assert (event["type"], event["reason"]) == ("Warning", CLAIM_NOT_HONORED)
+    assert event["message"] == "it has no CPUs of its own"
+    assert event["series"]["count"] == 2
+    with pytest.raises(ForbiddenError):
+        transport.get(f"/apis/events.k8s.io/v1/namespaces/{place}/events")
+    with pytest.raises(ForbiddenError):
+        transport.merge(f"/api/v1/namespaces/{place}/pods/lse", {"metadata": {"labels": {"a": ""}}})
+
+
+def topology(name: str, **given: str) -> dict[str, Any]:
+    """Of a node with a static kubelet that gave these CPUs, by pod uid."""
+    body = objects.topology(name)
+    allocs = [
+        {"namespace": name, "name": "lse", "uid": uid, "cpuset": cpus, "managedByKubelet": True}
+        for uid, cpus in given.items()
+    ]
+    body["metadata"]["annotations"] |= {
+        CPU_MANAGER_POLICY: '{"policy": "static", "reservedCPUs": "0"}',
+        POD_CPU_ALLOCS: json.dumps(allocs),
+    }
+    return body
+
+
+def test_annotation_is_corrected_with_the_schedulers_role(
+    apiserver: ApiServer, place: str, access: Access
+) -> None:
+    parts = [{"node": 0, "resources": {"cpu": "2", "memory": "1Gi"}}]
+    status = json.dumps({"cpuset": "2-3", "numaNodeResources": parts})
+    pod = apiserver.pod(place, "lse", place, annotations={RESOURCE_STATUS: status})
+    uid = pod["metadata"]["uid"]
+    apiserver.create(TOPOLOGIES, topology(place, **{uid: "4-5"}))
+    transport = access("topolet-scheduler")
+    cluster = Cluster()
+    watching = Watches(transport, cluster, stale_seconds=30)
+    corrections = Corrections(transport, cluster, lambda: watching.synced, clock=time.monotonic)
+    watching.start()
+
+    def stored() -> dict[str, Any]:
+        body = json.loads(apiserver.admin.get(f"/api/v1/namespaces/{place}/pods/lse"))
+        found: dict[str, Any] = body["metadata"]
+        return found
+
+    def corrected() -> bool:
+        corrections.step()
+        return corrections.written == 1
+
+    try:
+        eventually("it is corrected", corrected)
+        found = json.loads(stored()["annotations"][RESOURCE_STATUS])
+        assert found["cpuset"] == "4-5"
+        assert found["numaNodeResources"] == [
+            {"node": 1, "resources": {"cpu": "2", "memory": "1Gi"}}
+        ]
+        version = stored()["resourceVersion"]
+        eventually("the watch shows it", lambda: not cluster.cpu_mismatches(place))
+        corrections.step()
+        assert stored()["resourceVersion"] == version, "written once"
+        assert corrections.failed == 0
+    finally:
+        watching.stop()
+
+
+def test_write_holds_for_one_version_of_one_pod(
+    apiserver: ApiServer, place: str, access: Access
+) -> None:
+    """Who was written meanwhile is read again; another pod of that name is left alone."""
+    pod = apiserver.pod(place, "lse", place, annotations={RESOURCE_STATUS: '{"cpuset": "2-3"}'})
+    transport, path = access("topolet-scheduler"), f"/api/v1/namespaces/{place}/pods/lse"
+    old = pod["metadata"]["resourceVersion"]
+    apiserver.admin.merge(path, {"metadata": {"labels": {"changed": "yes"}}})
+    for changed, code in (({"resourceVersion": old}, "409"), ({"uid": "another"}, "422")):
+        told = {**changed, "annotations": {RESOURCE_STATUS: "{}"}}
+        with pytest.raises(KubeError, match=code):
+            transport.merge(path, {"metadata": told})
