@@ -31,13 +31,13 @@ from common import Row, alone, arguments, compared, report, skipped, timed
 from peers.go_peer import KUBELET, GoPeer, beside
 
 from agent.allocate import accumulator, layout
-from agent.allocate.account import Holdings
+from agent.allocate.account import CpuRefCounts
 from agent.allocate.cpu_request import CpuRequest, Taken
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.kubelet.take import take
 from agent.allocate.layout import Layout
 from agent.allocate.numa import kubelet_merge
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.machines import cpus
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, NumaPolicy, NumaStrategy
@@ -213,7 +213,7 @@ def accumulator_rows(size: int, turns: Turns) -> Iterator[Row]:
     machine = layout.of(cpus(SHAPES[size], "interleaved"))
     values = []
     for point in points(machine):
-        holdings = Holdings().adding(machine.cpus & ~point.free)
+        holdings = CpuRefCounts().adding(machine.cpus & ~point.free)
         for bind in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS):
             for strategy in (NumaStrategy.MOST_ALLOCATED, NumaStrategy.LEAST_ALLOCATED):
                 request = CpuRequest(point.need, bind, strategy=strategy)
@@ -222,7 +222,9 @@ def accumulator_rows(size: int, turns: Turns) -> Iterator[Row]:
     yield alone(f"koordinator_take_cpus_{size}_slowest", max(values), UNIT)
 
 
-def accumulated(machine: Layout, holdings: Holdings, request: CpuRequest, turns: Turns) -> float:
+def accumulated(
+    machine: Layout, holdings: CpuRefCounts, request: CpuRequest, turns: Turns
+) -> float:
     """Microseconds."""
 
     def call() -> object:
@@ -241,7 +243,11 @@ def merges(rivals: Rivals) -> Iterator[Row]:
             for each in combinations(range(nodes), count)
         ]
         providers = [
-            {f"resource-{index}": [Hint(CpuSet(mask).mask, len(mask) == narrow) for mask in masks]}
+            {
+                f"resource-{index}": [
+                    TopologyHint(CpuSet(mask).mask, len(mask) == narrow) for mask in masks
+                ]
+            }
             for index, narrow in enumerate(resources)
         ]
         hints = [
@@ -253,7 +259,7 @@ def merges(rivals: Rivals) -> Iterator[Row]:
         yield rivals.row(question.case, rivals.times(question))
 
 
-def merging(providers: list[dict[str, list[Hint]]], nodes: int) -> Callable[[], Any]:
+def merging(providers: list[dict[str, list[TopologyHint]]], nodes: int) -> Callable[[], Any]:
     return lambda: kubelet_merge.merge(providers, range(nodes), NumaPolicy.RESTRICTED)
 
 

@@ -39,7 +39,7 @@ from agent.allocate.bits import members
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
 from agent.allocate.devices.bandwidth import BandwidthTable, Matrix
 from agent.allocate.devices.besteffort import BestEffortTable
-from agent.allocate.devices.inventory import Links, inventory, linked
+from agent.allocate.devices.inventory import LinkTable, inventory, linked
 from agent.allocate.devices.objectives import GpuTable
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.allocate.node_allocator.companion import device_hints
@@ -224,7 +224,7 @@ def held(percent: int) -> dict[str, int]:
     }
 
 
-def node(there: list[Device], links: Links | None = None) -> NodeDevices:
+def node(there: list[Device], links: LinkTable | None = None) -> NodeDevices:
     of_pods = {("gpu", minor): held(percent) for minor, percent in USED.items()}
     return node_devices(inventory(there, None, links), of_pods)
 

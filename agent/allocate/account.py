@@ -8,13 +8,13 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.claims import Claim
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import Amounts, NodeFacts
 from agent.allocate.numa.koordinator_merge import NodeStatus
 from agent.model.policies import ExclusivePolicy
 
 
-class Holdings(msgspec.Struct, frozen=True):
+class CpuRefCounts(msgspec.Struct, frozen=True):
     """Each field is a tuple of masks, none empty; `[k]`: the CPUs held by more than k pods (of that
     exclusive policy).
 
@@ -30,11 +30,11 @@ class Holdings(msgspec.Struct, frozen=True):
 
     def adding(
         self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
-    ) -> Holdings:
+    ) -> CpuRefCounts:
         """With one pod more, or `times` alike, on these CPUs."""
         new = self
         for _ in range(times):
-            new = Holdings(
+            new = CpuRefCounts(
                 _more(new.held, cpus),
                 _more(new.core_exclusive, cpus if exclusive is _CORE else 0),
                 _more(new.node_exclusive, cpus if exclusive is _NODE else 0),
@@ -43,11 +43,11 @@ class Holdings(msgspec.Struct, frozen=True):
 
     def removing(
         self, cpus: int, exclusive: ExclusivePolicy = ExclusivePolicy.NONE, times: int = 1
-    ) -> Holdings:
+    ) -> CpuRefCounts:
         """The reverse of `adding`; ValueError where a CPU is not held so."""
         new = self
         for _ in range(times):
-            new = Holdings(
+            new = CpuRefCounts(
                 _fewer(new.held, cpus),
                 _fewer(new.core_exclusive, cpus if exclusive is _CORE else 0),
                 _fewer(new.node_exclusive, cpus if exclusive is _NODE else 0),
@@ -61,7 +61,7 @@ class Holdings(msgspec.Struct, frozen=True):
         return self.held[max_ref - 1] if len(self.held) >= max_ref else 0
 
 
-NOTHING_HELD: Final = Holdings()
+NOTHING_HELD: Final = CpuRefCounts()
 _CORE: Final = ExclusivePolicy.PCPU_LEVEL
 _NODE: Final = ExclusivePolicy.NUMA_NODE_LEVEL
 
@@ -93,7 +93,7 @@ class Account:
         self._facts = facts
         self._areas = facts.layout.nodes if facts.layout else ()
         self.node_ids = frozenset(area.id for area in self._areas) | facts.zones.keys()
-        self.holdings: Holdings = NOTHING_HELD
+        self.holdings: CpuRefCounts = NOTHING_HELD
         self.cpu_milli = 0
         self._used: Counter[tuple[int, str]] = Counter()
         self._unrecorded: Counter[int] = Counter()
@@ -111,12 +111,12 @@ class Account:
             setattr(other, name, getattr(self, name).copy())
         return other
 
-    def add(self, claim: Claim) -> None:
+    def add(self, claim: PodAllocation) -> None:
         """Counts one pod in."""
         self.holdings = self.holdings.adding(claim.cpus.mask, claim.exclusive)
         self._count(claim, 1)
 
-    def remove(self, claim: Claim) -> None:
+    def remove(self, claim: PodAllocation) -> None:
         """Counts out a pod that was counted in."""
         self.holdings = self.holdings.removing(claim.cpus.mask, claim.exclusive)
         self._count(claim, -1)
@@ -198,12 +198,12 @@ class Account:
             for node in sorted(self.node_ids)
         }
 
-    def paid(self, claim: Claim) -> int:
+    def paid(self, claim: PodAllocation) -> int:
         """Milli-CPU that a pod costs the whole node, CPUs of its own amplified."""
         bound = 1000 * len(claim.cpus)
         return max(claim.cpu_milli, bound) - bound + self._facts.amplified(bound)
 
-    def _count(self, claim: Claim, sign: int) -> None:
+    def _count(self, claim: PodAllocation, sign: int) -> None:
         self._remembered = None
         self.cpu_milli += sign * self.paid(claim)
         own = {

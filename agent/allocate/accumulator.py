@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from agent.allocate.account import Holdings
+from agent.allocate.account import CpuRefCounts
 from agent.allocate.bits import members
-from agent.allocate.cpu_request import CpuRequest, Shortage, Step, Taken
+from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage, Taken
 from agent.allocate.layout import Area, Layout
 from agent.allocate.packing import Found, Terms, pack, whole_cores
 from agent.allocate.reasons import Reason
@@ -118,7 +118,7 @@ def _choice(rooms: Sequence[tuple[Area, int]], need: int, unit: int) -> _Choice:
 def take(
     layout: Layout,
     available: int,
-    holdings: Holdings,
+    holdings: CpuRefCounts,
     request: CpuRequest,
     max_ref: int = 1,
     preferred: int = 0,
@@ -142,7 +142,7 @@ def take(
 def take_on_nodes(
     layout: Layout,
     available: int,
-    holdings: Holdings,
+    holdings: CpuRefCounts,
     request: CpuRequest,
     shares: Mapping[int, int],
     max_ref: int = 1,
@@ -156,7 +156,7 @@ def take_on_nodes(
     fitting, preferred = _fitting(layout, free, preferred, request)
     terms = Terms.of(layout, holdings, request, max_ref)
     taken = 0
-    steps = [Step.GIVEN_NODES]
+    steps = [AllocationStep.GIVEN_NODES]
     for id_, share in sorted(shares.items()):
         node = layout.of_nodes((id_,))
         here = fitting & node
@@ -179,7 +179,7 @@ def _find(
         count = min(need, first.bit_count())
         cpus, steps = search(terms, first, count)
         rest, more = search(terms, free & ~first, need - count)
-        cpus, steps = cpus | rest, _distinct((Step.PREFERRED, *steps, *more))
+        cpus, steps = cpus | rest, _distinct((AllocationStep.PREFERRED, *steps, *more))
     else:
         cpus, steps = search(terms, free, need)
     layout, request = terms.layout, terms.request
@@ -187,7 +187,7 @@ def _find(
         return cpus, steps
     if layout.expand(layout.touched(cpus)) != cpus:
         # Where cores differ in threads, other cores may add up to what is needed.
-        cpus, steps = whole_cores(layout, free, need, ()), (Step.CORES_OVER_SOCKETS,)
+        cpus, steps = whole_cores(layout, free, need, ()), (AllocationStep.CORES_OVER_SOCKETS,)
     return (cpus, steps) if cpus.bit_count() == need else None
 
 
@@ -198,7 +198,7 @@ def _evenly(terms: Terms, free: int, need: int) -> Found:
     if open_.bit_count() >= need:
         free = open_
     taken = 0
-    steps = [Step.EVENLY]
+    steps = [AllocationStep.EVENLY]
     given = shares(layout, free, need, full, request.nodes is not None)
     for id_, share in given.items():
         cpus, more = pack(terms, free & layout.of_nodes((id_,)), share)
@@ -228,5 +228,5 @@ def _shortage(asked: int, free: int, fitting: int, node: int | None = None) -> S
     return Shortage(reason, asked, free.bit_count(), fitting.bit_count(), node)
 
 
-def _distinct(steps: Iterable[Step]) -> tuple[Step, ...]:
+def _distinct(steps: Iterable[AllocationStep]) -> tuple[AllocationStep, ...]:
     return tuple(dict.fromkeys(steps))

@@ -15,12 +15,12 @@ from typing import Protocol
 import msgspec
 
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
+from agent.allocate.ask import ResourceRequest
 from agent.allocate.bits import ids
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import Cause, Hint, Merged, Provider
+from agent.allocate.numa.hint import MergeCause, Merged, Provider, TopologyHint
 from agent.allocate.numa.resource_hints import resource_hints
-from agent.allocate.offer import Candidate
+from agent.allocate.offer import NumaCandidate
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Reason, Rejection
 from agent.allocate.trials import Allotment, Trials
@@ -31,7 +31,7 @@ class Aligned(msgspec.Struct, frozen=True):
     """`found`: the allotment, or why there is none; `candidates` as they were tried."""
 
     found: Allotment | tuple[Rejection, ...]
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[NumaCandidate, ...] = ()
     merged: Merged | None = None
 
 
@@ -48,7 +48,7 @@ class Companion(Protocol):
 
 def align(
     account: Account,
-    ask: Ask,
+    ask: ResourceRequest,
     policies: InForce,
     trials: Trials,
     companion: Companion | None = None,
@@ -101,7 +101,7 @@ def align(
     else:
         merged = _together(companion, trials, merge)
     candidates = tuple(
-        Candidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
+        NumaCandidate(ids(mask), scores.get(mask), rejection) for mask, rejection in tried.items()
     )
     if not merged.admit:
         return Aligned(_rejections(wanted, merged, trials), candidates, merged)
@@ -131,13 +131,13 @@ def _together(
     return merge(companion.hints(nodes) if admits_all else narrow, None)
 
 
-def _size(hint: Hint) -> int:
+def _size(hint: TopologyHint) -> int:
     return 0 if hint.mask is None else hint.mask.bit_count()
 
 
 def _rejections(wanted: dict[str, int], merged: Merged, trials: Trials) -> tuple[Rejection, ...]:
-    if Cause.RESOURCE_LACKING in merged.causes or Cause.NOT_ON_ONE_NODE in merged.causes:
-        together = Cause.RESOURCE_LACKING in merged.causes
+    if MergeCause.RESOURCE_LACKING in merged.causes or MergeCause.NOT_ON_ONE_NODE in merged.causes:
+        together = MergeCause.RESOURCE_LACKING in merged.causes
         reason = Reason.NUMA_UNSATISFIED if together else Reason.NUMA_UNALIGNED
         return tuple(
             Rejection(reason, name, wanted[name], trials.left(name, together=together))

@@ -25,7 +25,7 @@ class KubeletWords(enum.Enum):
     NONE = enum.auto()
 
 
-class Ask(msgspec.Struct, frozen=True):
+class ResourceRequest(msgspec.Struct, frozen=True):
     """`requests`: `cpu` in milli-CPU, the rest in units; zero amounts are left out. `owner`: its
     class and priority let the pod own CPUs. `cpu_limit_milli` None or 0: no limit. `kubelet`: which
     of its policies we follow for the pod."""
@@ -59,10 +59,10 @@ def ask_of(
     priority: int | None = None,
     priority_class: str = "",
     cpu_limit_milli: int | None = None,
-) -> Ask:
+) -> ResourceRequest:
     """`priority_class`: the value of its label, which goes before the number. Raises
     AnnotationError."""
-    return Ask(
+    return ResourceRequest(
         uid,
         title,
         qos,

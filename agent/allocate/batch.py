@@ -20,15 +20,15 @@ from agent.model.wanted import (
     MOST_SHARES,
     PERIOD_MICROSECONDS,
     UNLIMITED,
-    Limits,
+    CgroupLimits,
 )
 
 
 class BatchLimits(msgspec.Struct, frozen=True):
     """The pod's own group, and its containers' by name."""
 
-    pod: Limits
-    containers: dict[str, Limits]
+    pod: CgroupLimits
+    containers: dict[str, CgroupLimits]
 
 
 def batch_limits(
@@ -42,7 +42,7 @@ def batch_limits(
     if qos is not QoS.BE or not containers:
         return None
     each = {
-        name: Limits(
+        name: CgroupLimits(
             quota_microseconds=_quota(amounts.cpu_limit_milli, cpu_normalization_ratio),
             shares=_shares(amounts.cpu_request_milli),
             memory_limit_bytes=_bytes(amounts.memory_limit_bytes),
@@ -51,7 +51,7 @@ def batch_limits(
     }
     cpu_milli = _sum(amounts.cpu_limit_milli for amounts in containers.values())
     memory_bytes = _sum(amounts.memory_limit_bytes for amounts in containers.values())
-    pod = Limits(
+    pod = CgroupLimits(
         quota_microseconds=_quota(cpu_milli, cpu_normalization_ratio),
         shares=_shares(cpu_request_milli(containers)),
         memory_limit_bytes=_bytes(memory_bytes),

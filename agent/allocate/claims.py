@@ -17,7 +17,7 @@ from agent.model.policies import ExclusivePolicy
 from agent.model.resource_spec import resource_spec
 
 
-class Claim(msgspec.Struct, frozen=True):
+class PodAllocation(msgspec.Struct, frozen=True):
     """One pod's part. `amounts`: by NUMA node and resource, `cpu` in milli-CPU, the rest in units;
     `cpu_milli`: what the whole pod requests, wherever it runs. `exclusive` counts with `cpus` only.
     """
@@ -36,7 +36,9 @@ class Claim(msgspec.Struct, frozen=True):
         return {RESOURCE_STATUS: status_text(self.cpus, self.amounts)}
 
 
-def claim_of(uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0) -> Claim:
+def claim_of(
+    uid: str, title: str, annotations: Mapping[str, str], cpu_milli: int = 0
+) -> PodAllocation:
     """The claim that a pod's annotations make. Raises AnnotationError for a resource-status that
     can't be read. Whatever else a pod with CPUs of its own writes that can't be, it has its CPUs
     all the same: then without amounts, or without an exclusive policy."""
@@ -48,7 +50,7 @@ def claim_of(uid: str, title: str, annotations: Mapping[str, str], cpu_milli: in
         if not cpus:
             raise
         amounts = {}
-    return Claim(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
+    return PodAllocation(uid, title, cpus, _exclusive(annotations, cpus), amounts, cpu_milli)
 
 
 def _exclusive(annotations: Mapping[str, str], cpus: CpuSet) -> ExclusivePolicy:

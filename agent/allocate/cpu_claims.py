@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from agent.allocate.node_local import outcome as local_outcome
-from agent.allocate.node_local.outcome import Demand, Outcome
-from agent.allocate.reserved_cpus import Given, PoolRules
+from agent.allocate.node_local.outcome import Demand, LocalOutcome
+from agent.allocate.reserved_cpus import KubeletAssignments, PoolRules
 from agent.allocate.shares import pool_class
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
@@ -28,7 +28,7 @@ class Claimant(msgspec.Struct, frozen=True):
     keeps_reserved: bool
 
 
-class Places(msgspec.Struct, frozen=True):
+class UnownedPools(msgspec.Struct, frozen=True):
     """Where pods run while nobody owns CPUs: what all but SYSTEM pods share, and what these do
     (empty: the same)."""
 
@@ -43,7 +43,7 @@ class Places(msgspec.Struct, frozen=True):
 
 def in_order(
     claims: Collection[tuple[Pod, CpuSet]],
-    places: Places,
+    places: UnownedPools,
     pods: Collection[Pod],
     owned_before: Mapping[str, CpuSet],
     running_on: Mapping[str, CpuSet],
@@ -85,7 +85,7 @@ class Hearing:
     def __init__(
         self,
         topology: Topology,
-        given: Given,
+        given: KubeletAssignments,
         rules: PoolRules,
         claimed: CpuSet = EMPTY,
     ) -> None:
@@ -172,7 +172,7 @@ class Hearing:
         if kept:
             self.owners.append(Owner(pod.uid, pod.title, pod.qos, "", str(kept)))
 
-    def give_local(self, demand: Demand) -> Outcome:
+    def give_local(self, demand: Demand) -> LocalOutcome:
         """Takes what a node-local policy gives away."""
         owners = {owner.uid for owner in self.owners}
         others = msgspec.structs.replace(

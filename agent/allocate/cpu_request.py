@@ -31,7 +31,7 @@ class CpuRequest(msgspec.Struct, frozen=True):
             raise ValueError(f"count: {self.count} CPUs cannot be taken")
 
 
-class Step(enum.Enum):
+class AllocationStep(enum.Enum):
     """What gave CPUs; the places are named in the order they are tried."""
 
     PREFERRED = "preferred"
@@ -52,7 +52,7 @@ class Taken(msgspec.Struct, frozen=True):
     on a core or in a NUMA node that a pod with the same exclusive policy holds."""
 
     cpus: int
-    steps: tuple[Step, ...]
+    steps: tuple[AllocationStep, ...]
     apart: bool
 
 

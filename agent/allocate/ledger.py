@@ -17,8 +17,8 @@ import msgspec
 from agent.allocate import burst, offering
 from agent.allocate.account import Account
 from agent.allocate.alignment import Companion
-from agent.allocate.ask import Ask
-from agent.allocate.claims import Claim
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined, Offer
 from agent.model.cpuset import CpuSet
@@ -38,9 +38,9 @@ class Overlap(msgspec.Struct, frozen=True):
 class Ledger:
     """Claims by pod uid on a node of these facts."""
 
-    def __init__(self, facts: NodeFacts, claims: Iterable[Claim] = ()) -> None:
+    def __init__(self, facts: NodeFacts, claims: Iterable[PodAllocation] = ()) -> None:
         self._facts = facts
-        self._claims: dict[str, Claim] = {}
+        self._claims: dict[str, PodAllocation] = {}
         self._account = Account(facts)
         for claim in claims:
             self.record(claim)
@@ -50,7 +50,7 @@ class Ledger:
         return self._facts
 
     @property
-    def claims(self) -> Mapping[str, Claim]:
+    def claims(self) -> Mapping[str, PodAllocation]:
         """A live view, by uid."""
         return MappingProxyType(self._claims)
 
@@ -68,7 +68,7 @@ class Ledger:
             other.release(uid)
         return other
 
-    def offer(self, ask: Ask, companion: Companion | None = None) -> Offer | Declined:
+    def offer(self, ask: ResourceRequest, companion: Companion | None = None) -> Offer | Declined:
         """A place for the pod as things stand; a pod that has one is offered another as if it had
         none. `companion`: see `alignment`."""
         held = self._claims.get(ask.uid)
@@ -80,7 +80,7 @@ class Ledger:
         finally:
             self._account.add(held)
 
-    def commit(self, offer: Offer) -> Claim:
+    def commit(self, offer: Offer) -> PodAllocation:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
         held = self.release(offer.claim.uid)
         if gone := offering.gone(self._facts, self._account, offer.claim):
@@ -90,7 +90,7 @@ class Ledger:
         self.record(offer.claim)
         return offer.claim
 
-    def outgrown(self, ask: Ask, claim: Claim) -> str:
+    def outgrown(self, ask: ResourceRequest, claim: PodAllocation) -> str:
         """What the shared pools have left where they do not hold the limit of a pod that bursts any
         more; "" where they do."""
         limit = ask.burst_milli
@@ -103,13 +103,13 @@ class Ledger:
         nodes = ", ".join(map(str, sorted(claim.amounts)))
         return f"the pools of NUMA nodes {nodes} have {pool} of {limit} milli-CPU left"
 
-    def record(self, claim: Claim) -> None:
+    def record(self, claim: PodAllocation) -> None:
         """Takes a claim as it is, in place of an earlier one of the same pod."""
         self.release(claim.uid)
         self._claims[claim.uid] = claim
         self._account.add(claim)
 
-    def release(self, uid: str) -> Claim | None:
+    def release(self, uid: str) -> PodAllocation | None:
         """Gives back what a pod held; None for one that is not known."""
         claim = self._claims.pop(uid, None)
         if claim:

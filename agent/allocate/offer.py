@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.claims import Claim
-from agent.allocate.cpu_request import Step
+from agent.allocate.claims import PodAllocation
+from agent.allocate.cpu_request import AllocationStep
 from agent.allocate.numa.hint import Merged
-from agent.allocate.policies_in_force import Chosen
+from agent.allocate.policies_in_force import PolicyInForce
 from agent.allocate.reasons import Rejection
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class NumaCandidate(msgspec.Struct, frozen=True):
     """NUMA nodes that were tried: their score (0-100, by the strategy), or what they lack."""
 
     nodes: tuple[int, ...]
@@ -24,10 +24,10 @@ class Why(msgspec.Struct, frozen=True):
     hints of all resources together chose. `steps`: those of the accumulator that gave CPUs, in one
     tuple for each NUMA node where each gave its own."""
 
-    policies: tuple[Chosen, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    policies: tuple[PolicyInForce, ...] = ()
+    candidates: tuple[NumaCandidate, ...] = ()
     merged: Merged | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AllocationStep, ...] = ()
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class Price(msgspec.Struct, frozen=True):
 class Offer(msgspec.Struct, frozen=True):
     """`claim`: what to commit and to write; without CPUs and amounts the pod runs where it may."""
 
-    claim: Claim
+    claim: PodAllocation
     price: Price
     why: Why
 

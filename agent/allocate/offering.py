@@ -16,8 +16,8 @@ import msgspec
 from agent.allocate import alignment, burst
 from agent.allocate.account import Account
 from agent.allocate.alignment import Companion
-from agent.allocate.ask import Ask
-from agent.allocate.claims import Claim
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined, Offer, Price, Why
 from agent.allocate.policies_in_force import InForce, in_force
@@ -30,14 +30,14 @@ from agent.model.policies import BindPolicy, ExclusivePolicy, NumaPolicy
 def offer(
     facts: NodeFacts,
     account: Account,
-    ask: Ask,
+    ask: ResourceRequest,
     companion: Companion | None = None,
-    trying: Callable[[NodeFacts, Account, Ask, InForce], Trials] = Trials,
+    trying: Callable[[NodeFacts, Account, ResourceRequest, InForce], Trials] = Trials,
 ) -> Offer | Declined:
     """The place for a pod that holds nothing on the node yet. `companion` is heard where a NUMA
     policy is in force; without one it is free. `trying`: how NUMA nodes are tried."""
     if not ask.requests and not ask.burst_milli and companion is None:
-        return Offer(Claim(ask.uid, ask.title), Price(0, 0, 0), Why())
+        return Offer(PodAllocation(ask.uid, ask.title), Price(0, 0, 0), Why())
     policies = in_force(facts.policies, facts.profile, ask)
     if isinstance(policies, Rejection):
         return Declined(ask.uid, ask.title, (policies,), Why())
@@ -56,7 +56,7 @@ def offer(
         if isinstance(aligned.found, tuple):
             return Declined(ask.uid, ask.title, aligned.found, why)
         found = aligned.found
-    claim = Claim(
+    claim = PodAllocation(
         ask.uid,
         ask.title,
         CpuSet.from_int(found.cpus),
@@ -68,7 +68,7 @@ def offer(
     return Offer(claim, trials.price(found), why)
 
 
-def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
+def gone(facts: NodeFacts, account: Account, claim: PodAllocation) -> str:
     """What a claim needs that an account has not any more; empty if it has all."""
     if missing := claim.cpus - CpuSet.from_int(account.free_cpus()):
         return f"CPUs {missing} are not free any more"
@@ -89,7 +89,9 @@ def gone(facts: NodeFacts, account: Account, claim: Claim) -> str:
     return ""
 
 
-def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> Rejection | None:
+def _unfit(
+    facts: NodeFacts, account: Account, ask: ResourceRequest, policies: InForce
+) -> Rejection | None:
     cpu_milli = ask.requests.get("cpu", 0)
     bind = policies.bind
     if bind and cpu_milli % 1000:
@@ -110,14 +112,14 @@ def _unfit(facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> R
     return None
 
 
-def _held_by_cpu(ask: Ask) -> Ask:
+def _held_by_cpu(ask: ResourceRequest) -> ResourceRequest:
     """A pod that bursts is held to NUMA nodes by the CPU it has there: it asks for some."""
     if not ask.burst_milli or ask.requests.get("cpu"):
         return ask
     return msgspec.structs.replace(ask, requests={**ask.requests, "cpu": 1})
 
 
-def _unaligned(ask: Ask, policies: InForce, trials: Trials) -> Allotment | Rejection:
+def _unaligned(ask: ResourceRequest, policies: InForce, trials: Trials) -> Allotment | Rejection:
     if policies.bind or not ask.burst_milli:
         return trials.anywhere()
     left = trials.pools

@@ -25,14 +25,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.allocate.account import Holdings
+from agent.allocate.account import CpuRefCounts
 from agent.allocate.bits import lowest, members
-from agent.allocate.cpu_request import CpuRequest, Step
+from agent.allocate.cpu_request import AllocationStep, CpuRequest
 from agent.allocate.layout import Layout
 from agent.allocate.ranking import best_fit, core_tiers, first_of, in_fewest, rounds, tiers
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
-Found: TypeAlias = tuple[int, tuple[Step, ...]]
+Found: TypeAlias = tuple[int, tuple[AllocationStep, ...]]
 """A mask of CPUs, and the steps that gave them."""
 
 
@@ -50,7 +50,7 @@ class Terms(msgspec.Struct, frozen=True):
     levels: tuple[int, ...]
 
     @classmethod
-    def of(cls, layout: Layout, holdings: Holdings, request: CpuRequest, max_ref: int) -> Terms:
+    def of(cls, layout: Layout, holdings: CpuRefCounts, request: CpuRequest, max_ref: int) -> Terms:
         """The terms of a request beside what other pods hold; `max_ref` pods may share a CPU."""
         cores = nodes = 0
         if request.exclusive is ExclusivePolicy.PCPU_LEVEL and holdings.core_exclusive:
@@ -78,12 +78,12 @@ def _cores(terms: Terms, free: int, need: int) -> Found:
     most = request.strategy is NumaStrategy.MOST_ALLOCATED
     whole = layout.expand(layout.whole(free))
     open_ = whole & ~terms.nodes_off
-    step = Step.CORES_IN_NODE
+    step = AllocationStep.CORES_IN_NODE
     area = best_fit(layout.nodes, open_, open_, free & ~terms.nodes_off, need, most)
     if not area and open_ != whole:
         area = best_fit(layout.nodes, whole, whole, free, need, most)
     if not area:
-        step = Step.CORES_IN_SOCKET
+        step = AllocationStep.CORES_IN_SOCKET
         area = best_fit(layout.sockets, whole, whole, 0, need, most)
     if area:
         cpus = _first_cores(layout, whole & area, need, levels)
@@ -91,13 +91,13 @@ def _cores(terms: Terms, free: int, need: int) -> Found:
             cpus = in_fewest(layout, whole & area, cpus, levels, _first_cores)
         return cpus, (step,)
     cpus = _over_sockets(layout, whole, need, levels, request.prefer_l3)
-    steps = (Step.CORES_OVER_SOCKETS,) if cpus else ()
+    steps = (AllocationStep.CORES_OVER_SOCKETS,) if cpus else ()
     if cpus.bit_count() == need:
         return cpus, steps
     off = terms.cores_off | terms.nodes_off
     if request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
         off |= _nodes_of(layout, cpus)
-    return _singles(terms, free, need, cpus, off), (*steps, Step.SINGLE_CPUS)
+    return _singles(terms, free, need, cpus, off), (*steps, AllocationStep.SINGLE_CPUS)
 
 
 def _threads(terms: Terms, free: int, need: int) -> Found:
@@ -106,13 +106,13 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
     off = terms.cores_off | terms.nodes_off
     open_ = free & ~off
     firsts = _firsts(layout, open_, levels)
-    step = Step.THREADS_IN_NODE
+    step = AllocationStep.THREADS_IN_NODE
     area = best_fit(layout.nodes, firsts, open_, open_, need, most)
     if not area:
         area = best_fit(layout.nodes, free, free, free, need, most)
         if area:
-            return _by_rounds(layout, free & area, need, levels), (Step.CPUS_IN_NODE,)
-        step = Step.THREADS_IN_SOCKET
+            return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_NODE,)
+        step = AllocationStep.THREADS_IN_SOCKET
         if terms.nodes_off:
             open_ = free
             firsts = _firsts(layout, open_, levels)
@@ -124,8 +124,8 @@ def _threads(terms: Terms, free: int, need: int) -> Found:
         return cpus, (step,)
     area = best_fit(layout.sockets, free, free, 0, need, most)
     if area:
-        return _by_rounds(layout, free & area, need, levels), (Step.CPUS_IN_SOCKET,)
-    return _singles(terms, free, need, 0, off), (Step.SINGLE_CPUS,)
+        return _by_rounds(layout, free & area, need, levels), (AllocationStep.CPUS_IN_SOCKET,)
+    return _singles(terms, free, need, 0, off), (AllocationStep.SINGLE_CPUS,)
 
 
 def _over_sockets(

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from agent.allocate.ask import Ask, KubeletWords
+from agent.allocate.ask import KubeletWords, ResourceRequest
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import (
     BindPolicy,
@@ -37,7 +37,7 @@ NUMA_LABEL_OF_PROPOSAL = "node.koordinator.sh/numa-topology-alignment-policy"
 ARCHITECTURE_LABEL = "kubernetes.io/arch"
 
 
-class Source(enum.StrEnum):
+class PolicySource(enum.StrEnum):
     """Who set a policy."""
 
     POD = "pod"
@@ -85,12 +85,12 @@ class NodePolicies(msgspec.Struct, frozen=True):
     arm: bool = False
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class PolicyInForce(msgspec.Struct, frozen=True):
     """One policy in force: which (`numa policy`, `cpu bind policy`, ...), its value, whose word."""
 
     policy: str
     value: str
-    source: Source
+    source: PolicySource
 
 
 class Bind(msgspec.Struct, frozen=True):
@@ -127,18 +127,18 @@ def node_policies(
 
 def numa_policy(
     spec: NumaSpec, node: NodePolicies, profile: Profile
-) -> tuple[NumaPolicy, Source] | Rejection:
+) -> tuple[NumaPolicy, PolicySource] | Rejection:
     """Rejects a pod whose own policy is another than the node's."""
     kubelet = node.numa_kubelet if node.numa_kubelet is not NumaPolicy.NONE else None
-    said = [(kubelet, Source.KUBELET), (node.numa_label, Source.NODE_LABEL)]
+    said = [(kubelet, PolicySource.KUBELET), (node.numa_label, PolicySource.NODE_LABEL)]
     if profile.label_first:
         said.reverse()
-    policy, source = next((each for each in said if each[0]), (None, Source.DEFAULT))
+    policy, source = next((each for each in said if each[0]), (None, PolicySource.DEFAULT))
     own = spec.policy if spec.policy is not NumaPolicy.NONE else None
     if own is None:
         return policy or profile.numa_policy, source
     if policy in (None, NumaPolicy.NONE):
-        return own, Source.POD
+        return own, PolicySource.POD
     if own is not policy:
         return Rejection(Reason.NUMA_POLICY_CONFLICT, detail=f"pod: {own}, {source}: {policy}")
     return own, source
@@ -153,20 +153,20 @@ def numa_exclusive(spec: NumaSpec) -> NumaExclusive | None:
 
 def bind(
     spec: ResourceSpec, qos: QoS, node: NodePolicies, profile: Profile, *, owner: bool
-) -> tuple[Bind | None, Source] | Rejection:
+) -> tuple[Bind | None, PolicySource] | Rejection:
     """None: no CPUs are bound. `owner`: the pod's class and priority let it own CPUs.
 
     A node's policy binds every pod that asks for CPU, save BE pods: they run on what is left. On
     ARM FullPCPUs is the default, whatever is configured (fine-grained CPU orchestration proposal).
     """
     asked = spec.required or spec.preferred
-    source = Source.DEFAULT if asked is BindPolicy.DEFAULT else Source.POD
+    source = PolicySource.DEFAULT if asked is BindPolicy.DEFAULT else PolicySource.POD
     configured = BindPolicy.FULL_PCPUS if node.arm else profile.bind
     wish = configured if asked is BindPolicy.DEFAULT else asked
     owns = owner and wish in _BINDING
     forced = BindPolicy.FULL_PCPUS if node.full_pcpus_only else node.bind_label
     if forced and qos is not QoS.BE:
-        said_by = Source.KUBELET if node.full_pcpus_only else Source.NODE_LABEL
+        said_by = PolicySource.KUBELET if node.full_pcpus_only else PolicySource.NODE_LABEL
         if owns and spec.required and wish is not forced:
             detail = f"pod: {wish}, {said_by}: {forced}"
             return Rejection(Reason.BIND_POLICY_CONFLICT, detail=detail)
@@ -174,13 +174,13 @@ def bind(
     return (Bind(wish, required=spec.required is not None) if owns else None), source
 
 
-def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[NumaStrategy, Source]:
+def numa_strategy(node: NodePolicies, profile: Profile) -> tuple[NumaStrategy, PolicySource]:
     """Which NUMA node first."""
     if node.strategy_label:
-        return node.strategy_label, Source.NODE_LABEL
+        return node.strategy_label, PolicySource.NODE_LABEL
     if node.distribute_across_numa:
-        return NumaStrategy.DISTRIBUTE_EVENLY, Source.KUBELET
-    return profile.strategy, Source.DEFAULT
+        return NumaStrategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET
+    return profile.strategy, PolicySource.DEFAULT
 
 
 def architecture(
@@ -229,10 +229,10 @@ class InForce(msgspec.Struct, frozen=True):
     numa: NumaPolicy
     numa_exclusive: NumaExclusive | None
     strategy: NumaStrategy
-    chosen: tuple[Chosen, ...]
+    chosen: tuple[PolicyInForce, ...]
 
 
-def in_force(of_node: NodePolicies, profile: Profile, ask: Ask) -> InForce | Rejection:
+def in_force(of_node: NodePolicies, profile: Profile, ask: ResourceRequest) -> InForce | Rejection:
     """Rejects what the architecture lacks, and a pod whose policies conflict with the node's."""
     policies = _without_kubelet(of_node, ask.kubelet)
     numa = numa_policy(ask.numa, policies, profile)
@@ -243,21 +243,21 @@ def in_force(of_node: NodePolicies, profile: Profile, ask: Ask) -> InForce | Rej
     if isinstance(of_bind, Rejection):
         if asks_cpu:
             return of_bind
-        of_bind = None, Source.DEFAULT
+        of_bind = None, PolicySource.DEFAULT
     bound = of_bind[0] if asks_cpu else None
     if rejection := architecture(ask.spec, policies, bound):
         return rejection
     exclusive = numa_exclusive(ask.numa)
     strategy = numa_strategy(policies, profile)
-    chosen = [Chosen("numa policy", *numa), Chosen("numa strategy", *strategy)]
+    chosen = [PolicyInForce("numa policy", *numa), PolicyInForce("numa strategy", *strategy)]
     if exclusive and numa[0] is not NumaPolicy.NONE:
-        chosen.append(Chosen("numa exclusive policy", exclusive, Source.POD))
+        chosen.append(PolicyInForce("numa exclusive policy", exclusive, PolicySource.POD))
     if bound:
-        chosen.append(Chosen("cpu bind policy", bound.policy, of_bind[1]))
+        chosen.append(PolicyInForce("cpu bind policy", bound.policy, of_bind[1]))
     elif ask.burst_milli:
-        chosen.append(Chosen("cpu bind policy", BindPolicy.CONSTRAINED_BURST, of_bind[1]))
+        chosen.append(PolicyInForce("cpu bind policy", BindPolicy.CONSTRAINED_BURST, of_bind[1]))
     if bound and ask.spec.exclusive is not ExclusivePolicy.NONE:
-        chosen.append(Chosen("cpu exclusive policy", ask.spec.exclusive, Source.POD))
+        chosen.append(PolicyInForce("cpu exclusive policy", ask.spec.exclusive, PolicySource.POD))
     return InForce(
         bound,
         ask.spec.exclusive,

@@ -27,9 +27,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.cpu_claims import Hearing, Places, in_order
+from agent.allocate.cpu_claims import Hearing, UnownedPools, in_order
 from agent.allocate.node_local.claim import Move
-from agent.allocate.node_local.outcome import Demand, Outcome, Share
+from agent.allocate.node_local.outcome import Demand, LocalOutcome, Share
 from agent.allocate.portions import Memory, Portions, of_spec
 from agent.allocate.reserved_cpus import DEFAULT_RULES, KubeletCpus, PoolRules, given, some_share
 from agent.allocate.shares import sidecars
@@ -40,7 +40,7 @@ from agent.model.annotations import (
     resource_status,
     shared_containers,
 )
-from agent.model.batch import batch_resources, cpu_request_milli
+from agent.model.batch import BatchResources, batch_resources, cpu_request_milli
 from agent.model.bounds import reason as shortened
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.pods import Pod
@@ -50,7 +50,7 @@ from agent.model.topology import Topology
 from agent.model.wanted import PodWanted
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class ClaimRefusal(msgspec.Struct, frozen=True):
     """A claim that was not honoured as it is. `key`: of the annotation, empty where the claim is
     none of an annotation; `claimed`: the CPUs that it names, "" where it can't be read; `held`:
     those that the pod has of its own instead, "" where it shares a pool."""
@@ -71,7 +71,7 @@ class Decision(msgspec.Struct, frozen=True):
     owners: tuple[Owner, ...]
     ls_pools: tuple[Pool, ...]
     be_pools: tuple[Pool, ...]
-    refusals: tuple[Refusal, ...]
+    refusals: tuple[ClaimRefusal, ...]
     pods: dict[str, PodWanted]
     system: CpuSet = EMPTY
     local_owners: tuple[LocalOwner, ...] = ()
@@ -96,13 +96,13 @@ def decide(
     An owner whose new claim can't be read or honoured keeps what it owned.
     """
     pods = tuple(sorted(pods, key=lambda pod: pod.uid))
-    refusals: dict[str, Refusal] = {}
+    refusals: dict[str, ClaimRefusal] = {}
 
     claimed_cpus: dict[str, CpuSet] = {}
 
     def refuse(pod: Pod, reason: str, key: str = RESOURCE_STATUS) -> None:
         named = str(claimed_cpus.get(pod.uid, EMPTY)) if key == RESOURCE_STATUS else ""
-        refusals[pod.uid] = Refusal(pod.uid, pod.title, key, shortened(reason), named)
+        refusals[pod.uid] = ClaimRefusal(pod.uid, pod.title, key, shortened(reason), named)
 
     claims: list[tuple[Pod, CpuSet]] = []
     known = topology.online | topology.offline
@@ -152,7 +152,7 @@ def decide(
                 shares = pod.uid not in served or some_share(pod, kubelet)
             if shares:
                 ledger.joins_pool(pod, runs=bool(running_on.get(pod.uid)))
-        places = Places(topology.online, ledger.ls, ledger.system)
+        places = UnownedPools(topology.online, ledger.ls, ledger.system)
         reasons = {}
         for claim in in_order(claims, places, pods, owned_before, running_on):
             if reason := ledger.claim(claim):
@@ -194,13 +194,22 @@ def decide(
             contested = wish <= known and not wish & by_kubelet.named
             refuse(pod, (contested and ledger.conflict(pod, wish)) or why)
 
-    outcome = ledger.give_local(local) if local else Outcome({}, ledger.ls)
+    outcome = ledger.give_local(local) if local else LocalOutcome({}, ledger.ls)
     for pod in pods:
         if (share := outcome.by_uid.get(pod.uid)) and share.all:
             ledger.owners.append(Owner(pod.uid, pod.title, QoS.LSE, str(share.all)))
     owners = tuple(sorted(ledger.owners, key=lambda owner: owner.uid))
     ls_pools = _by_node(topology, ledger.ls)
-    be_pools = _by_node(topology, _be_pool(ledger.be, pods, rules))
+    batches: dict[str, dict[str, BatchResources]] = {}
+    for pod in pods:
+        try:
+            batches[pod.uid] = of_spec(pod, batch_resources(pod.annotations))
+        except AnnotationError as error:
+            batches[pod.uid] = {}
+            if pod.uid not in refusals:
+                refuse(pod, error.reason, error.key)
+    requested_milli = sum(cpu_request_milli(batches[pod.uid]) for pod in pods if pod.qos is QoS.BE)
+    be_pools = _by_node(topology, _be_pool(ledger.be, requested_milli, rules))
     portions = Portions(
         ls_pools,
         be_pools,
@@ -224,12 +233,6 @@ def decide(
         if (owner := served.get(pod.uid)) is not None:
             of_pod = kubelet.containers.get(pod.uid, {})
             kubelets = {name: cpus & owner.cpus for name, cpus in of_pod.items()}
-        try:
-            batch = of_spec(pod, batch_resources(pod.annotations))
-        except AnnotationError as error:
-            batch = {}
-            if pod.uid not in refusals:
-                refuse(pod, error.reason, error.key)
         by_claim = {
             name: left
             for name, cpus in kubelet.claimed.get(pod.uid, {}).items()
@@ -244,7 +247,7 @@ def decide(
             pod,
             own,
             share.cpus,
-            batch,
+            batches[pod.uid],
             refused,
             blocked=share.blocked,
             kubelets=kubelets,
@@ -273,18 +276,10 @@ def _unknown_nodes(status: ResourceStatus, topology: Topology) -> str:
     return f"NUMA nodes {', '.join(map(str, named))} do not exist" if named else ""
 
 
-def _be_pool(free: CpuSet, pods: tuple[Pod, ...], rules: PoolRules) -> CpuSet:
+def _be_pool(free: CpuSet, requested_milli: int, rules: PoolRules) -> CpuSet:
     reserved = free & rules.reserved
-    requested = sum(_batch_milli(pod) for pod in pods if pod.qos is QoS.BE)
-    fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested
+    fits = rules.be_on_reserved and 0 < len(reserved) * 1000 >= requested_milli
     return reserved if fits else free
-
-
-def _batch_milli(pod: Pod) -> int:
-    try:
-        return cpu_request_milli(of_spec(pod, batch_resources(pod.annotations)))
-    except AnnotationError:
-        return 0
 
 
 def _by_node(topology: Topology, cpus: CpuSet) -> tuple[Pool, ...]:

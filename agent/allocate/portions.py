@@ -16,7 +16,7 @@ from agent.model.pods import Pod
 from agent.model.qos import QoS
 from agent.model.snapshot import Pool
 from agent.model.topology import Topology
-from agent.model.wanted import NO_LIMITS, UNLIMITED, Limits, PodWanted, Wanted
+from agent.model.wanted import NO_LIMITS, UNLIMITED, CgroupLimits, PodWanted, Wanted
 
 T = TypeVar("T")
 
@@ -92,13 +92,13 @@ class Portions(msgspec.Struct, frozen=True):
             cpus = shared_cpus(pod, self.ls_pools, self.be_pools, self.system)
             mems = self._memory(pod, cpus) if nodes else None
             blocked = "" if cpus else f"no CPU is left for it: {self.nobody_left}"
-            known = Wanted(str(cpus) or None, limits=Limits(mems=mems), blocked=blocked)
+            known = Wanted(str(cpus) or None, limits=CgroupLimits(mems=mems), blocked=blocked)
             self._shared[key] = known
         return known
 
     def own(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """What a container gets that has CPUs of its own."""
-        return Wanted(str(cpus), exclusive=True, limits=Limits(mems=self._memory(pod, cpus)))
+        return Wanted(str(cpus), exclusive=True, limits=CgroupLimits(mems=self._memory(pod, cpus)))
 
     def given(self, pod: Pod, cpus: CpuSet) -> Wanted:
         """What a container gets that a static kubelet gave CPUs: but for LSE and LSR pods, and
@@ -140,7 +140,7 @@ class Portions(msgspec.Struct, frozen=True):
         for name, reason in blocked.items():
             wanted = named.get(name, each)
             named[name] = msgspec.structs.replace(wanted, blocked=reason or wanted.blocked)
-        group = Limits(quota_microseconds=UNLIMITED) if lifted else NO_LIMITS
+        group = CgroupLimits(quota_microseconds=UNLIMITED) if lifted else NO_LIMITS
         limited = batch_limits(pod.qos, batch, self.cpu_normalization_ratio)
         if limited is not None:
             group = limited.pod
@@ -151,6 +151,6 @@ class Portions(msgspec.Struct, frozen=True):
         return PodWanted(pod.title, pod.qos, each, dict(sorted(named.items())), refused, group)
 
 
-def _limited(wanted: Wanted, limits: Limits) -> Wanted:
+def _limited(wanted: Wanted, limits: CgroupLimits) -> Wanted:
     limits = msgspec.structs.replace(limits, mems=wanted.limits.mems)
     return msgspec.structs.replace(wanted, limits=limits)

@@ -74,7 +74,7 @@ def kubelet_owned(pods: tuple[Pod, ...], kubelet: KubeletCpus) -> dict[str, CpuS
     return {uid: cpus for uid, cpus in kubelet.by_uid.items() if cpus and uid not in sharing}
 
 
-class Given(msgspec.Struct, frozen=True):
+class KubeletAssignments(msgspec.Struct, frozen=True):
     """What a kubelet gave away: `owners` are pods that are there, sorted by uid; `all` also has
     what is still in its file of pods that are gone; `with_be`: CPUs of LSR pods, which BE pods
     share; `named`: also those of pods that share by their label, which are in the pools and
@@ -87,7 +87,7 @@ class Given(msgspec.Struct, frozen=True):
     named: CpuSet
 
 
-def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> Given:
+def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> KubeletAssignments:
     """Nobody else is on these CPUs, as if their pods were LSE, but for those that are LSR. The
     kubelet gives each CPU once; where its file says one twice, the older pod has it."""
     owned = kubelet_owned(pods, kubelet)
@@ -100,7 +100,7 @@ def given(topology: Topology, pods: tuple[Pod, ...], kubelet: KubeletCpus) -> Gi
             online, offline = str(mine & topology.online), str(mine & topology.offline)
             owners.append(Owner(pod.uid, pod.title, of_class, online, offline, kubelet=True))
     owners.sort(key=lambda owner: owner.uid)
-    return Given(
+    return KubeletAssignments(
         kubelet.static,
         tuple(owners),
         union(owned.values()),

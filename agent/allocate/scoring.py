@@ -17,8 +17,8 @@ from __future__ import annotations
 import msgspec
 
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
-from agent.allocate.claims import Claim
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import NodeFacts
 from agent.allocate.policies_in_force import PROFILES, Profile, in_force
 from agent.allocate.reasons import Rejection
@@ -57,7 +57,7 @@ def profile(args: SchedulerArgs) -> Profile:
     )
 
 
-def score(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+def score(args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation) -> int:
     """Of the node with `claim` on it, which was offered for `ask`."""
     if args.rules is Rules.KOORDINATOR:
         return _as_koordinator(args, scene, ask, claim)
@@ -85,7 +85,9 @@ def _strategy(type_: ScoringType) -> NumaStrategy:
     return NumaStrategy.MOST_ALLOCATED if most else NumaStrategy.LEAST_ALLOCATED
 
 
-def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+def _by_resources(
+    args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation
+) -> int:
     if not claim.amounts:
         return _of_whole(args, scene, ask, claim)
     totals, weights = scene.account.totals(), counted(args.node.weights, ask.requests)
@@ -104,7 +106,7 @@ def _by_resources(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> 
     )
 
 
-def _of_whole(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+def _of_whole(args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation) -> int:
     """Of the whole node, the CPUs that pods own amplified."""
     facts = scene.facts
     owned = 1000 * scene.account.holdings.full(1).bit_count()
@@ -113,7 +115,9 @@ def _of_whole(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
     return _with_pod(args, facts, ask, claim, scene.whole.allocatable, used)
 
 
-def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -> int:
+def _as_koordinator(
+    args: SchedulerArgs, scene: Scene, ask: ResourceRequest, claim: PodAllocation
+) -> int:
     facts, account = scene.facts, scene.account
     policy = _numa_policy(facts, ask)
     if policy is NumaPolicy.NONE:
@@ -135,8 +139,8 @@ def _as_koordinator(args: SchedulerArgs, scene: Scene, ask: Ask, claim: Claim) -
 def _with_pod(
     args: SchedulerArgs,
     facts: NodeFacts,
-    ask: Ask,
-    claim: Claim,
+    ask: ResourceRequest,
+    claim: PodAllocation,
     capacity: dict[str, int],
     used: dict[str, int],
 ) -> int:
@@ -145,16 +149,16 @@ def _with_pod(
     return worth(args.node.type, counted(args.node.weights, ask.requests), capacity, used)
 
 
-def _numa_policy(facts: NodeFacts, ask: Ask) -> NumaPolicy:
+def _numa_policy(facts: NodeFacts, ask: ResourceRequest) -> NumaPolicy:
     found = in_force(facts.policies, facts.profile, ask)
     return NumaPolicy.NONE if isinstance(found, Rejection) else found.numa
 
 
-def _paid(facts: NodeFacts, claim: Claim, name: str, amount: int) -> int:
+def _paid(facts: NodeFacts, claim: PodAllocation, name: str, amount: int) -> int:
     return facts.amplified(amount) if name == "cpu" and claim.cpus else amount
 
 
-def _nodes(scene: Scene, claim: Claim) -> set[int]:
+def _nodes(scene: Scene, claim: PodAllocation) -> set[int]:
     layout = scene.facts.layout
     own = layout.node_ids(claim.cpus.mask) if layout and claim.cpus else ()
     return {*own, *claim.amounts}

@@ -11,8 +11,8 @@ import msgspec
 
 from agent.allocate import accumulator, burst, split
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
-from agent.allocate.cpu_request import CpuRequest, Shortage, Step
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage
 from agent.allocate.node import Amounts, NodeFacts
 from agent.allocate.numa.resource_hints import MaskScores
 from agent.allocate.offer import Price
@@ -30,13 +30,15 @@ class Allotment(msgspec.Struct, frozen=True):
 
     cpus: int
     amounts: Amounts
-    steps: tuple[Step, ...] = ()
+    steps: tuple[AllocationStep, ...] = ()
 
 
 class Trials:
     """Trials for one pod on one node as it stands."""
 
-    def __init__(self, facts: NodeFacts, account: Account, ask: Ask, policies: InForce) -> None:
+    def __init__(
+        self, facts: NodeFacts, account: Account, ask: ResourceRequest, policies: InForce
+    ) -> None:
         self._facts = facts
         self._account = account
         self._ask = ask

@@ -17,7 +17,7 @@ Helps: TypeAlias = Callable[[frozenset[str]], bool]
 _Key: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class PotentialVictim(msgspec.Struct, frozen=True):
     """A pod that may be a victim; `started_at` in nanoseconds since 1970. `budgets`: the disruption
     budgets that it counts in."""
 
@@ -35,18 +35,18 @@ class Victims(msgspec.Struct, frozen=True):
     violations: int
 
 
-def importance(candidate: Candidate) -> tuple[int, int, str]:
+def importance(candidate: PotentialVictim) -> tuple[int, int, str]:
     """Sorts the most important pod first, as kube-scheduler does: by priority, then who started
     first."""
     return -candidate.priority, candidate.started_at, candidate.uid
 
 
-def violations(chosen: Iterable[Candidate], allowed: Mapping[str, int]) -> int:
+def violations(chosen: Iterable[PotentialVictim], allowed: Mapping[str, int]) -> int:
     """How many of these pods are more than their budgets allow; `chosen` by importance."""
     return sum(_beyond(chosen, allowed))
 
 
-def _beyond(chosen: Iterable[Candidate], allowed: Mapping[str, int]) -> Iterator[bool]:
+def _beyond(chosen: Iterable[PotentialVictim], allowed: Mapping[str, int]) -> Iterator[bool]:
     """Of each whether a budget of its own is used up by then."""
     left = dict(allowed)
     for each in chosen:
@@ -56,7 +56,7 @@ def _beyond(chosen: Iterable[Candidate], allowed: Mapping[str, int]) -> Iterator
 
 
 def fewest(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[PotentialVictim],
     allowed: Mapping[str, int],
     helps: Helps,
     *,
@@ -77,7 +77,7 @@ class _Search:
 
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        candidates: Sequence[PotentialVictim],
         allowed: Mapping[str, int],
         helps: Helps,
         trials: int,
@@ -177,7 +177,7 @@ class _Search:
             tuple(-place for place in places),
         )
 
-    def _of(self, chosen: int) -> list[Candidate]:
+    def _of(self, chosen: int) -> list[PotentialVictim]:
         return [each for place, each in enumerate(self._pods) if chosen >> place & 1]
 
     def _in_vain(self, chosen: int) -> bool:

@@ -1,4 +1,4 @@
-"""The fields of Limits as files of a group, as the machine's controllers have them."""
+"""The fields of CgroupLimits as files of a group, as the machine's controllers have them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 from agent.cgroup import notation
 from agent.cgroup.controllers import Controller, Controllers
 from agent.cgroup.hierarchy import CgroupError
-from agent.model.wanted import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, CgroupLimits
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One field of Limits and its file on each version; None where that has none."""
+    """One field of CgroupLimits and its file on each version; None where that has none."""
 
     name: str
     controller: Controller
@@ -34,7 +34,7 @@ FIELDS: Final = (
 _MEMORY: Final = (notation.MEMORY, notation.MEMORY_MAX)
 
 
-def read(controllers: Controllers, group: str) -> Limits:
+def read(controllers: Controllers, group: str) -> CgroupLimits:
     """The values of the group; None for those that the machine does not have. Raises CgroupError,
     GroupGone. Shares of a v2 weight are the fewest that it may stand for."""
     texts = {}
@@ -48,7 +48,7 @@ def read(controllers: Controllers, group: str) -> Limits:
     return parsed(controllers, group, texts)
 
 
-def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Limits:
+def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> CgroupLimits:
     """What these texts mean in files of the group. Raises CgroupError, GroupGone."""
     values = {}
     for field in FIELDS:
@@ -57,10 +57,10 @@ def parsed(controllers: Controllers, group: str, texts: Mapping[str, str]) -> Li
                 values[field.name] = _value(controllers, group, file, texts[file])
             except ValueError as error:
                 raise CgroupError(f"cannot understand {file} of {group!r}: {error}") from error
-    return msgspec.structs.replace(Limits(), **values)
+    return msgspec.structs.replace(CgroupLimits(), **values)
 
 
-def files(controllers: Controllers, limits: Limits) -> Iterator[str]:
+def files(controllers: Controllers, limits: CgroupLimits) -> Iterator[str]:
     """The files of the limits that are set; none of a missing controller."""
     for field in FIELDS:
         version = controllers.version(field.controller)
@@ -70,14 +70,14 @@ def files(controllers: Controllers, limits: Limits) -> Iterator[str]:
                 yield file
 
 
-def lifts(limits: Limits, file: str) -> bool:
+def lifts(limits: CgroupLimits, file: str) -> bool:
     """Whether the limits say that the file is to limit nothing."""
     if file in (notation.QUOTA, notation.MAX):
         return limits.quota_microseconds == UNLIMITED
     return file in _MEMORY and limits.memory_limit_bytes == UNLIMITED
 
 
-def text(controllers: Controllers, group: str, file: str, limits: Limits, old: str) -> str:
+def text(controllers: Controllers, group: str, file: str, limits: CgroupLimits, old: str) -> str:
     """The wanted content of the file, whose content is `old`. Raises CgroupError, ValueError."""
     quota, shares, memory = limits.quota_microseconds, limits.shares, limits.memory_limit_bytes
     if file == notation.QUOTA and quota is not None:

@@ -42,7 +42,7 @@ class Write(msgspec.Struct, frozen=True):
     cpus: CpuSet
 
 
-class Tree(msgspec.Struct, frozen=True):
+class GroupTree(msgspec.Struct, frozen=True):
     """Present own values by group path: `/` (its effective CPUs), every wanted group and what its
     change depends on: the ancestors of each, and on v1 the descendants. There, one that only loses
     CPUs needs no ancestors, and one that only gains them no descendants.
@@ -66,7 +66,7 @@ def ancestors(group: str) -> tuple[str, ...]:
     return tuple("/".join(parts[:end]) for end in range(2, len(parts)))
 
 
-def effective(tree: Tree, group: str) -> CpuSet:
+def effective(tree: GroupTree, group: str) -> CpuSet:
     """What the kernel makes of the own values: on v1 the own value itself."""
     if not tree.inherits:
         return tree.cpus[group]
@@ -76,7 +76,7 @@ def effective(tree: Tree, group: str) -> CpuSet:
     return cpus
 
 
-def plan(tree: Tree, wanted: Mapping[str, CpuSet]) -> list[Write]:
+def plan(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> list[Write]:
     """The writes that bring `tree` to `wanted`, in order. Raises ValueError for an impossible
     request: an empty set, the root, a group missing from the tree, or CPUs beyond those of a wanted
     ancestor. CPUs that the root lacks are not checked: the kernel refuses them."""
@@ -89,7 +89,7 @@ def _top_down(groups: Mapping[str, CpuSet]) -> list[str]:
     return sorted(groups, key=lambda group: (group.count("/"), group))
 
 
-def _targets(tree: Tree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+def _targets(tree: GroupTree, wanted: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
     """The final value of each group that has one; top-down."""
     need: dict[str, int] = {}
     for group, cpus in wanted.items():
@@ -121,7 +121,7 @@ def _grown(own: CpuSet, need: int) -> CpuSet:
     return CpuSet.from_int(own.mask | need) if need & ~own.mask else own
 
 
-def _check(tree: Tree, wanted: Mapping[str, CpuSet], group: str) -> None:
+def _check(tree: GroupTree, wanted: Mapping[str, CpuSet], group: str) -> None:
     cpus = wanted[group]
     if group == "/" or not cpus:
         raise ValueError(f"{group!r} can't be given the cpuset '{cpus}'")
@@ -142,7 +142,7 @@ class _Task(msgspec.Struct):
     waits: set[int] = msgspec.field(default_factory=set)
 
 
-def _ordered(tree: Tree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
+def _ordered(tree: GroupTree, targets: Mapping[str, CpuSet], changed: list[str]) -> Iterator[Write]:
     own = {group: tree.cpus[group].mask for group in changed}
     held = {group: effective(tree, group).mask for group in changed}
     goals = {group: targets[group].mask for group in changed}

@@ -9,7 +9,7 @@ import msgspec
 from agent.model.cpuset import CpuSet
 
 
-class State(Enum):
+class WriteState(Enum):
     """How one group ended."""
 
     RIGHT = "right"
@@ -18,31 +18,31 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Change(msgspec.Struct, frozen=True):
+class GroupChange(msgspec.Struct, frozen=True):
     """`old` and `new` are own values as far as known; empty is a v2 group that inherits.
 
     `note` is the reason of a failure, or why `new` is not what was asked for.
     """
 
     group: str
-    state: State
+    state: WriteState
     old: CpuSet | None = None
     new: CpuSet | None = None
     note: str | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class WriteOutcome(msgspec.Struct, frozen=True):
     """A change for each group asked for, and `others`: ancestors and descendants that had to give
     or make room. Both sorted by group.
 
     `journal_error`: the values are right, but the journal does not say so.
     """
 
-    changes: tuple[Change, ...] = ()
-    others: tuple[Change, ...] = ()
+    changes: tuple[GroupChange, ...] = ()
+    others: tuple[GroupChange, ...] = ()
     journal_error: str | None = None
 
-    def having(self, state: State) -> tuple[Change, ...]:
+    def having(self, state: WriteState) -> tuple[GroupChange, ...]:
         """The groups asked for that ended so."""
         return tuple(each for each in self.changes if each.state is state)
 
@@ -50,7 +50,7 @@ class Outcome(msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         """Whether nothing failed; groups that are gone count as served."""
         return self.journal_error is None and all(
-            each.state is not State.FAILED for each in (*self.changes, *self.others)
+            each.state is not WriteState.FAILED for each in (*self.changes, *self.others)
         )
 
 
@@ -59,23 +59,23 @@ class ValueChange(msgspec.Struct, frozen=True):
 
     group: str
     file: str
-    state: State
+    state: WriteState
     old: str | None = None
     new: str | None = None
     note: str | None = None
 
 
 class ValueOutcome(msgspec.Struct, frozen=True):
-    """A change for each file of each group asked for, sorted; as Outcome otherwise."""
+    """A change for each file of each group asked for, sorted; as WriteOutcome otherwise."""
 
     changes: tuple[ValueChange, ...] = ()
     journal_error: str | None = None
 
-    def having(self, state: State) -> tuple[ValueChange, ...]:
+    def having(self, state: WriteState) -> tuple[ValueChange, ...]:
         """The files that ended so."""
         return tuple(each for each in self.changes if each.state is state)
 
     @property
     def ok(self) -> bool:
         """Whether nothing failed; groups that are gone count as served."""
-        return self.journal_error is None and not self.having(State.FAILED)
+        return self.journal_error is None and not self.having(WriteState.FAILED)

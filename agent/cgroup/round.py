@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
-from agent.cgroup.order import Tree, Write, ancestors, effective, parent, plan
-from agent.cgroup.outcome import Change, Outcome, State
+from agent.cgroup.order import GroupTree, Write, ancestors, effective, parent, plan
+from agent.cgroup.outcome import GroupChange, WriteOutcome, WriteState
 from agent.model.cpuset import CpuSet
 
 
@@ -26,8 +26,8 @@ class Round:
         self._asked: dict[str, CpuSet] = {}
         self._right: dict[str, CpuSet] = {}
         self._notes: dict[str, str] = {}
-        self._changes: dict[str, Change] = {}
-        self._others: dict[str, Change] = {}
+        self._changes: dict[str, GroupChange] = {}
+        self._others: dict[str, GroupChange] = {}
 
     def own(self, group: str) -> CpuSet:
         """The own value, read once; of the root what the machine has. Raises CgroupError."""
@@ -58,7 +58,7 @@ class Round:
                 self.fail(group, f"{group!r} can't be given the cpuset '{cpus}'")
             elif self.own(group) == cpus and self._is_effective(group, cpus):
                 self._right[group] = cpus
-                self.settle(group, State.RIGHT)
+                self.settle(group, WriteState.RIGHT)
             elif cpus <= self.own("/"):
                 self._asked[group] = cpus
             else:
@@ -68,12 +68,12 @@ class Round:
             self.fail(group, error)
 
     def settle(
-        self, group: str, state: State, new: CpuSet | None = None, note: str | None = None
+        self, group: str, state: WriteState, new: CpuSet | None = None, note: str | None = None
     ) -> None:
         """Records the result of the group; `new` when it differs from the value first read."""
         old = self._own.get(group)
         note = note or self._notes.get(group)
-        self._changes[group] = Change(group, state, old, old if new is None else new, note)
+        self._changes[group] = GroupChange(group, state, old, old if new is None else new, note)
 
     def fail(self, group: str, reason: CgroupError | str) -> None:
         """Note that the group ended without what was asked, and ask no more for it."""
@@ -98,7 +98,7 @@ class Round:
             return []
         self._values["/"] = self.own("/")
         wishes = {group: cpus for group in self._values if (cpus := self.target(group)) is not None}
-        return plan(Tree(self._values, self._inherits), wishes)
+        return plan(GroupTree(self._values, self._inherits), wishes)
 
     def before(self, writes: Sequence[Write]) -> dict[str, CpuSet]:
         """The own values that the writes are going to replace, by group."""
@@ -130,7 +130,7 @@ class Round:
             elif group in errors:
                 self._others[group] = self._failure(group, errors[group])
             else:
-                self._others[group] = Change(group, State.WRITTEN, self._own[group], goal)
+                self._others[group] = GroupChange(group, WriteState.WRITTEN, self._own[group], goal)
         for group in [each for each in self._asked if each in errors]:
             self.fail(group, errors[group])
 
@@ -139,12 +139,12 @@ class Round:
         for group, cpus in list(self._asked.items()):
             self._read_back(group, cpus)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> WriteOutcome:
         """What has come of it all."""
         changes, others = (
             tuple(each[group] for group in sorted(each)) for each in (self._changes, self._others)
         )
-        return Outcome(changes, others)
+        return WriteOutcome(changes, others)
 
     def _is_effective(self, group: str, cpus: CpuSet) -> bool:
         return not self._inherits or self._hierarchy.effective_cpus(group) == cpus
@@ -171,7 +171,7 @@ class Round:
 
         `failed`: what the failed groups should hold by now, at most.
         """
-        now = Tree(self._values, self._inherits)
+        now = GroupTree(self._values, self._inherits)
         group, cpus = write.group, write.cpus
         if group not in self._values:
             raise GroupGone(f"{group!r} ended with a group above it")
@@ -193,13 +193,13 @@ class Round:
             own = self._hierarchy.own_cpus(group)
             if own == cpus and self._is_effective(group, cpus):
                 same = own == self._own[group]
-                self.settle(group, State.RIGHT if same else State.WRITTEN, own)
+                self.settle(group, WriteState.RIGHT if same else WriteState.WRITTEN, own)
             else:
                 counts = self._hierarchy.effective_cpus(group)
                 self.fail(group, f"'{cpus}' was written, '{own}' read back ('{counts}' effective)")
         except CgroupError as error:
             self.fail(group, error)
 
-    def _failure(self, group: str, reason: CgroupError | str) -> Change:
-        state = State.GONE if isinstance(reason, GroupGone) else State.FAILED
-        return Change(group, state, self._own.get(group), None, str(reason))
+    def _failure(self, group: str, reason: CgroupError | str) -> GroupChange:
+        state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
+        return GroupChange(group, state, self._own.get(group), None, str(reason))

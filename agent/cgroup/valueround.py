@@ -14,13 +14,13 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.notation import MEMORY_CURRENT, MEMORY_MAX, MEMS, MIGRATE
 from agent.cgroup.order import ancestors, parent
-from agent.cgroup.outcome import State, ValueChange
-from agent.model.wanted import Limits
+from agent.cgroup.outcome import ValueChange, WriteState
+from agent.model.wanted import CgroupLimits
 
 _EFFECTIVE_MEMS = "cpuset.mems.effective"
 
 
-class Step(msgspec.Struct, frozen=True):
+class ValueWrite(msgspec.Struct, frozen=True):
     """One write, and the text that stood there before all of them."""
 
     group: str
@@ -35,16 +35,16 @@ class ValueRound:
 
     def __init__(self, controllers: Controllers) -> None:
         self._controllers = controllers
-        self._steps: dict[tuple[str, str], Step] = {}
+        self._steps: dict[tuple[str, str], ValueWrite] = {}
         self._changes: dict[tuple[str, str], ValueChange] = {}
         self._notes: dict[tuple[str, str], str] = {}
 
-    def ask(self, group: str, file: str, limits: Limits) -> None:
+    def ask(self, group: str, file: str, limits: CgroupLimits) -> None:
         """Give the file what the limits say. A group to which v2 does not hand the controller down
         has no limit to lift."""
         try:
             if fields.lifts(limits, file) and self._controllers.read(group, file) is None:
-                self._settle(group, file, State.RIGHT)
+                self._settle(group, file, WriteState.RIGHT)
                 return
             old = self._present(group, file)
             self._compare(
@@ -59,20 +59,20 @@ class ValueRound:
             old = self._present(group, file)
             if file == MEMS and not original and self._controllers.version("cpuset") == 1:
                 note = "was empty, keeps what it has"
-                self._settle(group, file, State.RIGHT, old, old, note)
+                self._settle(group, file, WriteState.RIGHT, old, old, note)
             else:
                 self._compare(group, file, old, original)
         except (CgroupError, ValueError) as error:
             self.fail(group, file, error)
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[ValueWrite]:
         """What is to be written, by group and file."""
         return list(self._steps.values())
 
     def fail(self, group: str, file: str, reason: Exception | str) -> None:
         """Note that the file ended without what was asked, and ask no more for it."""
         step = self._steps.pop((group, file), None)
-        state = State.GONE if isinstance(reason, GroupGone) else State.FAILED
+        state = WriteState.GONE if isinstance(reason, GroupGone) else WriteState.FAILED
         self._settle(group, file, state, step.old if step else None, None, str(reason))
 
     def run(self) -> None:
@@ -101,11 +101,11 @@ class ValueRound:
 
     def _compare(self, group: str, file: str, old: str, new: str) -> None:
         if notation.same(file, old, new):
-            self._settle(group, file, State.RIGHT, old, old)
+            self._settle(group, file, WriteState.RIGHT, old, old)
         else:
-            self._steps[group, file] = Step(group, file, old, new)
+            self._steps[group, file] = ValueWrite(group, file, old, new)
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: ValueWrite) -> None:
         if step.file == MEMORY_MAX and not notation.grows(step.file, step.old, step.new):
             used = int(self._present(step.group, MEMORY_CURRENT))
             if used > notation.memory_of(step.new):
@@ -122,7 +122,7 @@ class ValueRound:
                 raise
             self._write_nodes_above(step)
 
-    def _write_nodes_above(self, step: Step) -> None:
+    def _write_nodes_above(self, step: ValueWrite) -> None:
         """For a used v2 group that may not inherit again: the kernel (6.1) refuses that."""
         above = parent(step.group)
         nodes = self._present(above, _EFFECTIVE_MEMS)
@@ -130,19 +130,19 @@ class ValueRound:
         self._steps[step.group, step.file] = msgspec.structs.replace(step, new=nodes)
         self._notes[step.group, step.file] = f"is used, so it got every node of {above!r}"
 
-    def _read_back(self, step: Step) -> None:
+    def _read_back(self, step: ValueWrite) -> None:
         group, file = step.group, step.file
         now = self._present(group, file)
         if not notation.same(file, now, step.new):
             raise CgroupError(f"'{step.new}' was written to {file}, '{now}' read back")
         del self._steps[group, file]
-        self._settle(group, file, State.WRITTEN, step.old, now, self._notes.get((group, file)))
+        self._settle(group, file, WriteState.WRITTEN, step.old, now, self._notes.get((group, file)))
 
     def _settle(
         self,
         group: str,
         file: str,
-        state: State,
+        state: WriteState,
         old: str | None = None,
         new: str | None = None,
         note: str | None = None,
@@ -150,7 +150,7 @@ class ValueRound:
         self._changes[group, file] = ValueChange(group, file, state, old, new, note)
 
 
-def _ordered(steps: list[Step], nested_nodes: bool) -> Iterator[Step]:
+def _ordered(steps: list[ValueWrite], nested_nodes: bool) -> Iterator[ValueWrite]:
     """What decides how others act, what grows from the top, what shrinks from the bottom.
 
     `nested_nodes`: v1's rule, a group's memory nodes hold those of every group in it. One that

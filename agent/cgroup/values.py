@@ -24,15 +24,17 @@ from agent.cgroup import limits as fields
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.journal import Journal, JournalError, OriginalValue
 from agent.cgroup.notation import MAX, QUOTA
-from agent.cgroup.outcome import State, ValueOutcome
+from agent.cgroup.outcome import ValueOutcome, WriteState
 from agent.cgroup.valueround import ValueRound
 from agent.model.qos import is_qos_root
-from agent.model.wanted import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, CgroupLimits
 
 read: Final = fields.read
 
 
-def apply(controllers: Controllers, journal: Journal, wanted: Mapping[str, Limits]) -> ValueOutcome:
+def apply(
+    controllers: Controllers, journal: Journal, wanted: Mapping[str, CgroupLimits]
+) -> ValueOutcome:
     """Give each group its limits; before a file is first written, its value is journalled.
 
     Where all is right, this costs one read of each file (of a v1 quota a second, for its period)
@@ -72,7 +74,7 @@ def restore(
             round_.ask_back(group, file, original.value)
     round_.run()
     changes = round_.changes()
-    settled = [(each.group, each.file) for each in changes if each.state is not State.FAILED]
+    settled = [(each.group, each.file) for each in changes if each.state is not WriteState.FAILED]
     try:
         journal.update_values((), settled)
     except JournalError as error:

@@ -13,12 +13,12 @@ import msgspec
 from agent.cgroup.hierarchy import CgroupError, Hierarchy, Populated
 from agent.cgroup.journal import Journal, JournalError, Original
 from agent.cgroup.order import ancestors, parent
-from agent.cgroup.outcome import Outcome, State
+from agent.cgroup.outcome import WriteOutcome, WriteState
 from agent.cgroup.round import Round
 from agent.model.cpuset import CpuSet
 
 
-def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> Outcome:
+def apply(hierarchy: Hierarchy, journal: Journal, wanted: Mapping[str, CpuSet]) -> WriteOutcome:
     """Give each group its CPUs; before a group is first written, its value is journalled.
 
     Where all is right, this costs one read of each group (on v2 two) and no write. A journal that
@@ -55,7 +55,7 @@ def restore(
     journal: Journal,
     chosen: Mapping[str, CpuSet] | None = None,
     only: Collection[str] | None = None,
-) -> Outcome:
+) -> WriteOutcome:
     """Restores the original value of every journalled group, or of those in `only`, and removes the
     restored entries. `chosen` adds groups whose value was ours from their creation on, and
     overrides the journal; on v2 an empty set lets the group inherit; when the kernel refuses that,
@@ -81,7 +81,9 @@ def restore(
     round_.read_back()
     outcome = round_.outcome()
     try:
-        journal.forget(each.group for each in outcome.changes if each.state is not State.FAILED)
+        journal.forget(
+            each.group for each in outcome.changes if each.state is not WriteState.FAILED
+        )
     except JournalError as error:
         return msgspec.structs.replace(outcome, journal_error=str(error))
     return outcome
@@ -108,7 +110,7 @@ def _vanished(hierarchy: Hierarchy, groups: Iterable[str]) -> list[str]:
 def _put(hierarchy: Hierarchy, round_: Round, group: str, cpus: CpuSet) -> None:
     """v2 refuses no order, and cuts what is effective by itself."""
     if round_.own(group) == cpus:
-        round_.settle(group, State.RIGHT)
+        round_.settle(group, WriteState.RIGHT)
         return
     note = None
     try:
@@ -120,14 +122,14 @@ def _put(hierarchy: Hierarchy, round_: Round, group: str, cpus: CpuSet) -> None:
         above = parent(group)
         cpus, note = hierarchy.effective_cpus(above), f"is used, so it got every CPU of {above!r}"
         hierarchy.write(group, cpus)
-    round_.settle(group, State.WRITTEN, cpus, note)
+    round_.settle(group, WriteState.WRITTEN, cpus, note)
 
 
 def _ask_back(round_: Round, group: str, cpus: CpuSet) -> None:
     """Called top-down: what is above has its target already."""
     if not cpus:
         round_.own(group)
-        round_.settle(group, State.RIGHT, note="was empty, keeps what it has")
+        round_.settle(group, WriteState.RIGHT, note="was empty, keeps what it has")
         return
     room = round_.own("/")
     for above in ancestors(group):

@@ -21,7 +21,7 @@ from agent.telemetry.http import HttpError
 if TYPE_CHECKING:
     import argparse
 
-    from agent.node.corrected import Serve, Server
+    from agent.node.corrected import PodResourcesServer, Serve
 
 OPTIONS = (
     "state_dir",
@@ -132,7 +132,7 @@ def _serve(settings: Settings) -> Serve | None:
         raise SettingsError(f"{name}: {path} is the kubelet's own socket")
     _needs_grpcio(name)
 
-    def serve(answer: Callable[[str, bytes], bytes]) -> Server:
+    def serve(answer: Callable[[str, bytes], bytes]) -> PodResourcesServer:
         from agent.kubelet.corrected import METHODS
         from agent.kubelet.podresources import SERVICE
         from agent.rpc.server import GrpcServer, Method

@@ -21,8 +21,8 @@ import msgspec
 from agent.cli import output
 from agent.conformance import run as runs
 from agent.conformance.files import FileError
-from agent.conformance.kinds import KINDS, Kind
-from agent.conformance.run import DECLARED_PERCENT, Disagreement, Result, UnknownKindError
+from agent.conformance.kinds import KINDS, CaseKind
+from agent.conformance.run import DECLARED_PERCENT, Disagreement, FileResult, UnknownKindError
 from agent.view.format import count
 
 VECTORS: Final = Path(__file__).resolve().parents[2] / "tests" / "data" / "vectors"
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(
-    arguments: argparse.Namespace, known: Sequence[Kind] = KINDS, vectors: Path = VECTORS
+    arguments: argparse.Namespace, known: Sequence[CaseKind] = KINDS, vectors: Path = VECTORS
 ) -> int:
     """Runs every file, or those of the folder `vectors`; what can't be read has a line on standard
     error and no result."""
     unread = False
-    results: list[Result] = []
+    results: list[FileResult] = []
     uncompared: list[str] = []
     files = arguments.files or [str(path) for path in sorted(vectors.glob("*.jsonl*"))]
     if not files:
@@ -89,19 +89,19 @@ def run(
     return 0 if all(result.passes for result in results) else 1
 
 
-def _is_of_another_kind(error: FileError, path: str, known: Sequence[Kind]) -> bool:
+def _is_of_another_kind(error: FileError, path: str, known: Sequence[CaseKind]) -> bool:
     """Whether nothing compares such files. One that has the name of a known kind is broken."""
     name = Path(path).name.partition(".")[0]
     return isinstance(error, UnknownKindError) and name not in {kind.name for kind in known}
 
 
-def described(result: Result) -> str:
+def described(result: FileResult) -> str:
     """A few lines for people, with the first disagreement as JSON: whole where it is short, else
     what lies around the place where the answers differ."""
     return "".join(f"{line}\n" for line in _lines(result))
 
 
-def _lines(result: Result) -> Iterator[str]:
+def _lines(result: FileResult) -> Iterator[str]:
     yield f"{result.file}: {result.kind}, {result.cases:,} {_noun('case', result.cases)}"
     width = len(f"{result.cases:,}")
     indent = " " * (width + 3)
@@ -144,7 +144,7 @@ def _part(text: str, place: int) -> str:
     return f"{before}{text[start : start + _LONGEST]}{after}"
 
 
-def body(result: Result) -> dict[str, Any]:
+def body(result: FileResult) -> dict[str, Any]:
     """The result as JSON values."""
     return {
         "file": result.file,
@@ -157,7 +157,7 @@ def body(result: Result) -> dict[str, Any]:
     }
 
 
-def _too_many(result: Result) -> str:
+def _too_many(result: FileResult) -> str:
     cases = count(result.cases, "case")
     return (
         f"{count(result.unlisted, 'declared difference')} in {cases}: "

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from agent.cgroup.hierarchy import CgroupError
-from agent.cgroup.outcome import Change, State, ValueChange
+from agent.cgroup.outcome import GroupChange, ValueChange, WriteState
 from agent.cli import options
 from agent.host.locks import LockedError
 from agent.model.settings import SettingsError
@@ -26,23 +26,23 @@ def run(arguments: argparse.Namespace) -> int:
         return options.fail(error, 2)
     except (LockedError, CgroupError, OSError) as error:
         return options.fail(error)
-    changes: tuple[Change | ValueChange, ...] = restored.outcome.changes
+    changes: tuple[GroupChange | ValueChange, ...] = restored.outcome.changes
     for change in changes + restored.values.changes:
-        if change.state in (State.GONE, State.RIGHT):
+        if change.state in (WriteState.GONE, WriteState.RIGHT):
             continue
-        print(_line(change), file=sys.stderr if change.state is State.FAILED else sys.stdout)
+        print(_line(change), file=sys.stderr if change.state is WriteState.FAILED else sys.stdout)
     if restored.unasked:
         print(f"topolet: not every container: {restored.unasked}", file=sys.stderr)
     cpusets, others = (
-        len(each.having(State.WRITTEN)) for each in (restored.outcome, restored.values)
+        len(each.having(WriteState.WRITTEN)) for each in (restored.outcome, restored.values)
     )
     print(f"{cpusets} cpusets given back" + (f", and {others} other values" if others else ""))
     return 0 if restored.outcome.ok and restored.values.ok else 1
 
 
-def _line(change: Change | ValueChange) -> str:
+def _line(change: GroupChange | ValueChange) -> str:
     note = f" ({change.note})" if change.note else ""
     what = f"{change.group} {change.file}" if isinstance(change, ValueChange) else change.group
-    if change.state is State.WRITTEN:
+    if change.state is WriteState.WRITTEN:
         return f"{what}: {change.old or 'inherited'} -> {change.new or 'inherits'}{note}"
     return f"{what}: {change.state.value}{note}"

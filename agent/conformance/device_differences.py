@@ -10,7 +10,7 @@ import msgspec
 from agent.allocate.bits import members
 from agent.allocate.devices.allocation import DeviceRequest
 from agent.allocate.devices.need import Need, need
-from agent.allocate.devices.request import Reason
+from agent.allocate.devices.request import RequestFault
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import allowed_devices
@@ -23,11 +23,11 @@ from agent.model.policies import NumaStrategy
 Test = Callable[[DeviceRequest, dict[str, Need], Answers], bool]
 
 
-class Question(msgspec.Struct, frozen=True):
+class DeviceCase(msgspec.Struct, frozen=True):
     """A case as our values. `request`: or why ours refuses it before it looks at the node."""
 
     node: NodeDevices
-    request: DeviceRequest | Reason
+    request: DeviceRequest | RequestFault
     numa: int | None
     strategy: NumaStrategy | None
 
@@ -131,12 +131,12 @@ NODE_SCORE: Final = Difference(
 DIFFERENCES: Final = (*(each for each, _ in _TESTS), UNEVEN_SHARES, NODE_SCORE)
 
 
-def declared(question: Question, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
+def declared(question: DeviceCase, theirs: dict[str, Any], ours: dict[str, Any]) -> str | None:
     """The name of the difference, None where there is none. Where both chose the same devices,
     theirs has to be the score that their rule gives."""
     request = question.request
-    if isinstance(request, Reason):
-        return UNEVEN_SHARES.name if request is Reason.UNEVEN else None
+    if isinstance(request, RequestFault):
+        return UNEVEN_SHARES.name if request is RequestFault.UNEVEN else None
     needs = _needs(question, request)
     if theirs.get("allocation") == ours.get("allocation"):
         return NODE_SCORE.name if theirs["score"] == _of_one(question, needs) else None
@@ -144,7 +144,7 @@ def declared(question: Question, theirs: dict[str, Any], ours: dict[str, Any]) -
     return next((each.name for each, test in _TESTS if test(request, needs, answers)), None)
 
 
-def _needs(question: Question, request: DeviceRequest) -> dict[str, Need]:
+def _needs(question: DeviceCase, request: DeviceRequest) -> dict[str, Need]:
     found = {}
     for kind, ask in request.asks.items():
         hint = request.wishes.hints.get(kind)
@@ -162,7 +162,7 @@ def _needs(question: Question, request: DeviceRequest) -> dict[str, Need]:
     return found
 
 
-def _of_one(question: Question, needs: dict[str, Need]) -> int:
+def _of_one(question: DeviceCase, needs: dict[str, Need]) -> int:
     """Their score: of one device's request, by what was asked, over all that hint and NUMA nodes
     leave."""
     assert question.strategy is not None

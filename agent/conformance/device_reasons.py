@@ -11,7 +11,12 @@ from agent.allocate.devices.joint import partners
 from agent.allocate.devices.need import Need
 from agent.allocate.devices.request import FULL
 from agent.allocate.devices.view import selected
-from agent.model.device_wishes import Exclusion, JointScope, Scope, Strategy
+from agent.model.device_wishes import (
+    DeviceAllocateStrategy,
+    DeviceTopologyScope,
+    Exclusion,
+    JointScope,
+)
 from agent.model.devices import DeviceType
 from agent.model.nodestatus import GPU_CORE
 
@@ -45,7 +50,7 @@ def core_of_several(request: DeviceRequest, needs: dict[str, Need], answers: Ans
 def for_all_healthy(request: DeviceRequest, needs: dict[str, Need], answers: Answers) -> bool:
     return answers.theirs is None and any(
         each.hint is not None
-        and each.hint.strategy is Strategy.APPLY_FOR_ALL
+        and each.hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
         and selected(each.seen.fleet, each.hint) & ~each.seen.fleet.healthy
         for each in needs.values()
     )
@@ -93,7 +98,7 @@ def shares_in_scope(request: DeviceRequest, needs: dict[str, Need], answers: Ans
         and gpus.ask.shared
         and gpus.ask.count > 1
         and gpus.hint is not None
-        and gpus.hint.scope is not Scope.ANYWHERE
+        and gpus.hint.scope is not DeviceTopologyScope.ANYWHERE
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final, Protocol, cast
 import msgspec
 
 from agent.conformance.files import Case
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 
 
 class Judge(Protocol):
@@ -23,12 +23,12 @@ class Judge(Protocol):
     def DIFFERENCES(self) -> Sequence[Difference]:  # noqa: N802
         """All that `judge` may declare."""
 
-    def judge(self, case: Case) -> Verdict:
+    def judge(self, case: Case) -> CaseVerdict:
         """Raises an ArithmeticError, AttributeError, LookupError, TypeError or ValueError for a
         case that it can't read."""
 
 
-class Kind(msgspec.Struct, frozen=True):
+class CaseKind(msgspec.Struct, frozen=True):
     """`keys`: those that every case has; a case may have more. `ops`: the values of the key `op`,
     empty for a kind without that key."""
 
@@ -47,8 +47,8 @@ class Kind(msgspec.Struct, frozen=True):
         return cast(Judge, module)
 
 
-def _kind(name: str, keys: str, ops: str = "") -> Kind:
-    return Kind(name, frozenset(keys.split()), ops=tuple(ops.split()))
+def _kind(name: str, keys: str, ops: str = "") -> CaseKind:
+    return CaseKind(name, frozenset(keys.split()), ops=tuple(ops.split()))
 
 
 KINDS: Final = (
@@ -75,7 +75,7 @@ KINDS: Final = (
 )
 
 
-def find(case: Case, kinds: Sequence[Kind] = KINDS) -> Kind | None:
+def find(case: Case, kinds: Sequence[CaseKind] = KINDS) -> CaseKind | None:
     """The kind of a case: of those that it fits, the one with most keys."""
     fitting = [kind for kind in kinds if kind.fits(case)]
     return max(fitting, key=lambda kind: len(kind.keys), default=None)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from agent.conformance import koordinator_cpuset_hook, koordinator_pools
 from agent.conformance.koordinator_cpuset_hook import BE_ON_LS_POOL, EMPTY_POOL, STRAY_COMMA
 from agent.conformance.koordinator_pools import CLAIMED_TWICE, KUBELET_DECIDES
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 
 DIFFERENCES: Final[tuple[Difference, ...]] = (
     CLAIMED_TWICE,
@@ -26,5 +26,5 @@ _JUDGES: Final = {
 }
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     return _JUDGES[case["op"]](case)

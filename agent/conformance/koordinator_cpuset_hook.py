@@ -25,7 +25,7 @@ from agent.allocate.shares import (
     pool_class,
     shared_cpus,
 )
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.hooks import cpuset
 from agent.hooks.cpuset import Answer, Give
 from agent.hooks.requests import CreateContainer, announced
@@ -70,19 +70,19 @@ class _Reported(msgspec.Struct, frozen=True):
     system: CpuSet = EMPTY
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     expect = case["expect"]
     comes = _comes(case)
     pod = announced(comes, 0)
     try:
         reported = _reported(case.get("nrt"))
     except AnnotationError as error:
-        return Verdict("ruleError" in expect, {"ruleError": str(error)})
+        return CaseVerdict("ruleError" in expect, {"ruleError": str(error)})
     try:
         status = resource_status(pod.annotations)
         claimed, nodes = status.cpus(), status.shared_numa_nodes()
     except AnnotationError as error:
-        return Verdict("error" in expect, {"error": str(error)})
+        return CaseVerdict("error" in expect, {"error": str(error)})
     if reported is None and claimed:
         reported = _Reported()
     snapshot = None if reported is None else _snapshot(pod, claimed, reported)
@@ -94,11 +94,11 @@ def judge(case: dict[str, Any]) -> Verdict:
     ours = _ours(answer, lifts_pod=wanted is not None and wanted.exclusive)
     quotas = ("cfsQuota", "podCFSQuota")
     if "cpuset" not in expect or any(ours[key] != expect[key] for key in quotas):
-        return Verdict(False, ours)
+        return CaseVerdict(False, ours)
     return _compared(case, pod, nodes, reported or _Reported(), ours)
 
 
-def judge_host_application(case: dict[str, Any]) -> Verdict:
+def judge_host_application(case: dict[str, Any]) -> CaseVerdict:
     expect = case["expect"]
     ours: dict[str, Any] = {"cpuset": None}
     try:
@@ -106,12 +106,12 @@ def judge_host_application(case: dict[str, Any]) -> Verdict:
         if reported is not None:
             ours["cpuset"] = str(host_application_cpus(case["qos"], reported.ls)) or None
     except AnnotationError as error:
-        return Verdict("ruleError" in expect, {"ruleError": str(error)})
+        return CaseVerdict("ruleError" in expect, {"ruleError": str(error)})
     except ValueError as error:
-        return Verdict("error" in expect, {"error": str(error)})
+        return CaseVerdict("error" in expect, {"error": str(error)})
     if "cpuset" not in expect:
-        return Verdict(False, ours)
-    return _joined(ours, expect["cpuset"] or "") or Verdict(False, ours)
+        return CaseVerdict(False, ours)
+    return _joined(ours, expect["cpuset"] or "") or CaseVerdict(False, ours)
 
 
 def _comes(case: dict[str, Any]) -> PodAnnounced:
@@ -190,24 +190,24 @@ def _compared(
     nodes: tuple[int, ...],
     reported: _Reported,
     ours: dict[str, Any],
-) -> Verdict:
+) -> CaseVerdict:
     theirs = case["expect"]["cpuset"] or ""
     place = CpuSet.parse(ours["cpuset"] or "")
     pools = reported.be if pool_class(pod) is QoS.BE else reported.ls
     left_alone = not _answers(case, pod, nodes, reported)
     if not theirs and not place and "wait" not in ours:
-        return Verdict(True, ours)
+        return CaseVerdict(True, ours)
     if left_alone and not theirs and place and place == _pool(pools, nodes):
-        return Verdict(True, ours)
+        return CaseVerdict(True, ours)
     if _cpus(theirs) and (same := _joined(ours, theirs)):
         return same
     everywhere = (reported.system if pod.qos is QoS.SYSTEM else EMPTY) or pool_cpus(pools)
     if not _cpus(theirs) and not pool_cpus(_narrow(pools, nodes)) and place == everywhere:
-        return Verdict(False, ours, EMPTY_POOL.name)
+        return CaseVerdict(False, ours, EMPTY_POOL.name)
     by_label = case.get("qos") == QoS.BE and pod.kube_class != "besteffort"
     on_ls = not left_alone and _cpus(theirs) == pool_cpus(reported.ls)
     on_be = place == _pool(reported.be, nodes)
-    return Verdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
+    return CaseVerdict(False, ours, BE_ON_LS_POOL.name if by_label and on_ls and on_be else None)
 
 
 def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _Reported) -> bool:
@@ -218,12 +218,12 @@ def _answers(case: dict[str, Any], pod: Pod, nodes: tuple[int, ...], reported: _
     return bool(bound or by_class or not to_others)
 
 
-def _joined(ours: dict[str, Any], theirs: str) -> Verdict | None:
+def _joined(ours: dict[str, Any], theirs: str) -> CaseVerdict | None:
     """None where the CPUs differ."""
     if _cpus(theirs) != _cpus(ours["cpuset"] or ""):
         return None
     stray = "" in theirs.split(",") and theirs != ""
-    return Verdict(not stray, ours, STRAY_COMMA.name if stray else None)
+    return CaseVerdict(not stray, ours, STRAY_COMMA.name if stray else None)
 
 
 def _pool(pools: tuple[Pool, ...], nodes: tuple[int, ...]) -> CpuSet:

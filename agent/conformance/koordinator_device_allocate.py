@@ -15,12 +15,12 @@ from agent.allocate.devices.allocation import (
 )
 from agent.allocate.devices.inventory import inventory
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.refusal import Refusal
-from agent.allocate.devices.request import Reason, RequestError, asks
+from agent.allocate.devices.refusal import DeviceRefusal
+from agent.allocate.devices.request import RequestError, RequestFault, asks
 from agent.allocate.devices.state import NodeDevices, node_devices
-from agent.conformance.device_differences import DIFFERENCES, Question, declared
+from agent.conformance.device_differences import DIFFERENCES, DeviceCase, declared
 from agent.conformance.devices import amounts, devices, pod_wishes
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
     allocated,
@@ -34,7 +34,7 @@ from agent.model.policies import NumaStrategy
 __all__ = ["DIFFERENCES", "judge"]
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Errors agree with errors, whatever their text; a choice in every device, its amounts, its
     functions and the order, and in the score."""
     question = _question(case)
@@ -42,19 +42,19 @@ def judge(case: dict[str, Any]) -> Verdict:
     theirs: dict[str, Any] = case["expect"]
     both_fail = "error" in theirs and "error" in ours
     if both_fail or theirs == ours:
-        return Verdict(True, ours)
-    return Verdict(False, ours, declared(question, theirs, ours))
+        return CaseVerdict(True, ours)
+    return CaseVerdict(False, ours, declared(question, theirs, ours))
 
 
-def _question(case: dict[str, Any]) -> Question:
-    request: DeviceRequest | Reason
+def _question(case: dict[str, Any]) -> DeviceCase:
+    request: DeviceRequest | RequestFault
     try:
         asked = asks(amounts(case["pod"]["requests"]))
         request = DeviceRequest(asked, pod_wishes(case["pod"]))
     except RequestError as error:
         request = error.reason
     numa, strategy = case["numa"], case["strategy"]
-    return Question(
+    return DeviceCase(
         node(case),
         request,
         None if numa is None else of_nodes(numa),
@@ -62,13 +62,13 @@ def _question(case: dict[str, Any]) -> Question:
     )
 
 
-def _answer(question: Question) -> dict[str, Any]:
-    if isinstance(question.request, Reason):
+def _answer(question: DeviceCase) -> dict[str, Any]:
+    if isinstance(question.request, RequestFault):
         return {"error": question.request.value}
     found = allocate(
         question.node, question.request, numa=question.numa, strategy=question.strategy
     )
-    if isinstance(found, Refusal):
+    if isinstance(found, DeviceRefusal):
         return {"error": f"{found.type}: {found.cause}"}
     written: dict[str, Any] = {"allocation": _written(found)}
     if question.strategy is not None:

@@ -8,9 +8,9 @@ from typing import Any, Final
 from agent.allocate.devices.request import (
     FULL,
     NPU_CORE,
-    Ask,
-    Reason,
     RequestError,
+    RequestFault,
+    TypeRequest,
     asks,
     filled,
     hinted,
@@ -24,8 +24,8 @@ from agent.conformance.devices import (
     devices,
     pod_wishes,
 )
-from agent.conformance.verdict import Verdict
-from agent.model.device_wishes import Hint, Strategy
+from agent.conformance.verdict import CaseVerdict
+from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint
 from agent.model.devices import Device, DeviceType
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO, GPU_SHARED
 
@@ -34,12 +34,12 @@ GPU_TYPE: Final = DeviceType.GPU.value
 DIFFERENCES: Final = (UNEVEN_SHARES, CORE_OF_SEVERAL, HEALTHY_ALONE)
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Compares every field; errors by their kind."""
     ours = _answer(case)
     if ours == case["expect"]:
-        return Verdict(True, ours)
-    return Verdict(False, ours, _declared(case, ours))
+        return CaseVerdict(True, ours)
+    return CaseVerdict(False, ours, _declared(case, ours))
 
 
 def _answer(case: dict[str, Any]) -> dict[str, Any]:
@@ -58,7 +58,9 @@ def _answer(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _described(kind: str, ask: Ask, hint: Hint | None, there: list[Device]) -> dict[str, Any]:
+def _described(
+    kind: str, ask: TypeRequest, hint: DeviceHint | None, there: list[Device]
+) -> dict[str, Any]:
     told: dict[str, Any] = {"total": ask.total}
     if kind == GPU_TYPE:
         told |= {"count": ask.count, "per": ask.per, "shared": ask.shared}
@@ -75,7 +77,7 @@ def _described(kind: str, ask: Ask, hint: Hint | None, there: list[Device]) -> d
     return told if there and ask.count else {"total": ask.total, "insufficient": True}
 
 
-def _selected(hint: Hint | None) -> Any:
+def _selected(hint: DeviceHint | None) -> Any:
     selector = hint.selector if hint else None
     return lambda each: each.healthy and (selector is None or selector.matches(each.labels))
 
@@ -93,7 +95,7 @@ def _total(pod: dict[str, Any]) -> dict[str, int]:
 def _declared(case: dict[str, Any], ours: dict[str, Any]) -> str | None:
     """All that differs has to be for one of the reasons."""
     theirs: dict[str, Any] = case["expect"]
-    if ours.get("error") == Reason.UNEVEN:
+    if ours.get("error") == RequestFault.UNEVEN:
         total = theirs.get(GPU_TYPE, {}).get("total", {})
         return UNEVEN_SHARES.name if _uneven(total) else None
     if theirs.keys() != ours.keys() or "error" in theirs:
@@ -114,11 +116,11 @@ def _reason(
     hint = pod_wishes(case["pod"]).hints.get(kind)
     there = [each for each in devices(case["devices"]) if each.type == kind]
     ill = not all(each.healthy for each in _matching(hint, there))
-    for_all = hint is not None and hint.strategy is Strategy.APPLY_FOR_ALL
+    for_all = hint is not None and hint.strategy is DeviceAllocateStrategy.APPLY_FOR_ALL
     return HEALTHY_ALONE.name if for_all and ill else None
 
 
-def _matching(hint: Hint | None, there: Iterable[Device]) -> list[Device]:
+def _matching(hint: DeviceHint | None, there: Iterable[Device]) -> list[Device]:
     selector = hint.selector if hint else None
     return [each for each in there if selector is None or selector.matches(each.labels)]
 

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from agent.allocate.numa.koordinator_merge import NodeStatus, merge
 from agent.conformance.numa_hints import ids, providers
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 DIFFERENCES: Final[tuple[Difference, ...]] = ()
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Compares mask, preferred, unsatisfied, score and admit; a panic agrees with any answer."""
     nodes = case["numaNodes"]
     exclusive = case["exclusive"]
@@ -31,4 +31,4 @@ def judge(case: dict[str, Any]) -> Verdict:
         "admit": merged.admit,
     }
     expect = case["expect"]
-    return Verdict("panic" in expect or ours == expect, ours)
+    return CaseVerdict("panic" in expect or ours == expect, ours)

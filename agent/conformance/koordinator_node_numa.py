@@ -12,7 +12,7 @@ import msgspec
 
 from agent.allocate import offering, scoring
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
+from agent.allocate.ask import ResourceRequest
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.node_allocator.answer import spec_text
@@ -22,9 +22,9 @@ from agent.allocate.reasons import UNRESOLVABLE, Rejection
 from agent.allocate.scoring import Scene, Whole
 from agent.allocate.trials import Trials
 from agent.conformance.node_numa_account import RecordedAccount, TheirTrials
-from agent.conformance.node_numa_case import Question, question, text, written
+from agent.conformance.node_numa_case import NodeCase, question, text, written
 from agent.conformance.node_numa_differences import DIFFERENCES, QUIRKS, Quirk
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, resource_status
 from agent.model.policies import BindPolicy
 from agent.model.resource_spec import resource_spec
@@ -35,20 +35,20 @@ __all__ = ["DIFFERENCES", "judge"]
 _MOST_QUIRKS: Final = 3
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Errors agree with errors of the same kind (can evicting pods help?), whatever their text and
     stage; places and policies by value. Declared is the rule by which ours becomes the answer of
     Koordinator; of several that it takes together, the first."""
     ours = _answer(case)
     theirs = _value(case["expect"])
     if _value(ours) == theirs:
-        return Verdict(True, ours)
+        return CaseVerdict(True, ours)
     applying = [quirk for quirk in QUIRKS if quirk.applies(case)]
     for count in range(1, _MOST_QUIRKS + 1):
         for some in combinations(applying, count):
             if _value(_answer(case, some)) == theirs:
-                return Verdict(False, ours, some[0].difference.name)
-    return Verdict(False, ours)
+                return CaseVerdict(False, ours, some[0].difference.name)
+    return CaseVerdict(False, ours)
 
 
 def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _answer(case: Mapping[str, Any], quirks: Sequence[Quirk] = ()) -> dict[str, 
     }
 
 
-def _account(asked: Question, quirks: Sequence[Quirk]) -> Account:
+def _account(asked: NodeCase, quirks: Sequence[Quirk]) -> Account:
     if not any(quirk.recorded_only for quirk in quirks):
         return Ledger(asked.facts, asked.claims).account
     account = RecordedAccount(asked.facts)
@@ -97,7 +97,9 @@ def _account(asked: Question, quirks: Sequence[Quirk]) -> Account:
     return account
 
 
-def _trying(quirks: Sequence[Quirk]) -> Callable[[NodeFacts, Account, Ask, InForce], Trials]:
+def _trying(
+    quirks: Sequence[Quirk],
+) -> Callable[[NodeFacts, Account, ResourceRequest, InForce], Trials]:
     loose = any(quirk.recorded_only or quirk.unpaid for quirk in quirks)
     by_position = any(quirk.by_position for quirk in quirks)
     unbound = any(quirk.unbound for quirk in quirks)

@@ -15,7 +15,7 @@ import msgspec
 from agent.allocate.pools import Decision, decide
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.conformance import machines
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.kubelet.configuration import ConfigurationError, of_object
 from agent.model import report
 from agent.model.annotations import RESOURCE_STATUS, resource_status
@@ -61,13 +61,13 @@ KUBELET_DECIDES: Final = Difference(
 )
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     verdict = _judged(case)
     if verdict.agrees or verdict.declared or case["kubelet"].get("policy") != "static":
         return verdict
     as_theirs = _judged(_annotations_first(case), reserved=False)
     if as_theirs.agrees or as_theirs.declared:
-        return Verdict(False, verdict.ours, KUBELET_DECIDES.name)
+        return CaseVerdict(False, verdict.ours, KUBELET_DECIDES.name)
     return verdict
 
 
@@ -88,7 +88,7 @@ def _annotations_first(case: dict[str, Any]) -> dict[str, Any]:
     return {**case, "checkpoint": theirs, "pods": pods}
 
 
-def _judged(case: dict[str, Any], *, reserved: bool = True) -> Verdict:
+def _judged(case: dict[str, Any], *, reserved: bool = True) -> CaseVerdict:
     topology = _topology(case)
     pods = tuple(_pod(each, case.get("checkpoint", {})) for each in case["pods"])
     configured = _configured(case, topology)
@@ -103,9 +103,9 @@ def _judged(case: dict[str, Any], *, reserved: bool = True) -> Verdict:
     expect = case["expect"]
     differing = {key for key in expect if _value(key, ours[key]) != _value(key, expect[key])}
     if not differing:
-        return Verdict(True, ours)
+        return CaseVerdict(True, ours)
     twice = differing <= {"ls", "be"} and _claimed_twice(pods, decision, ours, expect)
-    return Verdict(False, ours, CLAIMED_TWICE.name if twice else None)
+    return CaseVerdict(False, ours, CLAIMED_TWICE.name if twice else None)
 
 
 def _topology(case: dict[str, Any]) -> Topology:

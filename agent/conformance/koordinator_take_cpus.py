@@ -11,7 +11,7 @@ from agent.allocate.accumulator import take
 from agent.allocate.cpu_request import CpuRequest, Taken
 from agent.allocate.layout import Layout
 from agent.conformance import machines
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model.cpuset import CpuSet
 from agent.model.policies import BindPolicy, ExclusivePolicy, NumaStrategy
 
@@ -25,7 +25,7 @@ MORE_THAN_ASKED: Final = Difference(
 DIFFERENCES: Final = (MORE_THAN_ASKED,)
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Errors agree with errors, whatever their text."""
     request = CpuRequest(
         count=case["need"],
@@ -48,12 +48,12 @@ def judge(case: dict[str, Any]) -> Verdict:
     )
     expected = case["expect"]
     if not isinstance(answer, Taken):
-        return Verdict("error" in expected, {"error": answer.reason.value})
+        return CaseVerdict("error" in expected, {"error": answer.reason.value})
     ours = CpuSet.from_int(answer.cpus)
     if ours == CpuSet.parse(expected.get("cpuset", "")):
-        return Verdict("cpuset" in expected, {"cpuset": str(ours)})
+        return CaseVerdict("cpuset" in expected, {"cpuset": str(ours)})
     declared = MORE_THAN_ASKED.name if _more_than_asked(case) else None
-    return Verdict(False, {"cpuset": str(ours)}, declared)
+    return CaseVerdict(False, {"cpuset": str(ours)}, declared)
 
 
 def _more_than_asked(case: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from agent.allocate.numa.kubelet_merge import Distances, merge
 from agent.conformance.numa_hints import ids, providers
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model.policies import NumaPolicy
 
 DIFFERENCES: Final[tuple[Difference, ...]] = ()
@@ -20,7 +20,7 @@ POLICIES: Final = {
 }
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Compares admit, mask and preferred; a panic agrees with any answer."""
     merged = merge(
         providers(case["hints"]), case["numaNodes"], POLICIES[case["policy"]], _distances(case)
@@ -31,7 +31,7 @@ def judge(case: dict[str, Any]) -> Verdict:
         "preferred": merged.preferred,
     }
     expect = case["expect"]
-    return Verdict("panic" in expect or ours == expect, ours)
+    return CaseVerdict("panic" in expect or ours == expect, ours)
 
 
 def _distances(case: dict[str, Any]) -> Distances | None:

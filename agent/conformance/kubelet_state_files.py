@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.kubelet import cpu_manager_state, device_checkpoint, memory_manager_state
 from agent.kubelet.checksum import Checked
 
 DIFFERENCES: Final[tuple[Difference, ...]] = ()
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Agrees where the checksum of what we read is the recorded one, and all of it was read."""
     raw = _content(case).encode()
     state: Any = None
@@ -30,7 +30,7 @@ def judge(case: dict[str, Any]) -> Verdict:
         case name:
             raise ValueError(f"file {name!r} is not known")
     ours = {"checksum": state.checked.value, "problems": list(state.problems)}
-    return Verdict(state.checked is Checked.VERIFIED and not state.problems, ours)
+    return CaseVerdict(state.checked is Checked.VERIFIED and not state.problems, ours)
 
 
 def _content(case: dict[str, Any]) -> str:

@@ -6,10 +6,16 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, RefusalReason, Refused, cpus_of
-from agent.allocate.kubelet.options import StartError, StaticOptions
+from agent.allocate.kubelet.demand import (
+    AllocationRefused,
+    ContainerCpu,
+    PodCpu,
+    RefusalReason,
+    cpus_of,
+)
+from agent.allocate.kubelet.options import PolicyStartError, StaticOptions
 from agent.allocate.layout import of
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
 from agent.conformance.numa_hints import ids
@@ -25,7 +31,7 @@ from agent.conformance.static_cpu_manager import (
     remove,
     start,
 )
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model.cpuset import CpuSet
 from agent.model.policies import kubelet_numa_policy
 from agent.model.quantities import milli
@@ -54,7 +60,7 @@ SHARED_EMPTIED: Final = Difference(
 DIFFERENCES: Final = (HALF_CORES, REUSABLE_TWICE, HANDED_OUT_TWICE, SHARED_EMPTIED, SHARED_SLICE)
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """A sequence is judged up to the first step that differs: what follows has another state."""
     expect = case["expect"]
     begun: dict[str, Any] = {}
@@ -62,12 +68,12 @@ def judge(case: dict[str, Any]) -> Verdict:
         policy = _policy(case)
         begun["reserved"] = _text(policy.reserved)
         state = start(policy, _found(case.get("state")))
-    except StartError as error:
+    except PolicyStartError as error:
         agrees = "error" in expect["start"] and begun.items() <= expect["start"].items()
-        return Verdict(agrees, {"start": {**begun, "error": str(error)}})
+        return CaseVerdict(agrees, {"start": {**begun, "error": str(error)}})
     begun["default"] = _text(state.default)
     if begun != expect["start"]:
-        return Verdict(False, {"start": begun})
+        return CaseVerdict(False, {"start": begun})
     pods = {each["name"]: _pod(each) for each in case["pods"]}
     run = _Run(policy, state)
     answers: list[dict[str, Any]] = []
@@ -80,9 +86,9 @@ def judge(case: dict[str, Any]) -> Verdict:
         if not _same(answer, theirs):
             declared = run.difference(pod, step, answer, theirs)
             name = None if declared is None else declared.name
-            return Verdict(False, {"start": begun, "steps": answers}, name)
+            return CaseVerdict(False, {"start": begun, "steps": answers}, name)
         run.go_on(pod, step, after, answer)
-    return Verdict(True, {"start": begun, "steps": answers})
+    return CaseVerdict(True, {"start": begun, "steps": answers})
 
 
 class _Run:
@@ -156,7 +162,7 @@ def _answer(
         case "allocate":
             name = step["container"]
             state, placement = allocate(policy, state, pod, name, step.get("mask"))
-            if isinstance(placement, Refused):
+            if isinstance(placement, AllocationRefused):
                 answer["error"] = placement.reason.value
             held = state.held(pod.uid, name)
             answer["cpuset"] = _text(held) if held else None
@@ -214,7 +220,7 @@ def _container(container: dict[str, Any]) -> ContainerCpu:
     return ContainerCpu(container["name"], milli(container["cpu"]), container.get("sidecar", False))
 
 
-def _hints(hints: tuple[Hint, ...] | None) -> list[dict[str, Any]] | None:
+def _hints(hints: tuple[TopologyHint, ...] | None) -> list[dict[str, Any]] | None:
     if hints is None:
         return None
     return [{"mask": ids(hint.mask), "preferred": hint.preferred} for hint in hints]

@@ -10,13 +10,13 @@ from agent.allocate.kubelet.take import take
 from agent.allocate.layout import of
 from agent.conformance.kubelet_shared_slice import SHARED_SLICE, overwritten
 from agent.conformance.machines import cpus
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from agent.model.cpuset import CpuSet
 
 DIFFERENCES: Final = (SHARED_SLICE,)
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     layout = of(cpus(case["shape"], case["numbering"], case["l3"]))
     options = StaticOptions(**{name.replace("-", "_"): True for name in case["options"]})
     free = CpuSet.parse(case["available"]).mask
@@ -25,13 +25,13 @@ def judge(case: dict[str, Any]) -> Verdict:
         taken = take(layout, free, case["need"], options)
     except NotEnoughCpusError as error:
         refused = "error" in expect or "hang" in expect or "panic" in expect
-        return Verdict(refused, {"error": str(error)})
+        return CaseVerdict(refused, {"error": str(error)})
     ours = {"cpuset": str(CpuSet.from_int(taken))}
     if "hang" in expect or "panic" in expect:
-        return Verdict(taken.bit_count() == case["need"] and not taken & ~free, ours)
+        return CaseVerdict(taken.bit_count() == case["need"] and not taken & ~free, ours)
     if ours == expect:
-        return Verdict(True, ours)
+        return CaseVerdict(True, ours)
     theirs = CpuSet.parse(expect.get("cpuset", "")).mask
     quirk = case.get("quirk") == SHARED_SLICE.name and options.distribute_cpus_across_numa
     declared = quirk and overwritten(layout, free, taken, theirs)
-    return Verdict(False, ours, SHARED_SLICE.name if declared else None)
+    return CaseVerdict(False, ours, SHARED_SLICE.name if declared else None)

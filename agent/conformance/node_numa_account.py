@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
+from agent.allocate.ask import ResourceRequest
 from agent.allocate.node import Amounts, NodeFacts
 from agent.allocate.policies_in_force import InForce
 from agent.allocate.reasons import Rejection
@@ -31,7 +31,7 @@ class TheirTrials(Trials):
         self,
         facts: NodeFacts,
         account: Account,
-        ask: Ask,
+        ask: ResourceRequest,
         policies: InForce,
         *,
         loose: bool,

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from agent.allocate.ask import Ask, ask_of
-from agent.allocate.claims import Claim, claim_of
+from agent.allocate.ask import ResourceRequest, ask_of
+from agent.allocate.claims import PodAllocation, claim_of
 from agent.allocate.node import NodeFacts
 from agent.allocate.nodefacts import node_facts
 from agent.allocate.policies_in_force import PROFILES
@@ -27,17 +27,17 @@ PROFILE: Final = msgspec.structs.replace(PROFILES["koordinator"], label_first=Tr
 """The vectors' scheduler: the plugin's defaults; the node's label goes before the kubelet."""
 
 
-class Question(msgspec.Struct, frozen=True):
+class NodeCase(msgspec.Struct, frozen=True):
     """`allocatable` and `requested` of the whole node, the latter before CPU is amplified."""
 
     facts: NodeFacts
-    claims: tuple[Claim, ...]
-    ask: Ask
+    claims: tuple[PodAllocation, ...]
+    ask: ResourceRequest
     allocatable: dict[str, int]
     requested: dict[str, int]
 
 
-def question(case: Mapping[str, Any]) -> Question:
+def question(case: Mapping[str, Any]) -> NodeCase:
     """Raises ObjectError, AnnotationError and what reading a case may raise."""
     ratio = case.get("amplification", 1)
     allocatable = amounts(case["allocatable"])
@@ -64,7 +64,7 @@ def question(case: Mapping[str, Any]) -> Question:
         amounts(pod["requests"]),
         priority=pod.get("priority"),
     )
-    return Question(facts, tuple(claims), ask, allocatable, requested)
+    return NodeCase(facts, tuple(claims), ask, allocatable, requested)
 
 
 def topology(case: Mapping[str, Any]) -> NodeTopology:

@@ -8,12 +8,12 @@ import msgspec
 
 from agent.allocate.nrt.filter import filter as by_zones
 from agent.allocate.nrt.filter import parts_of
-from agent.allocate.nrt.misfit import Cause, Misfit
+from agent.allocate.nrt.misfit import Misfit, MisfitCause
 from agent.allocate.nrt.node import ZonedNode, zoned_node
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.allocate.nrt.score import score
-from agent.allocate.numa.scope import Scope
-from agent.conformance.verdict import Difference, Verdict
+from agent.allocate.numa.scope import TopologyManagerScope
+from agent.conformance.verdict import CaseVerdict, Difference
 from agent.model import apiobjects, seentopology
 from agent.model.schedulerargs import ZoneStrategy
 
@@ -50,7 +50,7 @@ DIFFERENCES: Final = (SIDECARS, TOGETHER, MACHINES_OWN, INIT_ENDS, BELOW_NOTHING
 PANIC: Final = "panic"
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     """Compares fit, reason and scores; a panic agrees with any score. A case that differs in
     several ways counts for the one of them that is not listed."""
     asked = _Question(case)
@@ -68,11 +68,11 @@ def judge(case: dict[str, Any]) -> Verdict:
     if _fit(found) != {key: value for key, value in expect.items() if key != "score"}:
         why.add(asked.why_fit(found, expect))
     if not why:
-        return Verdict(True, ours)
+        return CaseVerdict(True, ours)
     declared = None
     if None not in why:
         declared = next(each for each in reversed(DIFFERENCES) if each in why).name
-    return Verdict(False, ours, declared)
+    return CaseVerdict(False, ours, declared)
 
 
 class _Question:
@@ -91,7 +91,7 @@ class _Question:
     def why_fit(self, found: object, expect: dict[str, Any]) -> Difference | None:
         """What explains that they answer otherwise."""
         fits = expect["fit"]
-        if fits and isinstance(found, Misfit) and found.cause is Cause.ZONES_TOGETHER:
+        if fits and isinstance(found, Misfit) and found.cause is MisfitCause.ZONES_TOGETHER:
             return TOGETHER
         theirs = by_zones(self.node, self._ending)
         if isinstance(theirs, Misfit):
@@ -108,7 +108,7 @@ class _Question:
             return MACHINES_OWN
         if theirs < 0 and self.score(self.pod, name) == 0:
             return BELOW_NOTHING
-        if self.node is not None and self.node.scope is Scope.CONTAINER:
+        if self.node is not None and self.node.scope is TopologyManagerScope.CONTAINER:
             return INIT_ENDS if self.score(self._staying, name) == theirs else None
         return SIDECARS if self.score(self._ending, name) == theirs else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agent.allocate.bits import members, of_nodes
-from agent.allocate.numa.hint import Hint, Provider
+from agent.allocate.numa.hint import Provider, TopologyHint
 from agent.model.cpuset import MAX_ID
 
 
@@ -25,11 +25,11 @@ def ids(mask: int | None) -> list[int] | None:
     return None if mask is None else list(members(mask))
 
 
-def _hint(hint: dict[str, Any]) -> Hint:
+def _hint(hint: dict[str, Any]) -> TopologyHint:
     mask = hint["mask"]
     if mask and max(mask) > MAX_ID:
         raise ValueError(f"mask: NUMA node {max(mask)} is beyond {MAX_ID}")
-    return Hint(
+    return TopologyHint(
         None if mask is None else of_nodes(mask),
         preferred=hint["preferred"],
         score=hint.get("score", 0),

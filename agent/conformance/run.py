@@ -10,8 +10,8 @@ import msgspec
 
 from agent.conformance import files, kinds
 from agent.conformance.files import Case, FileError
-from agent.conformance.kinds import KINDS, Judge, Kind
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.kinds import KINDS, CaseKind, Judge
+from agent.conformance.verdict import CaseVerdict, Difference
 
 DECLARED_PERCENT: Final = 2
 """How much of a set may differ in declared ways that are not listed."""
@@ -39,7 +39,7 @@ class Declared(msgspec.Struct, frozen=True):
     cases: int
 
 
-class Result(msgspec.Struct, frozen=True):
+class FileResult(msgspec.Struct, frozen=True):
     """What came of a file. Every case agrees, is declared or disagrees; `first` of the latter."""
 
     file: str
@@ -64,13 +64,13 @@ class Result(msgspec.Struct, frozen=True):
         return not self.disagree and not self.too_many_declared
 
 
-def judge(path: str, known: Sequence[Kind] = KINDS) -> Result:
+def judge(path: str, known: Sequence[CaseKind] = KINDS) -> FileResult:
     """Runs a file; its first case says of which kind it is, and all have to be of that kind.
 
     Raises UnknownKindError for a file whose first case is of no known kind, and FileError for one
     that can't be read, that has cases of several kinds, or that has no case.
     """
-    kind: Kind | None = None
+    kind: CaseKind | None = None
     agree = disagree = 0
     declared: Counter[str] = Counter()
     first: Disagreement | None = None
@@ -93,7 +93,7 @@ def judge(path: str, known: Sequence[Kind] = KINDS) -> Result:
             first = first or Disagreement(line, case, verdict.ours)
     if kind is None:
         raise FileError(path, "has no case")
-    return Result(
+    return FileResult(
         file=path,
         kind=kind.name,
         cases=agree + disagree + declared.total(),
@@ -108,7 +108,7 @@ def _keys(case: Case) -> str:
     return f"its keys: {', '.join(sorted(case)) or 'none'}"
 
 
-def _verdict(path: str, line: int, case: Case, module: Judge) -> Verdict:
+def _verdict(path: str, line: int, case: Case, module: Judge) -> CaseVerdict:
     try:
         return module.judge(case)
     except KeyError as error:

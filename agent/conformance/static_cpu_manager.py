@@ -17,19 +17,19 @@ import msgspec
 from agent.allocate.bits import members, of_nodes, subsets
 from agent.allocate.kubelet import options as option_rules
 from agent.allocate.kubelet.demand import (
+    AllocationRefused,
     PodCpu,
     RefusalReason,
-    Refused,
     SharedReason,
     cpus_of,
     exclusive_cpus,
     pod_cpus,
 )
-from agent.allocate.kubelet.options import StartError, StartProblem, StaticOptions
+from agent.allocate.kubelet.options import PolicyStartError, StartProblem, StaticOptions
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.kubelet.take import of_whole_cores, take, take_aligned
 from agent.allocate.layout import Layout
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.model.policies import NumaPolicy
 
 
@@ -48,7 +48,7 @@ class Shared(msgspec.Struct, frozen=True, tag="shared"):
     reason: SharedReason
 
 
-Placement: TypeAlias = Exclusive | Shared | Refused
+Placement: TypeAlias = Exclusive | Shared | AllocationRefused
 
 
 class StaticState(msgspec.Struct, frozen=True):
@@ -105,51 +105,54 @@ class StaticPolicy(msgspec.Struct, frozen=True):
 def make(
     layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, reserved: int
 ) -> StaticPolicy:
-    """A policy with these CPUs reserved. Raises StartError."""
+    """A policy with these CPUs reserved. Raises PolicyStartError."""
     option_rules.check(options, layout, topology_policy)
     if unknown := reserved & ~layout.cpus:
-        raise StartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown)
+        raise PolicyStartError(StartProblem.RESERVED_UNKNOWN, cpus=unknown)
     return StaticPolicy(layout, options, reserved, layout.expand(layout.touched(reserved)))
 
 
 def make_with_count(
     layout: Layout, options: StaticOptions, topology_policy: NumaPolicy, count: int
 ) -> StaticPolicy:
-    """A policy that chooses the CPUs to reserve as it chooses others. Raises StartError."""
+    """A policy that chooses the CPUs to reserve as it chooses others. Raises PolicyStartError."""
     option_rules.check(options, layout, topology_policy)
     try:
         reserved = take(layout, layout.cpus, count, options)
     except NotEnoughCpusError as error:
-        raise StartError(StartProblem.RESERVED_TOO_MANY, subject=f"{count} CPUs") from error
+        raise PolicyStartError(StartProblem.RESERVED_TOO_MANY, subject=f"{count} CPUs") from error
     return make(layout, options, topology_policy, reserved)
 
 
 def start(policy: StaticPolicy, found: StaticState) -> StaticState:
-    """The state to go on from; `found` is the one that was stored, or EMPTY. Raises StartError."""
+    """The state to go on from; `found` is the one that was stored, or EMPTY. Raises
+    PolicyStartError."""
     everything = policy.all_cpus
     if not found.default:
         if any(found.assigned.values()):
-            raise StartError(StartProblem.DEFAULT_EMPTY)
+            raise PolicyStartError(StartProblem.DEFAULT_EMPTY)
         return StaticState(everything)
     reserved_shared = found.default & policy.reserved
     if policy.options.strict_cpu_reservation:
         if reserved_shared:
-            raise StartError(StartProblem.RESERVED_SHARED, cpus=reserved_shared)
+            raise PolicyStartError(StartProblem.RESERVED_SHARED, cpus=reserved_shared)
     elif reserved_shared != policy.reserved:
-        raise StartError(StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~found.default)
+        raise PolicyStartError(
+            StartProblem.RESERVED_NOT_SHARED, cpus=policy.reserved & ~found.default
+        )
     known = found.default
     for uid, containers in found.assigned.items():
         mine = 0
         for name, cpus in containers.items():
             subject = f"{uid}/{name}"
             if both := found.default & cpus:
-                raise StartError(StartProblem.ASSIGNED_AND_SHARED, cpus=both, subject=subject)
+                raise PolicyStartError(StartProblem.ASSIGNED_AND_SHARED, cpus=both, subject=subject)
             if twice := known & cpus:
-                raise StartError(StartProblem.ASSIGNED_TWICE, cpus=twice, subject=subject)
+                raise PolicyStartError(StartProblem.ASSIGNED_TWICE, cpus=twice, subject=subject)
             mine |= cpus
         known |= mine
     if known != everything:
-        raise StartError(StartProblem.OTHER_CPUS, cpus=known ^ everything)
+        raise PolicyStartError(StartProblem.OTHER_CPUS, cpus=known ^ everything)
     return StaticState(found.default, found.assigned)
 
 
@@ -174,7 +177,7 @@ def allocate(
         return _with_reusable(state, pod, container, held), Exclusive(held, repeated=True)
     allocatable = policy.available(state) | reusable
     cpus = _chosen(policy, allocatable, asked, nodes)
-    if isinstance(cpus, Refused):
+    if isinstance(cpus, AllocationRefused):
         return state, cpus
     default = state.default & ~cpus
     if not default and state.default:
@@ -200,7 +203,9 @@ def remove(state: StaticState, uid: str, container: str) -> StaticState:
     return StaticState(state.default | cpus, assigned, state.reusable_of, state.reusable)
 
 
-def _smt_refusal(policy: StaticPolicy, state: StaticState, asked: int, held: int) -> Refused | None:
+def _smt_refusal(
+    policy: StaticPolicy, state: StaticState, asked: int, held: int
+) -> AllocationRefused | None:
     """The kubelet looks at this even where the container has its CPUs, and counts no reusable."""
     if not policy.options.full_pcpus_only:
         return None
@@ -214,13 +219,13 @@ def _smt_refusal(policy: StaticPolicy, state: StaticState, asked: int, held: int
 
 def _refused(
     policy: StaticPolicy, reason: RefusalReason, asked: int, available: int, held: int = 0
-) -> Refused:
-    return Refused(reason, asked, available, policy.layout.threads, held)
+) -> AllocationRefused:
+    return AllocationRefused(reason, asked, available, policy.layout.threads, held)
 
 
 def _chosen(
     policy: StaticPolicy, allocatable: int, asked: int, nodes: Iterable[int] | None
-) -> int | Refused:
+) -> int | AllocationRefused:
     layout, options = policy.layout, policy.options
     try:
         first = 0
@@ -263,7 +268,7 @@ def _with_reusable(state: StaticState, pod: PodCpu, container: str, cpus: int) -
 
 def container_hints(
     policy: StaticPolicy, state: StaticState, pod: PodCpu, container: str
-) -> tuple[Hint, ...] | None:
+) -> tuple[TopologyHint, ...] | None:
     """In the order of `subsets`, whose limit holds; None: no preference; empty: can't be satisfied.
 
     A container that has its CPUs gets the masks that hold these. Raises KeyError where the pod has
@@ -278,7 +283,9 @@ def container_hints(
     return _hints(policy, policy.available(state), state.reusable_by(pod.uid), asked)
 
 
-def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[Hint, ...] | None:
+def pod_hints(
+    policy: StaticPolicy, state: StaticState, pod: PodCpu
+) -> tuple[TopologyHint, ...] | None:
     """The same for the pod as a whole."""
     asked = pod_cpus(pod)
     if not asked:
@@ -296,7 +303,9 @@ def pod_hints(policy: StaticPolicy, state: StaticState, pod: PodCpu) -> tuple[Hi
     return _hints(policy, policy.available(state), reusable, asked)
 
 
-def _hints(policy: StaticPolicy, available: int, bound: int, asked: int) -> tuple[Hint, ...]:
+def _hints(
+    policy: StaticPolicy, available: int, bound: int, asked: int
+) -> tuple[TopologyHint, ...]:
     """Masks with enough CPUs that have all nodes of the `bound` CPUs; a CPU that is available as
     well as bound counts once."""
     layout = policy.layout
@@ -305,7 +314,7 @@ def _hints(policy: StaticPolicy, available: int, bound: int, asked: int) -> tupl
     needed = of_nodes(layout.node_ids(bound))
     smallest = _smallest([node.cpus.bit_count() for node in layout.nodes], asked)
     return tuple(
-        Hint(mask, _preferred(policy, mask, smallest))
+        TopologyHint(mask, _preferred(policy, mask, smallest))
         for mask in subsets(node.id for node in layout.nodes)
         if not needed & ~mask and sum(held for node, held in places if node & mask) >= asked
     )

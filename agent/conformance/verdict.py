@@ -19,7 +19,7 @@ class Difference(msgspec.Struct, frozen=True):
     listed: bool = False
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class CaseVerdict(msgspec.Struct, frozen=True):
     """`ours` is our answer in the form of the case's `expect`; `declared` names a Difference and is
     set only where `ours` differs and its predicate over the case holds."""
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover.reader import Reader
+from agent.discover.reader import SysfsReader
 from agent.host.files import Tree
 from agent.model.pci import (
     AcceleratorPort,
@@ -60,7 +60,7 @@ _LAYOUTS: Final = (
 def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
     """The FPGAs among `functions`. One without a PCI function here is reported as a problem: it has
     neither address nor place."""
-    reader = Reader(Tree(root))
+    reader = SysfsReader(Tree(root))
     found: dict[str, Fpga] = {}
     for layout in _LAYOUTS:
         for name in filter(layout.device.fullmatch, reader.names(layout.folder)):
@@ -84,7 +84,7 @@ def read(root: str, functions: Mapping[str, Function]) -> Fpgas:
     )
 
 
-def _address(reader: Reader, path: str) -> str:
+def _address(reader: SysfsReader, path: str) -> str:
     """The innermost function on the way to the folder, else the one that it links to."""
     for way in (reader.link(path), reader.link(f"{path}/device")):
         address = next(filter(is_address, reversed(way.split("/"))), "")
@@ -94,7 +94,7 @@ def _address(reader: Reader, path: str) -> str:
 
 
 def _fpga(
-    reader: Reader,
+    reader: SysfsReader,
     layout: _Layout,
     function: Function,
     path: str,
@@ -118,7 +118,7 @@ def _fpga(
     )
 
 
-def _interface_id(reader: Reader, management: str) -> str:
+def _interface_id(reader: SysfsReader, management: str) -> str:
     if reader.tree.exists(f"{management}/pr/interface_id"):
         return _id(reader, f"{management}/pr/interface_id")
     for part in reader.names(management):
@@ -130,7 +130,7 @@ def _interface_id(reader: Reader, management: str) -> str:
     return ""
 
 
-def _id(reader: Reader, path: str) -> str:
+def _id(reader: SysfsReader, path: str) -> str:
     text = reader.text(path)
     digits = (text or "").lower().removeprefix("0x").replace("-", "")
     if text and not _ID.fullmatch(digits):

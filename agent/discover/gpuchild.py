@@ -17,7 +17,7 @@ import msgspec
 
 from agent.discover.gpuevents import EventReader
 from agent.discover.gpuinventory import InventoryReader
-from agent.discover.gpumessages import BUFFER_BYTES, Answer, Lines, Look, Over, Seen, Told, line
+from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
 from agent.discover.gpureadings import readings
 from agent.discover.nvml import DriverGoneError, Nvml, NvmlError
 from agent.model.gpus import GpuEvent, GpuSight
@@ -53,7 +53,7 @@ class _Child:
                 if not received:
                     return
                 for each in lines.feed(received):
-                    self._say(Seen(decoder.decode(each).number, self._sight()))
+                    self._say(GpuSeen(decoder.decode(each).number, self._sight()))
             else:
                 self._pass_events_on()
 

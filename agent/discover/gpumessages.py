@@ -14,12 +14,12 @@ MOST_BYTES: Final = 16 << 20
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):
-    """The agent asks for a Seen with the same number."""
+    """The agent asks for a GpuSeen with the same number."""
 
     number: int
 
 
-class Seen(msgspec.Struct, frozen=True, tag="seen"):
+class GpuSeen(msgspec.Struct, frozen=True, tag="seen"):
     number: int
     sight: GpuSight
 
@@ -35,7 +35,7 @@ class Over(msgspec.Struct, frozen=True, tag="over"):
     message: str
 
 
-Answer = Seen | Told | Over
+Answer = GpuSeen | Told | Over
 
 _encoder = msgspec.json.Encoder()
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.discover.gpumessages import BUFFER_BYTES, Answer, Lines, Look, Over, Seen, Told, line
+from agent.discover.gpumessages import BUFFER_BYTES, Answer, GpuSeen, Lines, Look, Over, Told, line
 from agent.model.gpus import CHILD_ENDED, NO_PROCESS, GpuEvent, GpuSight
 
 _END_SECONDS: Final = 1.0
@@ -69,7 +69,7 @@ class GpuSession:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             for answer in self._answers(left):
-                if isinstance(answer, Seen) and answer.number == self._asked:
+                if isinstance(answer, GpuSeen) and answer.number == self._asked:
                     return answer.sight
         raise SessionError("DriverHung", f"NVML gave no answer within {seconds:g} s")
 

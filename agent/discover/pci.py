@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from agent.discover.facts import DiscoveryError
-from agent.discover.reader import Reader
+from agent.discover.reader import SysfsReader
 from agent.host.files import Tree
 from agent.model.cpuset import CpuSet
 from agent.model.pci import Function, address_key, is_address
@@ -40,8 +40,8 @@ def read(root: str, topology: Topology) -> Functions:
         entries = tree.names(DEVICES)
     except OSError as error:
         raise DiscoveryError(f"{tree.path(DEVICES)}: {error.strerror}") from error
-    reader = Reader(tree)
-    places = Places(reader, topology)
+    reader = SysfsReader(tree)
+    places = PciLocality(reader, topology)
     found = {
         address: function
         for address in sorted(filter(is_address, entries), key=address_key)
@@ -50,7 +50,7 @@ def read(root: str, topology: Topology) -> Functions:
     return Functions(found, tuple(reader.problems))
 
 
-class Places:
+class PciLocality:
     """NUMA node and socket of a function, by the first source that knows:
 
     1. `numa_node`; the kernel says -1 where the firmware does not tell;
@@ -61,7 +61,7 @@ class Places:
     A node without CPUs is memory (HBM, CXL, a GPU's own): its nearest node with CPUs counts.
     """
 
-    def __init__(self, reader: Reader, topology: Topology) -> None:
+    def __init__(self, reader: SysfsReader, topology: Topology) -> None:
         self._reader = reader
         self._cpus = {node.id: node.cpus for node in topology.numa_nodes}
         self._socket_of = {cpu.id: cpu.socket for cpu in topology.cpus}
@@ -123,7 +123,7 @@ def root_and_bridges(parts: Iterable[str]) -> tuple[str, tuple[str, ...]]:
     return root, tuple(bridges)
 
 
-def _function(reader: Reader, places: Places, address: str) -> Function | None:
+def _function(reader: SysfsReader, places: PciLocality, address: str) -> Function | None:
     path = f"{DEVICES}/{address}"
     if not reader.tree.exists(path):
         return None  # It has left since the listing.

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.discover.pci import DEVICES
-from agent.discover.reader import Reader
+from agent.discover.reader import SysfsReader
 from agent.host.files import Tree
 from agent.model.pci import CharDevice, Function, address_key
-from agent.model.rdma import Link, Port, Rdma, RdmaDevice, RdmaFunction
+from agent.model.rdma import Rdma, RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
 
 _FILES: Final = "/dev/infiniband/"
 _FOLDERS: Final = ("infiniband_verbs", "infiniband_mad", "infiniband_cm")
@@ -26,7 +26,7 @@ _RATE: Final = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 def read(root: str, functions: Mapping[str, Function]) -> Rdma:
     """The RDMA devices among `functions`; a virtual function is a device of its own only where
     its physical one is not here (a virtual machine) or has no RDMA."""
-    reader = Reader(Tree(root))
+    reader = SysfsReader(Tree(root))
     found = {
         address: RdmaFunction(function, links, _interfaces(reader, address))
         for address, function in functions.items()
@@ -46,7 +46,7 @@ def read(root: str, functions: Mapping[str, Function]) -> Rdma:
 
 
 def _virtual(
-    reader: Reader,
+    reader: SysfsReader,
     physical: RdmaFunction,
     found: Mapping[str, RdmaFunction],
     functions: Mapping[str, Function],
@@ -63,16 +63,16 @@ def _virtual(
     )
 
 
-def _interfaces(reader: Reader, address: str) -> tuple[str, ...]:
+def _interfaces(reader: SysfsReader, address: str) -> tuple[str, ...]:
     return tuple(reader.names(f"{DEVICES}/{address}/net"))
 
 
-def _links(reader: Reader, address: str) -> tuple[Link, ...]:
+def _links(reader: SysfsReader, address: str) -> tuple[RdmaLink, ...]:
     folder = f"{DEVICES}/{address}/infiniband"
     names = reader.names(folder)
     files = _char_devices(reader, f"{DEVICES}/{address}", names) if names else {}
     return tuple(
-        Link(
+        RdmaLink(
             name=name,
             node_guid=reader.text(f"{folder}/{name}/node_guid") or "",
             system_guid=reader.text(f"{folder}/{name}/sys_image_guid") or "",
@@ -85,7 +85,7 @@ def _links(reader: Reader, address: str) -> tuple[Link, ...]:
     )
 
 
-def _char_devices(reader: Reader, path: str, names: list[str]) -> dict[str, list[CharDevice]]:
+def _char_devices(reader: SysfsReader, path: str, names: list[str]) -> dict[str, list[CharDevice]]:
     """By link. Each has a file `ibdev` with the name of its link; where that can't be read, the
     only link has it."""
     found: dict[str, list[CharDevice]] = {}
@@ -100,17 +100,17 @@ def _char_devices(reader: Reader, path: str, names: list[str]) -> dict[str, list
     return found
 
 
-def _ports(reader: Reader, folder: str) -> tuple[Port, ...]:
+def _ports(reader: SysfsReader, folder: str) -> tuple[RdmaPort, ...]:
     numbers = sorted(int(name) for name in reader.names(folder) if re.fullmatch("[0-9]{1,3}", name))
     return tuple(_port(reader, f"{folder}/{number}", number) for number in numbers)
 
 
-def _port(reader: Reader, path: str, number: int) -> Port:
+def _port(reader: SysfsReader, path: str, number: int) -> RdmaPort:
     rate = reader.text(f"{path}/rate")
     gbps = _RATE.match(rate) if rate else None
     if rate and not gbps:
         reader.problems.append(f"{reader.tree.path(path)}/rate: {rate[:80]!r} is no rate in Gb/sec")
-    return Port(
+    return RdmaPort(
         number=number,
         state=_word(reader, f"{path}/state"),
         physical=_word(reader, f"{path}/phys_state"),
@@ -119,7 +119,7 @@ def _port(reader: Reader, path: str, number: int) -> Port:
     )
 
 
-def _word(reader: Reader, path: str) -> str:
+def _word(reader: SysfsReader, path: str) -> str:
     """Of `4: ACTIVE` the word."""
     text = reader.text(path)
     match = _STATE.fullmatch(text) if text else None

@@ -18,7 +18,7 @@ _HEXADECIMAL: Final = re.compile(r"(0x)?[0-9a-fA-F]{1,16}")
 _NUMBER: Final = re.compile(r"([0-9]{1,9}):([0-9]{1,9})")
 
 
-class Reader:
+class SysfsReader:
     """`problems` grow while it reads."""
 
     def __init__(self, tree: Tree) -> None:

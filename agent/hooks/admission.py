@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from agent.hooks import cpuset
 from agent.hooks.calls import Creation, Outcomes, Unread, Update
 from agent.hooks.changes import UNCHANGED, Changes, DeviceFields, Verdict, joined
-from agent.hooks.cpuset import Answer, Give, Grant, Keep
+from agent.hooks.cpuset import Answer, CpuGrant, Give, Keep
 from agent.hooks.grants import Grants
 from agent.hooks.notifier import Notifier
 from agent.hooks.requests import CreateContainer
@@ -151,7 +151,7 @@ class Admission:
             why = f"{why}; it could take {owned}"
             self.outcomes.refused(hook, class_, reason, why)
         elif not self.outcomes.fails(hook, class_, reason, why):
-            return Unread(self._grants.open(Grant("", title, None))) if hook == CREATE else None
+            return Unread(self._grants.open(CpuGrant("", title, None))) if hook == CREATE else None
         return Refuse(_CODES.get(reason, Code.INTERNAL), f"{hook}: {why}")
 
     def created(self, creation: Creation | Unread, container_id: str) -> None:
@@ -178,7 +178,7 @@ class Admission:
     def missed(self) -> None:
         """Containers may have been created without a hook: until the agent's next pass they may
         hold any CPU."""
-        self._grants.failed(self._grants.open(Grant("", "a time without us", None)))
+        self._grants.failed(self._grants.open(CpuGrant("", "a time without us", None)))
         self._notifier.notify(SnapshotRequest())
 
     def removed(self, container_id: str) -> None:
@@ -216,7 +216,9 @@ class Admission:
         request = creation.request
         given = answer.wanted if isinstance(answer, Give) else NOTHING
         cpus = may_hold(request.asked.cpuset if given.cpuset is None else given.cpuset)
-        creation.grant = self._grants.open(Grant(request.pod.uid, creation.pod_title, cpus, given))
+        creation.grant = self._grants.open(
+            CpuGrant(request.pod.uid, creation.pod_title, cpus, given)
+        )
         told_in = ""
         if given.exclusive and snapshot is not None and cpuset.is_told(request, snapshot):
             folder = notice.folder(request.pod.uid, request.container_name)
@@ -234,7 +236,7 @@ class Admission:
         self,
         creation: Creation,
         snapshot: Snapshot | None,
-        grants: Collection[Grant],
+        grants: Collection[CpuGrant],
         reason: str,
     ) -> Answer:
         """The answer after the deadline; Wait is an error, with its text."""

@@ -36,12 +36,12 @@ from agent.model.qos import QoS
 from agent.model.snapshot import Snapshot
 from agent.model.verdict import Wait
 from agent.model.visible import Mount
-from agent.model.wanted import NO_LIMITS, NOTHING, UNLIMITED, Limits, Wanted
+from agent.model.wanted import NO_LIMITS, NOTHING, UNLIMITED, CgroupLimits, Wanted
 
 Value = TypeVar("Value", str, int)
 
 
-class Grant(msgspec.Struct, frozen=True):
+class CpuGrant(msgspec.Struct, frozen=True):
     """The CPUs of a creation: `cpus` None when unknown, `given` by the hooks. `answered_at`
     (CLOCK_MONOTONIC, nanoseconds) is None while the runtime works on it."""
 
@@ -85,7 +85,7 @@ Answer = Keep | Give | Wait
 
 
 def create(
-    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant]
+    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[CpuGrant]
 ) -> Answer:
     """The answer for a new container."""
     pod = announced(request.pod, 0)
@@ -119,7 +119,7 @@ def create(
 
 
 def last_resort(
-    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[Grant]
+    request: CreateContainer, snapshot: Snapshot | None, grants: Collection[CpuGrant]
 ) -> Answer:
     """The answer for a creation without a decision of the agent: the pool without the CPUs of every
     known owner. When no CPU is left it stays Wait and the creation fails, since an empty cpuset
@@ -155,7 +155,7 @@ def _outdated(decided: Wanted, cpus: int) -> bool:
     return decided.exclusive and not decided.blocked and len(held) != cpus
 
 
-def update(request: UpdateContainer, snapshot: Snapshot | None, granted: Grant | None) -> Answer:
+def update(request: UpdateContainer, snapshot: Snapshot | None, granted: CpuGrant | None) -> Answer:
     """The answer for an update of a running container: from the snapshot, then the grant, then the
     request without other pods' CPUs. A request without cpuset gets one too: the runtime would
     restore the cpuset that it remembers from the creation."""
@@ -235,7 +235,9 @@ def _less_owned(requested: str, snapshot: Snapshot) -> Answer:
     return Give(Wanted(str(free))) if free != asked else Keep()
 
 
-def _share(pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[Grant]) -> Answer:
+def _share(
+    pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection[CpuGrant]
+) -> Answer:
     """The pod's pool without owned CPUs; a BE pool may hold those of owners other than LSE."""
     on_be = pool_class(pod) is QoS.BE
     owned = union(
@@ -252,7 +254,7 @@ def _share(pod: Pod, container_name: str, snapshot: Snapshot, grants: Collection
     return Give(Wanted(str(cpus), limits=_batch(pod, container_name)))
 
 
-def _batch(pod: Pod, container_name: str) -> Limits:
+def _batch(pod: Pod, container_name: str) -> CgroupLimits:
     """Without the node's ratio, which the agent's next pass applies."""
     try:
         batch = batch_limits(pod.qos, batch_resources(pod.annotations))

@@ -15,7 +15,7 @@ from agent.hooks import carriers, gpus
 from agent.hooks.carriers import PRELOAD, Carried
 from agent.hooks.changes import UNCHANGED, CarriedNode, Changes
 from agent.hooks.gpus import UnhonouredError
-from agent.model.visible import HeldDevice, NodeDevices, Visible
+from agent.model.visible import HeldDevice, Visible, VisibleDevices
 
 _ALL: Final = "all"
 _MOST_NAMES: Final = 1024
@@ -26,7 +26,7 @@ class TakenError(ValueError):
     """A request names a device of another pod, so it must not pass. The text says which."""
 
 
-def changes(uid: str, carried: Carried, visible: Visible, node: NodeDevices) -> Changes:
+def changes(uid: str, carried: Carried, visible: Visible, node: VisibleDevices) -> Changes:
     """The changes of the request that show those devices to the container. Raises UnhonouredError,
     TakenError."""
     if visible.refused:
@@ -53,7 +53,9 @@ def changes(uid: str, carried: Carried, visible: Visible, node: NodeDevices) -> 
     )
 
 
-def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = False) -> Changes:
+def unallocated(
+    uid: str, carried: Carried, node: VisibleDevices, *, given: bool = False
+) -> Changes:
     """The changes for a container that keeps the devices of its request. `given`: its pod has an
     allocation that can't be honoured. Raises TakenError when the request names another pod's
     device; a pod without an allocation may name `all`: it monitors them. A container that names
@@ -82,7 +84,7 @@ def unallocated(uid: str, carried: Carried, node: NodeDevices, *, given: bool = 
     return gpus.rewritten(carried, ()) if denied or not asks else UNCHANGED
 
 
-def _others(node: NodeDevices, uid: str) -> Iterator[HeldDevice]:
+def _others(node: VisibleDevices, uid: str) -> Iterator[HeldDevice]:
     """The devices of other pods that this pod was not given."""
     return (each for each in node.held if each.holders and uid not in each.holders)
 
@@ -95,7 +97,7 @@ def _related(device: HeldDevice, held: Iterable[HeldDevice]) -> list[HeldDevice]
 
 
 def _keeps_off(
-    uid: str, carried: Carried, node: NodeDevices, removed: Collection[CarriedNode] = ()
+    uid: str, carried: Carried, node: VisibleDevices, removed: Collection[CarriedNode] = ()
 ) -> None:
     """Raises TakenError for a device node, or a card of a claim, of another pod. A card's own node
     gives no access to its instances, which have nodes of their own; of a folder a runtime takes

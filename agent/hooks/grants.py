@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from agent.hooks.cpuset import Grant
+from agent.hooks.cpuset import CpuGrant
 from agent.model.snapshot import Snapshot
 
 MOST = 256
@@ -21,22 +21,22 @@ class Grants:
 
     def __init__(self) -> None:
         self._next = 0
-        self._open: dict[int, Grant] = {}
+        self._open: dict[int, CpuGrant] = {}
         self._ids: dict[str, int] = {}
-        self._earlier: Grant | None = Grant(
+        self._earlier: CpuGrant | None = CpuGrant(
             "", "an earlier time", None, answered_at=time.monotonic_ns()
         )
 
-    def all(self) -> tuple[Grant, ...]:
+    def all(self) -> tuple[CpuGrant, ...]:
         earlier = () if self._earlier is None else (self._earlier,)
         return (*earlier, *self._open.values())
 
-    def of(self, container_id: str) -> Grant | None:
+    def of(self, container_id: str) -> CpuGrant | None:
         """The grant of a container that was created through this frontend and not seen yet."""
         number = self._ids.get(container_id)
         return None if number is None else self._open.get(number)
 
-    def open(self, grant: Grant) -> int:
+    def open(self, grant: CpuGrant) -> int:
         """A creation goes to the runtime; the number names it in `answered` and `failed`."""
         number = self._number()
         self._open[number] = grant
@@ -81,7 +81,7 @@ class Grants:
         if not folded:
             return
         latest = max(self._open[number].answered_at or 0 for number in folded)
-        self._earlier = Grant("", "an earlier time", None, answered_at=latest)
+        self._earlier = CpuGrant("", "an earlier time", None, answered_at=latest)
         self._open = {number: each for number, each in self._open.items() if number not in folded}
         self._ids = {each: number for each, number in self._ids.items() if number in self._open}
 

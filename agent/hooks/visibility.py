@@ -13,7 +13,7 @@ from agent.hooks.devices import TakenError
 from agent.hooks.gpus import UnhonouredError
 from agent.model.failurepolicy import CREATE, DEVICES
 from agent.model.verdict import Wait
-from agent.model.visible import NodeDevices, Visible
+from agent.model.visible import Visible, VisibleDevices
 
 
 class DeniedError(Exception):
@@ -32,7 +32,7 @@ def visible_devices(
     creation: Creation,
     carried: Callable[[], Carried],
     visible: Visible | Wait,
-    node: NodeDevices | None,
+    node: VisibleDevices | None,
     says: DeviceFields,
     outcomes: Outcomes,
 ) -> Changes:
@@ -58,7 +58,7 @@ def _decided(
     creation: Creation,
     carried: Callable[[], Carried],
     visible: Visible | Wait,
-    node: NodeDevices | None,
+    node: VisibleDevices | None,
     says: DeviceFields,
     outcomes: Outcomes,
 ) -> Changes:
@@ -78,7 +78,10 @@ def _decided(
 
 
 def _kept(
-    creation: Creation, carried: Callable[[], Carried], node: NodeDevices | None, says: DeviceFields
+    creation: Creation,
+    carried: Callable[[], Carried],
+    node: VisibleDevices | None,
+    says: DeviceFields,
 ) -> Changes:
     if node is None:
         return UNCHANGED

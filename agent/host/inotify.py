@@ -26,7 +26,7 @@ _HEAD: Final = struct.Struct("=iIII")
 _READ_BYTES: Final = 1 << 16
 
 
-class Event(msgspec.Struct, frozen=True):
+class InotifyEvent(msgspec.Struct, frozen=True):
     """`watch` is what `Inotify.watch` returned, -1 for OVERFLOW; `name` within the directory."""
 
     watch: int
@@ -58,9 +58,9 @@ class Inotify:
         """Ends a watch; does nothing where the kernel has ended it."""
         self._libc.inotify_rm_watch(self._fd, number)
 
-    def read(self) -> list[Event]:
+    def read(self) -> list[InotifyEvent]:
         """What has come, oldest first; nothing if nothing has."""
-        events: list[Event] = []
+        events: list[InotifyEvent] = []
         with contextlib.suppress(BlockingIOError):
             while True:
                 events += _decode(os.read(self._fd, _READ_BYTES))
@@ -76,13 +76,13 @@ class Inotify:
         return result
 
 
-def _decode(raw: bytes) -> list[Event]:
+def _decode(raw: bytes) -> list[InotifyEvent]:
     events = []
     at = 0
     while at < len(raw):
         watch, mask, _, size = _HEAD.unpack_from(raw, at)
         at += _HEAD.size
         name = raw[at : at + size].rstrip(b"\0")
-        events.append(Event(watch, mask, os.fsdecode(name)))
+        events.append(InotifyEvent(watch, mask, os.fsdecode(name)))
         at += size
     return events

@@ -22,7 +22,7 @@ _MOST_CGROUP_BYTES: Final = 128 << 10
 _MOST_NAME_BYTES: Final = 64
 
 
-class GoneError(Exception):
+class ProcessGoneError(Exception):
     """The process has ended."""
 
 
@@ -30,7 +30,7 @@ class UnreadableError(Exception):
     """The process exists and can't be read; the message says what and why."""
 
 
-class Status(msgspec.Struct, frozen=True):
+class ProcessStatus(msgspec.Struct, frozen=True):
     """Fields of `/proc/PID/status`. `uids`: real, effective, saved and file system; `pids`: the
     process's number in each PID namespace, from that of the procfs inwards, empty before Linux
     4.1 (no NSpid)."""
@@ -45,7 +45,7 @@ class Process:
     that has got the same number since. The methods raise GoneError and UnreadableError."""
 
     def __init__(self, proc: str, pid: int) -> None:
-        """Raises GoneError, UnreadableError."""
+        """Raises ProcessGoneError, UnreadableError."""
         self.pid = pid
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with self._errors_of("its folder"):
@@ -86,11 +86,11 @@ class Process:
                 found[os.fsdecode(controllers)] = os.fsdecode(group)
         return found
 
-    def status(self) -> Status:
+    def status(self) -> ProcessStatus:
         text = self._read("status", _MOST_STATUS_BYTES).decode("ascii", "replace")
         fields = dict(line.split(":", 1) for line in text.split("\n") if ":" in line)
         try:
-            return Status(
+            return ProcessStatus(
                 int(fields["PPid"]),
                 tuple(map(int, fields["Uid"].split())),
                 tuple(map(int, fields.get("NSpid", "").split())),
@@ -110,7 +110,7 @@ class Process:
         try:
             yield
         except (FileNotFoundError, ProcessLookupError):
-            raise GoneError(f"process {self.pid} has ended") from None
+            raise ProcessGoneError(f"process {self.pid} has ended") from None
         except OSError as error:
             raise UnreadableError(f"process {self.pid}: {what}: {error.strerror}") from None
 

@@ -10,8 +10,8 @@ from agent.hooks.calls import Creation, Unread, Update, Waiting
 from agent.hooks.changes import Changes, Verdict
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.hooks.snapshots import SnapshotFile
-from agent.koordinator.messages import Place
-from agent.koordinator.service import Call
+from agent.koordinator.messages import ContainerRef
+from agent.koordinator.service import RuntimeHookCall
 from agent.model import failurepolicy
 from agent.model.failurepolicy import Deadlines
 from agent.model.notifications import PodAnnounced
@@ -37,7 +37,7 @@ class _Making(NamedTuple):
     over_at: float
 
 
-class Hooks:
+class KoordinatorHooks:
     """Holds a call until its hook's deadline or shortly before its caller's, then its policy
     speaks."""
 
@@ -50,7 +50,7 @@ class Hooks:
     def pod_announced(self, pod: PodAnnounced) -> None:
         self._admission.pod_announced(pod)
 
-    def create(self, call: Call, request: CreateContainer) -> Verdict:
+    def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
         self._settle()
         if not isinstance(call.state, Creation):
             call.state = Creation(request, self._waiting(call, failurepolicy.CREATE))
@@ -62,7 +62,7 @@ class Hooks:
             self._making[key] = _Making(call.state, time.monotonic() + SETTLE_SECONDS)
         return answer
 
-    def update(self, call: Call, request: UpdateContainer) -> Verdict:
+    def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
         if not isinstance(call.state, Update):
             call.state = Update(request, self._waiting(call, failurepolicy.UPDATE))
         answer = self._admission.update(call.state)
@@ -70,14 +70,14 @@ class Hooks:
             self._admission.updated(call.state)
         return answer
 
-    def exists(self, container: Place) -> None:
+    def exists(self, container: ContainerRef) -> None:
         making = self._making.pop((container.pod_uid, container.name), None)
         if making is None:
             self._admission.request_snapshot()
         else:
             self._admission.created(making.creation, container.container_id)
 
-    def stopped(self, container: Place) -> None:
+    def stopped(self, container: ContainerRef) -> None:
         self._admission.removed(container.container_id)
         self._admission.request_snapshot()
 
@@ -86,11 +86,11 @@ class Hooks:
             self._over(*key)
         self._admission.request_snapshot()
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: RuntimeHookCall) -> None:
         if isinstance(call.state, Creation):
             self._admission.abandoned(call.state)
 
-    def unhooked(self, hook: str, call: Call, reason: str, detail: str) -> Refuse | None:
+    def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:
         creation = call.state if isinstance(call.state, Creation) else None
         answer = self._admission.unhooked(_METHODS[hook], creation, reason, detail)
         if isinstance(answer, Unread):
@@ -109,7 +109,7 @@ class Hooks:
         if making is not None:
             self._admission.created(making.creation, "")
 
-    def _waiting(self, call: Call, hook: str) -> Waiting:
+    def _waiting(self, call: RuntimeHookCall, hook: str) -> Waiting:
         patience = self._deadlines.of(hook)
         if call.budget_seconds is not None:
             patience = min(patience, call.budget_seconds)

@@ -27,7 +27,7 @@ SAYS: Final = DeviceFields(frozenset({"environment"}))
 """Of a container's devices."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ContainerRef(msgspec.Struct, frozen=True):
     """A container that the runtime has, by its pod and name too."""
 
     pod_uid: str
@@ -64,9 +64,11 @@ def update(request: pb.ContainerResourceHookRequest) -> UpdateContainer:
     return UpdateContainer(request.container_meta.id, _asked(request.container_resources))
 
 
-def place(request: pb.ContainerResourceHookRequest) -> Place:
+def place(request: pb.ContainerResourceHookRequest) -> ContainerRef:
     """Which container starts or stops."""
-    return Place(_pod_of(request).uid, request.container_meta.name, request.container_meta.id)
+    return ContainerRef(
+        _pod_of(request).uid, request.container_meta.name, request.container_meta.id
+    )
 
 
 def response(

@@ -16,7 +16,7 @@ from agent.hooks.snapshots import SnapshotFile
 from agent.host import frontendlock
 from agent.host.files import boot_id
 from agent.koordinator import messages, registration
-from agent.koordinator.hooks import Hooks
+from agent.koordinator.hooks import KoordinatorHooks
 from agent.koordinator.registration import Registration
 from agent.koordinator.service import SERVICE, HookService
 from agent.model import failurepolicy
@@ -62,7 +62,7 @@ class HookServer:
             snapshots, self._notifier, Grants(), policies, settings.state_dir, messages.SAYS
         )
         self._outcomes = admission.outcomes
-        self._service = HookService(Hooks(admission, deadlines, snapshots))
+        self._service = HookService(KoordinatorHooks(admission, deadlines, snapshots))
         self._path = path
         self._heard_seconds = heard_seconds
         self._server: GrpcServer | None = None

@@ -16,7 +16,7 @@ from agent.hooks.carriers import Carried
 from agent.hooks.changes import Changes, Verdict
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.koordinator import messages
-from agent.koordinator.messages import Place
+from agent.koordinator.messages import ContainerRef
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -41,7 +41,7 @@ class Caller(Protocol):
         ...
 
 
-class Call:
+class RuntimeHookCall:
     """A request to create or update a container, until its answer. `budget_seconds`: for how long
     it may be held; `carried` reads the devices that a container to create names. `state` is the
     hooks' own, None at first."""
@@ -53,26 +53,26 @@ class Call:
         self.state: object = None
 
 
-class Hooks(Protocol):
+class HookHandler(Protocol):
     """What decides. Never asked two things at once; nothing here may block."""
 
     def pod_announced(self, pod: PodAnnounced) -> None:
         """Its sandbox is about to be made."""
         ...
 
-    def create(self, call: Call, request: CreateContainer) -> Verdict:
+    def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
         """Asked again while the answer is Wait."""
         ...
 
-    def update(self, call: Call, request: UpdateContainer) -> Verdict:
+    def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
         """Asked again while the answer is Wait."""
         ...
 
-    def exists(self, container: Place) -> None:
+    def exists(self, container: ContainerRef) -> None:
         """It was made, and is about to start or has started."""
         ...
 
-    def stopped(self, container: Place) -> None:
+    def stopped(self, container: ContainerRef) -> None:
         """It ended."""
         ...
 
@@ -80,11 +80,11 @@ class Hooks(Protocol):
         """Its sandbox ended."""
         ...
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: RuntimeHookCall) -> None:
         """Nobody waits any more for the answer to a held call."""
         ...
 
-    def unhooked(self, hook: str, call: Call, reason: str, detail: str) -> Refuse | None:
+    def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:
         """What becomes of a call that can't be understood or whose hook went wrong; None: it goes
         on as it came."""
         ...
@@ -93,10 +93,10 @@ class Hooks(Protocol):
 class HookService:
     """`asked` counts calls by hook; `held` are those that wait now."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: HookHandler) -> None:
         self._hooks = hooks
         self._lock = threading.Lock()
-        self._answers: dict[str, Callable[[bytes, Call, Caller], bytes | Refuse]] = {
+        self._answers: dict[str, Callable[[bytes, RuntimeHookCall, Caller], bytes | Refuse]] = {
             "PreRunPodSandbox": self._sandbox_comes,
             "PostStopPodSandbox": self._sandbox_stopped,
             "PreCreateContainer": self._create,
@@ -118,7 +118,7 @@ class HookService:
         """The response, whatever the request is. Blocks while the call is held."""
         remaining = caller.time_remaining()
         budget = None if remaining is None else max(remaining - _MARGIN_SECONDS, 0.0)
-        call = Call(time.monotonic(), budget)
+        call = RuntimeHookCall(time.monotonic(), budget)
         with self._lock:
             self.asked[hook] += 1
         try:
@@ -131,7 +131,9 @@ class HookService:
                 self.errors[hook] += 1
             return self._unhooked(hook, call, "hook_error", repr(error))
 
-    def _unhooked(self, hook: str, call: Call, reason: str, detail: str) -> bytes | Refuse:
+    def _unhooked(
+        self, hook: str, call: RuntimeHookCall, reason: str, detail: str
+    ) -> bytes | Refuse:
         try:
             with self._lock:
                 refusal = self._hooks.unhooked(hook, call, reason, detail)
@@ -140,37 +142,37 @@ class HookService:
             return b""
         return b"" if refusal is None else refusal
 
-    def _sandbox_comes(self, message: bytes, call: Call, caller: Caller) -> bytes:
+    def _sandbox_comes(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
         pod = messages.sandbox(pb.PodSandboxHookRequest.FromString(message))
         with self._lock:
             self._hooks.pod_announced(pod)
         return b""
 
-    def _sandbox_stopped(self, message: bytes, call: Call, caller: Caller) -> bytes:
+    def _sandbox_stopped(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
         pod = messages.sandbox(pb.PodSandboxHookRequest.FromString(message))
         with self._lock:
             self._hooks.pod_stopped(pod.uid)
         return b""
 
-    def _exists(self, message: bytes, call: Call, caller: Caller) -> bytes:
+    def _exists(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
         place = messages.place(pb.ContainerResourceHookRequest.FromString(message))
         with self._lock:
             self._hooks.exists(place)
         return b""
 
-    def _stopped(self, message: bytes, call: Call, caller: Caller) -> bytes:
+    def _stopped(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes:
         place = messages.place(pb.ContainerResourceHookRequest.FromString(message))
         with self._lock:
             self._hooks.stopped(place)
         return b""
 
-    def _create(self, message: bytes, call: Call, caller: Caller) -> bytes | Refuse:
+    def _create(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes | Refuse:
         request = pb.ContainerResourceHookRequest.FromString(message)
         wanted = messages.create(request)
         call.carried = partial(messages.carried, request)
         return self._settled(request, call, caller, lambda: self._hooks.create(call, wanted))
 
-    def _update(self, message: bytes, call: Call, caller: Caller) -> bytes | Refuse:
+    def _update(self, message: bytes, call: RuntimeHookCall, caller: Caller) -> bytes | Refuse:
         request = pb.ContainerResourceHookRequest.FromString(message)
         wanted = messages.update(request)
         return self._settled(request, call, caller, lambda: self._hooks.update(call, wanted))
@@ -178,7 +180,7 @@ class HookService:
     def _settled(
         self,
         request: pb.ContainerResourceHookRequest,
-        call: Call,
+        call: RuntimeHookCall,
         caller: Caller,
         ask: Callable[[], Verdict],
     ) -> bytes | Refuse:
@@ -191,7 +193,7 @@ class HookService:
         assert isinstance(answer, Refuse)
         return answer
 
-    def _held(self, call: Call, caller: Caller, ask: Callable[[], Verdict]) -> Verdict:
+    def _held(self, call: RuntimeHookCall, caller: Caller, ask: Callable[[], Verdict]) -> Verdict:
         with self._lock:
             self.held += 1
         try:

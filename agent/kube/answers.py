@@ -14,7 +14,7 @@ from agent.kube import errors
 from agent.kube.errors import TooLargeError, UnreachableError
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ResponseLimits(msgspec.Struct, frozen=True):
     """Of one answer."""
 
     connect_seconds: float = 5.0
@@ -24,14 +24,14 @@ class Limits(msgspec.Struct, frozen=True):
     line_bytes: int = 16 << 20
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ApiResponse(msgspec.Struct, frozen=True):
     """Of a request that was granted."""
 
     status: int
     body: bytes
 
 
-def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: Limits) -> Answer:
+def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: ResponseLimits) -> ApiResponse:
     """The body of a successful answer; the connection goes back to the pool. Raises KubeError for
     any other status, and for an answer that can't be read."""
     deadline = time.monotonic() + limits.whole_seconds
@@ -47,7 +47,7 @@ def granted(asked: str, response: urllib3.BaseHTTPResponse, limits: Limits) -> A
         unread.pop_all()
     response.release_conn()
     if 200 <= response.status < 300:
-        return Answer(response.status, bytes(body))
+        return ApiResponse(response.status, bytes(body))
     raise errors.refusal(
         asked,
         errors.status_of(bytes(body)),

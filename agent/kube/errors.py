@@ -90,7 +90,7 @@ class RejectedError(KubeError):
     """The object or the request is wrong (400, 415, 422, a create of what exists)."""
 
 
-class Cause(msgspec.Struct, frozen=True):
+class StatusCause(msgspec.Struct, frozen=True):
     """One detail of a Status."""
 
     reason: str = ""
@@ -103,7 +103,7 @@ class Details(msgspec.Struct, frozen=True, rename="camel"):
 
     group: str = ""
     kind: str = ""
-    causes: tuple[Cause, ...] | None = None
+    causes: tuple[StatusCause, ...] | None = None
     retry_after_seconds: float | None = None
 
 

@@ -49,7 +49,7 @@ class Regarding(NamedTuple):
     uid: str
 
 
-class Key(NamedTuple):
+class EventKey(NamedTuple):
     """What makes one Event."""
 
     pod: Regarding
@@ -89,7 +89,7 @@ class Recorder:
         self._results = results
         self._clock = clock
         self._changed = threading.Condition()
-        self._series: dict[Key, _Series] = {}
+        self._series: dict[EventKey, _Series] = {}
         self._tokens = float(BURST)
         self._filled = clock()
         self._not_before = 0.0
@@ -102,7 +102,7 @@ class Recorder:
         """It happened, perhaps again."""
         note = note.encode()[:MOST_NOTE].decode(errors="ignore")
         with self._changed:
-            key = Key(pod, reason, note)
+            key = EventKey(pod, reason, note)
             series = self._series.pop(key, None)
             if series is None and not self._room():
                 self._results("dropped")
@@ -149,14 +149,14 @@ class Recorder:
                 series.sent, series.due = count, self._clock() + AGAIN_SECONDS
             self._results(result)
 
-    def _postpone(self, key: Key, error: StoreError) -> None:
+    def _postpone(self, key: EventKey, error: StoreError) -> None:
         """The other Events come first, as the API server may take those."""
         with self._changed:
             self._not_before = self._clock() + self._backoff.next(error.retry_after_seconds)
             if (series := self._series.pop(key, None)) is not None:
                 self._series[key] = series
 
-    def _next(self) -> tuple[Key, _Series, int] | None:
+    def _next(self) -> tuple[EventKey, _Series, int] | None:
         """The first that is due, once a request may be made; None when closed."""
         with self._changed:
             while not self._closed:
@@ -181,7 +181,7 @@ class Recorder:
                 return key, series, series.count
             return None
 
-    def _send(self, key: Key, *, first: bool, count: int) -> None:
+    def _send(self, key: EventKey, *, first: bool, count: int) -> None:
         """Creates the Event, or updates its series. Raises KubeError, AccessError."""
         events = f"/apis/events.k8s.io/v1/namespaces/{segment(key.pod.namespace)}/events"
         now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -200,7 +200,7 @@ class Recorder:
             except NotFoundError:
                 self._transport.create(events, self._event(key, name, now))
 
-    def _event(self, key: Key, name: str, now: str) -> dict[str, Any]:
+    def _event(self, key: EventKey, name: str, now: str) -> dict[str, Any]:
         pod = key.pod
         return {
             "apiVersion": "events.k8s.io/v1",
@@ -228,7 +228,7 @@ class Recorder:
         self._trouble = str(error)
 
 
-def _name(key: Key) -> str:
+def _name(key: EventKey) -> str:
     """The same for the same Event after a restart of the agent."""
     text = "\0".join((key.pod.uid, key.reason, key.note))
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

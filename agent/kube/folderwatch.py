@@ -10,7 +10,7 @@ from typing import Final, Generic, TypeVar
 
 from agent.kube.errors import StoreError
 from agent.kube.mirror import Metadata, Mirror
-from agent.kube.objects import Changed, Key, Read
+from agent.kube.objects import Changed, ObjectKey, Read
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class FolderWatch(Generic[T]):
         """Since the last read of the folder that succeeded."""
         return time.monotonic() - self._read_at
 
-    def objects(self) -> dict[Key, T]:
+    def objects(self) -> dict[ObjectKey, T]:
         return self._mirror.values()
 
     def start(self) -> None:

@@ -25,11 +25,11 @@ from agent.kube.errors import (
     UnreachableError,
 )
 from agent.kube.mirror import Known, Metadata, Mirror
-from agent.kube.objects import Change, Changed, Key, Read
-from agent.kube.schedule import Pace, Schedule
+from agent.kube.objects import Change, Changed, ObjectKey, Read
+from agent.kube.schedule import Schedule, WatchPace
 from agent.kube.stream import Stream
 from agent.kube.transport import Query, Transport
-from agent.kube.wire import Event
+from agent.kube.wire import WatchEvent
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -56,14 +56,14 @@ class ListWatch(Generic[T]):
         changed: Changed[T],
         *,
         first_seconds: float = 0.0,
-        pace: Pace | None = None,
+        pace: WatchPace | None = None,
     ) -> None:
         """`first_seconds`: how long to wait before the first request."""
         self.path = path
         self._select = dict(select)
         self._changed = changed
         self._first_seconds = first_seconds
-        self._pace = pace or Pace()
+        self._pace = pace or WatchPace()
         self._stream = Stream(transport)
         self._mirror: Mirror[T] = Mirror(read)
         self._schedule = Schedule(self._pace.random, self._pace.cap_seconds)
@@ -85,7 +85,7 @@ class ListWatch(Generic[T]):
         self.trouble: str | None = None
         self.syncs = 0
 
-    def objects(self) -> dict[Key, T]:
+    def objects(self) -> dict[ObjectKey, T]:
         return self._mirror.values()
 
     @property
@@ -210,7 +210,7 @@ class ListWatch(Generic[T]):
         self._schedule.progressed()
 
     def _list(self) -> None:
-        def take(raw: msgspec.Raw) -> tuple[Key, Known[T] | None]:
+        def take(raw: msgspec.Raw) -> tuple[ObjectKey, Known[T] | None]:
             return self._understood(wire.metadata(f"list of {self.path}", raw), raw)
 
         def page(path: str, query: Query) -> bytes:
@@ -279,7 +279,7 @@ class ListWatch(Generic[T]):
         """Takes in events until the server ends the watch; False when there was none. Without
         `goes_on` it ends the watch once it has all that exists."""
         heard = False
-        initial: list[tuple[Key, Known[T] | None]] | None = None
+        initial: list[tuple[ObjectKey, Known[T] | None]] | None = None
         if self._version is None:
             initial = []
         lines = self._stream.lines(
@@ -312,14 +312,14 @@ class ListWatch(Generic[T]):
     def _touch(self) -> None:
         self._touched_at = self._pace.clock()
 
-    def _event(self, line: bytes) -> tuple[Event, Metadata]:
+    def _event(self, line: bytes) -> tuple[WatchEvent, Metadata]:
         asked = f"watch of {self.path}"
         event = wire.event(asked, line)
         if event.type == "ERROR":
             raise errors.refusal(asked, errors.status_of(bytes(event.object)))
         return event, wire.metadata(asked, event.object)
 
-    def _heard(self, event: Event, metadata: Metadata) -> None:
+    def _heard(self, event: WatchEvent, metadata: Metadata) -> None:
         if wire.not_newer(metadata.resource_version, self._version):
             return
         if event.type == "DELETED":
@@ -329,10 +329,14 @@ class ListWatch(Generic[T]):
         self._version = metadata.resource_version
         self._progressed()
 
-    def _understood(self, metadata: Metadata, raw: msgspec.Raw) -> tuple[Key, Known[T] | None]:
+    def _understood(
+        self, metadata: Metadata, raw: msgspec.Raw
+    ) -> tuple[ObjectKey, Known[T] | None]:
         return metadata.key, self._mirror.understood(metadata, bytes(raw))
 
-    def _sync(self, found: list[tuple[Key, Known[T] | None]], version: str, *, fresh: bool) -> None:
+    def _sync(
+        self, found: list[tuple[ObjectKey, Known[T] | None]], version: str, *, fresh: bool
+    ) -> None:
         """`fresh`: the list has all changes made before the request for it."""
         self._tell(self._mirror.replace(found), first=not self.syncs)
         self._version = version

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from agent.kube.objects import Change, ChangeKind, Key, Read
+from agent.kube.objects import Change, ChangeKind, ObjectKey, Read
 from agent.model.bounds import JsonError
 from agent.model.objects import ObjectError
 
@@ -27,8 +27,8 @@ class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     annotations: dict[str, str] | None = None
 
     @property
-    def key(self) -> Key:
-        return Key(intern(self.namespace), self.name)
+    def key(self) -> ObjectKey:
+        return ObjectKey(intern(self.namespace), self.name)
 
 
 class Known(msgspec.Struct, Generic[T], frozen=True):
@@ -45,9 +45,9 @@ class Mirror(Generic[T]):
     def __init__(self, read: Read[T]) -> None:
         """An object that can't be read is logged, and its last good value stays."""
         self._read = read
-        self._known: dict[Key, Known[T]] = {}
+        self._known: dict[ObjectKey, Known[T]] = {}
 
-    def values(self) -> dict[Key, T]:
+    def values(self) -> dict[ObjectKey, T]:
         return {key: known.value for key, known in self._known.copy().items()}
 
     def understood(self, metadata: Metadata, raw: bytes) -> Known[T] | None:
@@ -63,7 +63,7 @@ class Mirror(Generic[T]):
             return before if before and before.uid == metadata.uid else None
         return Known(metadata.uid, metadata.resource_version, value)
 
-    def replace(self, found: Iterable[tuple[Key, Known[T] | None]]) -> list[Change[T]]:
+    def replace(self, found: Iterable[tuple[ObjectKey, Known[T] | None]]) -> list[Change[T]]:
         """Replaces everything by these values of `understood`."""
         changes: list[Change[T]] = []
         gone = set(self._known)
@@ -78,12 +78,12 @@ class Mirror(Generic[T]):
         """Adds or replaces one object."""
         return self._take(metadata.key, self.understood(metadata, raw))
 
-    def drop(self, key: Key) -> list[Change[T]]:
+    def drop(self, key: ObjectKey) -> list[Change[T]]:
         """One that is gone."""
         before = self._known.pop(key, None)
         return [] if before is None else [Change(ChangeKind.DELETED, key, before.value)]
 
-    def _take(self, key: Key, known: Known[T] | None) -> list[Change[T]]:
+    def _take(self, key: ObjectKey, known: Known[T] | None) -> list[Change[T]]:
         if known is None:
             return self.drop(key)
         before = self._known.get(key)

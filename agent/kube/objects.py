@@ -12,7 +12,7 @@ Object = dict[str, Any]
 T = TypeVar("T")
 
 
-class Key(NamedTuple):
+class ObjectKey(NamedTuple):
     """`namespace` is empty for what has none."""
 
     namespace: str
@@ -31,7 +31,7 @@ class Change(msgspec.Struct, Generic[T], frozen=True):
     """`value` is the new one; of what is deleted the last one that was known."""
 
     kind: ChangeKind
-    key: Key
+    key: ObjectKey
     value: T
 
 
@@ -61,7 +61,7 @@ class Watch(Protocol[T]):
         """Since the store of the objects answered last."""
         ...
 
-    def objects(self) -> dict[Key, T]:
+    def objects(self) -> dict[ObjectKey, T]:
         """The known objects."""
         ...
 

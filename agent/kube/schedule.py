@@ -82,7 +82,7 @@ def _boot_seconds() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Pace(msgspec.Struct, frozen=True):
+class WatchPace(msgspec.Struct, frozen=True):
     """`wait` returns True when the event ended it.
 
     A watch asks the server to end it after `watch_seconds`, a fifth more or less, so that the

@@ -14,7 +14,7 @@ import msgspec
 import urllib3
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
-from agent.kube.answers import Answer, Limits, granted, troubles
+from agent.kube.answers import ApiResponse, ResponseLimits, granted, troubles
 from agent.kube.auth import Access
 from agent.kube.errors import (
     KubeError,
@@ -94,13 +94,13 @@ class Transport:
         access: Access,
         *,
         user_agent: str = "topolet",
-        limits: Limits | None = None,
+        limits: ResponseLimits | None = None,
         connections: int = 2,
         reachability: Reachability | None = None,
     ) -> None:
         """`connections` are kept; more requests at once open others, each for itself.
         `reachability`: shared by all that ask the same server."""
-        self.limits = limits or Limits()
+        self.limits = limits or ResponseLimits()
         self.access = access
         self.reachability = reachability or Reachability()
         self._user_agent = user_agent
@@ -115,7 +115,7 @@ class Transport:
     def create(self, path: str, wanted: Any) -> bytes:
         return self.request("POST", path, body=wanted).body
 
-    def apply(self, path: str, wanted: Any, *, force: bool = True) -> Answer:
+    def apply(self, path: str, wanted: Any, *, force: bool = True) -> ApiResponse:
         """Server-side apply: our fields become those of `wanted`, the others' stay. With `force` it
         takes fields of `wanted` that others own, otherwise that is a ConflictError. Status 201: the
         object is new."""
@@ -140,7 +140,7 @@ class Transport:
         query: Query | None = None,
         body: Any = None,
         content_type: str = JSON,
-    ) -> Answer:
+    ) -> ApiResponse:
         """Nothing is tried twice, but for the one renewal of a token that was refused."""
         asked = f"{method} {path}"
         data = None if body is None else msgspec.json.encode(body)

@@ -28,7 +28,7 @@ class Page(msgspec.Struct, frozen=True):
     items: list[msgspec.Raw] | None = None
 
 
-class Event(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     """One line of a watch; the object of an ERROR is a Status."""
 
     type: str
@@ -47,7 +47,7 @@ def page(asked: str, body: bytes) -> Page:
         raise MalformedError(f"{asked}: {error}") from error
 
 
-def event(asked: str, line: bytes) -> Event:
+def event(asked: str, line: bytes) -> WatchEvent:
     try:
         return bounds.decode(_events, line)
     except JsonError as error:
@@ -78,5 +78,5 @@ def not_newer(version: str, than: str | None) -> bool:
 
 
 _pages = msgspec.json.Decoder(Page)
-_events = msgspec.json.Decoder(Event)
+_events = msgspec.json.Decoder(WatchEvent)
 _objects = msgspec.json.Decoder(_Object)

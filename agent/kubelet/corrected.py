@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 
 from agent.allocate.foreign.names import Keys, meaning
 from agent.kubelet.podresources import MAX_REPLY_BYTES, SERVICE
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.model.podresources import ContainerCorrection, Corrections, OwnDevice
 from agent.model.verdict import Code
 from agent.proto import podresources_pb2 as pb
@@ -91,7 +91,9 @@ def _correct(container: pb.ContainerResources, correction: ContainerCorrection, 
 
 
 def _types(entry: pb.ContainerDevices, keys: Keys) -> set[str]:
-    grant = Grant("", "", entry.resource_name, tuple(entry.device_ids), Source.CHECKPOINT)
+    grant = DeviceGrant(
+        "", "", entry.resource_name, tuple(entry.device_ids), HoldingSource.CHECKPOINT
+    )
     return {each.type for each in meaning(grant, keys).holdings}
 
 

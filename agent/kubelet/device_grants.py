@@ -11,7 +11,7 @@ from agent.allocate.foreign import grants
 from agent.allocate.foreign.grants import Carriers
 from agent.hooks import wire
 from agent.kubelet.device_checkpoint import DeviceCheckpoint, DeviceEntry
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 
 _ENVIRONMENT: Final = 1
 _MOUNTS: Final = 2
@@ -42,22 +42,24 @@ def _messages(answer: bytes, wanted: int) -> Iterator[bytes]:
 
 def of_checkpoint(
     checkpoint: DeviceCheckpoint, boot_id: str = ""
-) -> tuple[tuple[Grant, ...], tuple[str, ...]]:
+) -> tuple[tuple[DeviceGrant, ...], tuple[str, ...]]:
     """The grants, and problems. The ids name the devices; the plugin's answer adds the carriers of
     ids without a meaning. After a reboot (`boot_id`: of this boot) a kubelet still gives a pod its
     devices, so entries of the last boot count for pods that will run again."""
-    found: list[Grant] = []
+    found: list[DeviceGrant] = []
     problems = list(checkpoint.problems)
     if boot_id and checkpoint.boot_id and checkpoint.boot_id != boot_id:
         problems.append(f"BootID {checkpoint.boot_id}: written before the last reboot")
     for entry in checkpoint.entries:
         names = tuple(sorted({name for ids in entry.devices.values() for name in ids}))
-        found.append(Grant(entry.uid, entry.container, entry.resource, names, Source.CHECKPOINT))
+        found.append(
+            DeviceGrant(entry.uid, entry.container, entry.resource, names, HoldingSource.CHECKPOINT)
+        )
         found += _answered(entry, problems)
     return tuple(found), tuple(problems)
 
 
-def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[Grant, ...]:
+def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[DeviceGrant, ...]:
     if not entry.answer:
         return ()
     try:
@@ -65,4 +67,4 @@ def _answered(entry: DeviceEntry, problems: list[str]) -> tuple[Grant, ...]:
     except ValueError as error:
         problems.append(f"pod {entry.uid}, {entry.container}: AllocResp: {error}")
         return ()
-    return grants.of_carriers(entry.uid, entry.container, answered, Source.ANSWER)
+    return grants.of_carriers(entry.uid, entry.container, answered, HoldingSource.ANSWER)

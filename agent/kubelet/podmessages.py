@@ -9,12 +9,12 @@ from typing import Final
 from agent.model.cpuset import MAX_ID, CpuSet
 from agent.model.podresources import (
     Allocatable,
-    Claim,
     ClaimedDevice,
     ContainerResources,
     GivenDevice,
     MemoryBlock,
     PodResources,
+    ResourceClaim,
 )
 from agent.proto import podresources_pb2 as pb
 
@@ -111,7 +111,7 @@ def _devices(messages: Iterable[pb.ContainerDevices], of: str) -> tuple[GivenDev
     )
 
 
-def _claim(message: pb.DynamicResource, of: str) -> Claim:
+def _claim(message: pb.DynamicResource, of: str) -> ResourceClaim:
     """Up to 1.36 at least the kubelet gives each device of a driver the CDI names of those before
     it, too (cm/container_manager_linux.go, GetDynamicResources): they are taken off again. The
     drivers have another order each time."""
@@ -137,7 +137,7 @@ def _claim(message: pb.DynamicResource, of: str) -> Claim:
             )
         )
     devices.sort(key=lambda each: (each.driver, each.pool, each.device, each.share or ""))
-    return Claim(message.claim_namespace, message.claim_name, tuple(devices))
+    return ResourceClaim(message.claim_namespace, message.claim_name, tuple(devices))
 
 
 def _node(node: int, field: str) -> int:

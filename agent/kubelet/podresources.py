@@ -48,7 +48,7 @@ class RateLimitError(PodResourcesError):
     """All clients of the kubelet together ask more often than it lets them."""
 
 
-class MalformedError(PodResourcesError):
+class MalformedPodResourcesError(PodResourcesError):
     """The answer can't be right; the message names pod, container and field too."""
 
 
@@ -101,9 +101,9 @@ class PodResourcesClient:
             raise _told(error)(self._path, method, str(error)) from None
         except DecodeError as error:
             text = f"the reply is no {kind.__name__}: {error}"
-            raise MalformedError(self._path, method, text) from None
+            raise MalformedPodResourcesError(self._path, method, text) from None
         except FieldError as error:
-            raise MalformedError(self._path, method, str(error)) from None
+            raise MalformedPodResourcesError(self._path, method, str(error)) from None
 
 
 class _NotFoundError(PodResourcesError):

@@ -50,6 +50,7 @@ class _Spec(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(_Spec | None)
+_NO_RESOURCES: Final = BatchResources()
 
 
 def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]:
@@ -57,7 +58,7 @@ def batch_resources(annotations: Mapping[str, str]) -> dict[str, BatchResources]
     the container and the resource."""
     spec = decoded(annotations, EXTENDED_RESOURCE_SPEC, _decoder, bounds.POD_LIST_BYTES)
     containers = (spec and spec.containers) or {}
-    return {name: _container(name, each or _Amounts()) for name, each in containers.items()}
+    return {name: _container(name, each) for name, each in containers.items()}
 
 
 def cpu_request_milli(containers: Mapping[str, BatchResources]) -> int:
@@ -65,27 +66,37 @@ def cpu_request_milli(containers: Mapping[str, BatchResources]) -> int:
     return sum(each.cpu_request_milli for each in containers.values())
 
 
-def _container(name: str, amounts: _Amounts) -> BatchResources:
-    requests, limits = amounts.requests or {}, amounts.limits or {}
-    where = f"containers.{name[:63]}"
-    return BatchResources(
-        _amount(requests, CPU_NAMES, MOST_CPU_MILLI, f"{where}.requests"),
-        _amount(limits, CPU_NAMES, MOST_CPU_MILLI, f"{where}.limits") or None,
-        _amount(requests, MEMORY_NAMES, MOST_MEMORY_BYTES, f"{where}.requests"),
-        _amount(limits, MEMORY_NAMES, MOST_MEMORY_BYTES, f"{where}.limits") or None,
-    )
-
-
-def _amount(amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int, where: str) -> int:
-    name = next((each for each in names if each in amounts), None)
-    if name is None:
-        return 0
+def _container(name: str, amounts: _Amounts | None) -> BatchResources:
+    if amounts is None:
+        return _NO_RESOURCES
     try:
-        amount = whole(amounts[name])
+        requests = _cpu_and_memory("requests", amounts.requests)
+        limits = _cpu_and_memory("limits", amounts.limits)
     except QuantityError as error:
-        raise AnnotationError(EXTENDED_RESOURCE_SPEC, f"{where}.{name}: {error}") from None
-    if not 0 <= amount <= most:
-        reason = "is below zero" if amount < 0 else f"is more than {most}"
-        said = str(amounts[name])[:40]
-        raise AnnotationError(EXTENDED_RESOURCE_SPEC, f"{where}.{name}: {said!r} {reason}")
-    return amount
+        where = f"containers.{name[:63]}"
+        raise AnnotationError(EXTENDED_RESOURCE_SPEC, f"{where}.{error}") from None
+    return BatchResources(requests[0], limits[0] or None, requests[1], limits[1] or None)
+
+
+def _cpu_and_memory(field: str, amounts: Mapping[str, Quantity] | None) -> tuple[int, int]:
+    """Raises QuantityError that begins with the field."""
+    if not amounts:
+        return 0, 0
+    cpu = _amount(field, amounts, CPU_NAMES, MOST_CPU_MILLI)
+    return cpu, _amount(field, amounts, MEMORY_NAMES, MOST_MEMORY_BYTES)
+
+
+def _amount(field: str, amounts: Mapping[str, Quantity], names: tuple[str, ...], most: int) -> int:
+    for name in names:
+        if name not in amounts:
+            continue
+        try:
+            amount = whole(amounts[name])
+        except QuantityError as error:
+            raise QuantityError(f"{field}.{name}: {error}") from None
+        if not 0 <= amount <= most:
+            reason = "is below zero" if amount < 0 else f"is more than {most}"
+            said = str(amounts[name])[:40]
+            raise QuantityError(f"{field}.{name}: {said!r} {reason}")
+        return amount
+    return 0

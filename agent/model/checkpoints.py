@@ -12,7 +12,7 @@ import msgspec
 
 from agent.model import bounds
 from agent.model.annotations import decoded
-from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 
 DEVICES_CHECKPOINTS: Final = "node.koordinator.sh/devices-checkpoints"
 
@@ -24,7 +24,7 @@ class _Entry(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
     device_ids: tuple[str, ...] | None = msgspec.field(default=None, name="deviceIDs")
 
 
-def encode(holdings: Iterable[Holding]) -> dict[str, str]:
+def encode(holdings: Iterable[DeviceHolding]) -> dict[str, str]:
     """The annotation; none without held devices. A device that everybody may open is not held."""
     ids: dict[tuple[str, str, str], set[str]] = {}
     for each in holdings:
@@ -34,22 +34,22 @@ def encode(holdings: Iterable[Holding]) -> dict[str, str]:
     return {DEVICES_CHECKPOINTS: msgspec.json.encode(entries).decode()} if entries else {}
 
 
-def decode(annotations: Mapping[str, str]) -> tuple[Grant, ...]:
+def decode(annotations: Mapping[str, str]) -> tuple[DeviceGrant, ...]:
     """The annotation of a Device object. Raises AnnotationError."""
     entries = decoded(annotations, DEVICES_CHECKPOINTS, _decoder, bounds.OBJECT_LIST_BYTES) or ()
     return tuple(
-        Grant(
+        DeviceGrant(
             each.pod_uid,
             each.container_name,
             each.resource_name,
             each.device_ids or (),
-            Source.CHECKPOINT,
+            HoldingSource.CHECKPOINT,
         )
         for each in entries
     )
 
 
-def _name(holding: Holding) -> str:
+def _name(holding: DeviceHolding) -> str:
     if holding.form is Form.FUNCTION:
         return holding.part
     return f"{holding.device}::{holding.part}" if holding.part else holding.device

@@ -21,7 +21,7 @@ Holdings = dict[tuple[str, int], dict[str, int]]
 """By type and minor of a device, and by resource, what is held of it, in units."""
 
 
-class Given(msgspec.Struct, frozen=True):
+class AllocatedDevice(msgspec.Struct, frozen=True):
     """One device of a pod, or a part of it. `id`: its permanent name, "" when the annotation has
     the minor only. `functions`: the bus ids of its virtual functions that are allocated instead."""
 
@@ -31,21 +31,21 @@ class Given(msgspec.Struct, frozen=True):
     functions: tuple[str, ...] = ()
 
 
-GivenDevices = Mapping[str, tuple[Given, ...]]
+GivenDevices = Mapping[str, tuple[AllocatedDevice, ...]]
 """What one pod was given, by type."""
 
 
-def given(annotations: Mapping[str, str]) -> dict[str, tuple[Given, ...]]:
+def given(annotations: Mapping[str, str]) -> dict[str, tuple[AllocatedDevice, ...]]:
     """What one pod holds by type, in the annotation's order; negative amounts are none. Raises
     AnnotationError."""
     found = {}
     for kind, devices in _by_type(annotations).items():
         found[kind] = tuple(
-            Given(
+            AllocatedDevice(
                 device.minor,
                 device.id,
-                _amounts(f"{kind[:40]}[{place}]", device),
-                tuple(each.bus for each in (device.extension or _NO_EXTENSION).vfs or ()),
+                _amounts(kind, place, device.resources) if device.resources else {},
+                _buses(device.extension) if device.extension else (),
             )
             for place, device in enumerate(devices or ())
         )
@@ -144,9 +144,6 @@ class _Extension(msgspec.Struct, frozen=True):
     vfs: Annotated[tuple[_Function, ...], _MOST_DEVICES] | None = None
 
 
-_NO_EXTENSION: Final = _Extension()
-
-
 class _Allocation(msgspec.Struct, frozen=True):
     minor: int
     id: str = ""
@@ -167,12 +164,16 @@ def _by_type(annotations: Mapping[str, str]) -> _ByType:
     return decoded(annotations, DEVICE_ALLOCATED, _decoder, bounds.POD_LIST_BYTES) or {}
 
 
-def _amounts(where: str, device: _Allocation) -> dict[str, int]:
+def _buses(extension: _Extension) -> tuple[str, ...]:
+    return tuple(each.bus for each in extension.vfs or ())
+
+
+def _amounts(kind: str, place: int, resources: Mapping[str, Quantity]) -> dict[str, int]:
     amounts = {}
-    for name, quantity in (device.resources or {}).items():
+    for name, quantity in resources.items():
         try:
             amounts[name] = max(0, whole(quantity))
         except QuantityError as error:
-            field = f"{where}.resources[{name[:60]!r}]"
+            field = f"{kind[:40]}[{place}].resources[{name[:60]!r}]"
             raise AnnotationError(DEVICE_ALLOCATED, f"{field}: {error}") from None
     return amounts

@@ -18,7 +18,7 @@ DEVICE_JOINT_ALLOCATE: Final = "scheduling.koordinator.sh/device-joint-allocate"
 GPU_PARTITION_SPEC: Final = "scheduling.koordinator.sh/gpu-partition-spec"
 
 
-class Strategy(enum.StrEnum):
+class DeviceAllocateStrategy(enum.StrEnum):
     """How many devices a request that fits one device is for."""
 
     ONE = ""
@@ -26,7 +26,7 @@ class Strategy(enum.StrEnum):
     REQUESTS_AS_COUNT = "RequestsAsCount"
 
 
-class Scope(enum.StrEnum):
+class DeviceTopologyScope(enum.StrEnum):
     """Within what all devices have to be."""
 
     ANYWHERE = ""
@@ -44,13 +44,17 @@ class Exclusion(enum.StrEnum):
     PCIE_LEVEL = "PCIeLevel"
 
 
-class Hint(msgspec.Struct, frozen=True):
+class DeviceHint(msgspec.Struct, frozen=True):
     """Of one device type. `vf_selector`: a virtual function of such a group is wanted."""
 
     selector: LabelSelector | None = None
     vf_selector: LabelSelector | None = msgspec.field(default=None, name="vfSelector")
-    strategy: Strategy = msgspec.field(default=Strategy.ONE, name="allocateStrategy")
-    scope: Scope = msgspec.field(default=Scope.ANYWHERE, name="requiredTopologyScope")
+    strategy: DeviceAllocateStrategy = msgspec.field(
+        default=DeviceAllocateStrategy.ONE, name="allocateStrategy"
+    )
+    scope: DeviceTopologyScope = msgspec.field(
+        default=DeviceTopologyScope.ANYWHERE, name="requiredTopologyScope"
+    )
     exclusion: Exclusion = msgspec.field(default=Exclusion.NONE, name="exclusivePolicy")
 
 
@@ -86,7 +90,7 @@ class PartitionSpec(msgspec.Struct, frozen=True):
 class DeviceWishes(msgspec.Struct, frozen=True):
     """By device type; without an entry there is no preference."""
 
-    hints: dict[str, Hint] = {}
+    hints: dict[str, DeviceHint] = {}
     joint: Joint | None = None
     partition: PartitionSpec | None = None
 
@@ -108,7 +112,7 @@ class _RawSpec(msgspec.Struct, frozen=True, rename="camel"):
     ring_bus_bandwidth: Quantity | None = None
 
 
-_hints: Final = msgspec.json.Decoder(dict[str, Hint | None] | None)
+_hints: Final = msgspec.json.Decoder(dict[str, DeviceHint | None] | None)
 _joint: Final = msgspec.json.Decoder(Joint | None)
 _spec: Final = msgspec.json.Decoder(_RawSpec | None)
 

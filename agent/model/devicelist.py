@@ -22,7 +22,7 @@ from agent.model.rdma import RdmaDevice
 _NUMBERED_HERE: Final = frozenset({DeviceType.RDMA, DeviceType.FPGA})
 
 
-class Found(msgspec.Struct, frozen=True):
+class DiscoveredDevices(msgspec.Struct, frozen=True):
     """What there is. `functions`: all of PCI, by address; `gpus` as `gpudevices.devices` makes
     them, each with a minor and a UUID of its own."""
 
@@ -74,7 +74,7 @@ def published(body: object) -> tuple[Published, tuple[str, ...]]:
 
 
 def device_list(
-    found: Found,
+    found: DiscoveredDevices,
     before: Published,
     now: str,
     held: Collection[tuple[str, str]] = (),

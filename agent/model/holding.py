@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 
-class Source(enum.StrEnum):
+class HoldingSource(enum.StrEnum):
     """The source of a holding. Of two sources about one device and container the first in this
     order counts."""
 
@@ -43,7 +43,7 @@ class Form(enum.StrEnum):
     """No device: CPUs that a driver gave."""
 
 
-class Grant(msgspec.Struct, frozen=True):
+class DeviceGrant(msgspec.Struct, frozen=True):
     """What a container was given, in the giver's terms. `resource`: the plugin's (`nvidia.com/gpu`)
     or the driver's (`gpu.nvidia.com`); "" when only the container shows it. `claim`: a resource
     claim that several pods may use, as `namespace/name`, or its uid when the container shows no
@@ -54,13 +54,13 @@ class Grant(msgspec.Struct, frozen=True):
     container: str
     resource: str
     names: tuple[str, ...]
-    source: Source
+    source: HoldingSource
     claim: str = ""
     share: str = ""
     cdi: tuple[str, ...] = ()
 
 
-class Holding(msgspec.Struct, frozen=True):
+class DeviceHolding(msgspec.Struct, frozen=True):
     """`type` and `device` as in the Device object (type, id). `part`: the replica's number, the
     instance's UUID, the virtual function's address, the CPUs as a list. `amounts`: of a share, by
     resource."""
@@ -73,5 +73,5 @@ class Holding(msgspec.Struct, frozen=True):
     form: Form
     part: str = ""
     amounts: dict[str, int] = {}
-    source: Source = Source.CHECKPOINT
+    source: HoldingSource = HoldingSource.CHECKPOINT
     claim: str = ""

@@ -55,7 +55,7 @@ class Zone(msgspec.Struct, frozen=True):
     attributes: dict[str, str] = {}
 
 
-class Owner(msgspec.Struct, frozen=True):
+class OwnerReference(msgspec.Struct, frozen=True):
     """The Node that owns the object. It is not the controller, of which an object may have one
     only, and does not block its deletion, which needs a further permission."""
 
@@ -76,7 +76,7 @@ class NodeTopology(msgspec.Struct, frozen=True):
     attributes: dict[str, str] = {}
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    owner: Owner | None = None
+    owner: OwnerReference | None = None
 
 
 def encode(value: NodeTopology, version: Version) -> Object:
@@ -167,7 +167,7 @@ def _named(values: dict[str, str]) -> list[dict[str, str]]:
     return [{"name": name, "value": value} for name, value in sorted(values.items())]
 
 
-def _owner(owner: Owner) -> Object:
+def _owner(owner: OwnerReference) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Node",

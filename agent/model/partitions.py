@@ -35,7 +35,7 @@ class Links(msgspec.Struct, frozen=True):
     bytes_per_second: Matrix
 
 
-class Partition(msgspec.Struct, frozen=True):
+class GpuPartition(msgspec.Struct, frozen=True):
     """`ring_bytes_per_second`: None for one card. `score`: sets of one size with a higher score are
     allocated first."""
 
@@ -45,7 +45,7 @@ class Partition(msgspec.Struct, frozen=True):
     score: int = 1
 
 
-Table = dict[int, tuple[Partition, ...]]
+Table = dict[int, tuple[GpuPartition, ...]]
 """By number of cards."""
 
 
@@ -172,11 +172,11 @@ def _leads_around(linked: list[int]) -> bool:
     return bool(ends.get(everyone, 0) & linked[0])
 
 
-def _scored(sets: list[tuple[tuple[int, ...], int | None]]) -> tuple[Partition, ...]:
+def _scored(sets: list[tuple[tuple[int, ...], int | None]]) -> tuple[GpuPartition, ...]:
     """The faster, the higher."""
     speeds = sorted({ring or 0 for _, ring in sets})
     return tuple(
-        Partition(minors, ring_bytes_per_second=ring, score=1 + speeds.index(ring or 0))
+        GpuPartition(minors, ring_bytes_per_second=ring, score=1 + speeds.index(ring or 0))
         for minors, ring in sorted(sets)
     )
 

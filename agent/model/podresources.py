@@ -44,7 +44,7 @@ class ClaimedDevice(msgspec.Struct, frozen=True):
     share: str | None = None
 
 
-class Claim(msgspec.Struct, frozen=True):
+class ResourceClaim(msgspec.Struct, frozen=True):
     """A ResourceClaim that the container uses; other containers and pods may use it too."""
 
     namespace: str
@@ -59,7 +59,7 @@ class ContainerResources(msgspec.Struct, frozen=True):
     cpus: CpuSet = EMPTY
     memory: tuple[MemoryBlock, ...] = ()
     devices: tuple[GivenDevice, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[ResourceClaim, ...] = ()
 
 
 class PodResources(msgspec.Struct, frozen=True):

@@ -11,7 +11,7 @@ from agent.model.pci import CharDevice, Function
 ACTIVE = "ACTIVE"
 
 
-class Port(msgspec.Struct, frozen=True):
+class RdmaPort(msgspec.Struct, frozen=True):
     """`state` and `physical` in the kernel's terms (`ACTIVE`, `LinkUp`), "" when unknown;
     `rate_gbps`: the current rate."""
 
@@ -22,7 +22,7 @@ class Port(msgspec.Struct, frozen=True):
     rate_gbps: float | None = None
 
 
-class Link(msgspec.Struct, frozen=True):
+class RdmaLink(msgspec.Struct, frozen=True):
     """What verbs calls a device. Its name says nothing that lasts: udev renames it."""
 
     name: str
@@ -30,7 +30,7 @@ class Link(msgspec.Struct, frozen=True):
     system_guid: str = ""
     firmware: str = ""
     board: str = ""
-    ports: tuple[Port, ...] = ()
+    ports: tuple[RdmaPort, ...] = ()
     char_devices: tuple[CharDevice, ...] = ()
 
 
@@ -40,7 +40,7 @@ class RdmaFunction(msgspec.Struct, frozen=True):
     virtual machines) has no links here. `interfaces`: those of the network, by name."""
 
     function: Function
-    links: tuple[Link, ...] = ()
+    links: tuple[RdmaLink, ...] = ()
     interfaces: tuple[str, ...] = ()
     number: int | None = None
 

@@ -11,7 +11,7 @@ from agent.model.availability import Held, Reserved, core_kinds, zones
 from agent.model.device_allocation import Holdings
 from agent.model.devices import Device, Portion, portions
 from agent.model.nodestatus import GpuFacts
-from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology, Owner
+from agent.model.nodetopology import FINGERPRINT_METHOD, NodeTopology, OwnerReference
 from agent.model.resources import (
     MANAGED_BY,
     NodeConfiguration,
@@ -57,7 +57,7 @@ class Facts(msgspec.Struct, frozen=True):
     configured: NodeConfiguration
     devices: DeviceReport = DeviceReport()
     plugged: tuple[Portion, ...] = ()
-    owner: Owner | None = None
+    owner: OwnerReference | None = None
     fingerprint: str | None = None
 
 

@@ -53,7 +53,7 @@ class Rules(enum.StrEnum):
     KOORDINATOR = "NodeNUMAResourceArgs"
 
 
-class Strategy(msgspec.Struct, frozen=True):
+class ScoringStrategy(msgspec.Struct, frozen=True):
     """A way to score, and the resources that count."""
 
     type: ScoringType
@@ -75,8 +75,8 @@ class SchedulerArgs(msgspec.Struct, frozen=True):
     rules: Rules
     bind: BindPolicy
     numa_policy: NumaPolicy
-    node: Strategy
-    numa: Strategy
+    node: ScoringStrategy
+    numa: ScoringStrategy
     measures: frozenset[Measure]
     gpu_objective: GpuObjective = GpuObjective.BANDWIDTH
     zones: ZoneScoring = ZoneScoring()
@@ -149,7 +149,7 @@ class _NodeNumaResource(_Fields, frozen=True):
 
 def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
     said = raw.scoring_strategy or _MeasuredStrategy()
-    default = Strategy(ScoringType.MOST_ALLOCATED, _CPU_AND_MEMORY)
+    default = ScoringStrategy(ScoringType.MOST_ALLOCATED, _CPU_AND_MEMORY)
     node = _strategy(Rules.PROPOSAL, "scoringStrategy", said, default)
     return SchedulerArgs(
         Rules.PROPOSAL,
@@ -164,7 +164,7 @@ def _proposal(raw: _CpuOrchestration) -> SchedulerArgs:
 
 
 def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
-    default = Strategy(ScoringType.LEAST_ALLOCATED, _CPU_AND_MEMORY)
+    default = ScoringStrategy(ScoringType.LEAST_ALLOCATED, _CPU_AND_MEMORY)
     return SchedulerArgs(
         Rules.KOORDINATOR,
         BindPolicy(raw.bind),
@@ -177,11 +177,13 @@ def _koordinator(raw: _NodeNumaResource) -> SchedulerArgs:
     )
 
 
-def _strategy(kind: str, field: str, said: _Strategy | None, default: Strategy) -> Strategy:
+def _strategy(
+    kind: str, field: str, said: _Strategy | None, default: ScoringStrategy
+) -> ScoringStrategy:
     if said is None:
         return default
     weights = _weights(kind, field, said.resources) if said.resources else default.weights
-    return Strategy(said.type or default.type, weights)
+    return ScoringStrategy(said.type or default.type, weights)
 
 
 def _zones(kind: str, said: _ZoneStrategy) -> ZoneScoring:

@@ -16,7 +16,7 @@ from agent.model.nodetopology import (
     SCOPE,
     Amounts,
     NodeTopology,
-    Owner,
+    OwnerReference,
     Zone,
     zone_node,
 )
@@ -50,7 +50,7 @@ def decode(body: object) -> NodeTopology:
         attributes,
         dict(metadata.labels or {}),
         annotations,
-        Owner(owners[0].name, owners[0].uid) if owners else None,
+        OwnerReference(owners[0].name, owners[0].uid) if owners else None,
     )
 
 

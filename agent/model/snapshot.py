@@ -10,7 +10,7 @@ from agent.model import bounds
 from agent.model.bounds import JsonError
 from agent.model.cpuset import CpuSet, union
 from agent.model.qos import QoS
-from agent.model.visible import NodeDevices
+from agent.model.visible import VisibleDevices
 from agent.model.wanted import PodWanted, Wanted
 
 CpuPolicy: TypeAlias = Literal["none", "static", "dynamic"]
@@ -96,7 +96,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu_policy: CpuPolicy = "none"
     local_owners: tuple[LocalOwner, ...] = ()
     """Their pods are in `owners` too."""
-    devices: NodeDevices | None = None
+    devices: VisibleDevices | None = None
     """None: the agent does not decide who sees which."""
 
 

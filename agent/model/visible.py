@@ -75,7 +75,7 @@ class HeldDevice(msgspec.Struct, frozen=True, omit_defaults=True):
         return is_uuid(self.uuid)
 
 
-class NodeDevices(msgspec.Struct, frozen=True, omit_defaults=True):
+class VisibleDevices(msgspec.Struct, frozen=True, omit_defaults=True):
     """What hooks need of the node's devices besides each container's. `cdi_kind`
     (`nvidia.com/gpu`): names a GPU to a request without another form; empty: by UUID in the
     environment."""

@@ -20,7 +20,7 @@ MOST_SHARES: Final = 262_144
 """What the kernel takes; it bends shares beyond these by itself, and refuses a lesser quota."""
 
 
-class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
+class CgroupLimits(msgspec.Struct, frozen=True, omit_defaults=True):
     """Values of one cgroup; None: undecided, stays as it is. `quota_microseconds` of CPU time in
     each 100,000 and `memory_limit_bytes` may be UNLIMITED. `mems` are NUMA nodes; on cgroup v2 an
     empty set means the parent's. `migrate`: whether pages follow when `mems` change: a choice on v1
@@ -33,7 +33,7 @@ class Limits(msgspec.Struct, frozen=True, omit_defaults=True):
     migrate: bool | None = None
 
 
-NO_LIMITS: Final = Limits()
+NO_LIMITS: Final = CgroupLimits()
 
 
 class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -47,7 +47,7 @@ class Wanted(msgspec.Struct, frozen=True, omit_defaults=True):
     exclusive: bool = False
     kubelet: bool = False
     keeps_quota: bool = False
-    limits: Limits = NO_LIMITS
+    limits: CgroupLimits = NO_LIMITS
     blocked: str = ""
     visible: Visible | None = None
 
@@ -85,7 +85,7 @@ class PodWanted(msgspec.Struct, frozen=True, omit_defaults=True):
     each: Wanted
     containers: dict[str, Wanted] = {}
     refused: str = ""
-    group: Limits = NO_LIMITS
+    group: CgroupLimits = NO_LIMITS
 
     def of(self, container_name: str) -> Wanted:
         """What the container of that name gets."""

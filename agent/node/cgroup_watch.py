@@ -17,7 +17,7 @@ from agent.host.inotify import Inotify
 log = logging.getLogger(__name__)
 
 
-class Place(enum.Enum):
+class GroupKind(enum.Enum):
     """What a group is. The kubelet's own root may lie one level down (its --cgroup-root)."""
 
     TOP = "top"
@@ -30,30 +30,30 @@ class Place(enum.Enum):
 
 _FILES: Final = frozenset({CPUS, MEMS, notation.MAX, notation.WEIGHT, notation.MEMORY_MAX})
 """On v1 the limits are in other hierarchies, and wait for the next look."""
-_OUTSIDE: Final = frozenset({Place.TOP, Place.BESIDE})
+_OUTSIDE: Final = frozenset({GroupKind.TOP, GroupKind.BESIDE})
 _MASKS: Final = {
-    Place.TOP: inotify.CREATE | inotify.DELETE,
-    Place.BESIDE: inotify.CREATE | inotify.DELETE,
-    Place.KUBEPODS: inotify.CREATE | inotify.DELETE,
-    Place.QOS: inotify.CREATE | inotify.DELETE,
-    Place.POD: inotify.CREATE | inotify.DELETE | inotify.MODIFY,
+    GroupKind.TOP: inotify.CREATE | inotify.DELETE,
+    GroupKind.BESIDE: inotify.CREATE | inotify.DELETE,
+    GroupKind.KUBEPODS: inotify.CREATE | inotify.DELETE,
+    GroupKind.QOS: inotify.CREATE | inotify.DELETE,
+    GroupKind.POD: inotify.CREATE | inotify.DELETE | inotify.MODIFY,
     # What a container makes below its own group is no concern of ours.
-    Place.CONTAINER: inotify.MODIFY,
+    GroupKind.CONTAINER: inotify.MODIFY,
 }
 
 
-def place_below(parent: Place, name: str) -> Place | None:
+def place_below(parent: GroupKind, name: str) -> GroupKind | None:
     """What the group of this name is in such a parent; None for one that is not watched."""
     if parent in _OUTSIDE:
         if name in ("kubepods", "kubepods.slice") or name.endswith("-kubepods.slice"):
-            return Place.KUBEPODS
-        return Place.BESIDE if parent is Place.TOP else None
-    if parent is Place.KUBEPODS:
+            return GroupKind.KUBEPODS
+        return GroupKind.BESIDE if parent is GroupKind.TOP else None
+    if parent is GroupKind.KUBEPODS:
         stem = name.removesuffix(".slice")
-        return Place.QOS if stem.endswith(("burstable", "besteffort")) else Place.POD
-    if parent is Place.QOS:
-        return Place.POD
-    return Place.CONTAINER if parent is Place.POD else None
+        return GroupKind.QOS if stem.endswith(("burstable", "besteffort")) else GroupKind.POD
+    if parent is GroupKind.QOS:
+        return GroupKind.POD
+    return GroupKind.CONTAINER if parent is GroupKind.POD else None
 
 
 class CgroupWatch:
@@ -67,10 +67,10 @@ class CgroupWatch:
     def __init__(self, root: str) -> None:
         self._root = root
         self._queue = Inotify()
-        self._watched: dict[int, tuple[str, Place]] = {}
+        self._watched: dict[int, tuple[str, GroupKind]] = {}
         self._numbers: dict[str, int] = {}
         self.complete = True
-        self._enter(root, Place.TOP)
+        self._enter(root, GroupKind.TOP)
 
     def fileno(self) -> int:
         return self._queue.fileno()
@@ -90,7 +90,7 @@ class CgroupWatch:
         """Walks the tree: watches groups that are not watched yet, and no others."""
         self.complete = True
         before, self._numbers = self._numbers, {}
-        self._enter(self._root, Place.TOP)
+        self._enter(self._root, GroupKind.TOP)
         there = set(self._numbers.values())
         for number in before.values():
             if number not in there:
@@ -99,7 +99,7 @@ class CgroupWatch:
     def close(self) -> None:
         self._queue.close()
 
-    def _happened(self, event: inotify.Event) -> bool:
+    def _happened(self, event: inotify.InotifyEvent) -> bool:
         directory, place = self._watched.get(event.watch, ("", None))
         if place is None:
             return False
@@ -119,7 +119,7 @@ class CgroupWatch:
         self._queue.unwatch(number)
         self._watched.pop(number, None)
 
-    def _enter(self, directory: str, place: Place) -> None:
+    def _enter(self, directory: str, place: GroupKind) -> None:
         """Watches first and lists then: changes in between are reported twice, never missed."""
         try:
             number = self._queue.watch(directory, _MASKS[place])
@@ -127,7 +127,7 @@ class CgroupWatch:
                 self._unwatch(before)
             self._watched[number] = (directory, place)
             self._numbers[directory] = number
-            if place is Place.CONTAINER:
+            if place is GroupKind.CONTAINER:
                 return
             with os.scandir(directory) as entries:
                 names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from agent.allocate.pools import Decision, Refusal
-from agent.cgroup.outcome import Outcome, State, ValueOutcome
+from agent.allocate.pools import ClaimRefusal, Decision
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
 from agent.model.snapshot import Owner
@@ -26,7 +26,7 @@ class ChangeRecorder:
     def __init__(self, metrics: AgentMetrics) -> None:
         self._metrics = metrics
         self._overlapping: frozenset[tuple[str, str]] = frozenset()
-        self._refused: frozenset[Refusal] = frozenset()
+        self._refused: frozenset[ClaimRefusal] = frozenset()
         self._failed: frozenset[str] = frozenset()
         self._short: frozenset[Shortfall] = frozenset()
         self._vanished: dict[str, str] = {}
@@ -97,23 +97,23 @@ class ChangeRecorder:
         self._metrics.short_of_cpus.set(len(shortfalls))
 
     def written(
-        self, outcomes: Sequence[Outcome], others: ValueOutcome, titles: Mapping[str, str]
+        self, outcomes: Sequence[WriteOutcome], others: ValueOutcome, titles: Mapping[str, str]
     ) -> list[str]:
         """Logs what was written. Returns the failures as texts; `titles` by group."""
-        for change in (each for of in outcomes for each in of.having(State.WRITTEN)):
+        for change in (each for of in outcomes for each in of.having(WriteState.WRITTEN)):
             self._metrics.cgroup_writes.labels("written").inc()
             log.info("%s: cpuset %s -> %s", titles[change.group], change.old, change.new)
         failures = {
             change.group: f"{titles[change.group]}: {change.note}"
             for outcome in outcomes
-            for change in outcome.having(State.FAILED)
+            for change in outcome.having(WriteState.FAILED)
         }
-        for value in others.having(State.WRITTEN):
+        for value in others.having(WriteState.WRITTEN):
             self._metrics.cgroup_writes.labels("written").inc()
             log.info("%s: %s %s -> %s", titles[value.group], value.file, value.old, value.new)
         failures |= {
             f"{value.group} {value.file}": f"{titles[value.group]} {value.file}: {value.note}"
-            for value in others.having(State.FAILED)
+            for value in others.having(WriteState.FAILED)
         }
         errors = {others.journal_error, *(outcome.journal_error for outcome in outcomes)}
         failures |= {f"journal {error}": error for error in errors if error is not None}

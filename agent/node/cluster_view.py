@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.kube import auth
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.auth import AccessError
 from agent.kube.cluster import Cluster
 from agent.kube.errors import ForbiddenError
@@ -26,12 +26,12 @@ from agent.model.objects import ObjectError
 from agent.model.report import Report
 from agent.model.settings import Settings
 from agent.node import pod_events
-from agent.node.outbox import Outbox, Pace, deliver
+from agent.node.outbox import Outbox, ReportPace, deliver
 from agent.telemetry.metrics import AgentMetrics
 
 log = logging.getLogger(__name__)
 
-LIMITS: Final = Limits(body_bytes=12 << 20, line_bytes=12 << 20)
+LIMITS: Final = ResponseLimits(body_bytes=12 << 20, line_bytes=12 << 20)
 """A pod may take 1.5 MB in etcd, and several times that as JSON. The node's pods are then listed in
 small pages."""
 
@@ -46,7 +46,7 @@ class ClusterView:
         node_name: str,
         metrics: AgentMetrics,
         wake: Callable[[], None],
-        pace: Pace | None,
+        pace: ReportPace | None,
     ) -> None:
         """`wake` is called on any thread after a change; without `pace` there is no outbox."""
         self._objects = objects

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _GRACE_SECONDS = 2.0
 
 
-class Server(Protocol):
+class PodResourcesServer(Protocol):
     """A server that listens already."""
 
     def start(self) -> None:
@@ -31,7 +31,7 @@ class Server(Protocol):
         ...
 
 
-Serve = Callable[[Callable[[str, bytes], bytes]], Server]
+Serve = Callable[[Callable[[str, bytes], bytes]], PodResourcesServer]
 """Makes a server of a function of method and request, which raises RpcError. Raises OSError."""
 
 
@@ -42,7 +42,7 @@ class CorrectedPodResources:
         self._lister = CorrectedLister(kubelet_socket, lambda: self._known)
         self._serve = serve
         self._known: Known | None = None
-        self._server: Server | None = None
+        self._server: PodResourcesServer | None = None
 
     def start(self) -> None:
         """Raises OSError."""

@@ -43,7 +43,7 @@ from agent.node.kubelet_configuration import KubeletConfigurationView
 from agent.node.kubelet_view import CpuManagerStateView, KubeletView
 from agent.node.node_object import NodeObject
 from agent.node.notifications import NotificationSocket
-from agent.node.outbox import Pace
+from agent.node.outbox import ReportPace
 from agent.node.pod_events import PodEvents
 from agent.node.pod_resources import PodResourcesStateView, PodResourcesView
 from agent.node.publisher import Publisher
@@ -54,7 +54,7 @@ from agent.node.runtime_view import CgroupLocator, RuntimeView
 from agent.node.sources import SourceName, Sources
 from agent.node.triggers import Trigger, Triggers, rest
 from agent.rpc.grpc import RpcError
-from agent.telemetry.http import Answer, HttpServer
+from agent.telemetry.http import HttpResponse, HttpServer
 from agent.telemetry.metrics import AgentMetrics
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def run(
     metrics = AgentMetrics()
     sources = Sources(lambda name, number: metrics.source_troubles.labels(name).set(number))
     notification_socket = NotificationSocket(str(state / "doorbell.sock"))
-    pace = None if standalone else Pace(recheck_seconds=settings.recheck_seconds)
+    pace = None if standalone else ReportPace(recheck_seconds=settings.recheck_seconds)
     cluster = ClusterView(objects, node_name, metrics, notification_socket.wake, pace)
     cache = ClusterCache(cluster, str(state / "cluster.json"), sources)
     kubelet_configuration = KubeletConfigurationView(
@@ -172,7 +172,9 @@ def run(
     node.exclude = exclude
     health = Health(settings.period_seconds)
     pages = {
-        "/metrics": lambda: Answer(200, _metrics(metrics, frontend), "text/plain; version=0.0.4"),
+        "/metrics": lambda: HttpResponse(
+            200, _metrics(metrics, frontend), "text/plain; version=0.0.4"
+        ),
         "/healthz": health.alive,
         "/readyz": health.ready,
     }
@@ -357,18 +359,18 @@ class Health:
         """Whether the last pass ended otherwise: a lasting fault must not fill a disk."""
         return bool(error) and error != self._error
 
-    def alive(self) -> Answer:
+    def alive(self) -> HttpResponse:
         """503 when there are no passes any more."""
         silent = time.monotonic() - self._begun
         if silent > self._pause_seconds + 4 * self._patience_seconds:
-            return Answer(503, f"no pass for {silent:.0f} s\n")
-        return Answer(200, "ok\n")
+            return HttpResponse(503, f"no pass for {silent:.0f} s\n")
+        return HttpResponse(200, "ok\n")
 
-    def ready(self) -> Answer:
+    def ready(self) -> HttpResponse:
         """503 unless the last pass succeeded (so the runtime answers) and is recent."""
         if self._error:
-            return Answer(503, f"{self._error}\n")
+            return HttpResponse(503, f"{self._error}\n")
         age = time.monotonic() - (self._succeeded or 0)
         if age > self._pause_seconds + self._patience_seconds:
-            return Answer(503, f"the snapshot is {age:.0f} s old\n")
-        return Answer(200, "ok\n")
+            return HttpResponse(503, f"the snapshot is {age:.0f} s old\n")
+        return HttpResponse(200, "ok\n")

@@ -14,11 +14,11 @@ from agent.allocate.visibility.shown import DevicePod, Holders, PodShown, held, 
 from agent.allocate.visibility.split import container_wishes
 from agent.model.apiobjects import ApiPod
 from agent.model.devicefiles import DeviceFiles
-from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
 from agent.model.settings import Settings
 from agent.model.topology import Topology
-from agent.model.visible import NodeDevices, Unasked
+from agent.model.visible import Unasked, VisibleDevices
 from agent.node.cluster_cache import ClusterCache
 from agent.node.cluster_view import ClusterState
 from agent.node.devices import DeviceState, DeviceView
@@ -28,7 +28,7 @@ _TAKES_NOTHING = frozenset({Form.OPEN, Form.CPUS})
 
 
 class VisibilityPolicy(msgspec.Struct, frozen=True):
-    """The settings of device visibility; see NodeDevices and Isolation."""
+    """The settings of device visibility; see VisibleDevices and Isolation."""
 
     unasked: Unasked = "hide"
     cdi_kind: str = ""
@@ -54,10 +54,10 @@ class DeviceVisibility(msgspec.Struct, frozen=True):
     """`pods` by uid: those that a scheduler gave devices to."""
 
     pods: Mapping[str, PodShown]
-    node: NodeDevices
+    node: VisibleDevices
 
 
-UNDECIDED: Final = DeviceVisibility({}, NodeDevices())
+UNDECIDED: Final = DeviceVisibility({}, VisibleDevices())
 """Too early to decide: pods with devices wait."""
 
 
@@ -65,7 +65,7 @@ def visibility(
     pods: Iterable[Pod],
     asked: Iterable[ApiPod],
     files: DeviceFiles,
-    existing: Iterable[Holding] = (),
+    existing: Iterable[DeviceHolding] = (),
     by: VisibilityPolicy = VisibilityPolicy(),  # noqa: B008  a frozen value
     before: Holders = MappingProxyType({}),
 ) -> DeviceVisibility:
@@ -93,7 +93,7 @@ def visibility(
         {pod.uid for pod in ordered if pod.containers},
     )
     unasked = "leave" if files.cards == () else by.unasked
-    return DeviceVisibility(decided, NodeDevices(held(files, decided), unasked, by.cdi_kind))
+    return DeviceVisibility(decided, VisibleDevices(held(files, decided), unasked, by.cdi_kind))
 
 
 class DeviceVisibilityView:
@@ -110,7 +110,7 @@ class DeviceVisibilityView:
         cluster: ClusterState,
         cache: ClusterCache,
         pods: tuple[Pod, ...],
-        grants: tuple[Grant, ...],
+        grants: tuple[DeviceGrant, ...],
         before: Holders,
     ) -> tuple[DeviceState, DeviceVisibility | None]:
         """The devices, and who sees them: UNDECIDED before PCI could be listed and the numbers of
@@ -145,11 +145,13 @@ def holders(now: DeviceVisibility | None, before: Holders, present: Collection[s
     return found
 
 
-def _elsewhere(existing: Iterable[Holding], titles: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def _elsewhere(
+    existing: Iterable[DeviceHolding], titles: Mapping[str, str]
+) -> dict[str, dict[str, str]]:
     """A part of a card is held by its own name: then nobody else can hold the whole card."""
     found: dict[str, dict[str, str]] = {}
     for each in existing:
-        if each.source is Source.ALLOCATION or each.form in _TAKES_NOTHING:
+        if each.source is HoldingSource.ALLOCATION or each.form in _TAKES_NOTHING:
             continue
         # A share of an instance, `MIG-a::1`, holds the instance.
         key = each.part.partition("::")[0] if each.form in _PARTS else each.device

@@ -14,7 +14,7 @@ from agent.allocate.foreign.existing import existing, given, had_twice, taken, w
 from agent.allocate.foreign.names import Keys, keys
 from agent.discover import fpga, pci, rdma
 from agent.discover.facts import DiscoveryError
-from agent.discover.reader import Reader
+from agent.discover.reader import SysfsReader
 from agent.host.files import Tree, boot_id, stamp
 from agent.kubelet import device_checkpoint, device_grants
 from agent.kubelet.statefile import StateFileError
@@ -36,14 +36,14 @@ from agent.model.device_allocation import (
     together,
 )
 from agent.model.devicefiles import NO_FILES, DeviceFiles
-from agent.model.devicelist import Found, Published, device_list
+from agent.model.devicelist import DiscoveredDevices, Published, device_list
 from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
 from agent.model.functiondevices import nvidia_cards, places
 from agent.model.gpuactions import GpuActionError, GpuActions
 from agent.model.gpuhealth import GpuHealth
 from agent.model.gpus import Gpu, GpuReading
-from agent.model.holding import Form, Grant, Holding
+from agent.model.holding import DeviceGrant, DeviceHolding, Form
 from agent.model.pci import Fpgas, Function
 from agent.model.pods import Pod
 from agent.model.rdma import Rdma
@@ -69,10 +69,10 @@ class DeviceCheckpointView:
         self._path = os.path.join(kubelet_dir, CHECKPOINT_FILE)
         self._boot_id = boot_id()
         self._stamp = stamp("")
-        self._grants: tuple[Grant, ...] = ()
+        self._grants: tuple[DeviceGrant, ...] = ()
         self._sources = sources or Sources()
 
-    def grants(self) -> tuple[Grant, ...]:
+    def grants(self) -> tuple[DeviceGrant, ...]:
         """Empty without a checkpoint. Logs what can't be read once."""
         now = stamp(self._path)
         if now != self._stamp:
@@ -139,7 +139,7 @@ class DeviceState(msgspec.Struct, frozen=True):
 
     report: DeviceReport = DeviceReport()
     files: DeviceFiles = DeviceFiles()
-    existing: tuple[Holding, ...] = ()
+    existing: tuple[DeviceHolding, ...] = ()
     readings: tuple[GpuReading, ...] = ()
     keys: Keys = {}
     missing: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class DeviceView:
         published: Published | None,
         node: ApiNode,
         pods: Collection[Pod],
-        grants: Iterable[Grant] = (),
+        grants: Iterable[DeviceGrant] = (),
     ) -> DeviceState | None:
         """`published`: the Device object when the agent started, None while it is not known:
         devices have their numbers and conditions from it, so a node with devices has no state
@@ -223,7 +223,7 @@ class DeviceView:
         cards = [card.gpu for card in health.cards]
         allocations, troubles = given(pods)
         made = device_list(
-            Found(
+            DiscoveredDevices(
                 plugged.functions,
                 gpudevices.devices(
                     health,
@@ -328,7 +328,7 @@ class DeviceView:
                 yield f"Node: {each}"
 
     def _capabilities(self) -> dict[str, DeviceNode]:
-        reader = Reader(Tree(self._root))
+        reader = SysfsReader(Tree(self._root))
         paths = "proc/driver/nvidia-caps/mig-minors", "proc/devices"
         return capabilities(*(reader.text(path) or "" for path in paths))
 

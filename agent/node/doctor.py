@@ -21,7 +21,7 @@ from agent.model.settings import Settings
 from agent.model.snapshot import Snapshot, SnapshotError
 from agent.model.wanted import NOTHING, PodWanted
 from agent.node import drift
-from agent.node.drift import Finding, Seen
+from agent.node.drift import Finding, ObservedContainer
 from agent.node.kubelet_view import CpuManagerStateView
 from agent.node.runtime_view import CgroupLocator, RuntimeView
 
@@ -30,7 +30,7 @@ class Examination(msgspec.Struct, frozen=True):
     """`seen` sorted by title; `remarks`: what could not be asked, such as an agent that has written
     no snapshot."""
 
-    seen: tuple[Seen, ...]
+    seen: tuple[ObservedContainer, ...]
     findings: tuple[Finding, ...]
     remarks: tuple[str, ...]
 
@@ -74,7 +74,7 @@ def _seen(
     snapshot: Snapshot | None,
     kubelet: CpuSet | None,
     hierarchy: Hierarchy,
-) -> Seen:
+) -> ObservedContainer:
     of_pod = snapshot.pods.get(pod.uid) if snapshot else None
     wanted = of_pod.of(container.name) if of_pod else NOTHING
     claimed, trouble = _claim(pod, of_pod)
@@ -87,7 +87,7 @@ def _seen(
             in_group = union(CpuSet.parse(cpus) for cpus in allowed if cpus is not None)
         except CgroupError as error:
             trouble = trouble or str(error)
-    return Seen(
+    return ObservedContainer(
         pod_uid=pod.uid,
         title=f"{pod.title} {container.name}",
         qos=pod.qos,

@@ -15,13 +15,13 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import MEMS, CgroupError, Hierarchy
 from agent.cgroup.journal import Journal, JournalError, Original, OriginalValue
 from agent.cgroup.order import parent
-from agent.cgroup.outcome import Outcome, State, ValueOutcome
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome, WriteState
 from agent.cri.client import Cri
 from agent.model.cpuset import EMPTY, CpuSet, CpuSetError
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pods import Container, ContainerState
 from agent.model.topology import Topology
-from agent.model.wanted import LEAST_SHARES, NO_LIMITS, UNLIMITED, Limits, Wanted
+from agent.model.wanted import LEAST_SHARES, NO_LIMITS, UNLIMITED, CgroupLimits, Wanted
 from agent.node import excluded, wanted
 from agent.node.cpu_notices import CpuNotices
 from agent.node.runtime_updater import RuntimeUpdater, remembers
@@ -35,7 +35,7 @@ class Freed(msgspec.Struct, frozen=True):
     """The cpusets of running containers were written; `holds`: by container id, the CPUs that it
     runs on afterwards, or will start on."""
 
-    outcome: Outcome
+    outcome: WriteOutcome
     holds: dict[str, CpuSet]
     failures: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class Freed(msgspec.Struct, frozen=True):
 class Applied(msgspec.Struct, frozen=True):
     """What was written; `titles`: pod and container by group; `failures`: of other kinds."""
 
-    cpusets: tuple[Outcome, ...]
+    cpusets: tuple[WriteOutcome, ...]
     values: ValueOutcome
     titles: Mapping[str, str]
     failures: tuple[str, ...] = ()
@@ -125,14 +125,14 @@ class Enforcement:
         failures += excluded.give_back(self._hierarchy, self._journal, unmanaged, self._controllers)
         cpusets = wanted.cpusets(runtime.pods, decision)
         outcome = writer.apply(self._hierarchy, self._journal, cpusets)
-        if pending or outcome.having(State.WRITTEN):
+        if pending or outcome.having(WriteState.WRITTEN):
             holds = self.holds(runtime, topology)
         holds = self._update_created(runtime, decision, holds)
         if self._notices is not None:
             failures += self._notices.write(decision, dynamic=dynamic)
         return Freed(outcome, holds, tuple(failures))
 
-    def apply(self, runtime: RuntimeState, decision: Decision, freed: Outcome) -> Applied:
+    def apply(self, runtime: RuntimeState, decision: Decision, freed: WriteOutcome) -> Applied:
         """Writes what no container waits for, the cpusets of sandboxes and the limits, and updates
         the runtime. The result includes `freed`."""
         sandboxes = wanted.sandbox_cpusets(runtime.pods, decision)
@@ -154,7 +154,7 @@ class Enforcement:
         self._update_runtime(runtime, decision)
         return Applied((freed, outcome), others, titles, tuple(failures))
 
-    def _as_migrated(self, limits: Limits) -> Limits:
+    def _as_migrated(self, limits: CgroupLimits) -> CgroupLimits:
         if limits.mems is None or self._migrate_memory:
             return msgspec.structs.replace(limits, migrate=None if limits.mems is None else True)
         return msgspec.structs.replace(limits, mems=None) if self.memory_stays else limits
@@ -165,7 +165,9 @@ class Enforcement:
         pages then, which needs the setting; v1 leaves the pages where they are."""
         return not self._migrate_memory and self._controllers.version("cpuset") != 1
 
-    def _restore_limits(self, runtime: RuntimeState, wanted: Mapping[str, Limits]) -> list[str]:
+    def _restore_limits(
+        self, runtime: RuntimeState, wanted: Mapping[str, CgroupLimits]
+    ) -> list[str]:
         """Groups without a wanted limit get their original value back. Returns the failures."""
         present = {
             group
@@ -184,10 +186,12 @@ class Enforcement:
         if not over:
             return []
         outcome = values.restore(self._controllers, self._journal, over)
-        for change in outcome.having(State.WRITTEN):
+        for change in outcome.having(WriteState.WRITTEN):
             log.info("%s: %s back to %s", change.group, change.file, change.new)
             self._returned.setdefault(change.group, {})[change.file] = change.new or ""
-        return [f"{each.group} {each.file}: {each.note}" for each in outcome.having(State.FAILED)]
+        return [
+            f"{each.group} {each.file}: {each.note}" for each in outcome.having(WriteState.FAILED)
+        ]
 
     def _update_runtime(self, runtime: RuntimeState, decision: Decision) -> None:
         """Queues an update for running containers of which the runtime remembers other values."""
@@ -333,7 +337,7 @@ def replaced(controllers: Controllers, group: str, created: Created) -> tuple[Or
         mems: CpuSet | None = CpuSet.parse(asked.mems)
     except CpuSetError:
         mems = None
-    original = Limits(
+    original = CgroupLimits(
         quota_microseconds=asked.quota_microseconds or UNLIMITED,
         shares=asked.shares or LEAST_SHARES,
         memory_limit_bytes=asked.memory_limit_bytes or UNLIMITED,
@@ -348,10 +352,12 @@ def resized(
 ) -> tuple[OriginalValue, ...]:
     """As `replaced`, for the quota alone, which the agent lifts: an update omits what stays."""
     quota = asked.quota_microseconds or None
-    return _values(controllers, group, Limits(quota_microseconds=quota))
+    return _values(controllers, group, CgroupLimits(quota_microseconds=quota))
 
 
-def _values(controllers: Controllers, group: str, original: Limits) -> tuple[OriginalValue, ...]:
+def _values(
+    controllers: Controllers, group: str, original: CgroupLimits
+) -> tuple[OriginalValue, ...]:
     values = []
     for file in limits.files(controllers, original):
         try:

@@ -11,7 +11,7 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
 from agent.cgroup.order import parent
-from agent.cgroup.outcome import State
+from agent.cgroup.outcome import WriteState
 from agent.model.exclusion import Patterns, excludes
 from agent.model.pods import Container, Pod
 from agent.node.runtime_view import RuntimeState
@@ -58,17 +58,17 @@ def give_back(
     groups = {each.group for each in alone if each.group is not None}
     if cpusets := {group for group in groups if group in journal}:
         outcome = writer.restore(hierarchy, journal, only=cpusets)
-        for change in outcome.having(State.WRITTEN):
+        for change in outcome.having(WriteState.WRITTEN):
             log.info("%s is excluded: cpuset restored to %s", change.group, change.new)
-        failures += (f"{each.group}: {each.note}" for each in outcome.having(State.FAILED))
+        failures += (f"{each.group}: {each.note}" for each in outcome.having(WriteState.FAILED))
     # The sandbox of an excluded pod has no name; the pod's group is the parent of its group.
     groups |= {parent(each.group) for each in alone if each.group is not None and not each.name}
     limits = {(group, file) for group, file in journal.values if group in groups}
     if controllers is not None and limits:
         others = values.restore(controllers, journal, only=limits)
-        for value in others.having(State.WRITTEN):
+        for value in others.having(WriteState.WRITTEN):
             log.info("%s is excluded: %s restored to %s", value.group, value.file, value.new)
         failures += (
-            f"{each.group} {each.file}: {each.note}" for each in others.having(State.FAILED)
+            f"{each.group} {each.file}: {each.note}" for each in others.having(WriteState.FAILED)
         )
     return tuple(failures)

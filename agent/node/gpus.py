@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from agent.discover.reader import Reader
+from agent.discover.reader import SysfsReader
 from agent.host.files import Tree
 from agent.model import gpuconditions, gpudevices, gpuhealth
 from agent.model.devicelist import Published
@@ -120,7 +120,7 @@ class GpuView:
 
 def _booted(root: str) -> int | None:
     """Seconds since 1970."""
-    stat = Reader(Tree(root)).text("proc/stat") or ""
+    stat = SysfsReader(Tree(root)).text("proc/stat") or ""
     for line in stat.splitlines():
         name, _, value = line.partition(" ")
         if name == "btime" and value.isdecimal():

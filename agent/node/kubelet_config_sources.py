@@ -15,7 +15,7 @@ from agent.kubelet.configuration import ConfigurationError, KubeletConfiguration
 from agent.kubelet.statefile import StateFileError
 from agent.model.cpuset import CpuSet
 from agent.model.settings import Settings
-from agent.node.kubelet_process import Found, KubeletProcess, find, ours
+from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from agent.node.node_object import STRICT_CPU_RESERVATION
 from agent.node.sources import SourceName
 
@@ -135,12 +135,12 @@ def read(settings: Settings, own_group: Callable[[], str | None]) -> Reading:
     )
 
 
-def _only(found: Found, settings: Settings) -> KubeletProcess | None:
+def _only(found: FoundKubelets, settings: Settings) -> KubeletProcess | None:
     """The node's kubelet; None when no process or several may be it."""
     return None if found.doubts else ours(found.kubelets, settings.root, settings.kubelet_dir)
 
 
-def _unclear(found: Found) -> tuple[str, ...]:
+def _unclear(found: FoundKubelets) -> tuple[str, ...]:
     several = ", ".join(each.title for each in found.kubelets)
     if len(found.kubelets) > 1:
         return (

@@ -18,7 +18,7 @@ import msgspec
 from agent.cgroup import names
 from agent.cgroup.namespace import absolute
 from agent.host import processes
-from agent.host.processes import GoneError, Process, UnreadableError
+from agent.host.processes import Process, ProcessGoneError, UnreadableError
 from agent.kubelet import programs
 from agent.kubelet.configuration import flags
 
@@ -44,19 +44,19 @@ class KubeletProcess(msgspec.Struct, frozen=True):
         return f"{self.program} {self.pid}"
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundKubelets(msgspec.Struct, frozen=True):
     """`doubts`: why other processes may be kubelets too."""
 
     kubelets: tuple[KubeletProcess, ...] = ()
     doubts: tuple[str, ...] = ()
 
 
-def find(proc: str, own_group: str | None = "/") -> Found:
+def find(proc: str, own_group: str | None = "/") -> FoundKubelets:
     """`own_group`: the root of this process's cgroup namespace, None when unknown."""
     try:
         pids = processes.pids(proc)
     except OSError as error:
-        return Found(doubts=(f"{proc}: {error.strerror}",))
+        return FoundKubelets(doubts=(f"{proc}: {error.strerror}",))
     found: list[KubeletProcess] = []
     doubts = []
     for pid in pids:
@@ -64,14 +64,14 @@ def find(proc: str, own_group: str | None = "/") -> Found:
             with Process(proc, pid) as process:
                 if each := _kubelet(proc, process, own_group):
                     found.append(each)
-        except GoneError:
+        except ProcessGoneError:
             continue
         except UnreadableError as error:
             doubts.append(str(error))
     # A kubelet that starts a program is there twice until its child executes it.
     alike = {(each.pid, each.words) for each in found}
     kubelets = [each for each in found if (each.parent, each.words) not in alike]
-    return Found(tuple(kubelets), tuple(doubts[:_MOST_DOUBTS]))
+    return FoundKubelets(tuple(kubelets), tuple(doubts[:_MOST_DOUBTS]))
 
 
 def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProcess | None:
@@ -97,18 +97,19 @@ def _kubelet(proc: str, process: Process, own_group: str | None) -> KubeletProce
 
 
 def _below_pods(proc: str, process: Process, own_group: str | None) -> bool:
-    """Whether an ancestor belongs to a pod. Raises GoneError, UnreadableError."""
+    """Whether an ancestor belongs to a pod. Raises ProcessGoneError, UnreadableError."""
     for _ in range(_TRIES):
         parent = process.status().parent
         try:
             return _one_of_pods(proc, parent, own_group)
-        except GoneError:
+        except ProcessGoneError:
             continue
     raise UnreadableError(f"process {process.pid}: its ancestors come and go")
 
 
 def _one_of_pods(proc: str, pid: int, own_group: str | None) -> bool:
-    """Whether this process or an ancestor belongs to a pod. Raises GoneError, UnreadableError."""
+    """Whether this process or an ancestor belongs to a pod. Raises ProcessGoneError,
+    UnreadableError."""
     for _ in range(_MOST_ABOVE):
         if pid == 0:
             return False
@@ -120,7 +121,7 @@ def _one_of_pods(proc: str, pid: int, own_group: str | None) -> bool:
 
 
 def _of_pods(process: Process, own_group: str | None) -> bool:
-    """Raises GoneError, UnreadableError."""
+    """Raises ProcessGoneError, UnreadableError."""
     groups = process.groups()
     if any(map(names.of_pods, groups.values())):
         return True

@@ -15,7 +15,7 @@ from agent.kubelet import cpu_manager_state
 from agent.kubelet.configuration import KubeletConfiguration
 from agent.kubelet.cpu_manager_state import CpuManagerState
 from agent.kubelet.statefile import StateFileError
-from agent.model.holding import Grant
+from agent.model.holding import DeviceGrant
 from agent.model.pods import Pod
 from agent.model.resources import NodeConfiguration
 from agent.model.topology import Topology
@@ -33,7 +33,7 @@ class KubeletState(msgspec.Struct, frozen=True):
 
     resources: PodResourcesState
     cpus: KubeletCpus
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[DeviceGrant, ...] = ()
 
 
 class KubeletView:
@@ -51,7 +51,7 @@ class KubeletView:
         self._claims = ResourceClaimView()
 
     def state(
-        self, topology: Topology, pods: tuple[Pod, ...], shown: tuple[Grant, ...]
+        self, topology: Topology, pods: tuple[Pod, ...], shown: tuple[DeviceGrant, ...]
     ) -> KubeletState:
         """The state of these pods; `shown`: what their containers show of devices and CPUs. Call it
         after the runtime was listed: then the CPU manager's state names every listed container.
@@ -122,7 +122,7 @@ class ResourceClaimView:
     def __init__(self) -> None:
         self._logged: frozenset[tuple[int, str]] = frozenset()
 
-    def with_claims(self, kubelet: KubeletCpus, grants: Iterable[Grant]) -> KubeletCpus:
+    def with_claims(self, kubelet: KubeletCpus, grants: Iterable[DeviceGrant]) -> KubeletCpus:
         """Adds the CPUs of the claims among `grants`."""
         found = claimed_cpus(grants)
         overlapping = (

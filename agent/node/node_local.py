@@ -13,9 +13,9 @@ import msgspec
 
 from agent.allocate import layout as layouts
 from agent.allocate.kubelet import options as static_options
-from agent.allocate.kubelet.options import StartError, StaticOptions
+from agent.allocate.kubelet.options import PolicyStartError, StaticOptions
 from agent.allocate.layout import Layout
-from agent.allocate.node_local.claim import Claim, LocalPolicy, LocalRules
+from agent.allocate.node_local.claim import LocalPolicy, LocalRequest, LocalRules
 from agent.allocate.node_local.outcome import Demand
 from agent.allocate.node_local.request import may_own, whole_cpus
 from agent.discover.cpus import TopologyView
@@ -77,7 +77,7 @@ class NodeLocalCpus:
         rules = LocalRules(self._policy, self._layout[1], self._options, self._reserved)
         claimed: set[str] = set()
         sharing: set[tuple[str, str]] = set()
-        claims: dict[tuple[str, str], Claim] = {}
+        claims: dict[tuple[str, str], LocalRequest] = {}
         expected: dict[str, list[AnnouncedContainer]] = {}
         for each in announced:
             expected.setdefault(each.uid, []).append(each)
@@ -106,17 +106,19 @@ def _claims(
     announced: list[AnnouncedContainer],
     holds: Mapping[str, CpuSet],
     last: Mapping[tuple[str, str], LocalOwner],
-) -> Iterator[tuple[Claim, str]]:
+) -> Iterator[tuple[LocalRequest, str]]:
     """Claims with the id of their container, "" without one. Of several containers with one name
     the newest claims; an announced one is newer than an ended one."""
 
-    def claim(name: str, created_at: int, shares: int, held: CpuSet | None, ended: bool) -> Claim:
+    def claim(
+        name: str, created_at: int, shares: int, held: CpuSet | None, ended: bool
+    ) -> LocalRequest:
         before = last.get((pod.uid, name))
         owned = CpuSet.parse(before.cpuset) if before else None
         original = CpuSet.parse(before.original) if before else EMPTY
         # Without the request of a container from the runtime it keeps its CPUs.
         cpus = whole_cpus(shares) if shares else len(owned or EMPTY)
-        return Claim(pod.uid, name, created_at, cpus, held, owned, original, ended)
+        return LocalRequest(pod.uid, name, created_at, cpus, held, owned, original, ended)
 
     seen: set[str] = set()
     for each in sorted(pod.containers, key=lambda one: (one.created_at, one.id), reverse=True):
@@ -161,7 +163,7 @@ def configured(settings: Settings, machine: TopologyView) -> NodeLocalCpus:
     options = _options(settings.cpu_policy_options)
     try:
         static_options.check(options, layouts.of_topology(topology), NumaPolicy.NONE)
-    except StartError as error:
+    except PolicyStartError as error:
         raise SettingsError(f"cpu-policy-options: {error}") from None
     try:
         reserved = CpuSet.parse(settings.reserved_cpus)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 AGAIN_SECONDS = 30.0
 
 
-class Pace(msgspec.Struct, frozen=True):
+class ReportPace(msgspec.Struct, frozen=True):
     """A report waits until no newer one came for `settle_seconds`, at most `most_seconds`, and is
     delivered again after `recheck_seconds`, to be compared with the stored object."""
 
@@ -52,7 +52,7 @@ class Outbox:
         self,
         deliver: Callable[[Report], bool],
         metrics: AgentMetrics,
-        pace: Pace | None = None,
+        pace: ReportPace | None = None,
         clock: Callable[[], float] = time.monotonic,
         first: Callable[[], None] = lambda: None,
     ) -> None:
@@ -61,7 +61,7 @@ class Outbox:
         self._deliver = deliver
         self._first = first
         self._metrics = metrics
-        self._pace = pace or Pace()
+        self._pace = pace or ReportPace()
         self._clock = clock
         self._backoff = Backoff(random.random)
         self._news = threading.Condition()

@@ -14,7 +14,7 @@ from agent.model.qos import QoS
 from agent.model.snapshot import Owner
 
 
-class Overlap(msgspec.Struct, frozen=True):
+class ContainerOverlap(msgspec.Struct, frozen=True):
     """Container `container_id` of pod `title` holds `cpus` that pod `owner` owns."""
 
     container_id: str
@@ -26,7 +26,7 @@ class Overlap(msgspec.Struct, frozen=True):
 
 def find(
     pods: tuple[Pod, ...], owners: tuple[Owner, ...], holds: Mapping[str, CpuSet]
-) -> tuple[Overlap, ...]:
+) -> tuple[ContainerOverlap, ...]:
     """`holds`: by container id, the CPUs that it holds or will start with; containers that are
     missing there are ignored."""
     owned = [(owner, owner.cpus) for owner in owners]
@@ -41,7 +41,9 @@ def find(
                     continue
                 if common := cpus & own:
                     found.append(
-                        Overlap(container.id, pod.title, owner.title, owner.uid, str(common))
+                        ContainerOverlap(
+                            container.id, pod.title, owner.title, owner.uid, str(common)
+                        )
                     )
     return tuple(found)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
-from agent.allocate.pools import Refusal
+from agent.allocate.pools import ClaimRefusal
 from agent.kube.events import Regarding
 from agent.model.apiobjects import ApiPod
 from agent.node.shortfalls import Shortfall
@@ -39,7 +39,7 @@ class PodEvents:
     def record(
         self,
         shortfalls: Iterable[Shortfall],
-        unread: Iterable[Refusal],
+        unread: Iterable[ClaimRefusal],
         known: Mapping[str, ApiPod],
     ) -> None:
         """`unread`: refusals of annotations that name no CPUs; `known`: the API's pods."""

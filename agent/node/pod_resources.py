@@ -18,7 +18,7 @@ from agent.kubelet.podresources import NotServedError, PodResourcesClient, PodRe
 from agent.model.availability import Held
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.devices import Portion
-from agent.model.holding import Grant
+from agent.model.holding import DeviceGrant
 from agent.model.podholdings import by_uid, device_portions, holdings, kept, reserved
 from agent.model.podresources import Allocatable, PodName, PodResources
 from agent.model.pods import Pod
@@ -122,7 +122,7 @@ class PodResourcesState(msgspec.Struct, frozen=True):
     held: Mapping[str, Held] = {}
     portions: tuple[Portion, ...] = ()
     reserved_memory_bytes: Mapping[int, int] = {}
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[DeviceGrant, ...] = ()
     reserved_cpus: CpuSet = EMPTY
     cpus: KubeletCpus | None = None
 

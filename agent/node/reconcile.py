@@ -296,7 +296,7 @@ def _unplaced(pods: tuple[Pod, ...]) -> dict[str, str]:
     }
 
 
-def _blocked(found: tuple[overlaps.Overlap, ...]) -> dict[str, str]:
+def _blocked(found: tuple[overlaps.ContainerOverlap, ...]) -> dict[str, str]:
     """By pod uid, why its containers must not start yet."""
     return {
         each.owner_uid: f"a container of pod {each.title} still holds CPUs {each.cpus}"

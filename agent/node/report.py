@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.allocate.pools import Decision, Refusal
+from agent.allocate.pools import ClaimRefusal, Decision
 from agent.allocate.reserved_cpus import KubeletCpus, given_away
 from agent.model import fingerprint, report
 from agent.model.annotations import AnnotationError, resource_status
@@ -16,7 +16,7 @@ from agent.model.availability import Held, Reserved
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.model.gpus import GpuReading
 from agent.model.gpuusers import GpuUse, users
-from agent.model.nodetopology import Owner
+from agent.model.nodetopology import OwnerReference
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, Report
 from agent.model.resources import NodeConfiguration, PodCpuAlloc
@@ -124,8 +124,8 @@ class Reporter:
 
 
 def _unread(
-    pods: tuple[Pod, ...], refusals: tuple[Refusal, ...], shortfalls: tuple[Shortfall, ...]
-) -> tuple[Refusal, ...]:
+    pods: tuple[Pod, ...], refusals: tuple[ClaimRefusal, ...], shortfalls: tuple[Shortfall, ...]
+) -> tuple[ClaimRefusal, ...]:
     """Refusals of annotations that can't be read, which promise no CPUs."""
     there = {pod.uid for pod in pods if pod.containers} - {each.uid for each in shortfalls}
     return tuple(each for each in refusals if each.uid in there and each.key and not each.claimed)
@@ -148,7 +148,7 @@ def facts(name: str, moment: ReportInput) -> Facts:
         msgspec.structs.replace(moment.configuration, kubelet_policy=policy),
         moment.devices,
         resources.portions,
-        Owner(name, uid) if uid else None,
+        OwnerReference(name, uid) if uid else None,
         _fingerprint(cluster.pods.values()) if uid else None,
     )
 

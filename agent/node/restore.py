@@ -13,7 +13,7 @@ from agent.cgroup import values, writer
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import Outcome, ValueOutcome
+from agent.cgroup.outcome import ValueOutcome, WriteOutcome
 from agent.cri.client import Cri
 from agent.host import frontendlock
 from agent.host.locks import Lock, LockedError
@@ -31,7 +31,7 @@ class Restored(msgspec.Struct, frozen=True):
     """`outcome` of cpusets, `values` of other files. `unasked`: why a container that was created on
     our CPUs could not be looked after, or ""."""
 
-    outcome: Outcome
+    outcome: WriteOutcome
     values: ValueOutcome
     unasked: str
 

@@ -14,7 +14,7 @@ from agent.allocate.foreign import grants
 from agent.cgroup import names
 from agent.cgroup.hierarchy import CgroupError, Hierarchy
 from agent.cri.client import Cri, Placement, RuntimeContainer, Sandbox
-from agent.model.holding import Grant
+from agent.model.holding import DeviceGrant
 from agent.model.pods import Container, ContainerState, Ended, Pod
 from agent.model.qos import kube_class
 from agent.model.verdict import Code
@@ -67,7 +67,7 @@ class RuntimeState(msgspec.Struct, frozen=True):
 
     pods: tuple[Pod, ...]
     starts_with: dict[str, Placement]
-    grants: tuple[Grant, ...] = ()
+    grants: tuple[DeviceGrant, ...] = ()
 
 
 class RuntimeView:
@@ -84,7 +84,7 @@ class RuntimeView:
         self._cri = cri
         self._locator = locator
         self._requests = requests
-        self._grants: dict[str, tuple[Grant, ...]] | None = {} if grants else None
+        self._grants: dict[str, tuple[DeviceGrant, ...]] | None = {} if grants else None
         self._shares: dict[str, int] = {}
         self._stale: set[str] = set()
         self._ended: dict[str, Placement] = {}

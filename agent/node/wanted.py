@@ -10,7 +10,7 @@ from agent.allocate.pools import Decision
 from agent.cgroup.order import parent
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Pod
-from agent.model.wanted import NO_LIMITS, UNLIMITED, Limits
+from agent.model.wanted import NO_LIMITS, UNLIMITED, CgroupLimits
 
 
 def cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuSet]:
@@ -36,7 +36,7 @@ def sandbox_cpusets(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CpuS
     }
 
 
-def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Limits]:
+def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, CgroupLimits]:
     """By group: the limits of pods, their running containers and sandboxes."""
     wanted = {}
     for pod in pods:
@@ -51,7 +51,7 @@ def limits(pods: tuple[Pod, ...], decision: Decision) -> dict[str, Limits]:
             if held != NO_LIMITS and container.name:
                 wanted[container.group] = held
             elif held.mems is not None:
-                wanted[container.group] = Limits(mems=held.mems)
+                wanted[container.group] = CgroupLimits(mems=held.mems)
             above = parent(container.group)
             if of_pod.group != NO_LIMITS and pod.uid.replace("-", "_") in above.replace("-", "_"):
                 wanted[above] = of_pod.group

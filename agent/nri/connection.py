@@ -13,7 +13,7 @@ from agent.hooks.changes import Changes
 from agent.host.loop import READ, WRITE, Loop, Timer
 from agent.model.verdict import Code
 from agent.nri import messages
-from agent.nri.plugin import Plugin, Stats
+from agent.nri.plugin import Plugin, PluginStats
 from agent.nri.service import PluginService
 from agent.nri.session import Session
 from agent.proto import nri_pb2 as pb
@@ -28,7 +28,7 @@ _ASK_AGAIN_SECONDS: Final = 0.005
 _READ_BYTES: Final = 1 << 18
 
 
-class Connection:
+class PluginConnection:
     """One session's socket, timers and calls."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Connection:
         loop: Loop,
         it: socket.socket,
         plugin: Plugin,
-        stats: Stats,
+        stats: PluginStats,
         synchronized: Callable[[], None],
         ended: Callable[[str, float], None],
     ) -> None:

@@ -13,7 +13,7 @@ from agent.hooks.changes import UNCHANGED, Changes
 from agent.model.notifications import RequestedResources
 from agent.model.snapshot import Snapshot
 from agent.model.wanted import NOTHING
-from agent.nri.messages import Seen
+from agent.nri.messages import NriContainer
 
 _EXPECTED_CPUSETS: Final = 4
 """Per container: a creation or change, another beside it, and what the runtime says after each."""
@@ -23,14 +23,14 @@ class Containers:
     """`version` grows with everything that may make a container differ from what is wanted."""
 
     def __init__(self) -> None:
-        self._present: dict[str, Seen] = {}
+        self._present: dict[str, NriContainer] = {}
         self._expected: dict[str, deque[str]] = {}
         self.version = 0
 
     def __len__(self) -> int:
         return len(self._present)
 
-    def replace(self, containers: Iterable[Seen]) -> None:
+    def replace(self, containers: Iterable[NriContainer]) -> None:
         """The runtime reported all containers."""
         self.version += 1
         self._present = {each.id: each for each in containers}
@@ -38,7 +38,7 @@ class Containers:
         for each in self._present.values():
             self.expect(each.id, each.asked.cpuset)
 
-    def put(self, container: Seen) -> None:
+    def put(self, container: NriContainer) -> None:
         """One exists."""
         self.version += 1
         self._present[container.id] = container
@@ -70,7 +70,7 @@ class Containers:
         present = self._present.get(container_id)
         return None if present is None else present.asked
 
-    def strange(self, container: Seen) -> str | None:
+    def strange(self, container: NriContainer) -> str | None:
         """The last requested cpuset, when the runtime has another one than the container had or was
         asked for shortly before; otherwise None. Changes by the CRI and by NRI are concurrent, and
         containerd reads a container before it waits for the lock of NRI (internal/cri/nri,
@@ -81,7 +81,7 @@ class Containers:
             return None
         return expected[-1]
 
-    def differing(self, snapshot: Snapshot) -> Iterator[tuple[Seen, Changes]]:
+    def differing(self, snapshot: Snapshot) -> Iterator[tuple[NriContainer, Changes]]:
         """The containers whose values differ from the agent's, with the changes. A container that
         must not be created yet is not changed either."""
         for each in self._present.values():

@@ -26,8 +26,8 @@ from agent.model.settings import Settings
 from agent.nri import messages, metrics
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
-from agent.nri.hooks import Hooks
-from agent.nri.link import Link
+from agent.nri.hooks import NriHooks
+from agent.nri.link import PluginLink
 from agent.nri.updater import Updater
 from agent.telemetry.page import serve_pages
 
@@ -54,8 +54,8 @@ def run(settings: Settings, launched: Launched | None) -> None:
     grants, containers = Grants(), Containers()
     admission = Admission(snapshots, notifier, grants, policies, settings.state_dir, messages.SAYS)
     conflicts = Conflicts(f"{index}-{name}", lambda: peers.of(path))
-    hooks = Hooks(admission, deadlines, snapshots, containers, conflicts)
-    link = Link(
+    hooks = NriHooks(admission, deadlines, snapshots, containers, conflicts)
+    link = PluginLink(
         loop,
         path,
         name,

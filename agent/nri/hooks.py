@@ -16,8 +16,8 @@ from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
-from agent.nri.messages import Seen
-from agent.nri.plugin import Call
+from agent.nri.messages import NriContainer
+from agent.nri.plugin import PluginCall
 
 _HOOKS = {
     "CreateContainer": failurepolicy.CREATE,
@@ -32,7 +32,7 @@ class _Making(NamedTuple):
     adjusted: Changes
 
 
-class Hooks:
+class NriHooks:
     """Holds a call until its hook's deadline or the end of the runtime's patience, whatever comes
     first; then its policy speaks."""
 
@@ -52,7 +52,7 @@ class Hooks:
         self._making: dict[str, _Making] = {}
         self._changing: dict[str, Update] = {}
 
-    def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
         """The calls in progress have ended: each container exists or was not created. Others may
         have been created without a hook."""
         present = {each.id for each in containers}
@@ -71,7 +71,7 @@ class Hooks:
     def pod_announced(self, pod: PodAnnounced) -> None:
         self._admission.pod_announced(pod)
 
-    def create(self, call: Call) -> Verdict:
+    def create(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Creation):
             assert isinstance(call.request, CreateContainer)
             call.state = Creation(call.request, self._waiting(call, failurepolicy.CREATE))
@@ -82,7 +82,7 @@ class Hooks:
                 self._containers.expect(call.container.id, answer.cpuset)
         return answer
 
-    def update(self, call: Call) -> Verdict:
+    def update(self, call: PluginCall) -> Verdict:
         if not isinstance(call.state, Update):
             assert isinstance(call.request, UpdateContainer)
             call.state = Update(call.request, self._waiting(call, failurepolicy.UPDATE))
@@ -94,7 +94,9 @@ class Hooks:
                 self._containers.expect(call.container.id, cpuset)
         return answer
 
-    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+    def unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
         state = call.state if call is not None else None
         creation = state if isinstance(state, Creation) else None
         answer = self._admission.unhooked(_HOOKS[method], creation, reason, detail)
@@ -106,11 +108,11 @@ class Hooks:
             self._admission.created(answer, "")
         return None
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: PluginCall) -> None:
         if isinstance(call.state, Creation):
             self._admission.abandoned(call.state)
 
-    def created(self, container: Seen) -> None:
+    def created(self, container: NriContainer) -> None:
         making = self._making.pop(container.id, None)
         if making is not None:
             self._admission.created(making.creation, container.id)
@@ -118,13 +120,13 @@ class Hooks:
                 self._check(container)
         self._containers.put(container)
 
-    def updated(self, container: Seen) -> None:
+    def updated(self, container: NriContainer) -> None:
         update = self._changing.pop(container.id, None)
         self._containers.put(container)
         if update is not None and not self._is_ours(update):
             self._admission.updated(update)
 
-    def ended(self, container: Seen) -> None:
+    def ended(self, container: NriContainer) -> None:
         making = self._making.pop(container.id, None)
         if making is not None:
             self._admission.created(making.creation, "")
@@ -135,12 +137,12 @@ class Hooks:
         self._admission.removed(container.id)
         self._admission.request_snapshot()
 
-    def _check(self, container: Seen) -> None:
+    def _check(self, container: NriContainer) -> None:
         """Whether another writer changed the container's CPUs."""
         if (asked := self._containers.strange(container)) is not None:
             self._conflicts.changed(container.title, asked, container.asked.cpuset)
 
-    def _waiting(self, call: Call, hook: str) -> Waiting:
+    def _waiting(self, call: PluginCall, hook: str) -> Waiting:
         return Waiting(call.started, min(self._deadlines.of(hook), call.budget_seconds))
 
     def _is_ours(self, update: Update) -> bool:

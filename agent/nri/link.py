@@ -10,8 +10,8 @@ from typing import Final
 from agent.hooks.changes import Changes
 from agent.host.loop import Loop, Timer
 from agent.model.verdict import Code
-from agent.nri.connection import Connection
-from agent.nri.plugin import Plugin, Stats
+from agent.nri.connection import PluginConnection
+from agent.nri.plugin import Plugin, PluginStats
 from agent.rpc.grpc import RpcError
 
 UPDATE_SECONDS: Final = 10.0
@@ -24,7 +24,7 @@ _STEADY_SECONDS: Final = 10.0
 log = logging.getLogger(__name__)
 
 
-class Link:
+class PluginLink:
     """Keeps one session open until `close`. With `given`, a socket that the runtime connected
     before it started this process, there is one session, and `over` is called at its end: the
     runtime starts another process when it needs one."""
@@ -41,7 +41,7 @@ class Link:
         over: Callable[[], None] | None = None,
         update_seconds: float = UPDATE_SECONDS,
     ) -> None:
-        self.stats = Stats()
+        self.stats = PluginStats()
         self.sessions = 0
         """Begun so far."""
         self.failed_sessions = 0
@@ -53,7 +53,7 @@ class Link:
         self._given = given
         self._over = over
         self._update_seconds = update_seconds
-        self._connection: Connection | None = None
+        self._connection: PluginConnection | None = None
         self._delay_seconds = FIRST_DELAY_SECONDS
         self._error = ""
         self._retry: Timer | None = None
@@ -79,7 +79,7 @@ class Link:
             return
         self._given = None
         self.sessions += 1
-        self._connection = Connection(
+        self._connection = PluginConnection(
             self._loop, it, self._plugin, self.stats, self._ready, self._ended
         )
         self._connection.register(self._name, self._index)

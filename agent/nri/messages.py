@@ -27,7 +27,7 @@ SAYS: Final = DeviceFields(frozenset(FIELDS) - {"removed_cdi_devices"}, numbers=
 _CHARACTER: Final = "c"
 
 
-class Seen(msgspec.Struct, frozen=True):
+class NriContainer(msgspec.Struct, frozen=True):
     """A container in the runtime's report; `asked`: its values now or at its start. `pid` is 0 when
     it does not run or is unknown."""
 
@@ -70,10 +70,10 @@ def resources_alone(container: pb.Container) -> pb.Container:
     return kept
 
 
-def seen(container: pb.Container, sandbox: pb.PodSandbox | None) -> Seen:
+def seen(container: pb.Container, sandbox: pb.PodSandbox | None) -> NriContainer:
     """None for a container of an unreported pod."""
     of_pod = sandbox or pb.PodSandbox()
-    return Seen(
+    return NriContainer(
         container.id,
         pod_uid(of_pod.uid, of_pod.namespace, of_pod.name),
         f"{of_pod.namespace}/{of_pod.name} {container.name}",

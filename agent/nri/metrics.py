@@ -9,7 +9,7 @@ from agent.hooks.notifier import Notifier
 from agent.hooks.snapshots import SnapshotFile
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
-from agent.nri.link import Link
+from agent.nri.link import PluginLink
 from agent.nri.updater import Updater
 from agent.telemetry.hookmetrics import Counts
 from agent.telemetry.plain import render
@@ -18,7 +18,7 @@ _COUNTS: Final = Counts("topolet_nri")
 
 
 def page(
-    link: Link,
+    link: PluginLink,
     outcomes: Outcomes,
     updater: Updater,
     conflicts: Conflicts,

@@ -12,10 +12,10 @@ from agent.hooks.changes import Changes, Verdict
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
-from agent.nri.messages import Seen
+from agent.nri.messages import NriContainer
 
 
-class Call:
+class PluginCall:
     """One request for a container, from its first try to its answer. `budget_seconds`: how long the
     answer may be Wait, from `started` (monotonic seconds) on. Of a container to create: `mounted`:
     whether it mounts a path, `carried` reads the devices that it names. `state` is the plugin's."""
@@ -24,7 +24,7 @@ class Call:
 
     def __init__(
         self,
-        container: Seen,
+        container: NriContainer,
         request: CreateContainer | UpdateContainer,
         budget_seconds: float,
         mounted: frozenset[str] = frozenset(),
@@ -42,7 +42,7 @@ class Call:
 class Plugin(Protocol):
     """No method may block: every container of the node would wait."""
 
-    def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
         """Replaces all containers by these; returns the changes by id."""
         ...
 
@@ -50,35 +50,37 @@ class Plugin(Protocol):
         """Its sandbox was made, its containers come."""
         ...
 
-    def create(self, call: Call) -> Verdict:
+    def create(self, call: PluginCall) -> Verdict:
         """Asked for each container before it is made, and again while the answer is Wait."""
         ...
 
-    def update(self, call: Call) -> Verdict:
+    def update(self, call: PluginCall) -> Verdict:
         """Asked before a container is changed, and again while the answer is Wait."""
         ...
 
-    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+    def unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
         """A request that went wrong in the plugin, or (without a call) can't be read, or is held
         when the plugin ends: refused, or let pass unchanged. `reason` is `hook_error`, `irregular`
         or `late`."""
         ...
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: PluginCall) -> None:
         """The session ended while the call was held."""
         ...
 
-    def created(self, container: Seen) -> None: ...
+    def created(self, container: NriContainer) -> None: ...
 
-    def updated(self, container: Seen) -> None: ...
+    def updated(self, container: NriContainer) -> None: ...
 
-    def ended(self, container: Seen) -> None:
+    def ended(self, container: NriContainer) -> None:
         """The container was stopped, removed or both, each with a call, also when it was never
         created."""
         ...
 
 
-class Stats:
+class PluginStats:
     """Counters over all sessions; `held_now` is a gauge."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from agent.hooks.changes import UNCHANGED, Changes, Verdict
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.model.verdict import Code, Refuse, Wait
 from agent.nri import messages
-from agent.nri.plugin import Call, Plugin, Stats
+from agent.nri.plugin import Plugin, PluginCall, PluginStats
 from agent.nri.session import Incoming
 from agent.proto import nri_pb2 as pb
 
@@ -52,7 +52,9 @@ class PluginService:
     """The service of one session. `synchronized` is called when the runtime has reported all
     containers. A call may be held for half of the runtime's timeout."""
 
-    def __init__(self, plugin: Plugin, stats: Stats, synchronized: Callable[[], None]) -> None:
+    def __init__(
+        self, plugin: Plugin, stats: PluginStats, synchronized: Callable[[], None]
+    ) -> None:
         self._plugin = plugin
         self._stats = stats
         self._synchronized = synchronized
@@ -61,7 +63,7 @@ class PluginService:
         self._budget_seconds = DEFAULT_TIMEOUT_SECONDS / 2
         self._pods: dict[str, pb.PodSandbox] = {}
         self._containers: list[pb.Container] = []
-        self._held: list[tuple[Call, Incoming]] = []
+        self._held: list[tuple[PluginCall, Incoming]] = []
 
     @property
     def holds(self) -> bool:
@@ -174,10 +176,10 @@ class PluginService:
             request = CreateContainer(pod, name, container.asked)
             mounted = frozenset(each.destination for each in event.container.mounts)
             carried = partial(messages.carried, event.container)
-            call = Call(container, request, self._budget_seconds, mounted, carried)
+            call = PluginCall(container, request, self._budget_seconds, mounted, carried)
         else:
             change = UpdateContainer(container.id, messages.asked(event.linux_resources))
-            call = Call(container, change, self._budget_seconds)
+            call = PluginCall(container, change, self._budget_seconds)
         self._ask(call, incoming)
 
     def _unread(self, incoming: Incoming, detail: str) -> None:
@@ -189,7 +191,7 @@ class PluginService:
         else:
             incoming.refuse(Code.INVALID_ARGUMENT, f"{incoming.method[:100]}: {detail}")
 
-    def _ask(self, call: Call, incoming: Incoming) -> None:
+    def _ask(self, call: PluginCall, incoming: Incoming) -> None:
         try:
             answer = self._answer(call)
         except Exception as error:  # the guard around a hook
@@ -209,7 +211,7 @@ class PluginService:
         self._stats.adjusted += answer != UNCHANGED
         self._end(incoming, None, _response(call, answer).SerializeToString())
 
-    def _answer(self, call: Call) -> Verdict:
+    def _answer(self, call: PluginCall) -> Verdict:
         if isinstance(call.request, CreateContainer):
             return self._plugin.create(call)
         return self._plugin.update(call)
@@ -230,7 +232,7 @@ class PluginService:
             return None
 
 
-def _response(call: Call, changes: Changes) -> Message:
+def _response(call: PluginCall, changes: Changes) -> Message:
     if isinstance(call.request, CreateContainer):
         return pb.CreateContainerResponse(adjust=messages.adjustment(changes, call.mounted))
     updates = [messages.update(call.container.id, changes)] if changes != UNCHANGED else []

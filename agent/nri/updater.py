@@ -13,7 +13,7 @@ from typing import Final
 
 from agent.hooks.admission import may_hold
 from agent.hooks.changes import Changes
-from agent.hooks.cpuset import Grant
+from agent.hooks.cpuset import CpuGrant
 from agent.hooks.grants import Grants
 from agent.hooks.notifier import Notifier
 from agent.hooks.snapshots import SnapshotFile
@@ -24,8 +24,8 @@ from agent.model.notifications import SnapshotRequest
 from agent.model.snapshot import Snapshot
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
-from agent.nri.link import Link
-from agent.nri.messages import Seen
+from agent.nri.link import PluginLink
+from agent.nri.messages import NriContainer
 from agent.rpc.grpc import NO_ANSWER, RpcError
 
 PERIOD_SECONDS: Final = 0.1
@@ -42,7 +42,7 @@ class Updater:
     def __init__(
         self,
         loop: Loop,
-        link: Link,
+        link: PluginLink,
         snapshots: SnapshotFile,
         containers: Containers,
         grants: Grants,
@@ -95,13 +95,13 @@ class Updater:
             self._told = False
             self._notifier.notify(SnapshotRequest())
 
-    def _tell(self, container: Seen, changes: Changes, snapshot: Snapshot) -> None:
+    def _tell(self, container: NriContainer, changes: Changes, snapshot: Snapshot) -> None:
         wanted = snapshot.containers[container.id]
         asked = changes.over(container.asked)
         # Whatever is changed, the runtime writes all that it remembers.
         cpus = may_hold(asked.cpuset)
         title = f"container {container.title}"
-        grant = self._grants.open(Grant(container.pod_uid, title, cpus, wanted))
+        grant = self._grants.open(CpuGrant(container.pod_uid, title, cpus, wanted))
         self._under_way = self._told = True
         self._containers.expect(container.id, asked.cpuset)
 
@@ -122,7 +122,7 @@ class Updater:
 
         self._link.update(container.id, changes, done)
 
-    def _fail(self, container: Seen, changes: Changes, error: RpcError) -> None:
+    def _fail(self, container: NriContainer, changes: Changes, error: RpcError) -> None:
         self.failed += 1
         if error.code in NO_ANSWER:
             return
@@ -130,7 +130,7 @@ class Updater:
         log.warning("%s: the runtime refuses a change: %s", container.title, error)
         self._conflicts.error(container.title, error.message)
 
-    def _verify(self, container: Seen, changes: Changes) -> None:
+    def _verify(self, container: NriContainer, changes: Changes) -> None:
         if not container.pid or changes.cpuset is None:
             return
         allowed = processes.allowed_cpus(self._proc, container.pid)

@@ -23,7 +23,7 @@ from agent.model.failurepolicy import (
 )
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse
-from agent.relay.gate import Call, Forward, Replace, Verdict
+from agent.relay.gate import Call, Forward, GateVerdict, Replace
 
 REMOVE: Final = "RemoveContainer"
 _ENDINGS: Final = ("StopContainer", REMOVE, "StopPodSandbox", "RemovePodSandbox")
@@ -74,13 +74,13 @@ class CpusetGate:
         """What became of calls whose hook could not do its work."""
         return self._admission.outcomes
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         try:
             return self._request(call, message)
         except WireError as error:
             return self.unhooked(call, "irregular", str(error))
 
-    def _request(self, call: Call, message: bytes) -> Verdict:
+    def _request(self, call: Call, message: bytes) -> GateVerdict:
         """Raises WireError for a message that can't be decoded."""
         method = METHODS[call.path]
         if method == CREATE:
@@ -120,7 +120,7 @@ class CpusetGate:
         if isinstance(call.state, Creation):
             self._admission.abandoned(call.state)
 
-    def _create(self, call: Call, message: bytes) -> Verdict:
+    def _create(self, call: Call, message: bytes) -> GateVerdict:
         if not isinstance(call.state, Creation):
             call.state = Creation(requests.create_container(message), self._waiting(call))
         answer = self._admission.create(call.state, partial(_carried, message))
@@ -128,7 +128,7 @@ class CpusetGate:
             return answer
         return _verdict(rewrites.create_container(message, answer))
 
-    def _update(self, call: Call, message: bytes) -> Verdict:
+    def _update(self, call: Call, message: bytes) -> GateVerdict:
         if not isinstance(call.state, Update):
             call.state = Update(requests.update_container(message), self._waiting(call))
         answer = self._admission.update(call.state)
@@ -146,7 +146,7 @@ def _carried(message: bytes) -> Carried:
     return carried(message)
 
 
-def _verdict(message: bytes | None) -> Verdict:
+def _verdict(message: bytes | None) -> GateVerdict:
     return Forward() if message is None else Replace(message)
 
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from agent.relay.held import HeldStream, Limits
+from agent.relay.held import HeldStream, RelayLimits
 
 _SMALL_PART: Final = 4
 """Of a connection's share: a request of more than the fourth part is not small."""
 
 
-class Budget:
+class MemoryBudget:
     """`reserved_bytes` of all requests that were let in; `waiting_bytes` of those that were not."""
 
     __slots__ = ("limits", "reserved_bytes", "waiting", "waiting_bytes")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RelayLimits) -> None:
         self.limits = limits
         self.reserved_bytes = 0
         self.waiting_bytes = 0
@@ -31,13 +31,13 @@ class Budget:
         """Since when, first the one that came first."""
 
 
-class Account:
+class ConnectionBudget:
     """The budget as one connection uses it. Beside it each connection has a share of its own for
     small requests, so that large ones delay no other call. `share_bytes`: reserved of that."""
 
     __slots__ = ("_budget", "_limits", "share_bytes")
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: MemoryBudget) -> None:
         self._budget = budget
         self._limits = budget.limits
         self.share_bytes = 0

@@ -17,7 +17,7 @@ class Replace(NamedTuple):
     message: bytes
 
 
-Verdict = Forward | Replace | Wait | Refuse
+GateVerdict = Forward | Replace | Wait | Refuse
 FORWARD = Forward()
 
 
@@ -43,7 +43,7 @@ class Gate(Protocol):
 
     methods: frozenset[bytes]
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         """Asked when the whole message has arrived, and again while the answer is Wait."""
         ...
 
@@ -67,7 +67,7 @@ class Gate(Protocol):
         ...
 
 
-class Stats:
+class RelayStats:
     """Counters of all relays that share it; `held_now` is a gauge."""
 
     __slots__ = (

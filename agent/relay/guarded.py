@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.gate import FORWARD, Call, Forward, Gate, Replace, Stats, Verdict
+from agent.relay.gate import FORWARD, Call, Forward, Gate, GateVerdict, RelayStats, Replace
 from agent.rpc import grpc
 
 OnHookError = Callable[[bytes, Exception], None]
@@ -16,12 +16,12 @@ OnHookError = Callable[[bytes, Exception], None]
 class GuardedGate:
     """A Refuse comes with its header block, ready to send; other verdicts with b""."""
 
-    def __init__(self, gate: Gate, stats: Stats, on_hook_error: OnHookError) -> None:
+    def __init__(self, gate: Gate, stats: RelayStats, on_hook_error: OnHookError) -> None:
         self._gate = gate
         self._stats = stats
         self._on_hook_error = on_hook_error
 
-    def request(self, call: Call, message: bytes) -> tuple[Verdict, bytes]:
+    def request(self, call: Call, message: bytes) -> tuple[GateVerdict, bytes]:
         """The verdict on a whole message."""
         try:
             return _encoded(self._gate.request(call, message))
@@ -29,9 +29,9 @@ class GuardedGate:
             self._fault(call.path, error)
             return self.unhooked(call, "hook_error", repr(error))
 
-    def unhooked(self, call: Call, reason: str, detail: str) -> tuple[Verdict, bytes]:
+    def unhooked(self, call: Call, reason: str, detail: str) -> tuple[GateVerdict, bytes]:
         """Forward or Refuse for a call that the gate can't be asked about."""
-        said: tuple[Verdict, bytes] = FORWARD, b""
+        said: tuple[GateVerdict, bytes] = FORWARD, b""
 
         def ask() -> None:
             nonlocal said
@@ -67,7 +67,7 @@ class GuardedGate:
         self._on_hook_error(path, error)
 
 
-def _encoded(verdict: Verdict) -> tuple[Verdict, bytes]:
+def _encoded(verdict: GateVerdict) -> tuple[GateVerdict, bytes]:
     if isinstance(verdict, Refuse):
         return verdict, grpc.trailers_only(verdict.code, verdict.message)
     if isinstance(verdict, Forward | Wait):

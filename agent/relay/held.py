@@ -10,7 +10,7 @@ from agent.relay.tap import ReplyTap
 from agent.rpc import frames
 
 
-class Limits(NamedTuple):
+class RelayLimits(NamedTuple):
     """What a relay's requests may cost. A call beyond `body_bytes` or `streams` can't be hooked."""
 
     body_bytes: int = 16 << 20

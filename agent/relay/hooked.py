@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 from agent.model.verdict import Code, Refuse, Wait
-from agent.relay.budget import Account, Budget
+from agent.relay.budget import ConnectionBudget, MemoryBudget
 from agent.relay.credit import Credit
-from agent.relay.gate import Call, Gate, Replace, Stats
+from agent.relay.gate import Call, Gate, RelayStats, Replace
 from agent.relay.guarded import GuardedGate, OnHookError
 from agent.relay.held import HeldStream, Stage
 from agent.relay.lane import Lane
@@ -23,8 +23,8 @@ class HookedCalls:
     def __init__(
         self,
         gate: Gate,
-        stats: Stats,
-        budget: Budget,
+        stats: RelayStats,
+        budget: MemoryBudget,
         credit: Credit,
         up: Lane,
         down: Lane,
@@ -39,7 +39,7 @@ class HookedCalls:
         self._limits = budget.limits
         self._credit = credit
         self._down = down
-        self._account = Account(budget)
+        self._account = ConnectionBudget(budget)
 
     def begin(self, number: int, path: bytes, announced: bool, ended: bool) -> None:
         """HEADERS of a hooked method; `ended`: no message will follow."""

@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from agent.relay.budget import Budget
+from agent.relay.budget import MemoryBudget
 from agent.relay.credit import Credit
 from agent.relay.downward import Downward
-from agent.relay.gate import Gate, Stats
+from agent.relay.gate import Gate, RelayStats
 from agent.relay.guarded import OnHookError
 from agent.relay.hooked import HookedCalls
 from agent.relay.lane import Lane, Sink
@@ -50,9 +50,9 @@ class Relay:
         gate: Gate,
         to_client: Sink,
         to_upstream: Sink,
-        stats: Stats,
+        stats: RelayStats,
         on_hook_error: OnHookError,
-        budget: Budget,
+        budget: MemoryBudget,
         timing: Timing | None = None,
     ) -> None:
         self._timing = timing = timing or Timing(Meter())

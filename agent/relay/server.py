@@ -14,10 +14,10 @@ from typing import Final
 
 from agent.host.listener import Listener
 from agent.host.loop import READ, Loop, Timer
-from agent.relay.budget import Budget
-from agent.relay.gate import Gate, Stats
+from agent.relay.budget import MemoryBudget
+from agent.relay.gate import Gate, RelayStats
 from agent.relay.guarded import OnHookError
-from agent.relay.held import Limits
+from agent.relay.held import RelayLimits
 from agent.relay.lane import Sink
 from agent.relay.meter import Meter, Observe, Timing
 from agent.relay.pair import Pair
@@ -48,15 +48,15 @@ class RelayServer:
         upstream: str,
         *,
         mode: int = 0o600,
-        stats: Stats | None = None,
+        stats: RelayStats | None = None,
         on_hook_error: OnHookError | None = None,
         on_fault: Callable[[Exception], None] | None = None,
         retry_seconds: float = RETRY_SECONDS,
-        limits: Limits | None = None,
+        limits: RelayLimits | None = None,
         observe: Observe | None = None,
     ) -> None:
         self.meter = Meter(observe)
-        self.stats = stats or Stats()
+        self.stats = stats or RelayStats()
         self.unreachable = 0
         """Connections closed because the upstream could not be reached."""
         self.faults = 0
@@ -65,7 +65,7 @@ class RelayServer:
         self._upstream = upstream
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._gate = gate
-        self.budget = Budget(limits or Limits())
+        self.budget = MemoryBudget(limits or RelayLimits())
         self._on_hook_error = on_hook_error or _ignore
         self._on_fault = on_fault or _ignore_fault
         self._retry_seconds = retry_seconds

@@ -33,7 +33,7 @@ class LookUpError(RuntimeError):
     """The pod can't be read; the message is the reason."""
 
 
-class Status(msgspec.Struct, frozen=True, omit_defaults=True):
+class AdmissionStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """The API server's answer to the client of a denied request."""
 
     code: int
@@ -41,14 +41,14 @@ class Status(msgspec.Struct, frozen=True, omit_defaults=True):
     message: str
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class AdmissionVerdict(msgspec.Struct, frozen=True):
     """`refusal` is None where the request is allowed; the client receives `warning` then."""
 
-    refusal: Status | None = None
+    refusal: AdmissionStatus | None = None
     warning: str = ""
 
 
-class Request(msgspec.Struct, frozen=True, rename="camel"):
+class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     """The fields of an AdmissionRequest that matter here."""
 
     uid: str
@@ -76,7 +76,7 @@ class Request(msgspec.Struct, frozen=True, rename="camel"):
         return self.name or (self.object.metadata.name if self.object else "")
 
 
-def decode(body: bytes) -> Request:
+def decode(body: bytes) -> AdmissionRequest:
     """Raises ReviewError."""
     try:
         review = bounds.decode(_reviews, body)
@@ -93,7 +93,7 @@ def decode(body: bytes) -> Request:
     return review.request
 
 
-def encode(uid: str, verdict: Verdict) -> bytes:
+def encode(uid: str, verdict: AdmissionVerdict) -> bytes:
     """The AdmissionReview that answers the request of that uid."""
     response = _Response(
         uid,
@@ -104,7 +104,9 @@ def encode(uid: str, verdict: Verdict) -> bytes:
     return msgspec.json.encode(_Answer(response))
 
 
-def judge(request: Request, look_up: LookUp, on_failure: FailurePolicy) -> Verdict:
+def judge(
+    request: AdmissionRequest, look_up: LookUp, on_failure: FailurePolicy
+) -> AdmissionVerdict:
     """Denies the Binding of a pod that requests GPUs.
 
     `on_failure` applies where the pod can't be read. A pod that does not exist is denied too, since
@@ -112,24 +114,26 @@ def judge(request: Request, look_up: LookUp, on_failure: FailurePolicy) -> Verdi
     """
     user = request.user_info.username
     if not request.binds:
-        return Verdict()
+        return AdmissionVerdict()
     title = f"{request.namespace}/{request.pod}"
     try:
         pod = look_up(request.namespace, request.pod)
     except LookUpError as error:
         if on_failure == "Ignore":
-            return Verdict(warning=f"pod {title} could not be looked up before it was bound")
+            return AdmissionVerdict(
+                warning=f"pod {title} could not be looked up before it was bound"
+            )
         message = f"{user} may not bind pod {title}, which could not be looked up: {error}"
-        return Verdict(Status(503, "ServiceUnavailable", message))
+        return AdmissionVerdict(AdmissionStatus(503, "ServiceUnavailable", message))
     if pod is None:
-        return Verdict(Status(404, "NotFound", f"pod {title} is not there"))
+        return AdmissionVerdict(AdmissionStatus(404, "NotFound", f"pod {title} is not there"))
     if asked := gpus(pod):
         message = (
             f"{user} may not bind pod {title}, which asks for {', '.join(asked)}: "
             "pods with GPUs are bound by configured accounts only"
         )
-        return Verdict(Status(403, "Forbidden", message))
-    return Verdict()
+        return AdmissionVerdict(AdmissionStatus(403, "Forbidden", message))
+    return AdmissionVerdict()
 
 
 def gpus(pod: ApiPod) -> list[str]:
@@ -162,7 +166,7 @@ class _Binding(msgspec.Struct, frozen=True):
 
 
 class _Review(msgspec.Struct, frozen=True, rename="camel"):
-    request: Request
+    request: AdmissionRequest
     api_version: str = ""
     kind: str = ""
 
@@ -170,7 +174,7 @@ class _Review(msgspec.Struct, frozen=True, rename="camel"):
 class _Response(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: str
     allowed: bool
-    status: Status | None = None
+    status: AdmissionStatus | None = None
     warnings: tuple[str, ...] = ()
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequestError
-from agent.scheduler.binding_api import BindingApi, Outcome, PodError, PodName
-from agent.scheduler.cluster import Cluster, Reservation, ReserveError
+from agent.scheduler.binding_api import BindingApi, BindOutcome, PodError, PodName
+from agent.scheduler.cluster import Reservation, ReserveError, SchedulerCache
 from agent.scheduler.cycle_state import PodInfo, PodInfoCache, pod_info
 from agent.scheduler.group_reservations import GroupReservations
 from agent.scheduler.pod_group import GroupError
@@ -38,7 +38,7 @@ class Binder:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         groups: GroupReservations,
         bindings: BindingApi,
         pod_infos: PodInfoCache,
@@ -66,11 +66,11 @@ class Binder:
                 if annotations is None:
                     annotations = self._reserve(info, node).annotations()
             # The outcome of a Binding is unknown after an exception.
-            outcome = Outcome(None, "nobody knows what became of the Binding")
+            outcome = BindOutcome(None, "nobody knows what became of the Binding")
             try:
                 # Another process may lead by now, and reserve the same CPUs and devices.
                 if (reason := self._unavailable_reason()) is not None:
-                    outcome = Outcome(False, reason)
+                    outcome = BindOutcome(False, reason)
                 else:
                     outcome = self._bindings.bind(pod, node, annotations)
             finally:
@@ -111,7 +111,7 @@ class Binder:
         return self._unknown_outcomes[pod.uid]
 
     def _finish(
-        self, info: PodInfo, outcome: Outcome, annotations: Mapping[str, str], *, again: bool
+        self, info: PodInfo, outcome: BindOutcome, annotations: Mapping[str, str], *, again: bool
     ) -> None:
         uid = info.pod_request.uid
         with self._cluster.lock:
@@ -182,7 +182,9 @@ class ReservationExpiry:
     time. The latter end only when the API server reports the pod as not bound: a watch that lags
     must not release what a pod has. One thread calls `step`."""
 
-    def __init__(self, cluster: Cluster, groups: GroupReservations, bindings: BindingApi) -> None:
+    def __init__(
+        self, cluster: SchedulerCache, groups: GroupReservations, bindings: BindingApi
+    ) -> None:
         self._cluster = cluster
         self._groups = groups
         self._bindings = bindings

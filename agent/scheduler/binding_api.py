@@ -28,7 +28,7 @@ class PodName(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}"
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class BindOutcome(msgspec.Struct, frozen=True):
     """`bound` is None where the outcome is unknown. `error` is the reason where `bound` is not
     True."""
 
@@ -49,7 +49,7 @@ class BindingApi:
         self._sending = sending
         self._looking = looking or sending
 
-    def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> Outcome:
+    def bind(self, pod: PodName, node: str, annotations: Mapping[str, str]) -> BindOutcome:
         """Sends one Binding. Where the answer leaves the outcome open, reads the pod to determine
         it."""
         try:
@@ -59,8 +59,8 @@ class BindingApi:
         except (ConflictError, ServerError, UnreachableError) as error:
             return self._resolve(pod, node, annotations, error)
         except (KubeError, AccessError) as error:
-            return Outcome(False, str(error))
-        return Outcome(True)
+            return BindOutcome(False, str(error))
+        return BindOutcome(True)
 
     def pod(self, pod: PodName) -> ApiPod | None:
         """Returns None where the pod is gone or another pod has its name. Raises PodError."""
@@ -74,20 +74,20 @@ class BindingApi:
 
     def _resolve(
         self, pod: PodName, node: str, annotations: Mapping[str, str], error: KubeError
-    ) -> Outcome:
+    ) -> BindOutcome:
         """Determines the outcome of a Binding that was answered with `error`."""
         conflict = isinstance(error, ConflictError)
         try:
             found = self.pod(pod)
         except PodError as unknown:
-            return Outcome(None, f"{error}; then {unknown}")
+            return BindOutcome(None, f"{error}; then {unknown}")
         if found is None:
-            return Outcome(False, f"pod {pod.title} is gone")
+            return BindOutcome(False, f"pod {pod.title} is gone")
         if not found.node:
-            return Outcome(False if conflict else None, str(error))
+            return BindOutcome(False if conflict else None, str(error))
         if found.node == node and annotations.items() <= found.annotations.items():
-            return Outcome(True)
-        return Outcome(False, f"pod {pod.title} is bound to node {found.node} by somebody else")
+            return BindOutcome(True)
+        return BindOutcome(False, f"pod {pod.title} is bound to node {found.node} by somebody else")
 
 
 def _binding(pod: PodName, node: str, annotations: Mapping[str, str]) -> dict[str, object]:

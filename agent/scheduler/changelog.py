@@ -9,7 +9,7 @@ import msgspec
 MAX_NAMES: Final = 100_000
 
 
-class Changes(msgspec.Struct, frozen=True):
+class ChangedNodes(msgspec.Struct, frozen=True):
     """`names` are the nodes that changed; None means that any node may have changed. `serial` is
     the argument of the next call."""
 
@@ -36,14 +36,14 @@ class ChangeLog:
             oldest = next(iter(self._last))
             self._forgotten = self._last.pop(oldest)
 
-    def since(self, serial: int) -> Changes:
+    def since(self, serial: int) -> ChangedNodes:
         """Returns the nodes that changed after that serial; any node where the log does not reach
         back so far."""
         if serial < self._forgotten:
-            return Changes(self.serial, None)
+            return ChangedNodes(self.serial, None)
         names = []
         for name in reversed(self._last):
             if self._last[name] <= serial:
                 break
             names.append(name)
-        return Changes(self.serial, frozenset(names))
+        return ChangedNodes(self.serial, frozenset(names))

@@ -16,15 +16,15 @@ import msgspec
 
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.facts import PlaceRules
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import Change, ChangeKind
 from agent.model.cpuset import CpuSet
 from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
-from agent.scheduler.changelog import ChangeLog, Changes
+from agent.scheduler.changelog import ChangedNodes, ChangeLog
 from agent.scheduler.node_info import CpuMismatch, NodeChange, NodeInfo
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 from agent.scheduler.records import NodeRecord, PodRecord, Unreadable
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Reservation(msgspec.Struct, frozen=True):
     flight, and for a part of a group."""
 
     node: str
-    holding: Holding
+    holding: AssignedPod
     until: float | None = None
 
     @property
@@ -64,7 +64,7 @@ class ReserveError(Exception):
     """Nothing can be reserved on the node; the message is the reason."""
 
 
-class Cluster:
+class SchedulerCache:
     """Safe for many threads. Every method holds `lock`; a caller that reads a node's state, or
     needs several steps to be atomic, holds it too, and shortly."""
 
@@ -113,19 +113,19 @@ class Cluster:
                 return "the node is not known"
             return state.ineligibility(pod_request.needs, agents=self._agents)
 
-    def changed_since(self, serial: int) -> Changes:
+    def changed_since(self, serial: int) -> ChangedNodes:
         """The nodes whose feasibility for some pod may have changed after that serial (0 is the
         first)."""
         with self.lock:
             return self._log.since(serial)
 
-    def placement_changed_since(self, serial: int) -> Changes:
+    def placement_changed_since(self, serial: int) -> ChangedNodes:
         """The nodes that changed after that serial, without those of which only the zone report
         changed, which concerns only pods without claims. Its serials are its own."""
         with self.lock:
             return self._placement_log.since(serial)
 
-    def reports_changed_since(self, serial: int) -> Changes:
+    def reports_changed_since(self, serial: int) -> ChangedNodes:
         """The nodes whose NodeResourceTopology, or the holding of one of whose pods, changed after
         that serial. Its serials are its own."""
         with self.lock:
@@ -156,13 +156,13 @@ class Cluster:
         with self.lock:
             return self._pods.get(uid)
 
-    def bound_members(self, group: Group) -> dict[str, PodRecord]:
+    def bound_members(self, group: PodGroup) -> dict[str, PodRecord]:
         """The pods of a group that a watch shows bound, by uid in its order. Their annotations may
         give another size of the group."""
         with self.lock:
             return {uid: self._pods[uid] for uid in sorted(self._grouped.get(group.title, ()))}
 
-    def group_node(self, group: Group) -> str | None:
+    def group_node(self, group: PodGroup) -> str | None:
         """The node of most bound members of the group; None where no member is bound."""
         nodes = [each.node for each in self.bound_members(group).values()]
         return max(sorted(nodes), key=nodes.count, default=None)

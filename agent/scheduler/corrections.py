@@ -26,7 +26,7 @@ from agent.model.annotations import (
 )
 from agent.model.cpuset import EMPTY
 from agent.model.objects import ObjectError
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.node_info import CpuMismatch
 
 MAX_PER_STEP: Final = 50
@@ -52,7 +52,7 @@ class Corrections:
     def __init__(
         self,
         transport: Transport,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         leading: Callable[[], bool],
         *,
         clock: Callable[[], float] = time.monotonic,

@@ -11,7 +11,7 @@ import msgspec
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.model.apiobjects import ApiPod
 from agent.scheduler.binding_api import PodName
-from agent.scheduler.pod_group import Group, group_of
+from agent.scheduler.pod_group import PodGroup, group_of
 
 MAX_PODS: Final = 4096
 """Pods kept. A pod that is bound after so many others is read from the API server again."""
@@ -22,7 +22,7 @@ class PodInfo(msgspec.Struct, frozen=True):
 
     pod: PodName
     pod_request: PodRequest
-    group: Group | None = None
+    group: PodGroup | None = None
 
 
 def pod_info(pod: ApiPod) -> PodInfo:

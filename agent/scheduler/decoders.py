@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.node_allocator.holding import Holding, holding_of
+from agent.allocate.node_allocator.holding import AssignedPod, holding_of
 from agent.allocate.nrt.pod import ZonedPod, zoned_pod
 from agent.model import (
     apiobjects,
@@ -33,7 +33,7 @@ from agent.model.deviceobject import DeviceObject
 from agent.model.nodetopology import NodeTopology
 from agent.model.objects import ObjectError, decoded
 from agent.model.quantities import Quantity, QuantityError, milli, whole
-from agent.scheduler.pod_group import Group, GroupError, group_of
+from agent.scheduler.pod_group import GroupError, PodGroup, group_of
 from agent.scheduler.records import (
     AgentSelector,
     InternPool,
@@ -80,7 +80,7 @@ def pods(agents: AgentSelector) -> Callable[[bytes], PodRecord]:
     return read
 
 
-def _group(pod: ApiPod) -> Group | None:
+def _group(pod: ApiPod) -> PodGroup | None:
     """Returns None also for an invalid annotation: the handlers report it when the pod is
     scheduled."""
     try:
@@ -200,7 +200,7 @@ def _ready(text: bytes) -> bool:
     return any(each.type == "Ready" and each.status == "True" for each in conditions)
 
 
-def _compact(holding: Holding) -> Holding:
+def _compact(holding: AssignedPod) -> AssignedPod:
     claim = holding.claim
     return msgspec.structs.replace(
         holding,

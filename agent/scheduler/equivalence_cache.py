@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from agent.scheduler.changelog import Changes
+from agent.scheduler.changelog import ChangedNodes
 
 MAX_RESULTS: Final = 1_000_000
 """Results kept, of some 60 bytes each. Beyond them the least recently used row is dropped."""
@@ -86,11 +86,11 @@ class NodeChanges(Protocol):
     @property
     def lock(self) -> threading.RLock: ...
 
-    def changed_since(self, serial: int) -> Changes:
+    def changed_since(self, serial: int) -> ChangedNodes:
         """The nodes that were added, changed or removed."""
         ...
 
-    def placement_changed_since(self, serial: int) -> Changes:
+    def placement_changed_since(self, serial: int) -> ChangedNodes:
         """Those of them that changed in more than their zone report."""
         ...
 

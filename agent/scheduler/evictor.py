@@ -31,7 +31,7 @@ from agent.kube.kinds import pod_path
 from agent.kube.transport import Transport
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.equivalence_cache import Feasible
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 from agent.scheduler.pods_api import condition, patch_status
 from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue, scheduling_unit
 from agent.scheduler.victim_selection import (
@@ -150,7 +150,7 @@ class Evictor:
         """The plans in flight: one per pod or group, and one per node."""
         return tuple(self._plans.values())
 
-    def pause(self, uid: str, group: Group | None = None) -> None:
+    def pause(self, uid: str, group: PodGroup | None = None) -> None:
         """Pauses evictions for that pod and its group: kube-scheduler makes room for them."""
         self._paused_until[scheduling_unit(uid, group)] = self._clock() + RETRY_INTERVAL_SECONDS
 

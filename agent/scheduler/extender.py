@@ -42,7 +42,7 @@ class Extender(Protocol):
     def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult: ...
 
 
-class Result(StrEnum):
+class RequestResult(StrEnum):
     """The outcome of a request: a result, a result with `Error`, an invalid body, no decision
     because another process leads, an exception."""
 
@@ -60,7 +60,7 @@ UnavailableReason = Callable[[], str | None]
 
 
 def metrics() -> SchedulerMetrics:
-    return SchedulerMetrics(VERBS, [each.value for each in Result])
+    return SchedulerMetrics(VERBS, [each.value for each in RequestResult])
 
 
 def routes(
@@ -128,17 +128,17 @@ def _guarded(
 
     def handle(body: bytes) -> Reply:
         start = time.perf_counter()
-        result = Result.FAULT
+        result = RequestResult.FAULT
         try:
             reason = next(filter(None, (unavailable() for unavailable in conditions)), None)
             if reason is not None:
-                result = Result.UNAVAILABLE
+                result = RequestResult.UNAVAILABLE
                 return text_reply(503, reason)
             encoded, error = answer(body)
-            result = Result.ERROR if error else Result.ANSWERED
+            result = RequestResult.ERROR if error else RequestResult.ANSWERED
             return Reply(200, encoded)
         except BadRequestError:
-            result = Result.REFUSED
+            result = RequestResult.REFUSED
             raise
         except Exception as fault:
             log.exception("%s: exception in the handler", verb)

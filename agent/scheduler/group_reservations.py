@@ -20,9 +20,9 @@ from agent.allocate.ledger import StaleOfferError
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.together import together
-from agent.scheduler.cluster import Cluster, ReserveError
+from agent.scheduler.cluster import ReserveError, SchedulerCache
 from agent.scheduler.equivalence_cache import Infeasible
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 
 RESERVED_SECONDS: Final = 60.0
 
@@ -30,7 +30,7 @@ RESERVED_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 1.0
 
 
-def parts(group: Group, pod_request: PodRequest, size: int) -> list[PodRequest]:
+def parts(group: PodGroup, pod_request: PodRequest, size: int) -> list[PodRequest]:
     """The same request for each of `size` members."""
     return [
         msgspec.structs.replace(
@@ -48,7 +48,7 @@ class _Held(msgspec.Struct):
     stand-in for a uid. `members` has, by uid, the part that each member took; None where it was
     bound before this process began."""
 
-    group: Group
+    group: PodGroup
     node: str
     shape: bytes
     until: float
@@ -61,7 +61,7 @@ class GroupReservations:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         *,
         seconds: float = RESERVED_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -90,17 +90,17 @@ class GroupReservations:
                 held.until = now + _LOOK_SECONDS
         self._due = min((each.until for each in self._held.values()), default=math.inf)
 
-    def node(self, group: Group) -> str | None:
+    def node(self, group: PodGroup) -> str | None:
         """Returns the node of the group; None where the group has none yet."""
         held = self._known(group)
         return held.node if held else None
 
-    def held(self, group: Group) -> str | None:
+    def held(self, group: PodGroup) -> str | None:
         """Returns the node where parts are reserved for members that are not bound yet."""
         held = self._held.get(group.title)
         return held.node if held is not None and held.parts else None
 
-    def hold(self, group: Group, pod_request: PodRequest, node: str) -> Refused | None:
+    def hold(self, group: PodGroup, pod_request: PodRequest, node: str) -> Refused | None:
         """Reserves a part with that request for each member that has none. The node may have
         changed since it was checked."""
         held = self._known(group)
@@ -119,7 +119,7 @@ class GroupReservations:
         self._due = min(self._due, until)
         return None
 
-    def rejection(self, group: Group, pod_request: PodRequest) -> Infeasible | None:
+    def rejection(self, group: PodGroup, pod_request: PodRequest) -> Infeasible | None:
         """Returns why the pod can't join a group that has its node; None where it can, or the group
         has no node."""
         held = self._known(group)
@@ -141,7 +141,7 @@ class GroupReservations:
             return None
         return Infeasible(f"{group.title} is on node {held.node}: {full.text()}", full.unresolvable)
 
-    def take(self, group: Group, pod_request: PodRequest, node: str) -> Granted | str:
+    def take(self, group: PodGroup, pod_request: PodRequest, node: str) -> Granted | str:
         """Reserves a part for the pod itself; returns a text where that fails."""
         held = self._known(group)
         if held is None:
@@ -168,7 +168,7 @@ class GroupReservations:
         held.members[pod_request.uid] = part
         return granted
 
-    def give_back(self, group: Group, uid: str) -> None:
+    def give_back(self, group: PodGroup, uid: str) -> None:
         """Returns the part of a pod that was not bound and whose reservation is released."""
         held = self._held.get(group.title)
         if held is None or uid not in held.members:
@@ -183,7 +183,7 @@ class GroupReservations:
             self._cluster.reserve(held.node, part)
             held.parts[part.uid] = part
 
-    def _known(self, group: Group) -> _Held | None:
+    def _known(self, group: PodGroup) -> _Held | None:
         """Restores a group whose members were bound before this process began."""
         held = self._held.get(group.title)
         if held is None and (node := self._cluster.group_node(group)) is not None:
@@ -201,7 +201,7 @@ class GroupReservations:
         return {uid: part for uid, part in held.members.items() if uid in there}
 
     def _part(
-        self, group: Group, held: _Held, pod_request: PodRequest
+        self, group: PodGroup, held: _Held, pod_request: PodRequest
     ) -> tuple[Granted, Granted] | str:
         """Returns a part for a pod with that request, and the offer that replaces it."""
         state = self._cluster.node(held.node)

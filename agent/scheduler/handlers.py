@@ -11,7 +11,7 @@ import msgspec
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest, PodRequestError
 from agent.scheduler.binder import Binder, BindError
 from agent.scheduler.binding_api import PodName
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfo, PodInfoCache
 from agent.scheduler.equivalence_cache import UNKNOWN_NODE, EquivalenceCache, Feasibility, Feasible
 from agent.scheduler.extender_results import (
@@ -31,7 +31,7 @@ from agent.scheduler.extender_types import (
     HostPriority,
 )
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import Group, GroupError
+from agent.scheduler.pod_group import GroupError, PodGroup
 from agent.scheduler.requirements import GroupRequirements, PodRequirements, RequirementsCheck
 
 Preempt = Callable[[ExtenderPreemptionArgs], ExtenderPreemptionResult]
@@ -46,7 +46,7 @@ class ExtenderHandlers:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         groups: GroupReservations,
         binder: Binder,
         pod_infos: PodInfoCache,
@@ -133,7 +133,7 @@ class ExtenderHandlers:
         )
 
     def _filter_group(
-        self, info: PodInfo, group: Group, nodes: Sequence[str]
+        self, info: PodInfo, group: PodGroup, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
         """Returns the one node of the group. Finds and reserves it where the group has none yet."""
         for _ in range(_TRIES):
@@ -170,7 +170,7 @@ class ExtenderHandlers:
         return found
 
     def _filter_member(
-        self, pod_request: PodRequest, group: Group, node: str, nodes: Sequence[str]
+        self, pod_request: PodRequest, group: PodGroup, node: str, nodes: Sequence[str]
     ) -> ExtenderFilterResult:
         """The caller holds the lock."""
         ineligibility = self._cluster.eligible(node, pod_request)

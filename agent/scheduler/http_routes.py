@@ -33,7 +33,7 @@ class BadRequestError(ValueError):
     """The body is invalid; the message is the reply."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class HttpRequest(msgspec.Struct, frozen=True):
     """`body` is None where the request has no Content-Length."""
 
     method: str
@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes | None
 
 
-def dispatch(routes: Mapping[str, Route], request: Request) -> Reply:
+def dispatch(routes: Mapping[str, Route], request: HttpRequest) -> Reply:
     """Returns the reply of the request's route, or an error where there is none."""
     route = routes.get(request.path)
     if route is None:

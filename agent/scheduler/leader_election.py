@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.errors import ConflictError, NotFoundError, RejectedError, StoreError
 from agent.kube.transport import Transport, segment
 from agent.model.objects import ObjectError
 from agent.scheduler import lease
-from agent.scheduler.lease import LeaseTimes, Object, Observation, Spec
+from agent.scheduler.lease import LeaseTimes, Object, ObservedLease, Spec
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ class Clocks(msgspec.Struct, frozen=True):
     random: Callable[[], float] = random.random
 
 
-def limits(times: LeaseTimes) -> Limits:
+def limits(times: LeaseTimes) -> ResponseLimits:
     """The limits of the transport of a Leader: a later answer is useless."""
     patience = (times.renew_seconds - times.retry_seconds) / 3
-    return Limits(connect_seconds=patience, read_seconds=patience, whole_seconds=patience)
+    return ResponseLimits(connect_seconds=patience, read_seconds=patience, whole_seconds=patience)
 
 
 class Leader:
@@ -71,7 +71,7 @@ class Leader:
         self._acquired = acquired or (lambda: None)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self.run, name=f"lease {name}", daemon=True)
-        self._sight: Observation | None = None
+        self._sight: ObservedLease | None = None
         self._ours: Object | None = None
         self._until: float | None = None
         self._led = False

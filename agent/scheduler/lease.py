@@ -44,21 +44,21 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
     lease_transitions: int | None = None
 
 
-class Observation(msgspec.Struct, frozen=True):
+class ObservedLease(msgspec.Struct, frozen=True):
     """A Lease as it was read. `since` is when it was first read with this content, by our clock."""
 
     spec: Spec
     since: float
 
 
-def observed(spec: Spec, before: Observation | None, now: float) -> Observation:
+def observed(spec: Spec, before: ObservedLease | None, now: float) -> ObservedLease:
     """Returns `before` where the Lease has not changed, else a new observation."""
     if before is not None and before.spec == spec:
         return before
-    return Observation(spec, now)
+    return ObservedLease(spec, now)
 
 
-def expires_at(sight: Observation, identity: str, times: LeaseTimes) -> float:
+def expires_at(sight: ObservedLease, identity: str, times: LeaseTimes) -> float:
     """When `identity` may take the Lease, by the clock of the observation."""
     holder = sight.spec.holder_identity
     if not holder or holder == identity:

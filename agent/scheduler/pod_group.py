@@ -18,7 +18,7 @@ class GroupError(ValueError):
     """The annotation is invalid; the message names the pod and the annotation."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class PodGroup(msgspec.Struct, frozen=True):
     """The group as all its members name it."""
 
     namespace: str
@@ -34,7 +34,7 @@ class Group(msgspec.Struct, frozen=True):
         return f"{self.namespace}/{self.name}/{number}"
 
 
-def group_of(pod: ApiPod) -> Group | None:
+def group_of(pod: ApiPod) -> PodGroup | None:
     """Returns None for a pod without a group. Raises GroupError."""
     text = pod.annotations.get(GROUP_ANNOTATION)
     if text is None:
@@ -49,7 +49,7 @@ def group_of(pod: ApiPod) -> Group | None:
         raise GroupError(
             f"pod {pod.title}: annotation {GROUP_ANNOTATION}: SIZE {size} is not 1 to {MAX_SIZE}"
         )
-    return Group(pod.namespace, match[1], size)
+    return PodGroup(pod.namespace, match[1], size)
 
 
 _TEXT: Final = re.compile(r"([a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?)/([0-9]{1,4})", re.ASCII)

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfo, pod_info
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.extender_types import (
@@ -22,7 +22,7 @@ from agent.scheduler.extender_types import (
     MetaVictims,
 )
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import Group, GroupError
+from agent.scheduler.pod_group import GroupError, PodGroup
 from agent.scheduler.requirements import Requirements, requirements_of
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
 from agent.scheduler.victim_selection import (
@@ -47,7 +47,7 @@ class Preemption:
 
     def __init__(
         self,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         groups: GroupReservations,
         queue: UnschedulableQueue,
         budgets: Budgets,
@@ -94,7 +94,7 @@ class Preemption:
         return answers
 
     def _for_group(
-        self, args: ExtenderPreemptionArgs, info: PodInfo, group: Group
+        self, args: ExtenderPreemptionArgs, info: PodInfo, group: PodGroup
     ) -> Mapping[str, MetaVictims]:
         """Makes room once, on one node, for all members that have none."""
         with self._cluster.lock:
@@ -143,7 +143,7 @@ class Preemption:
         until = self._clock() + SEARCH_SECONDS
         return itertools.takewhile(lambda _: self._clock() < until, args.victims.items())
 
-    def _in_progress_for(self, group: Group) -> bool:
+    def _in_progress_for(self, group: PodGroup) -> bool:
         """Whether the victims of our last answer for the group still end."""
         now = self._clock()
         for title, begun in list(self._preemptions.items()):

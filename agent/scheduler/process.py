@@ -16,7 +16,7 @@ from agent.host import malloc
 from agent.host.ending import Ending, Faults
 from agent.host.periodic import Periodic
 from agent.kube import auth, documents
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.auth import Access
 from agent.kube.documents import DocumentError
 from agent.kube.transport import Reachability, Transport
@@ -29,7 +29,7 @@ from agent.scheduler import extender, leader_election, server
 from agent.scheduler.binder import Binder, ReservationExpiry
 from agent.scheduler.binding_api import BindingApi
 from agent.scheduler.certificates import CertificateFiles
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
@@ -52,13 +52,13 @@ EXPIRY_SECONDS: Final = 1.0
 CORRECTION_SECONDS: Final = 1.0
 """Interval of the corrections of resource-status."""
 BIND_SECONDS: Final = 3.5
-READ_LIMITS: Final = Limits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
+READ_LIMITS: Final = ResponseLimits(connect_seconds=0.5, read_seconds=0.5, whole_seconds=0.5)
 """A Binding and the read of its outcome take less than kube-scheduler waits (`httpTimeout`), so
 that it receives a reason."""
 
 # kube-scheduler sends binds in parallel, without a limit of its own; its scheduling loop waits for
 # the other verbs only.
-LIMITS: Final = server.Limits(threads=64, request_seconds=5.0)
+LIMITS: Final = server.ServerLimits(threads=64, request_seconds=5.0)
 
 _PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
@@ -68,11 +68,11 @@ def lease_times(lease_seconds: int) -> LeaseTimes:
     return LeaseTimes(lease_seconds, lease_seconds * 2 / 3, lease_seconds * 2 / 15)
 
 
-def bind_limits(times: LeaseTimes) -> Limits:
+def bind_limits(times: LeaseTimes) -> ResponseLimits:
     """A Binding in flight when the lease expires ends before another candidate may lead."""
     seconds = min(BIND_SECONDS, (times.lease_seconds - times.renew_seconds) * 0.8)
     connect, answer = seconds / 4, seconds * 3 / 4
-    return Limits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
+    return ResponseLimits(connect_seconds=connect, read_seconds=answer, whole_seconds=answer)
 
 
 def scheduler_args(path: str) -> SchedulerArgs:
@@ -150,7 +150,7 @@ class _Parts:
     ) -> None:
         reachability = Reachability()
 
-        def transport(limits: Limits | None = None, connections: int = 4) -> Transport:
+        def transport(limits: ResponseLimits | None = None, connections: int = 4) -> Transport:
             made = Transport(
                 access,
                 user_agent="topolet-scheduler",
@@ -166,7 +166,7 @@ class _Parts:
         reading = transport(READ_LIMITS, LIMITS.threads)
         rules = place_rules(args, NumaStrategy(settings.gpu_shares))
         agents = agent_selector(settings)
-        cluster = Cluster(rules=rules, agents=bool(agents.labels))
+        cluster = SchedulerCache(rules=rules, agents=bool(agents.labels))
         pod_infos = PodInfoCache()
         groups = GroupReservations(cluster, seconds=settings.group_seconds)
         cache = EquivalenceCache(cluster)
@@ -250,7 +250,10 @@ class _Parts:
         return self._gate.reason() or self._watches.behind()
 
     def _leader_election(
-        self, settings: Settings, times: LeaseTimes, transport: Callable[[Limits], Transport]
+        self,
+        settings: Settings,
+        times: LeaseTimes,
+        transport: Callable[[ResponseLimits], Transport],
     ) -> Leader | None:
         if not settings.lease_name:
             return None
@@ -280,6 +283,8 @@ def servers(settings: Settings, routes: Mapping[str, Route]) -> list[Server]:
     if settings.scheduler_http:
         pages = {path: routes[path] for path in _PAGES}
         found.append(
-            Server(settings.scheduler_http, pages, limits=server.Limits(threads=2, waiting=32))
+            Server(
+                settings.scheduler_http, pages, limits=server.ServerLimits(threads=2, waiting=32)
+            )
         )
     return found

@@ -12,8 +12,8 @@ import msgspec
 
 from agent.allocate.node_allocator.pod_request import Needs, PodRequestError
 from agent.model.apiobjects import ApiPod
-from agent.scheduler.changelog import Changes
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.changelog import ChangedNodes
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfo, PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache, Feasibility, NodeCheck
 from agent.scheduler.evictor import Evictor
@@ -27,7 +27,7 @@ from agent.scheduler.extender_types import (
     ExtenderPreemptionResult,
     HostPriority,
 )
-from agent.scheduler.pod_group import Group, GroupError
+from agent.scheduler.pod_group import GroupError, PodGroup
 from agent.scheduler.requirements import RequirementsCheck, requirements_of
 from agent.scheduler.unschedulable_queue import QueuedPod, UnschedulableQueue
 
@@ -43,7 +43,7 @@ class QueueingExtender:
         self,
         handlers: Extender,
         pod_infos: PodInfoCache,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         queue: UnschedulableQueue,
         evictor: Evictor | None = None,
         *,
@@ -82,7 +82,7 @@ class QueueingExtender:
     def bind(self, args: ExtenderBindingArgs) -> ExtenderBindingResult:
         return self._handlers.bind(args)
 
-    def _group(self, pod: ApiPod) -> Group | None:
+    def _group(self, pod: ApiPod) -> PodGroup | None:
         try:
             return self._pod_infos.of(pod).group
         except (PodRequestError, GroupError):
@@ -126,11 +126,11 @@ class QueueingExtender:
 class ClusterFeasibility:
     """The feasibility of the cluster's nodes, for the unschedulable queue."""
 
-    def __init__(self, cluster: Cluster, cache: EquivalenceCache) -> None:
+    def __init__(self, cluster: SchedulerCache, cache: EquivalenceCache) -> None:
         self._cluster = cluster
         self._cache = cache
 
-    def changed_since(self, serial: int) -> Changes:
+    def changed_since(self, serial: int) -> ChangedNodes:
         return self._cluster.changed_since(serial)
 
     def known(self) -> list[str]:
@@ -142,7 +142,7 @@ class ClusterFeasibility:
 
 def queued_pod(
     info: PodInfo,
-    cluster: Cluster,
+    cluster: SchedulerCache,
     now: float,
     candidates: tuple[str, ...] = (),
     nominated: str = "",

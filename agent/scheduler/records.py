@@ -8,9 +8,9 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.nrt.pod import ZonedPod
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 
 # Of deploy/base too.
 AGENT_LABELS: Final = {
@@ -51,7 +51,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
 
     uid: str
     node: str
-    holding: Holding | None = None
+    holding: AssignedPod | None = None
     agent_ready: bool | None = None
     labels: Mapping[str, str] = {}
     started_at: int = 0
@@ -59,7 +59,7 @@ class PodRecord(msgspec.Struct, frozen=True, gc=False):
     fixed: bool = False
     zoned: ZonedPod | None = None
     begun: bool = False
-    group: Group | None = None
+    group: PodGroup | None = None
     ended: str = ""
 
     @property

@@ -11,14 +11,14 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.node_allocator.together import together
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfo
 from agent.scheduler.equivalence_cache import UNKNOWN_NODE, Feasibility, Feasible, Infeasible
 from agent.scheduler.group_reservations import parts
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 
 _GROUP: Final = "no room for the whole group"
-_ANY: Final = Group("", "", 0)
+_ANY: Final = PodGroup("", "", 0)
 
 
 class PodRequirements(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class GroupRequirements(msgspec.Struct, frozen=True):
 Requirements: TypeAlias = PodRequirements | GroupRequirements
 
 
-def requirements_of(info: PodInfo, cluster: Cluster) -> Requirements:
+def requirements_of(info: PodInfo, cluster: SchedulerCache) -> Requirements:
     """The requirements of a pod without node: for a group, those of all members without node."""
     if info.group is None:
         return PodRequirements(info.pod_request)
@@ -87,7 +87,7 @@ def requirements_of(info: PodInfo, cluster: Cluster) -> Requirements:
 class RequirementsCheck(msgspec.Struct, frozen=True):
     """Checks whether a node is eligible and has room."""
 
-    cluster: Cluster
+    cluster: SchedulerCache
     requirements: Requirements
 
     @property

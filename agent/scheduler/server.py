@@ -28,18 +28,18 @@ from cheroot.workers.threadpool import ThreadPool
 from agent.model.settings import host_port
 from agent.scheduler import http_routes, streams
 from agent.scheduler.certificates import CertificateFiles, StartError
-from agent.scheduler.http_routes import BadRequestError, Reply, Request, Route
+from agent.scheduler.http_routes import BadRequestError, HttpRequest, Reply, Route
 
 log = logging.getLogger(__name__)
 
 _NEXT_REQUEST_MS: Final = 200
 
 
-class ServerError(StartError):
+class ServerStartError(StartError):
     """The server can't listen on its address."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ServerLimits(msgspec.Struct, frozen=True):
     """`request_seconds`: from the first byte of a request, or of a connection, to the last byte of
     its body, and again for the reply. `idle_seconds`: for a connection without request.
     `stop_seconds`: for requests in flight when the server stops. `waiting`: the number of requests
@@ -62,13 +62,13 @@ class Server:
         address: str,
         pages: Mapping[str, Route],
         certificate: CertificateFiles | None = None,
-        limits: Limits | None = None,
+        limits: ServerLimits | None = None,
         clients: Collection[str] = (),
     ) -> None:
         """`pages` are by path. Without certificate the server speaks plain HTTP. `clients` are the
         accepted names in clients' certificates, where the certificate files have a client CA; empty
         accepts any. Raises SettingsError for an invalid address."""
-        limits = limits or Limits()
+        limits = limits or ServerLimits()
         self._address = address
         self._server = _Http(host_port(address), pages, limits)
         if certificate is not None:
@@ -78,11 +78,11 @@ class Server:
         self._thread = threading.Thread(target=self._server.serve, name="http", daemon=True)
 
     def start(self) -> None:
-        """Returns when the server listens. Raises ServerError."""
+        """Returns when the server listens. Raises ServerStartError."""
         try:
             self._server.prepare()
         except OSError as error:
-            raise ServerError(f"cannot listen on {self._address}: {error}") from error
+            raise ServerStartError(f"cannot listen on {self._address}: {error}") from error
         self._thread.start()
 
     @property
@@ -109,7 +109,7 @@ class _Gateway(server.Gateway):
             return
         if body is None:
             request.close_connection = True
-        parsed = Request(
+        parsed = HttpRequest(
             method,
             request.path.decode("latin-1"),
             request.inheaders.get(b"Content-Type", b"").decode("latin-1"),
@@ -183,14 +183,14 @@ class _Connection(server.HTTPConnection):
         return bool(poll.poll(_NEXT_REQUEST_MS))
 
 
-def _file(sock: Any, mode: str, _: int) -> streams.Reader | streams.Writer:
-    return streams.Reader(sock) if "r" in mode else streams.Writer(sock)
+def _file(sock: Any, mode: str, _: int) -> streams.RequestReader | streams.Writer:
+    return streams.RequestReader(sock) if "r" in mode else streams.Writer(sock)
 
 
 class _Http(server.HTTPServer):
     ConnectionClass = _Connection
 
-    def __init__(self, address: tuple[str, int], pages: Mapping[str, Route], limits: Limits):
+    def __init__(self, address: tuple[str, int], pages: Mapping[str, Route], limits: ServerLimits):
         super().__init__(address, _Gateway, server_name="topolet")
         self.pages = pages
         self.limits = limits

@@ -24,7 +24,7 @@ _READ_BYTES: Final = 16 << 10
 _HURRY_SECONDS: Final = 0.25
 
 
-class Stream(Protocol):
+class SocketStream(Protocol):
     """The socket methods that are used here. They raise OSError."""
 
     def recv_into(self, buffer: memoryview | bytearray) -> int: ...
@@ -36,10 +36,10 @@ class Stream(Protocol):
         ...
 
 
-class Reader:
+class RequestReader:
     """The file that the HTTP server reads."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
         self._kept = bytearray()
         self.bytes_read = 0
@@ -95,7 +95,7 @@ class Reader:
 class Writer:
     """The file that the HTTP server writes."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SocketStream) -> None:
         self._stream = stream
         self.bytes_written = 0
 

@@ -12,7 +12,7 @@ from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change
 from agent.kube.transport import Transport
 from agent.scheduler import disruption_budgets, watch_freshness
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache, pod_info
 from agent.scheduler.disruption_budgets import Budget, Budgets
 from agent.scheduler.equivalence_cache import EquivalenceCache
@@ -39,7 +39,7 @@ class UnschedulablePods:
     def __init__(
         self,
         transport: Transport,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         groups: GroupReservations,
         cache: EquivalenceCache,
         pod_infos: PodInfoCache,

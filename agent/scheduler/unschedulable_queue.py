@@ -10,9 +10,9 @@ from typing import Final, Protocol
 import msgspec
 
 from agent.kube.objects import Change, ChangeKind
-from agent.scheduler.changelog import Changes
+from agent.scheduler.changelog import ChangedNodes
 from agent.scheduler.equivalence_cache import Feasibility, Feasible, NodeCheck
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 from agent.scheduler.records import PodRecord
 from agent.scheduler.requirements import Requirements
 
@@ -35,7 +35,7 @@ class QueuedPod(msgspec.Struct, frozen=True, eq=False):
     candidates: tuple[str, ...] = ()
     requirements: Requirements | None = None
     nominated: str = ""
-    group: Group | None = None
+    group: PodGroup | None = None
 
     @property
     def title(self) -> str:
@@ -51,7 +51,7 @@ class QueuedPod(msgspec.Struct, frozen=True, eq=False):
         return -self.priority, self.since, self.uid
 
 
-def scheduling_unit(uid: str, group: Group | None) -> str:
+def scheduling_unit(uid: str, group: PodGroup | None) -> str:
     """The pods that are placed as one: a pod by its uid, or a group."""
     return uid if group is None else group.title
 
@@ -111,7 +111,7 @@ FORGET_SECONDS: Final = 900.0
 class FeasibilitySource(Protocol):
     """The feasibility of nodes for pods, and the nodes that changed."""
 
-    def changed_since(self, serial: int) -> Changes: ...
+    def changed_since(self, serial: int) -> ChangedNodes: ...
 
     def known(self) -> Iterable[str]: ...
 
@@ -191,14 +191,14 @@ class UnschedulableQueue:
         with self._lock:
             self._withdraw(uid, node)
 
-    def has_nomination(self, group: Group) -> bool:
+    def has_nomination(self, group: PodGroup) -> bool:
         """Whether a node is nominated for a member of the group."""
         with self._lock:
             uids = {uid for kept in self._nominations.values() for uid in kept}
             return any(self._waiters[uid].group == group for uid in uids & self._waiters.keys())
 
     def nominated_for_others(
-        self, uid: str, priority: int, now: float, group: Group | None = None
+        self, uid: str, priority: int, now: float, group: PodGroup | None = None
     ) -> frozenset[str]:
         """Returns the nodes that the pod, of that group, may not have: they are nominated for a pod
         of smaller rank. A nomination for a member counts for its whole group."""

@@ -9,11 +9,11 @@ import msgspec
 
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.victims import TRIALS, Candidate, fewest
-from agent.scheduler.cluster import Cluster
+from agent.allocate.victims import TRIALS, PotentialVictim, fewest
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.equivalence_cache import Feasible
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 from agent.scheduler.records import PodRecord
 from agent.scheduler.requirements import Requirements
 
@@ -140,14 +140,14 @@ class _Trial:
 _LEAVES: Final = -(1 << 31) - 1
 
 
-def _candidate(pod: BoundPod, budgets: Budgets, allowed: dict[str, int]) -> Candidate:
+def _candidate(pod: BoundPod, budgets: Budgets, allowed: dict[str, int]) -> PotentialVictim:
     if pod.terminating:
-        return Candidate(pod.uid, _LEAVES, pod.started_at)
+        return PotentialVictim(pod.uid, _LEAVES, pod.started_at)
     covering = budgets.covering(pod.namespace, pod.name, pod.labels)
     for budget in covering:
         allowed[budget.title] = budget.allowed
     titles = tuple(budget.title for budget in covering)
-    return Candidate(pod.uid, pod.priority, pod.started_at, titles)
+    return PotentialVictim(pod.uid, pod.priority, pod.started_at, titles)
 
 
 def _importance(pod: BoundPod) -> tuple[int, int, str]:
@@ -166,11 +166,11 @@ class NodeSnapshot(msgspec.Struct, frozen=True):
 class NodeSnapshots:
     """Safe for many threads."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SchedulerCache) -> None:
         self._cluster = cluster
 
     def take(
-        self, node: str, pod_request: PodRequest, group: Group | None = None
+        self, node: str, pod_request: PodRequest, group: PodGroup | None = None
     ) -> NodeSnapshot | None:
         """Returns None where the node is not eligible for the pod. Members of `group` are not
         potential victims."""

@@ -10,18 +10,18 @@ import msgspec
 
 from agent.kube import wire
 from agent.kube.listwatch import ListWatch
-from agent.kube.schedule import Pace
+from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 
 # The time in which a watch must report a change that the server has; else it lists all objects.
 PATIENCE_SECONDS: Final = 2.0
 
 
-def pace(stale_seconds: float) -> Pace:
+def pace(stale_seconds: float) -> WatchPace:
     """A scheduler requests watches more often than an agent does, since there are few schedulers.
     It renews a watch three times in `stale_seconds`: the answer shows that the server still serves
     a watch without events."""
-    return Pace(
+    return WatchPace(
         watch_seconds=stale_seconds / 3, grace_seconds=5.0, cap_seconds=5.0, return_seconds=0.5
     )
 

@@ -12,10 +12,10 @@ from agent.kube.errors import StoreError
 from agent.kube.kinds import Discovery, Kind
 from agent.kube.listwatch import ListWatch
 from agent.kube.objects import Change, Changed, ChangeKind, Read
-from agent.kube.schedule import Pace
+from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 from agent.scheduler import decoders, watch_freshness
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.records import AgentSelector, PodRecord
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ class KindWatch(Generic[T]):
         kind: Kind,
         read: Read[T],
         changed: Changed[T],
-        pace: Pace,
+        pace: WatchPace,
     ) -> None:
         self._transport = transport
         self._discovery = discovery
@@ -124,12 +124,12 @@ class Watches:
     def __init__(
         self,
         transport: Transport,
-        cluster: Cluster,
+        cluster: SchedulerCache,
         agents: AgentSelector | None = None,
         *,
         stale_seconds: float,
         pods_changed: Changed[PodRecord] | None = None,
-        pace: Pace | None = None,
+        pace: WatchPace | None = None,
         look_seconds: float | None = None,
     ) -> None:
         """`stale_seconds` is the time that each watch may be out of touch with the API server.

@@ -8,7 +8,7 @@ from typing import Final
 
 from agent.host.ending import Ending
 from agent.kube import auth
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.errors import NotFoundError, StoreError
 from agent.kube.kinds import pod_path
 from agent.kube.transport import Transport
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 PATH: Final = "/admit-binding"
 
 # Shorter than the API server's timeoutSeconds, so that it receives a reason.
-LOOK_UP_LIMITS: Final = Limits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
+LOOK_UP_LIMITS: Final = ResponseLimits(connect_seconds=2.0, read_seconds=4.0, whole_seconds=4.0)
 
 
 def pods(transport: Transport) -> LookUp:
@@ -68,7 +68,7 @@ def routes(look_up: LookUp, on_failure: FailurePolicy) -> dict[str, Route]:
 def run(settings: Settings) -> None:
     """Runs until SIGTERM. Raises AccessError, CertificateError, ServerError and SettingsError."""
     access = auth.access(settings.kubeconfig, settings.service_account_dir)
-    limits = server.Limits()
+    limits = server.ServerLimits()
     transport = Transport(
         access,
         user_agent="topolet-webhook",

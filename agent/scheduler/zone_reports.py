@@ -15,7 +15,7 @@ import msgspec
 
 from agent.allocate.node import NodeFacts
 from agent.allocate.node_allocator.zones import assumed_of
-from agent.allocate.nrt.freshness import Method, State, freshness
+from agent.allocate.nrt.freshness import Method, NrtFreshness, freshness
 from agent.allocate.nrt.node import DECLINING, Assumed, ZonedNode, ZoneFacts, without, zone_facts
 from agent.allocate.nrt.pod import ZonedPod, exclusive
 from agent.model import fingerprint
@@ -98,7 +98,7 @@ class ReportFreshness:
         for uids in self._reported_sets():
             naming = [pod for pod in map(self._pod, uids) if _counts(zones, pod.zoned)]
             found = freshness(zones.fingerprint, [_hash(each) for each in naming], gone)
-            if found.state is not State.OTHER:
+            if found.state is not NrtFreshness.OTHER:
                 missing = {each.uid for each in naming[len(naming) - found.missing :]}
                 return _Counted(frozenset(uids) - missing)
         return _Counted(None)

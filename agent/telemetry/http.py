@@ -13,7 +13,7 @@ import msgspec
 from agent.model.settings import host_port
 
 
-class Answer(msgspec.Struct, frozen=True):
+class HttpResponse(msgspec.Struct, frozen=True):
     """A page: status, text, content type."""
 
     status: int
@@ -21,7 +21,7 @@ class Answer(msgspec.Struct, frozen=True):
     content_type: str = "text/plain; charset=utf-8"
 
 
-Pages = Mapping[str, Callable[[], Answer]]
+Pages = Mapping[str, Callable[[], HttpResponse]]
 
 
 class HttpError(RuntimeError):
@@ -40,7 +40,7 @@ class HttpServer:
 
             def do_GET(self) -> None:
                 page = pages.get(self.path.partition("?")[0])
-                answer = page() if page else Answer(404, "no such page\n")
+                answer = page() if page else HttpResponse(404, "no such page\n")
                 body = answer.text.encode()
                 self.send_response(answer.status)
                 self.send_header("Content-Type", answer.content_type)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.allocate.account import NOTHING_HELD, Holdings
+from agent.allocate.account import NOTHING_HELD, CpuRefCounts
 from agent.model.policies import ExclusivePolicy
 from agent.model.topology import Cpu
 
@@ -70,7 +70,7 @@ def masks(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> int:
 
 @st.composite
 def pods(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> list[tuple[int, ExclusivePolicy, int]]:
-    """Arguments of `Holdings.adding`; no CPU in two of them."""
+    """Arguments of `CpuRefCounts.adding`; no CPU in two of them."""
     random = draw(st.randoms(use_true_random=True))
     owners = random.randint(0, 4)
     found = [0] * owners
@@ -82,7 +82,7 @@ def pods(draw: st.DrawFn, cpus: tuple[Cpu, ...]) -> list[tuple[int, ExclusivePol
     return [(mask, random.choice(list(ExclusivePolicy)), random.randint(1, 3)) for mask in found]
 
 
-def held(pods: list[tuple[int, ExclusivePolicy, int]]) -> Holdings:
+def held(pods: list[tuple[int, ExclusivePolicy, int]]) -> CpuRefCounts:
     """All of them."""
     holdings = NOTHING_HELD
     for cpus, exclusive, times in pods:

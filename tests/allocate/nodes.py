@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from agent.allocate import layout
-from agent.allocate.ask import Ask
-from agent.allocate.claims import Claim
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import Amounts, NodeFacts
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
@@ -25,16 +25,18 @@ def facts(shape: tuple[int, int, int, int] = (2, 1, 4, 2), **more: Any) -> NodeF
     return NodeFacts(**{"layout": made, "zones": zones, **more})
 
 
-def owner(cpus: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> Ask:
+def owner(cpus: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
     """An LSR pod of so many CPUs."""
-    return Ask(
+    return ResourceRequest(
         uid, f"ns/{uid}", QoS.LSR, owner=True, requests=_requests(cpus * 1000, memory_gib), **more
     )
 
 
-def sharer(cpu_milli: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> Ask:
+def sharer(cpu_milli: int, memory_gib: int = 0, uid: str = "a", **more: Any) -> ResourceRequest:
     """An LS pod of so much CPU."""
-    return Ask(uid, f"ns/{uid}", QoS.LS, requests=_requests(cpu_milli, memory_gib), **more)
+    return ResourceRequest(
+        uid, f"ns/{uid}", QoS.LS, requests=_requests(cpu_milli, memory_gib), **more
+    )
 
 
 def claim(
@@ -42,10 +44,10 @@ def claim(
     cpus: str = "",
     amounts: Amounts | None = None,
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE,
-) -> Claim:
+) -> PodAllocation:
     """A pod that holds these CPUs and amounts."""
     own = CpuSet.parse(cpus)
-    return Claim(uid, f"ns/{uid}", own, exclusive, amounts or {}, 1000 * len(own))
+    return PodAllocation(uid, f"ns/{uid}", own, exclusive, amounts or {}, 1000 * len(own))
 
 
 def _requests(cpu_milli: int, memory_gib: int) -> dict[str, int]:

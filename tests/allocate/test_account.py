@@ -3,7 +3,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from agent.allocate.account import Account
-from agent.allocate.claims import Claim
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import NodeFacts
 from agent.allocate.numa.koordinator_merge import NodeStatus
 from agent.allocate.policies_in_force import PROFILES
@@ -11,7 +11,7 @@ from agent.model.cpuset import CpuSet
 from tests.allocate.nodes import GIB, claim, facts
 
 
-def account(node: NodeFacts, *claims: Claim) -> Account:
+def account(node: NodeFacts, *claims: PodAllocation) -> Account:
     made = Account(node)
     for each in claims:
         made.add(each)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.account import NOTHING_HELD, Holdings
+from agent.allocate.account import NOTHING_HELD, CpuRefCounts
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy
 
@@ -15,7 +15,7 @@ PODS = st.lists(
 )
 
 
-def account(pods: list[tuple[int, ExclusivePolicy, int]]) -> Holdings:
+def account(pods: list[tuple[int, ExclusivePolicy, int]]) -> CpuRefCounts:
     holdings = NOTHING_HELD
     for pod in pods:
         holdings = holdings.adding(*pod)

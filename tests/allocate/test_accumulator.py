@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate import layout as layouts
-from agent.allocate.account import NOTHING_HELD, Holdings
+from agent.allocate.account import NOTHING_HELD, CpuRefCounts
 from agent.allocate.accumulator import take, take_on_nodes
-from agent.allocate.cpu_request import CpuRequest, Shortage, Step, Taken
+from agent.allocate.cpu_request import AllocationStep, CpuRequest, Shortage, Taken
 from agent.allocate.layout import Layout
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
@@ -45,71 +45,101 @@ FOUR_NODES = machine(2, 2, 4, 2)
     [
         pytest.param("0-31", CpuRequest(0), "", (), id="nothing"),
         pytest.param(
-            "0-31", CpuRequest(4, FULL), "0-3", (Step.CORES_IN_NODE,), id="cores in a node"
+            "0-31",
+            CpuRequest(4, FULL),
+            "0-3",
+            (AllocationStep.CORES_IN_NODE,),
+            id="cores in a node",
         ),
         pytest.param(
             "0-9,12-31",
             CpuRequest(4, FULL, strategy=MOST),
             "8-9,12-13",
-            (Step.CORES_IN_NODE,),
+            (AllocationStep.CORES_IN_NODE,),
             id="the fullest node",
         ),
         pytest.param(
             "0-3,8-9,16-21,24-29",
             CpuRequest(4, FULL),
             "16-19",
-            (Step.CORES_IN_NODE,),
+            (AllocationStep.CORES_IN_NODE,),
             id="the emptiest node",
         ),
         pytest.param(
             "0-7,10-15,16-23,28-31",
             CpuRequest(8, FULL, strategy=MOST),
             "16-23",
-            (Step.CORES_IN_NODE,),
+            (AllocationStep.CORES_IN_NODE,),
             id="of nodes alike that in the fuller socket",
         ),
         pytest.param(
-            "0,2-31", CpuRequest(3, FULL, strategy=MOST), "2-4", (Step.CORES_IN_NODE,), id="odd"
+            "0,2-31",
+            CpuRequest(3, FULL, strategy=MOST),
+            "2-4",
+            (AllocationStep.CORES_IN_NODE,),
+            id="odd",
         ),
         pytest.param(
-            "0-31", CpuRequest(12, FULL), "0-11", (Step.CORES_IN_SOCKET,), id="cores in a socket"
+            "0-31",
+            CpuRequest(12, FULL),
+            "0-11",
+            (AllocationStep.CORES_IN_SOCKET,),
+            id="cores in a socket",
         ),
         pytest.param(
-            "2-31", CpuRequest(20, FULL), "2-5,16-31", (Step.CORES_OVER_SOCKETS,), id="over sockets"
+            "2-31",
+            CpuRequest(20, FULL),
+            "2-5,16-31",
+            (AllocationStep.CORES_OVER_SOCKETS,),
+            id="over sockets",
         ),
         pytest.param(
             "0,2,4-5,8,17",
             CpuRequest(4, FULL),
             "0,2,4-5",
-            (Step.CORES_OVER_SOCKETS, Step.SINGLE_CPUS),
+            (AllocationStep.CORES_OVER_SOCKETS, AllocationStep.SINGLE_CPUS),
             id="single CPUs near the whole cores",
         ),
         pytest.param(
-            "0-31", CpuRequest(4), "0,2,4,6", (Step.THREADS_IN_NODE,), id="a thread per core"
+            "0-31",
+            CpuRequest(4),
+            "0,2,4,6",
+            (AllocationStep.THREADS_IN_NODE,),
+            id="a thread per core",
         ),
         pytest.param(
-            "0-31", CpuRequest(6), "0-4,6", (Step.CPUS_IN_NODE,), id="more threads of a node"
+            "0-31",
+            CpuRequest(6),
+            "0-4,6",
+            (AllocationStep.CPUS_IN_NODE,),
+            id="more threads of a node",
         ),
         pytest.param(
             "0,2,4,8,10,12,16-19",
             CpuRequest(6, strategy=MOST),
             "0,2,4,8,10,12",
-            (Step.THREADS_IN_SOCKET,),
+            (AllocationStep.THREADS_IN_SOCKET,),
             id="a thread per core in a socket",
         ),
         pytest.param(
-            "0-5,8-9", CpuRequest(8), "0-5,8-9", (Step.CPUS_IN_SOCKET,), id="CPUs of a socket"
+            "0-5,8-9",
+            CpuRequest(8),
+            "0-5,8-9",
+            (AllocationStep.CPUS_IN_SOCKET,),
+            id="CPUs of a socket",
         ),
         pytest.param(
             "0-9,12,16-24",
             CpuRequest(18),
             "0-9,12,16-20,22,24",
-            (Step.SINGLE_CPUS,),
+            (AllocationStep.SINGLE_CPUS,),
             id="CPUs of both sockets",
         ),
     ],
 )
-def test_steps(free: str, request_: CpuRequest, expected: str, steps: tuple[Step, ...]) -> None:
+def test_steps(
+    free: str, request_: CpuRequest, expected: str, steps: tuple[AllocationStep, ...]
+) -> None:
     answer = take(FOUR_NODES, mask(free), NOTHING_HELD, request_)
     assert (cpus(answer), isinstance(answer, Taken) and answer.steps) == (
         str(CpuSet.parse(expected)),
@@ -169,7 +199,7 @@ def test_preferred(request_: CpuRequest, preferred: str, expected: str) -> None:
     answer = take(small, small.cpus, NOTHING_HELD, request_, preferred=mask(preferred))
     assert cpus(answer) == expected
     assert isinstance(answer, Taken)
-    assert (Step.PREFERRED in answer.steps) == (bool(mask(expected) & mask(preferred)))
+    assert (AllocationStep.PREFERRED in answer.steps) == (bool(mask(expected) & mask(preferred)))
 
 
 @pytest.mark.parametrize(
@@ -248,7 +278,7 @@ def test_given_nodes(shares: dict[int, int], request_: CpuRequest, expected: str
     answer = take_on_nodes(small, small.cpus, NOTHING_HELD, request_, shares)
     assert cpus(answer) == expected
     assert isinstance(answer, Taken)
-    assert answer.steps[0] is Step.GIVEN_NODES
+    assert answer.steps[0] is AllocationStep.GIVEN_NODES
 
 
 def test_given_nodes_that_cannot_give() -> None:
@@ -364,7 +394,7 @@ def test_exactly_as_many_of_the_free_cpus_or_a_shortage(data: st.DataObject) -> 
     assert answer.apart == (not answer.cpus & near(layout, holdings, request.exclusive))
 
 
-def near(layout: Layout, holdings: Holdings, exclusive: ExclusivePolicy) -> int:
+def near(layout: Layout, holdings: CpuRefCounts, exclusive: ExclusivePolicy) -> int:
     """What lies on cores or NUMA nodes that are held with this policy."""
     held = {CORE: holdings.core_exclusive, NODE: holdings.node_exclusive}.get(exclusive, ())
     areas = {CORE: [layout.expand(1 << lead) for lead in CpuSet.from_int(layout.leads)]}
@@ -404,7 +434,7 @@ def test_evenly_without_named_nodes_takes_the_fewest() -> None:
     answer = take(FOUR_NODES, FOUR_NODES.cpus, NOTHING_HELD, request)
     assert (cpus(answer), isinstance(answer, Taken) and answer.steps) == (
         "0-5,8-13",
-        (Step.EVENLY, Step.CORES_IN_NODE),
+        (AllocationStep.EVENLY, AllocationStep.CORES_IN_NODE),
     )
 
 
@@ -460,7 +490,7 @@ def test_prefer_l3_costs_nothing_else(data: st.DataObject) -> None:
     assert layout.whole(packed.cpus).bit_count() >= layout.whole(plain.cpus).bit_count()
     assert touched(layout, packed.cpus) <= touched(layout, plain.cpus)
     assert packed.steps == plain.steps
-    if plain.steps == (Step.CORES_IN_NODE,):
+    if plain.steps == (AllocationStep.CORES_IN_NODE,):
         (node,) = (area.cpus for area in layout.nodes if area.cpus & plain.cpus)
         whole = layout.expand(layout.whole(available & ~holdings.full(max_ref))) & node
         one = any((whole & each.cpus).bit_count() >= request.count for each in layout.caches)

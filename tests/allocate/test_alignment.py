@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.numa import koordinator_merge
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import NodeStatus
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.model.policies import NumaExclusive, NumaPolicy
@@ -69,9 +69,11 @@ def test_what_the_companion_does_not_prefer_changes_nothing_where_all_agree(
     machine = (1 << len(available)) - 1
     theirs = sorted({each & machine for each in offered} - {0}, key=int.bit_count)
     fewest = theirs[0].bit_count() if theirs else 0
-    hints = tuple(Hint(each, each.bit_count() == fewest, 500 * (each % 2)) for each in theirs)
+    hints = tuple(
+        TopologyHint(each, each.bit_count() == fewest, 500 * (each % 2)) for each in theirs
+    )
 
-    def merged(others: tuple[Hint, ...], widest: int | None) -> koordinator_merge.Merged:
+    def merged(others: tuple[TopologyHint, ...], widest: int | None) -> koordinator_merge.Merged:
         ours = resource_hints(
             request,
             available,

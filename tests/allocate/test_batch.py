@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from agent.allocate.batch import BatchLimits, batch_limits
 from agent.model.batch import MOST_CPU_MILLI, MOST_MEMORY_BYTES, BatchResources
 from agent.model.qos import QoS
-from agent.model.wanted import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, CgroupLimits
 
 GIB = 1 << 30
 FULL = BatchResources(500, 1000, GIB, 2 * GIB)
@@ -14,33 +14,36 @@ FULL = BatchResources(500, 1000, GIB, 2 * GIB)
 @pytest.mark.parametrize(
     ("amounts", "limits"),
     [
-        (FULL, Limits(100_000, 512, 2 * GIB)),
-        (BatchResources(), Limits(UNLIMITED, 2, UNLIMITED)),
-        (BatchResources(cpu_request_milli=1), Limits(UNLIMITED, 2, UNLIMITED)),
-        (BatchResources(cpu_request_milli=1999), Limits(UNLIMITED, 2046, UNLIMITED)),
-        (BatchResources(cpu_limit_milli=1), Limits(1_000, 2, UNLIMITED)),
-        (BatchResources(cpu_limit_milli=15), Limits(1_500, 2, UNLIMITED)),
-        (BatchResources(memory_request_bytes=5, memory_limit_bytes=7), Limits(UNLIMITED, 2, 7)),
+        (FULL, CgroupLimits(100_000, 512, 2 * GIB)),
+        (BatchResources(), CgroupLimits(UNLIMITED, 2, UNLIMITED)),
+        (BatchResources(cpu_request_milli=1), CgroupLimits(UNLIMITED, 2, UNLIMITED)),
+        (BatchResources(cpu_request_milli=1999), CgroupLimits(UNLIMITED, 2046, UNLIMITED)),
+        (BatchResources(cpu_limit_milli=1), CgroupLimits(1_000, 2, UNLIMITED)),
+        (BatchResources(cpu_limit_milli=15), CgroupLimits(1_500, 2, UNLIMITED)),
+        (
+            BatchResources(memory_request_bytes=5, memory_limit_bytes=7),
+            CgroupLimits(UNLIMITED, 2, 7),
+        ),
         (
             BatchResources(MOST_CPU_MILLI, MOST_CPU_MILLI),
-            Limits(10_000_000_000, 262_144, UNLIMITED),
+            CgroupLimits(10_000_000_000, 262_144, UNLIMITED),
         ),
     ],
 )
-def test_one_container(amounts: BatchResources, limits: Limits) -> None:
+def test_one_container(amounts: BatchResources, limits: CgroupLimits) -> None:
     assert batch_limits(QoS.BE, {"c": amounts}) == BatchLimits(limits, {"c": limits})
 
 
 @pytest.mark.parametrize(
     ("others", "pod"),
     [
-        ([FULL], Limits(200_000, 1024, 4 * GIB)),
-        ([BatchResources(1000, 250, 0, None)], Limits(125_000, 1536, UNLIMITED)),
-        ([BatchResources(0, None, 0, GIB)], Limits(UNLIMITED, 512, 3 * GIB)),
-        ([BatchResources(), FULL], Limits(UNLIMITED, 1024, UNLIMITED)),
+        ([FULL], CgroupLimits(200_000, 1024, 4 * GIB)),
+        ([BatchResources(1000, 250, 0, None)], CgroupLimits(125_000, 1536, UNLIMITED)),
+        ([BatchResources(0, None, 0, GIB)], CgroupLimits(UNLIMITED, 512, 3 * GIB)),
+        ([BatchResources(), FULL], CgroupLimits(UNLIMITED, 1024, UNLIMITED)),
     ],
 )
-def test_a_pod_is_the_sum(others: list[BatchResources], pod: Limits) -> None:
+def test_a_pod_is_the_sum(others: list[BatchResources], pod: CgroupLimits) -> None:
     containers = {"c": FULL} | {f"o{index}": each for index, each in enumerate(others)}
     limits = batch_limits(QoS.BE, containers)
     assert limits is not None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.claims import Claim, claim_of
+from agent.allocate.claims import PodAllocation, claim_of
 from agent.allocate.ledger import Ledger
 from agent.model.annotations import RESOURCE_SPEC, RESOURCE_STATUS, AnnotationError
 from agent.model.cpuset import EMPTY, CpuSet
@@ -19,7 +19,7 @@ def test_a_pod_of_cpus_and_amounts() -> None:
     )
     spec = '{"preferredCPUExclusivePolicy": "PCPULevel"}'
     claim = claim_of("u", "ns/p", {RESOURCE_STATUS: status, RESOURCE_SPEC: spec}, 2000)
-    assert claim == Claim(
+    assert claim == PodAllocation(
         "u",
         "ns/p",
         CpuSet((0, 1)),
@@ -31,7 +31,7 @@ def test_a_pod_of_cpus_and_amounts() -> None:
 
 def test_an_exclusive_policy_counts_with_cpus_only() -> None:
     spec = {RESOURCE_SPEC: '{"preferredCPUExclusivePolicy": "NUMANodeLevel"}'}
-    assert claim_of("u", "ns/p", spec) == Claim("u", "ns/p")
+    assert claim_of("u", "ns/p", spec) == PodAllocation("u", "ns/p")
 
 
 def test_a_node_that_is_named_twice_is_the_sum() -> None:
@@ -49,13 +49,13 @@ def test_negative_amounts_are_none() -> None:
 
 def test_cpus_count_whatever_the_pod_writes_about_its_wishes() -> None:
     notes = {RESOURCE_STATUS: '{"cpuset": "0-3"}', RESOURCE_SPEC: "{"}
-    assert claim_of("u", "ns/p", notes) == Claim("u", "ns/p", CpuSet(range(4)))
+    assert claim_of("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 
 
 def test_cpus_count_beside_amounts_that_are_none() -> None:
     part = '{"node": 0, "resources": {"cpu": "four"}}'
     notes = {RESOURCE_STATUS: f'{{"cpuset": "0-3", "numaNodeResources": [{part}]}}'}
-    assert claim_of("u", "ns/p", notes) == Claim("u", "ns/p", CpuSet(range(4)))
+    assert claim_of("u", "ns/p", notes) == PodAllocation("u", "ns/p", CpuSet(range(4)))
 
 
 @pytest.mark.parametrize("amount", ['"1Zi"', '""', "true", "null"])
@@ -77,6 +77,6 @@ cpusets = st.frozensets(st.integers(0, 40)).map(CpuSet)
 
 @given(cpusets, amounts)
 def test_what_is_written_reads_back(cpus: CpuSet, given_amounts: dict[int, dict[str, int]]) -> None:
-    claim = Claim("u", "ns/p", cpus, amounts=given_amounts)
+    claim = PodAllocation("u", "ns/p", cpus, amounts=given_amounts)
     assert claim_of("u", "ns/p", claim.annotations()) == claim
     assert bool(claim.annotations()) == bool(cpus != EMPTY or given_amounts)

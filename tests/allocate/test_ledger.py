@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.claims import Claim, claim_of
+from agent.allocate.claims import PodAllocation, claim_of
 from agent.allocate.ledger import Ledger, Overlap, StaleOfferError
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.policies_in_force import NodePolicies
@@ -28,7 +28,9 @@ claims = st.builds(
 
 
 @given(st.lists(claims, max_size=8, unique_by=lambda each: each.uid), st.randoms())
-def test_the_same_claims_in_any_order_are_the_same_account(held: list[Claim], random) -> None:
+def test_the_same_claims_in_any_order_are_the_same_account(
+    held: list[PodAllocation], random
+) -> None:
     shuffled = random.sample(held, len(held))
     one, other = Ledger(NODE, held), Ledger(NODE, shuffled)
     assert one.account == other.account
@@ -36,7 +38,7 @@ def test_the_same_claims_in_any_order_are_the_same_account(held: list[Claim], ra
 
 
 @given(st.lists(claims, max_size=8))
-def test_what_came_and_went_leaves_no_trace(held: list[Claim]) -> None:
+def test_what_came_and_went_leaves_no_trace(held: list[PodAllocation]) -> None:
     ledger = Ledger(NODE)
     for each in held:
         ledger.record(each)
@@ -77,7 +79,7 @@ def test_offers_change_nothing_and_commits_rebuild_from_annotations(node, steps)
     assert Ledger(node, read_back).account == ledger.account
 
 
-def _annotations(held: Claim) -> dict[str, str]:
+def _annotations(held: PodAllocation) -> dict[str, str]:
     spec = f'{{"preferredCPUExclusivePolicy": "{held.exclusive}"}}'
     return {**held.annotations(), RESOURCE_SPEC: spec}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate import layout
-from agent.allocate.ask import Ask
+from agent.allocate.ask import ResourceRequest
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Declined
@@ -47,7 +47,7 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
 
 binds = st.sampled_from([None, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS])
 owners = st.builds(
-    lambda cpus, memory, required: Ask(
+    lambda cpus, memory, required: ResourceRequest(
         "",
         "",
         QoS.LSR,
@@ -60,7 +60,7 @@ owners = st.builds(
     binds,
 )
 sharers = st.builds(
-    lambda cpu_milli, memory, limit: Ask(
+    lambda cpu_milli, memory, limit: ResourceRequest(
         "",
         "",
         requests={"cpu": cpu_milli, "memory": memory},
@@ -75,7 +75,7 @@ sharers = st.builds(
 
 @given(nodes(), st.lists(owners | sharers, max_size=8))
 def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
-    node: NodeFacts, asks: list[Ask]
+    node: NodeFacts, asks: list[ResourceRequest]
 ) -> None:
     ledger = Ledger(node)
     made = node.layout
@@ -83,7 +83,7 @@ def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
     owned = 0
     used = {(id_, name): 0 for id_ in node.zones for name in ("cpu", "memory")}
     for number, ask in enumerate(asks):
-        got = ledger.offer(Ask(f"p{number}", "", *_rest(ask)))
+        got = ledger.offer(ResourceRequest(f"p{number}", "", *_rest(ask)))
         if isinstance(got, Declined):
             continue
         claim = ledger.commit(got)
@@ -114,16 +114,16 @@ def test_whatever_is_offered_can_be_committed_and_nothing_is_sold_twice(
 
 @given(nodes(), st.lists(owners | sharers, max_size=6), owners | sharers)
 def test_a_pod_is_declined_only_where_it_could_not_be_held(
-    node: NodeFacts, before: list[Ask], last: Ask
+    node: NodeFacts, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     ledger = Ledger(node)
     for number, ask in enumerate(before):
-        got = ledger.offer(Ask(f"p{number}", "", *_rest(ask)))
+        got = ledger.offer(ResourceRequest(f"p{number}", "", *_rest(ask)))
         if not isinstance(got, Declined):
             ledger.commit(got)
     if last.spec != ResourceSpec():
         return
-    declined = isinstance(ledger.offer(Ask("last", "", *_rest(last))), Declined)
+    declined = isinstance(ledger.offer(ResourceRequest("last", "", *_rest(last))), Declined)
     policy = node.policies.numa_label
     free = ledger.account.free_cpus()
     if policy is NumaPolicy.NONE:
@@ -149,5 +149,5 @@ def _paid(node: NodeFacts, cpus: int) -> int:
     return math.ceil(1000 * cpus * node.cpu_ratio)
 
 
-def _rest(ask: Ask) -> tuple[object, ...]:
+def _rest(ask: ResourceRequest) -> tuple[object, ...]:
     return (ask.qos, ask.owner, ask.requests, ask.cpu_limit_milli, ask.spec)

@@ -4,14 +4,20 @@ import pytest
 from msgspec.structs import replace
 
 from agent.allocate import layout
-from agent.allocate.ask import Ask
-from agent.allocate.claims import Claim
-from agent.allocate.cpu_request import Step
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.claims import PodAllocation
+from agent.allocate.cpu_request import AllocationStep
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
-from agent.allocate.numa.hint import Cause
+from agent.allocate.numa.hint import MergeCause
 from agent.allocate.offer import Declined, Offer
-from agent.allocate.policies_in_force import PROFILES, Chosen, NodePolicies, Profile, Source
+from agent.allocate.policies_in_force import (
+    PROFILES,
+    NodePolicies,
+    PolicyInForce,
+    PolicySource,
+    Profile,
+)
 from agent.allocate.reasons import Reason
 from agent.conformance import machines
 from agent.model.cpuset import CpuSet
@@ -34,13 +40,13 @@ def numa(policy: NumaPolicy, **more: object) -> NodeFacts:
     return facts(policies=NodePolicies(numa_label=policy), **more)
 
 
-def offered(node: NodeFacts, ask: Ask, *held: Claim) -> Offer:
+def offered(node: NodeFacts, ask: ResourceRequest, *held: PodAllocation) -> Offer:
     got = Ledger(node, held).offer(ask)
     assert isinstance(got, Offer), got
     return got
 
 
-def declined(node: NodeFacts, ask: Ask, *held: Claim) -> Declined:
+def declined(node: NodeFacts, ask: ResourceRequest, *held: PodAllocation) -> Declined:
     got = Ledger(node, held).offer(ask)
     assert isinstance(got, Declined), got
     return got
@@ -111,7 +117,7 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
         ),
         pytest.param(
             numa(NumaPolicy.BEST_EFFORT),
-            Ask("a", "ns/a", requests={"cpu": 1000, "example.com/x": 3}),
+            ResourceRequest("a", "ns/a", requests={"cpu": 1000, "example.com/x": 3}),
             [],
             "",
             {0: {"cpu": 1000}},
@@ -127,13 +133,15 @@ def reasons(got: Declined) -> list[tuple[Reason, str, int | None, int | None]]:
         ),
         pytest.param(
             facts(policies=NodePolicies(bind_label=FULL)),
-            Ask("a", "ns/a", QoS.BE, requests={"cpu": 2000}),
+            ResourceRequest("a", "ns/a", QoS.BE, requests={"cpu": 2000}),
             [],
             "",
             {},
             id="but none to BE pods",
         ),
-        pytest.param(numa(NumaPolicy.RESTRICTED), Ask("a", "ns/a"), [], "", {}, id="no requests"),
+        pytest.param(
+            numa(NumaPolicy.RESTRICTED), ResourceRequest("a", "ns/a"), [], "", {}, id="no requests"
+        ),
     ],
 )
 def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
@@ -146,7 +154,7 @@ def test_what_is_offered(node, ask, held, cpus, amounts) -> None:
     [
         pytest.param(
             facts(),
-            Ask("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 1500}),
+            ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 1500}),
             [],
             [(Reason.CPU_NOT_INTEGER, "cpu", 1500, None)],
             id="half a CPU",
@@ -250,18 +258,18 @@ def test_an_explanation_names_policies_candidates_and_the_step_that_decided() ->
     held = claim("b", "0-1", {0: {"cpu": 2000}})
     why = offered(node, owner(8, spec=ResourceSpec(SPREAD)), held).why
     assert why.policies == (
-        Chosen("numa policy", "Restricted", Source.KUBELET),
-        Chosen("numa strategy", "LeastAllocated", Source.DEFAULT),
-        Chosen("cpu bind policy", "FullPCPUs", Source.NODE_LABEL),
+        PolicyInForce("numa policy", "Restricted", PolicySource.KUBELET),
+        PolicyInForce("numa strategy", "LeastAllocated", PolicySource.DEFAULT),
+        PolicyInForce("cpu bind policy", "FullPCPUs", PolicySource.NODE_LABEL),
     )
     assert {each.nodes for each in why.candidates} <= {(0,), (1,), (0, 1)}
     assert (1,) in {each.nodes for each in why.candidates if each.rejection is None}
     assert why.merged is not None
     assert why.merged.mask == 0b10
-    assert Step.CORES_IN_NODE in why.steps
+    assert AllocationStep.CORES_IN_NODE in why.steps
 
 
-def policies(node: NodeFacts, ask: Ask) -> set[tuple[str, str, Source]]:
+def policies(node: NodeFacts, ask: ResourceRequest) -> set[tuple[str, str, PolicySource]]:
     return {(each.policy, each.value, each.source) for each in offered(node, ask).why.policies}
 
 
@@ -269,11 +277,11 @@ def test_an_explanation_names_what_the_pod_itself_asked_for() -> None:
     spec = ResourceSpec(exclusive=ExclusivePolicy.PCPU_LEVEL)
     numa_spec = NumaSpec(NumaPolicy.SINGLE_NUMA_NODE)
     assert {
-        ("cpu exclusive policy", "PCPULevel", Source.POD),
-        ("numa policy", "SingleNUMANode", Source.POD),
-        ("numa exclusive policy", "Required", Source.POD),
+        ("cpu exclusive policy", "PCPULevel", PolicySource.POD),
+        ("numa policy", "SingleNUMANode", PolicySource.POD),
+        ("numa exclusive policy", "Required", PolicySource.POD),
     } <= policies(facts(), owner(2, spec=spec, numa=numa_spec))
-    burst = ("cpu bind policy", "ConstrainedBurst", Source.POD)
+    burst = ("cpu bind policy", "ConstrainedBurst", PolicySource.POD)
     assert burst in policies(facts(), sharer(1000, spec=BURST, cpu_limit_milli=2000))
 
 
@@ -344,7 +352,7 @@ def test_a_pod_alone_on_its_numa_node_keeps_pods_of_several_nodes_out() -> None:
     got = declined(facts(), owner(4, numa=alone), across)
     assert got.rejections[0].reason is Reason.NUMA_UNALIGNED
     assert got.why.merged is not None
-    assert got.why.merged.causes == (Cause.NODE_EXCLUSIVE,)
+    assert got.why.merged.causes == (MergeCause.NODE_EXCLUSIVE,)
     assert offered(facts(), owner(4, numa=beside), across)
 
 
@@ -447,7 +455,7 @@ def test_a_bursting_pod_is_held_to_all_nodes_that_its_limit_needs_if_amounts_are
 
 @pytest.mark.parametrize("policy", NumaPolicy)
 def test_a_bursting_pod_that_requests_no_cpu_is_held_to_its_nodes_too(policy: NumaPolicy) -> None:
-    ask = Ask("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
+    ask = ResourceRequest("a", "ns/a", cpu_limit_milli=6000, spec=BURST)
     assert offered(numa(policy), ask, claim("b", "0-3")).claim.amounts == {1: {"cpu": 1}}
     memory = replace(ask, requests={"memory": GIB})
     held = offered(numa(policy), memory, claim("b", "0-3"))
@@ -494,7 +502,7 @@ def test_an_owner_is_declined_by_name_where_numa_nodes_count_no_cpu(
     policy: NumaPolicy, more: dict[str, int]
 ) -> None:
     node = numa(policy, zones={0: {"memory": GIB}, 1: {"memory": GIB}})
-    ask = Ask("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
+    ask = ResourceRequest("a", "ns/a", QoS.LSR, owner=True, requests={"cpu": 2000, **more})
     assert reasons(declined(node, ask)) == [(Reason.NO_NUMA_RESOURCES, "cpu", 2000, None)]
 
 

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.allocate import policies_in_force
-from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, Source
+from agent.allocate.policies_in_force import PROFILES, Bind, NodePolicies, PolicySource
 from agent.allocate.reasons import Reason, Rejection
 from agent.model.policies import (
     BindPolicy,
@@ -26,17 +26,17 @@ DEFAULT, FULL, SPREAD, BURST = BindPolicy
 @pytest.mark.parametrize(
     ("pod", "label", "kubelet", "profile", "policy", "source"),
     [
-        (None, None, None, KOORDINATOR, NONE, Source.DEFAULT),
-        (None, None, NONE, PROPOSAL, BEST, Source.DEFAULT),
-        (None, NONE, None, PROPOSAL, NONE, Source.NODE_LABEL),
-        (None, BEST, NONE, KOORDINATOR, BEST, Source.NODE_LABEL),
-        (None, BEST, RESTRICTED, KOORDINATOR, RESTRICTED, Source.KUBELET),
-        (None, BEST, RESTRICTED, LABEL_FIRST, BEST, Source.NODE_LABEL),
-        (None, None, RESTRICTED, LABEL_FIRST, RESTRICTED, Source.KUBELET),
-        (SINGLE, None, None, KOORDINATOR, SINGLE, Source.POD),
-        (SINGLE, NONE, NONE, PROPOSAL, SINGLE, Source.POD),
-        (SINGLE, SINGLE, None, KOORDINATOR, SINGLE, Source.NODE_LABEL),
-        (NONE, BEST, None, KOORDINATOR, BEST, Source.NODE_LABEL),
+        (None, None, None, KOORDINATOR, NONE, PolicySource.DEFAULT),
+        (None, None, NONE, PROPOSAL, BEST, PolicySource.DEFAULT),
+        (None, NONE, None, PROPOSAL, NONE, PolicySource.NODE_LABEL),
+        (None, BEST, NONE, KOORDINATOR, BEST, PolicySource.NODE_LABEL),
+        (None, BEST, RESTRICTED, KOORDINATOR, RESTRICTED, PolicySource.KUBELET),
+        (None, BEST, RESTRICTED, LABEL_FIRST, BEST, PolicySource.NODE_LABEL),
+        (None, None, RESTRICTED, LABEL_FIRST, RESTRICTED, PolicySource.KUBELET),
+        (SINGLE, None, None, KOORDINATOR, SINGLE, PolicySource.POD),
+        (SINGLE, NONE, NONE, PROPOSAL, SINGLE, PolicySource.POD),
+        (SINGLE, SINGLE, None, KOORDINATOR, SINGLE, PolicySource.NODE_LABEL),
+        (NONE, BEST, None, KOORDINATOR, BEST, PolicySource.NODE_LABEL),
     ],
 )
 def test_numa_policy_in_force(pod, label, kubelet, profile, policy, source) -> None:
@@ -74,22 +74,29 @@ KUBELET_FULL = NodePolicies(bind_label=SPREAD, full_pcpus_only=True)
 @pytest.mark.parametrize(
     ("spec", "qos", "owner", "node", "bind", "source"),
     [
-        (ResourceSpec(), QoS.LSR, True, PLAIN, Bind(FULL, False), Source.DEFAULT),
-        (ResourceSpec(SPREAD), QoS.LSE, True, PLAIN, Bind(SPREAD, False), Source.POD),
-        (ResourceSpec(SPREAD, DEFAULT), QoS.LSE, True, PLAIN, Bind(FULL, True), Source.DEFAULT),
-        (ResourceSpec(FULL, SPREAD), QoS.LSE, True, PLAIN, Bind(SPREAD, True), Source.POD),
-        (ResourceSpec(FULL), QoS.LS, False, PLAIN, None, Source.POD),
-        (ResourceSpec(BURST), QoS.LSR, True, PLAIN, None, Source.POD),
-        (ResourceSpec(), QoS.LS, False, FULL_ONLY, Bind(FULL, True), Source.NODE_LABEL),
-        (ResourceSpec(SPREAD), QoS.LSR, True, FULL_ONLY, Bind(FULL, True), Source.NODE_LABEL),
-        (ResourceSpec(), QoS.LS, False, KUBELET_FULL, Bind(FULL, True), Source.KUBELET),
+        (ResourceSpec(), QoS.LSR, True, PLAIN, Bind(FULL, False), PolicySource.DEFAULT),
+        (ResourceSpec(SPREAD), QoS.LSE, True, PLAIN, Bind(SPREAD, False), PolicySource.POD),
+        (
+            ResourceSpec(SPREAD, DEFAULT),
+            QoS.LSE,
+            True,
+            PLAIN,
+            Bind(FULL, True),
+            PolicySource.DEFAULT,
+        ),
+        (ResourceSpec(FULL, SPREAD), QoS.LSE, True, PLAIN, Bind(SPREAD, True), PolicySource.POD),
+        (ResourceSpec(FULL), QoS.LS, False, PLAIN, None, PolicySource.POD),
+        (ResourceSpec(BURST), QoS.LSR, True, PLAIN, None, PolicySource.POD),
+        (ResourceSpec(), QoS.LS, False, FULL_ONLY, Bind(FULL, True), PolicySource.NODE_LABEL),
+        (ResourceSpec(SPREAD), QoS.LSR, True, FULL_ONLY, Bind(FULL, True), PolicySource.NODE_LABEL),
+        (ResourceSpec(), QoS.LS, False, KUBELET_FULL, Bind(FULL, True), PolicySource.KUBELET),
         (
             ResourceSpec(DEFAULT, FULL),
             QoS.LS,
             False,
             SPREAD_ONLY,
             Bind(SPREAD, True),
-            Source.NODE_LABEL,
+            PolicySource.NODE_LABEL,
         ),
     ],
 )
@@ -99,7 +106,7 @@ def test_bind_policy_in_force(spec, qos, owner, node, bind, source) -> None:
 
 def test_be_pod_owns_no_cpus_whatever_the_node_binds() -> None:
     got = policies_in_force.bind(ResourceSpec(), QoS.BE, FULL_ONLY, KOORDINATOR, owner=False)
-    assert got == (None, Source.DEFAULT)
+    assert got == (None, PolicySource.DEFAULT)
 
 
 def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
@@ -113,18 +120,18 @@ def test_a_required_bind_policy_conflicts_with_the_nodes() -> None:
 @pytest.mark.parametrize(
     ("node", "strategy"),
     [
-        (NodePolicies(), (NumaStrategy.MOST_ALLOCATED, Source.DEFAULT)),
+        (NodePolicies(), (NumaStrategy.MOST_ALLOCATED, PolicySource.DEFAULT)),
         (
             NodePolicies(distribute_across_numa=True),
-            (NumaStrategy.DISTRIBUTE_EVENLY, Source.KUBELET),
+            (NumaStrategy.DISTRIBUTE_EVENLY, PolicySource.KUBELET),
         ),
         (
             NodePolicies(strategy_label=NumaStrategy.LEAST_ALLOCATED, distribute_across_numa=True),
-            (NumaStrategy.LEAST_ALLOCATED, Source.NODE_LABEL),
+            (NumaStrategy.LEAST_ALLOCATED, PolicySource.NODE_LABEL),
         ),
     ],
 )
-def test_numa_strategy(node: NodePolicies, strategy: tuple[NumaStrategy, Source]) -> None:
+def test_numa_strategy(node: NodePolicies, strategy: tuple[NumaStrategy, PolicySource]) -> None:
     assert policies_in_force.numa_strategy(node, PROPOSAL) == strategy
 
 

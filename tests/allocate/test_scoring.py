@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from agent.allocate import scoring
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
-from agent.allocate.claims import Claim
+from agent.allocate.ask import ResourceRequest
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import NodeFacts
 from agent.allocate.policies_in_force import PROFILES, NodePolicies
 from agent.allocate.scoring import Scene, Whole, by_count, profile
@@ -28,9 +28,9 @@ LOOSE = NodePolicies(numa_label=NumaPolicy.BEST_EFFORT)
 
 
 def scored(
-    ask: Ask,
-    got: Claim,
-    *held: Claim,
+    ask: ResourceRequest,
+    got: PodAllocation,
+    *held: PodAllocation,
     on: NodeFacts | None = None,
     requested: dict[str, int] | None = None,
     rules: Rules = Rules.PROPOSAL,
@@ -96,7 +96,7 @@ def test_bound_cpus_count_amplified() -> None:
     assert scored(owner(2), got, claim("b", "4-7"), on=node, **before, **only_cpu) == 75
 
 
-def counted(got: Claim, *held: Claim, strategy: ScoringType, **more: Any) -> int:
+def counted(got: PodAllocation, *held: PodAllocation, strategy: ScoringType, **more: Any) -> int:
     said = {"type": strategy.value, "measures": ["NUMANodes"]}
     return scored(owner(2), got, *held, **said, **more)
 

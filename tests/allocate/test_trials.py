@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.allocate import layout
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
+from agent.allocate.ask import ResourceRequest
 from agent.allocate.ledger import Ledger
 from agent.allocate.node import NodeFacts
 from agent.allocate.offer import Offer
@@ -23,7 +23,7 @@ from tests.allocate.test_ledger_sums import nodes, owners, sharers
 
 @given(nodes(), st.lists(owners | sharers, max_size=5), owners | sharers)
 def test_what_is_said_to_do_is_found_and_what_lacks_is_not(
-    node: NodeFacts, before: list[Ask], last: Ask
+    node: NodeFacts, before: list[ResourceRequest], last: ResourceRequest
 ) -> None:
     """Whether NUMA nodes do is known without a search for CPUs, on machines whose cores differ in
     threads too."""

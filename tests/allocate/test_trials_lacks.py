@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.allocate import layout
 from agent.allocate.account import Account
-from agent.allocate.ask import Ask
+from agent.allocate.ask import ResourceRequest
 from agent.allocate.node import NodeFacts
 from agent.allocate.policies_in_force import PROFILES, InForce, NodePolicies, in_force
 from agent.allocate.reasons import Rejection
@@ -31,7 +31,7 @@ specs = st.builds(
     st.sampled_from(ExclusivePolicy),
 )
 asks = st.builds(
-    Ask,
+    ResourceRequest,
     st.just("a"),
     st.just("ns/a"),
     st.sampled_from([QoS.LS, QoS.LSR]),
@@ -66,7 +66,7 @@ def nodes(draw: st.DrawFn) -> NodeFacts:
 
 @given(nodes(), asks, st.lists(st.tuples(ids, ids), max_size=4), st.integers(0, 8000))
 def test_a_refusal_is_what_a_trial_says(
-    facts: NodeFacts, ask: Ask, owned: list[tuple[int, int]], shared_milli: int
+    facts: NodeFacts, ask: ResourceRequest, owned: list[tuple[int, int]], shared_milli: int
 ) -> None:
     account = Account(facts)
     for number, cpus in enumerate(owned):

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.victims import Candidate, Victims, fewest, importance, violations
+from agent.allocate.victims import PotentialVictim, Victims, fewest, importance, violations
 
 Sets = tuple[frozenset[str], ...]
 
 pods = st.lists(
     st.builds(
-        Candidate,
+        PotentialVictim,
         uid=st.sampled_from([f"u{n}" for n in range(7)]),
         priority=st.integers(-1, 3),
         started_at=st.integers(0, 2),
@@ -36,7 +36,9 @@ def helps(needed: Sets, chosen: frozenset[str]) -> bool:
     return any(each <= chosen for each in needed)
 
 
-def brute(candidates: Sequence[Candidate], allowed: Mapping[str, int], needed: Sets) -> set[str]:
+def brute(
+    candidates: Sequence[PotentialVictim], allowed: Mapping[str, int], needed: Sets
+) -> set[str]:
     """The best of every set."""
     ordered = sorted(candidates, key=importance)
     best: tuple[object, ...] | None = None
@@ -58,7 +60,7 @@ def brute(candidates: Sequence[Candidate], allowed: Mapping[str, int], needed: S
 
 @given(pods, allowances, needed)
 def test_equals_the_best_of_every_set(
-    candidates: list[Candidate], allowed: dict[str, int], needed: Sets
+    candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets
 ) -> None:
     found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen))
     assert set(found.uids if found else ()) == brute(candidates, allowed, needed)
@@ -66,7 +68,7 @@ def test_equals_the_best_of_every_set(
 
 @given(pods, allowances, needed, st.integers(0, 10))
 def test_short_search_still_helps_and_spares_whom_it_can(
-    candidates: list[Candidate], allowed: dict[str, int], needed: Sets, trials: int
+    candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, trials: int
 ) -> None:
     found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen), trials=trials)
     everyone = frozenset(each.uid for each in candidates)
@@ -79,15 +81,15 @@ def test_short_search_still_helps_and_spares_whom_it_can(
 
 @given(pods, allowances, needed, st.randoms())
 def test_order_of_the_question_does_not_matter(
-    candidates: list[Candidate], allowed: dict[str, int], needed: Sets, chance: object
+    candidates: list[PotentialVictim], allowed: dict[str, int], needed: Sets, chance: object
 ) -> None:
     found = fewest(candidates, allowed, lambda chosen: helps(needed, chosen))
     backwards = fewest(candidates[::-1], allowed, lambda chosen: helps(needed, chosen))
     assert found == backwards
 
 
-def pod(uid: str, priority: int = 0, started_at: int = 0, *budgets: str) -> Candidate:
-    return Candidate(uid, priority, started_at, budgets)
+def pod(uid: str, priority: int = 0, started_at: int = 0, *budgets: str) -> PotentialVictim:
+    return PotentialVictim(uid, priority, started_at, budgets)
 
 
 CASES = {

@@ -10,10 +10,10 @@ import pytest
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone, Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import State
+from agent.cgroup.outcome import WriteState
 from agent.cgroup.writer import apply, restore
 from agent.host import inotify
-from agent.host.inotify import Event
+from agent.host.inotify import InotifyEvent
 from agent.model.cpuset import EMPTY, CpuSet
 from agent.node.cgroup_watch import CgroupWatch
 
@@ -149,8 +149,8 @@ def test_an_exclusive_cpu_is_taken_and_given_back(play: Playground, journal: Jou
     outcome = apply(REAL, journal, {one: X, two: ALL - X})
     assert outcome.ok, outcome
     assert [(each.group, each.state) for each in outcome.changes] == [
-        (one, State.WRITTEN),
-        (two, State.WRITTEN),
+        (one, WriteState.WRITTEN),
+        (two, WriteState.WRITTEN),
     ]
     assert outcome.others == ()
     assert [affinity(pid) for pid in pids] == [X, ALL - X]
@@ -201,14 +201,14 @@ def test_disjoint_values_move_down_a_whole_branch(play: Playground, journal: Jou
     assert play.own(pod) == play.own(container) == Y
     assert affinity(pid) == Y
     again = apply(REAL, journal, {pod: Y, container: Y})
-    assert {each.state for each in again.changes} == {State.RIGHT}
+    assert {each.state for each in again.changes} == {WriteState.RIGHT}
 
 
 def test_one_that_is_gone_does_not_stop_the_others(play: Playground, journal: Journal) -> None:
     there = play.make("/there")
     gone = f"{play.top}/gone"
     outcome = apply(REAL, journal, {there: X, gone: X})
-    assert [each.state for each in outcome.changes] == [State.GONE, State.WRITTEN]
+    assert [each.state for each in outcome.changes] == [WriteState.GONE, WriteState.WRITTEN]
     assert play.own(there) == X
 
     journalled = play.make("/short")
@@ -216,7 +216,7 @@ def test_one_that_is_gone_does_not_stop_the_others(play: Playground, journal: Jo
     play.remove(journalled)
     back = restore(REAL, journal)
     assert back.ok
-    assert [each.group for each in back.having(State.GONE)] == [journalled]
+    assert [each.group for each in back.having(WriteState.GONE)] == [journalled]
     assert journal.originals == {}
 
 
@@ -243,7 +243,7 @@ def test_v1_original_beyond_the_parent_is_cut(play: Playground, journal: Journal
     assert apply(REAL, journal, {container: X}).ok
     play.path(pod, "cpuset.cpus").write_text(str(X))
     (change,) = restore(REAL, journal).changes
-    assert change.state is State.RIGHT
+    assert change.state is WriteState.RIGHT
     assert change.note == f"'{BOTH}' is beyond what is above ('{X}')"
     assert play.own(container) == X
 
@@ -294,7 +294,7 @@ def test_watches_are_right_after_events_were_lost(
         play.remove(pod)
         if again:
             play.make("/kubepods/pod1")
-        lost = Event(-1, inotify.OVERFLOW, "")
+        lost = InotifyEvent(-1, inotify.OVERFLOW, "")
         with monkeypatch.context() as patch:
             patch.setattr(tree._queue, "read", lambda: [lost])
             assert tree.read()

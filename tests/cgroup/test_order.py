@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
-from agent.cgroup.order import Tree, Write, effective, parent, plan
+from agent.cgroup.order import GroupTree, Write, effective, parent, plan
 from agent.model.cpuset import EMPTY, CpuSet
 from tests.cgroup.kernel import Kernel
 
@@ -24,7 +24,7 @@ def writes(**texts: str) -> list[str]:
 
 def planned(tree: Values, wanted: Values, inherits: bool = False) -> list[str]:
     wanted.pop("/", None)
-    return [f"{each.group}={each.cpus}" for each in plan(Tree(tree, inherits), wanted)]
+    return [f"{each.group}={each.cpus}" for each in plan(GroupTree(tree, inherits), wanted)]
 
 
 def model(tree: Values, inherits: bool) -> Kernel:
@@ -63,7 +63,7 @@ def cases(draw: st.DrawFn, inherits: bool, disjoint: bool = True) -> tuple[Value
 
 def run(tree: Values, wanted: Values, inherits: bool) -> tuple[Kernel, list[Write]]:
     kernel = model(tree, inherits)
-    order = plan(Tree(tree, inherits), wanted)
+    order = plan(GroupTree(tree, inherits), wanted)
     for each in order:
         write(kernel, each)
     for group, cpus in wanted.items():
@@ -128,11 +128,11 @@ def test_a_cpu_leaves_the_old_group_before_it_enters_the_new(case: tuple[Values,
 @given(cases(inherits=False))
 def test_the_plan_is_deterministic_and_final(case: tuple[Values, Values]) -> None:
     tree, wanted = case
-    backwards = Tree(dict(reversed(tree.items())), False)
-    order = plan(Tree(tree, False), wanted)
+    backwards = GroupTree(dict(reversed(tree.items())), False)
+    order = plan(GroupTree(tree, False), wanted)
     assert plan(backwards, dict(reversed(wanted.items()))) == order
     kernel, _ = run(tree, wanted, inherits=False)
-    assert plan(Tree(kernel.cpus, False), wanted) == []
+    assert plan(GroupTree(kernel.cpus, False), wanted) == []
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_v2_orders(tree: Values, wanted: Values, order: list[str]) -> None:
 )
 def test_an_unfulfillable_wish_is_refused(wanted: Values, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(Tree(values(a="0-1", a_b="1"), False), wanted)
+        plan(GroupTree(values(a="0-1", a_b="1"), False), wanted)
 
 
 @settings(deadline=None)
@@ -237,7 +237,7 @@ def test_an_unfulfillable_wish_is_refused(wanted: Values, message: str) -> None:
 def test_effective_follows_the_kernel(case: tuple[Values, Values]) -> None:
     tree, _ = case
     for group in tree:
-        assert effective(Tree(tree, True), group) == model(tree, True).effective(group)
+        assert effective(GroupTree(tree, True), group) == model(tree, True).effective(group)
 
 
 def test_parent() -> None:

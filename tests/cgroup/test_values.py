@@ -1,4 +1,5 @@
-"""Limits on trees of plain files, which refuse nothing: `test_values_kernel.py` has the kernel."""
+"""CgroupLimits on trees of plain files, which refuse nothing; `test_values_kernel.py` runs on the
+kernel."""
 
 import contextlib
 import errno
@@ -13,9 +14,9 @@ from agent.cgroup.controllers import Controllers
 from agent.cgroup.handles import Handles
 from agent.cgroup.hierarchy import CgroupError, GroupGone
 from agent.cgroup.journal import Journal, OriginalValue
-from agent.cgroup.outcome import State
+from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.wanted import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, CgroupLimits
 
 V1_GROUP = {
     "cpu/cpu.cfs_quota_us": "-1",
@@ -38,7 +39,7 @@ V2_GROUP = {
 }
 POD = "/kubepods/besteffort/podx"
 BOX = f"{POD}/box"
-FULL = Limits(50_000, 1024, 1 << 20, CpuSet([0]))
+FULL = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
 
 
 class Recorder(Handles):
@@ -106,7 +107,7 @@ class Machine:
     def put(self, name: str, text: str) -> None:
         (self.root / name.lstrip("/")).write_text(text + "\n")
 
-    def apply(self, **wanted: Limits) -> tuple[list[State], list[str]]:
+    def apply(self, **wanted: CgroupLimits) -> tuple[list[WriteState], list[str]]:
         """`pod`, `box`: the states by file's name, and the writes so far."""
         groups = {{"pod": POD, "box": BOX}[name]: each for name, each in wanted.items()}
         outcome = values.apply(self.controllers, self.journal, groups)
@@ -131,11 +132,11 @@ def machine(request: pytest.FixtureRequest, tmp_path: Path) -> Machine:
 def test_what_is_set_is_read(machine: Machine) -> None:
     nodes = EMPTY if machine.kind == "v2" else CpuSet([0, 1])
     migrate = None if machine.kind == "v2" else False
-    before = Limits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
+    before = CgroupLimits(UNLIMITED, 2, UNLIMITED, nodes, migrate)
     assert values.read(machine.controllers, BOX) == before
     outcome = values.apply(machine.controllers, machine.journal, {BOX: FULL})
     assert outcome.ok
-    assert len(outcome.having(State.WRITTEN)) == 4
+    assert len(outcome.having(WriteState.WRITTEN)) == 4
     now = values.read(machine.controllers, BOX)
     assert now.shares is not None
     assert abs(now.shares - 1024) < 27  # a step of the weight
@@ -166,13 +167,13 @@ def test_v2_texts(v2: Machine) -> None:
 
 
 def test_nothing_to_do_is_one_read_of_each_file(machine: Machine) -> None:
-    limits = Limits(50_000, 1024, 1 << 20, CpuSet([0]))
+    limits = CgroupLimits(50_000, 1024, 1 << 20, CpuSet([0]))
     machine.apply(box=limits, pod=limits)
     machine.handles.reads.clear()
     machine.handles.writes.clear()
     machine.journal.path.unlink()
     states, writes = machine.apply(box=limits, pod=limits)
-    assert set(states) == {State.RIGHT}
+    assert set(states) == {WriteState.RIGHT}
     assert (len(states), writes) == (8, [])
     periods = 0 if machine.kind == "v2" else 2
     assert len(machine.handles.reads) == len(set(machine.handles.reads)) == 8 + periods
@@ -182,18 +183,18 @@ def test_nothing_to_do_is_one_read_of_each_file(machine: Machine) -> None:
 def test_what_means_the_same_is_not_written(v1: Machine, tmp_path: Path) -> None:
     v1.put(f"cpu{BOX}/cpu.shares", "262144")
     v1.put(f"memory{BOX}/memory.limit_in_bytes", "4096")
-    wish = Limits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
-    assert v1.apply(box=wish) == ([State.RIGHT] * 5, [])
+    wish = CgroupLimits(UNLIMITED, 300_000, 4097, CpuSet([0, 1]), migrate=False)
+    assert v1.apply(box=wish) == ([WriteState.RIGHT] * 5, [])
 
 
 def test_only_what_is_wanted_is_looked_at(machine: Machine) -> None:
-    states, writes = machine.apply(box=Limits(shares=2), pod=Limits())
-    assert (states, writes) == ([State.RIGHT], [])
+    states, writes = machine.apply(box=CgroupLimits(shares=2), pod=CgroupLimits())
+    assert (states, writes) == ([WriteState.RIGHT], [])
     assert len(machine.handles.reads) == 1
 
 
 def test_what_grows_starts_at_the_top_and_what_shrinks_at_the_bottom(v1: Machine) -> None:
-    small, big = Limits(quota_microseconds=1_000), Limits(quota_microseconds=2_000)
+    small, big = CgroupLimits(quota_microseconds=1_000), CgroupLimits(quota_microseconds=2_000)
     pod, box = f"/cpu{POD}/cpu.cfs_quota_us", f"/cpu{BOX}/cpu.cfs_quota_us"
     v1.apply(pod=big, box=big)
     assert v1.handles.writes == [f"{box} 2000", f"{pod} 2000"]
@@ -208,7 +209,7 @@ def test_what_grows_starts_at_the_top_and_what_shrinks_at_the_bottom(v1: Machine
 
 def test_other_memory_nodes_pass_through_both(v1: Machine) -> None:
     pod, box = f"/cpuset{POD}/cpuset.mems", f"/cpuset{BOX}/cpuset.mems"
-    zero, one = Limits(mems=CpuSet([0])), Limits(mems=CpuSet([1]))
+    zero, one = CgroupLimits(mems=CpuSet([0])), CgroupLimits(mems=CpuSet([1]))
     v1.apply(pod=zero, box=zero)
     v1.handles.writes.clear()
     v1.apply(pod=one, box=one)
@@ -216,7 +217,7 @@ def test_other_memory_nodes_pass_through_both(v1: Machine) -> None:
 
 
 def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
-    v1.apply(box=Limits(mems=CpuSet([1]), migrate=True))
+    v1.apply(box=CgroupLimits(mems=CpuSet([1]), migrate=True))
     folder = f"/cpuset{BOX}"
     assert v1.handles.writes == [f"{folder}/cpuset.memory_migrate 1", f"{folder}/cpuset.mems 1"]
     assert values.restore(v1.controllers, v1.journal).ok
@@ -224,17 +225,17 @@ def test_migration_is_set_before_the_nodes(v1: Machine) -> None:
 
 
 def test_v2_migrates_unasked(v2: Machine) -> None:
-    assert v2.apply(box=Limits(migrate=True)) == ([], [])
+    assert v2.apply(box=CgroupLimits(migrate=True)) == ([], [])
 
 
 @pytest.mark.parametrize("group", ["/", "/kubepods", "/kubepods/besteffort"])
 def test_groups_that_pods_share_are_refused(machine: Machine, group: str) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {group: FULL, POD: FULL})
     refused = [each for each in outcome.changes if each.group == group]
-    assert {each.state for each in refused} == {State.FAILED}
+    assert {each.state for each in refused} == {WriteState.FAILED}
     assert all("shared by pods" in (each.note or "") for each in refused)
     assert not [each for each in machine.handles.writes if POD not in each]
-    assert len(outcome.having(State.WRITTEN)) == 4, "the others are served"
+    assert len(outcome.having(WriteState.WRITTEN)) == 4, "the others are served"
     assert not outcome.ok
 
 
@@ -248,7 +249,7 @@ def test_originals_are_on_disk_before_the_first_write(machine: Machine) -> None:
     machine.apply(box=FULL)
     assert seen == [4, 4, 4, 4]
     originals = machine.journal.values
-    machine.apply(box=Limits(10_000, 4096, 4096))
+    machine.apply(box=CgroupLimits(10_000, 4096, 4096))
     assert machine.journal.values == originals, "the first value is kept"
 
 
@@ -256,31 +257,31 @@ def test_a_journal_that_cannot_be_written_stops_every_write(machine: Machine) ->
     machine.journal = Journal(machine.root / "cgroup.procs/journal")
     (machine.root / "cgroup.procs").write_text("")
     states, writes = machine.apply(box=FULL)
-    assert (states, writes) == ([State.FAILED] * 4, [])
+    assert (states, writes) == ([WriteState.FAILED] * 4, [])
 
 
 def test_vanished_groups_leave_the_journal_when_others_enter(v2: Machine) -> None:
-    v2.apply(box=Limits(shares=1024))
+    v2.apply(box=CgroupLimits(shares=1024))
     (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
-    v2.apply(pod=Limits(shares=1024))
+    v2.apply(pod=CgroupLimits(shares=1024))
     assert list(v2.journal.values) == [(POD, "cpu.weight")]
 
 
 def test_a_vanished_group_is_gone_and_the_others_are_served(machine: Machine) -> None:
     outcome = values.apply(machine.controllers, machine.journal, {f"{POD}/gone": FULL, BOX: FULL})
-    gone = outcome.having(State.GONE)
+    gone = outcome.having(WriteState.GONE)
     assert {each.group for each in gone} == {f"{POD}/gone"}
-    assert len(gone) == len(outcome.having(State.WRITTEN)) == 4
+    assert len(gone) == len(outcome.having(WriteState.WRITTEN)) == 4
     assert outcome.ok
     with pytest.raises(GroupGone):
         values.read(machine.controllers, f"{POD}/gone")
 
 
 def test_a_group_that_is_gone_leaves_the_journal_with_the_restore(v2: Machine) -> None:
-    v2.apply(box=Limits(shares=1024))
+    v2.apply(box=CgroupLimits(shares=1024))
     (v2.root / BOX.lstrip("/")).rename(v2.root / "elsewhere")
     outcome = values.restore(v2.controllers, v2.journal)
-    assert [each.state for each in outcome.changes] == [State.GONE]
+    assert [each.state for each in outcome.changes] == [WriteState.GONE]
     assert v2.journal.values == {}
 
 
@@ -288,7 +289,7 @@ def test_a_restore_may_be_of_some_groups_alone(machine: Machine) -> None:
     machine.apply(box=FULL, pod=FULL)
     of_box = {key for key in machine.journal.values if key[0] == BOX}
     outcome = values.restore(machine.controllers, machine.journal, only=of_box)
-    assert {each.group for each in outcome.having(State.WRITTEN)} == {BOX}
+    assert {each.group for each in outcome.having(WriteState.WRITTEN)} == {BOX}
     assert {group for group, _ in machine.journal.values} == {POD}
 
 
@@ -296,7 +297,7 @@ def test_what_could_not_be_given_back_stays_in_the_journal(v2: Machine) -> None:
     v2.apply(box=FULL)
     v2.handles.refused[f"{BOX}/cpu.max max 100000"] = errno.EINVAL
     outcome = values.restore(v2.controllers, v2.journal)
-    (failed,) = outcome.having(State.FAILED)
+    (failed,) = outcome.having(WriteState.FAILED)
     assert failed.file == "cpu.max"
     assert failed.note is not None
     assert "Invalid argument" in failed.note
@@ -312,12 +313,12 @@ def test_what_could_not_be_given_back_stays_in_the_journal(v2: Machine) -> None:
 def test_a_refused_write_is_said_and_the_others_are_served(v2: Machine, number: int) -> None:
     v2.handles.refused[f"{BOX}/cpuset.mems 0"] = number
     outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
-    (failed,) = outcome.having(State.FAILED)
+    (failed,) = outcome.having(WriteState.FAILED)
     assert (failed.file, failed.old) == ("cpuset.mems", "")
     assert os.strerror(number) in (failed.note or "")
-    assert len(outcome.having(State.WRITTEN)) == 3
+    assert len(outcome.having(WriteState.WRITTEN)) == 3
     v2.handles.refused.clear()
-    assert v2.apply(box=FULL)[0].count(State.WRITTEN) == 1, "the next pass tries again"
+    assert v2.apply(box=FULL)[0].count(WriteState.WRITTEN) == 1, "the next pass tries again"
 
 
 @pytest.mark.parametrize("writes", range(5))
@@ -338,32 +339,34 @@ def test_an_end_at_any_write_loses_no_original(machine: Machine, writes: int) ->
     again = Journal(machine.journal.path)
     outcome = values.restore(machine.controllers, again)
     assert outcome.ok
-    assert len(outcome.having(State.WRITTEN)) == min(writes, 4)
+    assert len(outcome.having(WriteState.WRITTEN)) == min(writes, 4)
     assert values.read(machine.controllers, BOX) == before
     assert again.values == {}
 
 
 def test_v2_memory_is_never_limited_below_what_is_used(v2: Machine) -> None:
     v2.put(f"{BOX}/memory.current", str(2 << 20))
-    outcome = values.apply(v2.controllers, v2.journal, {BOX: Limits(memory_limit_bytes=1 << 20)})
-    (failed,) = outcome.having(State.FAILED)
+    outcome = values.apply(
+        v2.controllers, v2.journal, {BOX: CgroupLimits(memory_limit_bytes=1 << 20)}
+    )
+    (failed,) = outcome.having(WriteState.FAILED)
     assert "uses 2097152 bytes, more than '1048576'" in (failed.note or "")
     assert v2.text(f"{BOX}/memory.max") == "max"
     v2.put(f"{BOX}/memory.current", str(1 << 20))
-    assert v2.apply(box=Limits(memory_limit_bytes=1 << 20))[0] == [State.WRITTEN]
+    assert v2.apply(box=CgroupLimits(memory_limit_bytes=1 << 20))[0] == [WriteState.WRITTEN]
 
 
 def test_a_used_v2_group_that_may_not_inherit_gets_the_nodes_above(v2: Machine) -> None:
-    v2.apply(box=Limits(mems=CpuSet([0])))
+    v2.apply(box=CgroupLimits(mems=CpuSet([0])))
     v2.handles.refused[f"{BOX}/cpuset.mems "] = errno.ENOSPC
     (change,) = values.restore(v2.controllers, v2.journal).changes
-    assert (change.state, change.new) == (State.WRITTEN, "0-1")
+    assert (change.state, change.new) == (WriteState.WRITTEN, "0-1")
     assert change.note == f"is used, so it got every node of '{POD}'"
 
 
 def test_v2_nodes_are_given_back_from_the_top(v2: Machine) -> None:
     """Else a group that may not inherit would get what its parent is about to lose."""
-    v2.apply(pod=Limits(mems=CpuSet([0])), box=Limits(mems=CpuSet([0])))
+    v2.apply(pod=CgroupLimits(mems=CpuSet([0])), box=CgroupLimits(mems=CpuSet([0])))
     v2.handles.writes.clear()
     values.restore(v2.controllers, v2.journal)
     assert v2.handles.writes == [f"{POD}/cpuset.mems ", f"{BOX}/cpuset.mems "]
@@ -371,22 +374,22 @@ def test_v2_nodes_are_given_back_from_the_top(v2: Machine) -> None:
 
 def test_v1_nodes_that_were_none_stay_as_they_are(v1: Machine) -> None:
     v1.put(f"cpuset{BOX}/cpuset.mems", "")
-    v1.apply(box=Limits(mems=CpuSet([0])))
+    v1.apply(box=CgroupLimits(mems=CpuSet([0])))
     (change,) = values.restore(v1.controllers, v1.journal).changes
-    assert (change.state, change.note) == (State.RIGHT, "was empty, keeps what it has")
+    assert (change.state, change.note) == (WriteState.RIGHT, "was empty, keeps what it has")
     assert v1.journal.values == {}
 
 
 def test_v1_is_never_given_no_nodes(v1: Machine) -> None:
-    outcome = values.apply(v1.controllers, v1.journal, {BOX: Limits(mems=EMPTY)})
+    outcome = values.apply(v1.controllers, v1.journal, {BOX: CgroupLimits(mems=EMPTY)})
     assert "can't inherit" in (outcome.changes[0].note or "")
     assert v1.handles.writes == []
 
 
 def test_a_value_that_did_not_stay_is_said(v2: Machine) -> None:
     v2.handles.lost.add(f"{BOX}/cpu.weight 39")
-    outcome = values.apply(v2.controllers, v2.journal, {BOX: Limits(shares=1024)})
-    (failed,) = outcome.having(State.FAILED)
+    outcome = values.apply(v2.controllers, v2.journal, {BOX: CgroupLimits(shares=1024)})
+    (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note == "'39' was written to cpu.weight, '1' read back"
 
 
@@ -394,9 +397,9 @@ def test_files_that_are_not_there_are_named(v2: Machine) -> None:
     """A v2 group whose parent hands the controller not down."""
     (v2.root / BOX.lstrip("/") / "memory.max").unlink()
     outcome = values.apply(v2.controllers, v2.journal, {BOX: FULL})
-    (failed,) = outcome.having(State.FAILED)
+    (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note == f"'{BOX}' has no memory.max"
-    assert len(outcome.having(State.WRITTEN)) == 3
+    assert len(outcome.having(WriteState.WRITTEN)) == 3
     assert values.read(v2.controllers, BOX).memory_limit_bytes is None
 
 
@@ -407,16 +410,16 @@ def test_a_machine_without_a_controller_is_limited_by_nothing(tmp_path: Path) ->
         (folder / "cpuset.cpus").write_text("0\n")
         (folder / "cpuset.mems").write_text("0\n")
     controllers = Controllers(str(root))
-    outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": Limits(shares=5)})
+    outcome = values.apply(controllers, Journal(tmp_path / "j"), {"/a": CgroupLimits(shares=5)})
     assert outcome.changes == ()
     assert controllers.missing() == ("cpu", "memory")
-    assert values.read(controllers, "/a") == Limits(mems=CpuSet([0]))
+    assert values.read(controllers, "/a") == CgroupLimits(mems=CpuSet([0]))
 
 
 @pytest.mark.parametrize("name", ["a", "/a/../b", "/a//b"])
 def test_a_path_that_is_no_group_fails(machine: Machine, name: str) -> None:
-    outcome = values.apply(machine.controllers, machine.journal, {name: Limits(shares=5)})
-    assert [each.state for each in outcome.changes] == [State.FAILED]
+    outcome = values.apply(machine.controllers, machine.journal, {name: CgroupLimits(shares=5)})
+    assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match="no path of a cgroup"):
         values.read(machine.controllers, name)
 
@@ -427,15 +430,17 @@ def test_a_file_of_a_journal_that_is_none_of_ours_is_not_written(v2: Machine) ->
     for file in ("../cgroup.procs", "cgroup.kill", "memory.reclaim"):
         v2.journal.update_values([OriginalValue(BOX, file, "1")])
     outcome = values.restore(v2.controllers, v2.journal)
-    assert [each.state for each in outcome.changes] == [State.FAILED] * 3
+    assert [each.state for each in outcome.changes] == [WriteState.FAILED] * 3
     assert v2.handles.writes == []
-    assert v2.apply(box=Limits(shares=1024))[0] == [State.WRITTEN], "and stops nothing"
+    assert v2.apply(box=CgroupLimits(shares=1024))[0] == [WriteState.WRITTEN], "and stops nothing"
 
 
 def test_garbage_in_a_file_is_an_error_that_names_it(v2: Machine) -> None:
     v2.put(f"{BOX}/cpu.max", "?")
-    outcome = values.apply(v2.controllers, v2.journal, {BOX: Limits(quota_microseconds=5_000)})
-    assert [each.state for each in outcome.changes] == [State.FAILED]
+    outcome = values.apply(
+        v2.controllers, v2.journal, {BOX: CgroupLimits(quota_microseconds=5_000)}
+    )
+    assert [each.state for each in outcome.changes] == [WriteState.FAILED]
     with pytest.raises(CgroupError, match=rf"cannot understand cpu\.max of '{BOX}'"):
         values.read(v2.controllers, BOX)
 
@@ -446,6 +451,6 @@ def test_a_group_without_the_controller_needs_no_lifting(tmp_path: Path) -> None
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
     (tmp_path / "a/cgroup.procs").write_text("")
     controllers, journal = Controllers(str(tmp_path)), Journal(tmp_path / "j")
-    lifted = Limits(quota_microseconds=UNLIMITED, memory_limit_bytes=UNLIMITED)
+    lifted = CgroupLimits(quota_microseconds=UNLIMITED, memory_limit_bytes=UNLIMITED)
     assert values.apply(controllers, journal, {"/a": lifted}).ok
-    assert not values.apply(controllers, journal, {"/a": Limits(quota_microseconds=5_000)}).ok
+    assert not values.apply(controllers, journal, {"/a": CgroupLimits(quota_microseconds=5_000)}).ok

@@ -1,4 +1,4 @@
-"""Limits on this machine's cgroups, v1 or v2 or both, whichever it has: needs root."""
+"""CgroupLimits on this machine's cgroups, v1 or v2 or both, whichever it has: needs root."""
 
 import os
 import subprocess
@@ -14,9 +14,9 @@ from agent.cgroup import notation, values
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import CgroupError, mounted
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import State
+from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.wanted import UNLIMITED, Limits
+from agent.model.wanted import UNLIMITED, CgroupLimits
 
 if os.geteuid() != 0:
     pytest.skip("limits can't be written without root", allow_module_level=True)
@@ -34,7 +34,7 @@ ALL_NODES = CpuSet.parse(
     Path(MOUNTS["cpuset"][1], "cpuset.mems" if V1_CPUSET else "cpuset.mems.effective").read_text()
 )
 MIB = 1 << 20
-NO_LIMITS = Limits(UNLIMITED, memory_limit_bytes=UNLIMITED)
+NO_LIMITS = CgroupLimits(UNLIMITED, memory_limit_bytes=UNLIMITED)
 EATER = """
 import sys
 held = bytearray(64 << 20)
@@ -115,8 +115,8 @@ def test_everything_is_set_and_given_back(play: Playground, journal: Journal) ->
     assert before[play.box].memory_limit_bytes == UNLIMITED
     play.eater()
     wanted = {
-        play.pod: Limits(300_000, 1536, 512 * MIB, ALL_NODES),
-        play.box: Limits(150_000, 512, 256 * MIB + 1, ALL_NODES),
+        play.pod: CgroupLimits(300_000, 1536, 512 * MIB, ALL_NODES),
+        play.box: CgroupLimits(150_000, 512, 256 * MIB + 1, ALL_NODES),
     }
     outcome = values.apply(REAL, journal, wanted)
     assert outcome.ok, outcome
@@ -125,7 +125,7 @@ def test_everything_is_set_and_given_back(play: Playground, journal: Journal) ->
     assert now.memory_limit_bytes == 256 * MIB, "whole pages"
     assert now.mems == ALL_NODES
     again = values.apply(REAL, journal, wanted)
-    assert {each.state for each in again.changes} == {State.RIGHT}
+    assert {each.state for each in again.changes} == {WriteState.RIGHT}
     # The agent was killed: what it noted is on disk.
     back = values.restore(REAL, Journal(journal.path))
     assert back.ok, back
@@ -146,7 +146,7 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
     ]
     for pair in (each for pairs in product(legal, legal) for each in pairs):
         pod, box = (
-            Limits(each, memory_limit_bytes=each if each == UNLIMITED else each * 4096)
+            CgroupLimits(each, memory_limit_bytes=each if each == UNLIMITED else each * 4096)
             for each in pair
         )
         outcome = values.apply(REAL, journal, {play.pod: pod, play.box: box})
@@ -161,13 +161,13 @@ def test_every_change_of_nested_quotas_and_memory_is_legal(
 
 @pytest.mark.skipif(not V1_CPU, reason="cgroup v2 takes any quota")
 def test_a_quota_beyond_the_pods_is_refused_and_said(play: Playground, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {play.pod: Limits(10_000)}).ok
-    outcome = values.apply(REAL, journal, {play.box: Limits(20_000, 512)})
-    (failed,) = outcome.having(State.FAILED)
+    assert values.apply(REAL, journal, {play.pod: CgroupLimits(10_000)}).ok
+    outcome = values.apply(REAL, journal, {play.box: CgroupLimits(20_000, 512)})
+    (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
     assert "write '20000' to" in failed.note
     assert "Invalid argument" in failed.note
-    assert [each.file for each in outcome.having(State.WRITTEN)] == [notation.SHARES]
+    assert [each.file for each in outcome.having(WriteState.WRITTEN)] == [notation.SHARES]
     assert values.restore(REAL, journal).ok
 
 
@@ -177,7 +177,7 @@ def test_a_period_is_kept(play: Playground, journal: Journal) -> None:
         (folder / "cpu.cfs_period_us").write_text("20000")
     else:
         (folder / "cpu.max").write_text("max 20000")
-    assert values.apply(REAL, journal, {play.box: Limits(50_000)}).ok
+    assert values.apply(REAL, journal, {play.box: CgroupLimits(50_000)}).ok
     assert values.read(REAL, play.box).quota_microseconds == 50_000
     if V1_CPU:
         assert (folder / "cpu.cfs_quota_us").read_text() == "10000\n"
@@ -191,9 +191,9 @@ def test_a_period_is_kept(play: Playground, journal: Journal) -> None:
 def test_shares_stay_as_the_kernel_keeps_them(
     play: Playground, journal: Journal, shares: int
 ) -> None:
-    wanted = {play.box: Limits(shares=shares)}
+    wanted = {play.box: CgroupLimits(shares=shares)}
     assert values.apply(REAL, journal, wanted).ok
-    assert values.apply(REAL, journal, wanted).having(State.RIGHT)
+    assert values.apply(REAL, journal, wanted).having(WriteState.RIGHT)
     now = values.read(REAL, play.box).shares
     assert now is not None
     assert (now == shares) if V1_CPU else notation.weight(now) == notation.weight(shares)
@@ -201,41 +201,43 @@ def test_shares_stay_as_the_kernel_keeps_them(
 
 def test_memory_in_use_is_never_cut(play: Playground, journal: Journal) -> None:
     eater = play.eater()
-    outcome = values.apply(REAL, journal, {play.box: Limits(memory_limit_bytes=16 * MIB)})
-    (failed,) = outcome.having(State.FAILED)
+    outcome = values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=16 * MIB)})
+    (failed,) = outcome.having(WriteState.FAILED)
     assert failed.note is not None
     assert ("busy" if V1_MEMORY else "the kernel would kill") in failed.note
     assert values.read(REAL, play.box).memory_limit_bytes == UNLIMITED
     assert eater.poll() is None
-    assert values.apply(REAL, journal, {play.box: Limits(memory_limit_bytes=256 * MIB)}).ok
+    assert values.apply(REAL, journal, {play.box: CgroupLimits(memory_limit_bytes=256 * MIB)}).ok
 
 
 def test_a_group_that_returns_is_another(play: Playground, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {play.box: Limits(50_000, 512, 16 * MIB)}).ok
+    assert values.apply(REAL, journal, {play.box: CgroupLimits(50_000, 512, 16 * MIB)}).ok
     play.remove(play.box)
     outcome = values.apply(REAL, journal, {play.box: NO_LIMITS})
-    assert len(outcome.having(State.GONE)) == 2
+    assert len(outcome.having(WriteState.GONE)) == 2
     play.make(play.box)
     now = values.read(REAL, play.box)
     assert (now.quota_microseconds, now.memory_limit_bytes) == (UNLIMITED, UNLIMITED)
-    assert values.apply(REAL, journal, {play.box: Limits(60_000)}).ok
+    assert values.apply(REAL, journal, {play.box: CgroupLimits(60_000)}).ok
     assert values.read(REAL, play.box).quota_microseconds == 60_000
 
 
 def test_one_that_is_gone_at_the_restore(play: Playground, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {play.box: Limits(50_000), play.pod: Limits(60_000)}).ok
+    assert values.apply(
+        REAL, journal, {play.box: CgroupLimits(50_000), play.pod: CgroupLimits(60_000)}
+    ).ok
     play.remove(play.box)
     outcome = values.restore(REAL, journal)
     assert [(each.group, each.state) for each in outcome.changes] == [
-        (play.pod, State.WRITTEN),
-        (play.box, State.GONE),
+        (play.pod, WriteState.WRITTEN),
+        (play.box, WriteState.GONE),
     ]
     assert journal.values == {}
 
 
 @pytest.mark.skipif(not V1_CPUSET, reason="cgroup v2 always migrates")
 def test_migration_is_a_choice(play: Playground, journal: Journal) -> None:
-    assert values.apply(REAL, journal, {play.box: Limits(migrate=True)}).ok
+    assert values.apply(REAL, journal, {play.box: CgroupLimits(migrate=True)}).ok
     assert values.read(REAL, play.box).migrate is True
     assert values.restore(REAL, journal).ok
     assert values.read(REAL, play.box).migrate is False
@@ -247,7 +249,7 @@ def test_memory_nodes_move_down_a_whole_branch(play: Playground, journal: Journa
     first, second = (CpuSet([node]) for node in list(ALL_NODES)[:2])
     before = {each: values.read(REAL, each).mems for each in (play.pod, play.box)}
     for nodes in (first, second, first | second, second, first):
-        wanted = {each: Limits(mems=nodes, migrate=True) for each in (play.pod, play.box)}
+        wanted = {each: CgroupLimits(mems=nodes, migrate=True) for each in (play.pod, play.box)}
         outcome = values.apply(REAL, journal, wanted)
         assert outcome.ok, outcome
         assert memory_nodes(eater.pid) == nodes

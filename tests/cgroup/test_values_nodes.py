@@ -13,9 +13,9 @@ from agent.cgroup import values
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.handles import Handles
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import State
+from agent.cgroup.outcome import WriteState
 from agent.model.cpuset import CpuSet
-from agent.model.wanted import Limits
+from agent.model.wanted import CgroupLimits
 from tests.cgroup.kernel import Kernel
 
 NODES = CpuSet([0, 1, 2])
@@ -76,7 +76,7 @@ def test_any_nodes_become_any_others(
     with tempfile.TemporaryDirectory() as folder:
         machine = Machine(folder, before)
         for wish in wishes:
-            wanted = {group: Limits(mems=nodes) for group, nodes in wish.items()}
+            wanted = {group: CgroupLimits(mems=nodes) for group, nodes in wish.items()}
             outcome = values.apply(machine.controllers, machine.journal, wanted)
             assert outcome.ok, outcome
             assert machine.nodes() == wish
@@ -98,9 +98,9 @@ def test_a_group_that_was_not_asked_for_is_never_written(
 ) -> None:
     before = {POD: NODES, BOXES[0]: CpuSet([0, 1]), BOXES[1]: CpuSet([1]), BOXES[2]: CpuSet([1])}
     machine = Machine(str(tmp_path), before)
-    wanted = {group: Limits(mems=nodes) for group, nodes in wish.items()}
+    wanted = {group: CgroupLimits(mems=nodes) for group, nodes in wish.items()}
     outcome = values.apply(machine.controllers, machine.journal, wanted)
-    (failed,) = outcome.having(State.FAILED)
+    (failed,) = outcome.having(WriteState.FAILED)
     assert reason in (failed.note or "")
-    settled = {each.group: wish[each.group] for each in outcome.having(State.WRITTEN)}
+    settled = {each.group: wish[each.group] for each in outcome.having(WriteState.WRITTEN)}
     assert machine.nodes() == before | settled

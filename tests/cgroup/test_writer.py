@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agent.cgroup.hierarchy import CgroupError, GroupGone, Populated
 from agent.cgroup.journal import Journal, Original
-from agent.cgroup.outcome import Outcome, State
+from agent.cgroup.outcome import WriteOutcome, WriteState
 from agent.cgroup.writer import apply, restore
 from agent.model.cpuset import EMPTY, CpuSet
 from tests.cgroup.kernel import Kernel, ModelHierarchy
@@ -65,7 +65,7 @@ def cpusets(**texts: str) -> dict[str, CpuSet]:
     return {"/" + name.replace("_", "/"): CpuSet.parse(text) for name, text in texts.items()}
 
 
-def said(outcome: Outcome) -> dict[str, tuple[State, str | None]]:
+def said(outcome: WriteOutcome) -> dict[str, tuple[WriteState, str | None]]:
     return {each.group: (each.state, each.note) for each in (*outcome.changes, *outcome.others)}
 
 
@@ -73,7 +73,7 @@ def said(outcome: Outcome) -> dict[str, tuple[State, str | None]]:
 def test_nothing_to_do_is_cheap(journal: Journal, version: int, reads: int) -> None:
     machine = Machine(version, {"/a": "0-1", "/a/b": "0", "/c": "2"})
     outcome = apply(machine, journal, cpusets(a="0-1", c="2"))
-    assert {each.state for each in outcome.changes} == {State.RIGHT}
+    assert {each.state for each in outcome.changes} == {WriteState.RIGHT}
     assert sorted(machine.reads) == sorted(["/a", "/c"] * reads)
     assert machine.log == []
     assert not journal.path.exists()
@@ -112,9 +112,9 @@ def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
     outcome = apply(machine, journal, cpusets(a="0", b="1"))
     assert machine.log == []
     state, note = said(outcome)["/a"]
-    assert state is State.FAILED
+    assert state is WriteState.FAILED
     assert "file/j" in (note or "")
-    assert said(outcome)["/b"] == (State.RIGHT, None)
+    assert said(outcome)["/b"] == (WriteState.RIGHT, None)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_a_wish_that_cannot_be_is_said(
 ) -> None:
     machine = Machine(1, {"/a": "0-3", "/a/b": "0-3", "/c": "0-3"})
     outcome = apply(machine, journal, wanted | cpusets(c="2"))
-    assert said(outcome)["/c"] == (State.WRITTEN, None)
+    assert said(outcome)["/c"] == (WriteState.WRITTEN, None)
     state, note = said(outcome)[group]
-    assert state is State.FAILED
+    assert state is WriteState.FAILED
     assert reason in (note or "")
 
 
@@ -142,9 +142,9 @@ def test_a_cpu_that_a_failed_group_keeps_is_not_handed_on(journal: Journal) -> N
     machine.refusing = {"/a"}
     outcome = apply(machine, journal, cpusets(a="0", b="1-2", c="1-3"))
     assert said(outcome) == {
-        "/a": (State.FAILED, "cannot write '0' to '/a': Device or resource busy"),
-        "/b": (State.FAILED, "not written: '/a' failed to give up CPUs '1'"),
-        "/c": (State.WRITTEN, None),
+        "/a": (WriteState.FAILED, "cannot write '0' to '/a': Device or resource busy"),
+        "/b": (WriteState.FAILED, "not written: '/a' failed to give up CPUs '1'"),
+        "/c": (WriteState.WRITTEN, None),
     }
     assert machine.log == ["/c=1-3"]
 
@@ -154,16 +154,16 @@ def test_what_needs_a_failed_ancestor_is_not_tried(journal: Journal) -> None:
         machine = Machine(version, {"/a": "0", "/a/b": "0", "/c": "0-1"})
         machine.refusing = {"/a"}
         outcome = apply(machine, journal, cpusets(a_b="1", c="0"))
-        assert said(outcome)["/a"][0] is State.FAILED
-        assert said(outcome)["/a/b"] == (State.FAILED, "not written: '/a' has only CPUs '0'")
-        assert said(outcome)["/c"][0] is State.WRITTEN
+        assert said(outcome)["/a"][0] is WriteState.FAILED
+        assert said(outcome)["/a/b"] == (WriteState.FAILED, "not written: '/a' has only CPUs '0'")
+        assert said(outcome)["/c"][0] is WriteState.WRITTEN
 
 
 def test_a_failed_child_keeps_its_ancestor_wide(journal: Journal) -> None:
     machine = Machine(1, {"/a": "0-1", "/a/b": "0-1"})
     machine.refusing = {"/a/b"}
     outcome = apply(machine, journal, cpusets(a="0"))
-    assert said(outcome)["/a"] == (State.FAILED, "not written: '/a/b' still holds CPUs '0-1'")
+    assert said(outcome)["/a"] == (WriteState.FAILED, "not written: '/a/b' still holds CPUs '0-1'")
 
 
 def test_a_group_that_ends_in_between_frees_its_cpus(journal: Journal) -> None:
@@ -171,9 +171,9 @@ def test_a_group_that_ends_in_between_frees_its_cpus(journal: Journal) -> None:
     machine.vanishing = {"/a/x"}
     outcome = apply(machine, journal, cpusets(a="0", a_x="0", b="1-2"))
     assert {group: state for group, (state, _) in said(outcome).items()} == {
-        "/a": State.WRITTEN,
-        "/a/x": State.GONE,
-        "/b": State.WRITTEN,
+        "/a": WriteState.WRITTEN,
+        "/a/x": WriteState.GONE,
+        "/b": WriteState.WRITTEN,
     }
 
 
@@ -182,7 +182,7 @@ def test_a_value_that_did_not_stay_is_said(journal: Journal) -> None:
     machine._write = lambda group, cpus: None  # type: ignore[method-assign]
     outcome = apply(machine, journal, cpusets(a="0"))
     note = "'0' was written, '0-1' read back ('0-1' effective)"
-    assert said(outcome) == {"/a": (State.FAILED, note)}
+    assert said(outcome) == {"/a": (WriteState.FAILED, note)}
 
 
 def test_v2_restore(journal: Journal) -> None:
@@ -210,7 +210,7 @@ def test_v2_group_with_processes_that_may_not_inherit_gets_all_that_is_above(
     outcome = restore(machine, journal)
     assert outcome.ok
     assert machine.groups["/a/b"] == CpuSet.parse("0-2")
-    assert said(outcome)["/a/b"] == (State.WRITTEN, "is used, so it got every CPU of '/a'")
+    assert said(outcome)["/a/b"] == (WriteState.WRITTEN, "is used, so it got every CPU of '/a'")
     assert journal.originals == {}
 
 
@@ -231,7 +231,7 @@ def test_v1_restore_keeps_a_group_that_was_empty(journal: Journal) -> None:
     machine = Machine(1, {"/a": "", "/a/b": ""})
     assert apply(machine, journal, cpusets(a_b="1")).ok
     outcome = restore(machine, journal)
-    assert said(outcome)["/a"] == (State.RIGHT, "was empty, keeps what it has")
+    assert said(outcome)["/a"] == (WriteState.RIGHT, "was empty, keeps what it has")
     assert machine.groups["/a"] == machine.groups["/a/b"] == CpuSet([1])
     assert journal.originals == {}
 
@@ -291,10 +291,12 @@ def test_faults_never_break_order_or_exclusivity(
             outcome = apply(machine, journal, wish)  # the machine asserts the kernel's rule
             assert {each.group for each in outcome.changes} == wish.keys()
             for each in outcome.changes:
-                if each.state in (State.RIGHT, State.WRITTEN) and machine.exists(each.group):
+                if each.state in (WriteState.RIGHT, WriteState.WRITTEN) and machine.exists(
+                    each.group
+                ):
                     assert machine.groups[each.group] == wish[each.group]
             strict = machine.version == 1 and nobody_moves(before, wish)
-            for failed in outcome.having(State.FAILED) if strict else ():
+            for failed in outcome.having(WriteState.FAILED) if strict else ():
                 # One that failed may end afterwards, with a group above it.
                 kept = machine.groups.get(failed.group, EMPTY) - wish[failed.group]
                 for group, cpus in machine.groups.items():

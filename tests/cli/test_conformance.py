@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent.cli import conformance
-from agent.conformance.run import Disagreement, Result
+from agent.conformance.run import Disagreement, FileResult
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO
 from tests.conftest import DATA
 
@@ -67,7 +67,7 @@ def test_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def disagreeing(case: dict[str, Any], ours: Any) -> list[str]:
     """What people are shown of it: first line, case, expect, ours."""
     first = Disagreement(7, case, ours)
-    text = conformance.described(Result("file", "kind", 7, 6, (), 1, first))
+    text = conformance.described(FileResult("file", "kind", 7, 6, (), 1, first))
     return [line.strip() for line in text.splitlines()[-4:]]
 
 

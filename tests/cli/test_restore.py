@@ -11,7 +11,7 @@ from agent.cgroup.journal import Journal
 from agent.cli.main import main
 from agent.host import frontendlock
 from agent.model.cpuset import CpuSet
-from agent.model.wanted import Limits
+from agent.model.wanted import CgroupLimits
 
 GROUP = "/kubepods/besteffort/podx/box"
 FILES = {
@@ -34,7 +34,7 @@ def test_every_value_is_given_back_after_a_crash(
     state.mkdir()
     hierarchy, journal = Hierarchy(str(root)), Journal(state / "journal")
     assert writer.apply(hierarchy, journal, {GROUP: CpuSet([1])}).ok
-    limits = Limits(shares=1024, memory_limit_bytes=1 << 20)
+    limits = CgroupLimits(shares=1024, memory_limit_bytes=1 << 20)
     assert values.apply(Controllers(str(root)), journal, {GROUP: limits}).ok
 
     def there() -> list[str]:

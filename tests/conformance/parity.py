@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.conformance.kinds import Kind
-from agent.conformance.verdict import Difference, Verdict
+from agent.conformance.kinds import CaseKind
+from agent.conformance.verdict import CaseVerdict, Difference
 
 NEGATIVE_REASON = (
     "a negative number is as even as the same number above zero, "
@@ -17,17 +17,17 @@ DIFFERENCES = (
 )
 
 
-def judge(case: dict[str, Any]) -> Verdict:
+def judge(case: dict[str, Any]) -> CaseVerdict:
     even = case["number"]["value"] % 2 == 0
     agrees = even == case["expect"]
     declared = None
     if not agrees and even:
         value = case["number"]["value"]
         declared = "zero" if value == 0 else "negative" if value < 0 else None
-    return Verdict(agrees=agrees, ours=even, declared=declared)
+    return CaseVerdict(agrees=agrees, ours=even, declared=declared)
 
 
-PARITY = Kind("parity", frozenset({"number", "expect"}), "tests.conformance")
+PARITY = CaseKind("parity", frozenset({"number", "expect"}), "tests.conformance")
 
 
 def case(value: object, expect: bool) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def test_keys_beyond_those_of_the_kind_are_no_matter() -> None:
 
 def test_an_operation_of_another_kind() -> None:
     """Several kinds have no other keys in common than `op` and `expect`."""
-    kind = kinds.Kind("pools", frozenset({"op"}), ops=("ls", "be"))
+    kind = kinds.CaseKind("pools", frozenset({"op"}), ops=("ls", "be"))
     assert kinds.find({"op": "ls"}, [kind]) is kind
     for other in ("quota", None, 1, ["ls"], {}):
         assert kinds.find({"op": other}, [kind]) is None
@@ -38,7 +38,7 @@ def test_an_operation_of_another_kind() -> None:
 
 
 def test_kind_with_more_keys_goes_first() -> None:
-    general = kinds.Kind("general", frozenset({"expect"}))
+    general = kinds.CaseKind("general", frozenset({"expect"}))
     for order in ((PARITY, general), (general, PARITY)):
         assert kinds.find({"number": 1, "expect": 1}, order) is PARITY
         assert kinds.find({"expect": 1}, order) is general

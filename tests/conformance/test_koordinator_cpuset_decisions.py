@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.koordinator_cpuset_decisions import DIFFERENCES, judge
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from tests.conformance.vectors import outcomes
 
 POOLS: dict[str, Any] = {
@@ -45,11 +45,11 @@ BESTEFFORT = "/kubepods/besteffort/podx"
 GUARANTEED = "/kubepods/podx"
 
 
-def pools(expect: dict[str, Any] | None = None, **other: Any) -> Verdict:
+def pools(expect: dict[str, Any] | None = None, **other: Any) -> CaseVerdict:
     return judge({**POOLS, **other, "expect": {**POOLS["expect"], **(expect or {})}})
 
 
-def hook(cpuset: str | None, quota: int | None = None, **other: Any) -> Verdict:
+def hook(cpuset: str | None, quota: int | None = None, **other: Any) -> CaseVerdict:
     expect = {"cpuset": cpuset, "cfsQuota": quota, "podCFSQuota": quota}
     return judge({**HOOK, **other, "expect": expect})
 

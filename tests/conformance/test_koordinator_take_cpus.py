@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.koordinator_take_cpus import MORE_THAN_ASKED, judge
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from tests.conformance.vectors import outcomes
 
 CASE = {
@@ -22,22 +22,24 @@ CASE = {
 }
 
 
-def judged(**other: Any) -> Verdict:
+def judged(**other: Any) -> CaseVerdict:
     return judge({**CASE, **other})
 
 
 def test_agreement() -> None:
-    assert judged() == Verdict(agrees=True, ours={"cpuset": "2-4"})
-    assert judged(preferred="6-7") == Verdict(agrees=False, ours={"cpuset": "2,6-7"})
-    assert judged(need=8, expect={"error": "too few"}) == Verdict(
+    assert judged() == CaseVerdict(agrees=True, ours={"cpuset": "2-4"})
+    assert judged(preferred="6-7") == CaseVerdict(agrees=False, ours={"cpuset": "2,6-7"})
+    assert judged(need=8, expect={"error": "too few"}) == CaseVerdict(
         agrees=True, ours={"error": "not-enough-cpus"}
     )
 
 
 def test_an_answer_where_an_error_is_expected_and_an_error_where_none_is() -> None:
-    assert judged(expect={"error": "too few"}) == Verdict(agrees=False, ours={"cpuset": "2-4"})
-    assert judged(need=0, expect={"error": "none"}) == Verdict(agrees=False, ours={"cpuset": ""})
-    assert judged(need=8) == Verdict(agrees=False, ours={"error": "not-enough-cpus"})
+    assert judged(expect={"error": "too few"}) == CaseVerdict(agrees=False, ours={"cpuset": "2-4"})
+    assert judged(need=0, expect={"error": "none"}) == CaseVerdict(
+        agrees=False, ours={"cpuset": ""}
+    )
+    assert judged(need=8) == CaseVerdict(agrees=False, ours={"error": "not-enough-cpus"})
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from agent.conformance.kubelet_take_cpus import DIFFERENCES, judge
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from tests.conformance.vectors import outcomes
 
 CASE: dict[str, Any] = {
@@ -29,13 +29,13 @@ OVERWRITTEN: dict[str, Any] = {
 }
 
 
-def judged(case: dict[str, Any], **other: Any) -> Verdict:
+def judged(case: dict[str, Any], **other: Any) -> CaseVerdict:
     return judge({**case, **other})
 
 
 def test_agreement() -> None:
-    assert judge(CASE) == Verdict(agrees=True, ours={"cpuset": "1-2,9-10"})
-    assert judged(CASE, expect={"cpuset": "1-4"}) == Verdict(False, {"cpuset": "1-2,9-10"})
+    assert judge(CASE) == CaseVerdict(agrees=True, ours={"cpuset": "1-2,9-10"})
+    assert judged(CASE, expect={"cpuset": "1-4"}) == CaseVerdict(False, {"cpuset": "1-2,9-10"})
 
 
 def test_errors_agree_whatever_they_say() -> None:
@@ -52,7 +52,7 @@ def test_any_answer_is_better_than_none(need: int, outcome: str) -> None:
 
 def test_an_overwritten_combination_is_declared() -> None:
     verdict = judge(OVERWRITTEN)
-    assert verdict == Verdict(False, {"cpuset": "0-15,32-47"}, "shared-slice")
+    assert verdict == CaseVerdict(False, {"cpuset": "0-15,32-47"}, "shared-slice")
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,15 @@ import pytest
 
 from agent.conformance import run
 from agent.conformance.files import FileError
-from agent.conformance.kinds import KINDS, Kind
-from agent.conformance.run import Disagreement, Result
+from agent.conformance.kinds import KINDS, CaseKind
+from agent.conformance.run import Disagreement, FileResult
 from tests.conformance import vectors
 from tests.conformance.parity import NEGATIVE, PARITY, RIGHT, WRONG, ZERO, case
 
-OTHER = Kind("other", frozenset({"other"}), "tests.conformance.absent")
+OTHER = CaseKind("other", frozenset({"other"}), "tests.conformance.absent")
 
 
-def judged(folder: Path, *cases: Any) -> Result:
+def judged(folder: Path, *cases: Any) -> FileResult:
     file = folder / "cases"
     file.write_text("".join(json.dumps(each) + "\n" for each in cases))
     return run.judge(str(file), (OTHER, PARITY))
@@ -75,7 +75,7 @@ def test_what_cannot_be_judged_is_named(tmp_path: Path, cases: list[Any], reason
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_vectors_of_the_systems_we_replace(kind: Kind) -> None:
+def test_vectors_of_the_systems_we_replace(kind: CaseKind) -> None:
     result = run.judge(str(vectors.file(kind.name)))
     assert result.kind == kind.name
     assert result.first is None

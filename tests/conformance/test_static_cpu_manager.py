@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, RefusalReason, Refused, SharedReason
+from agent.allocate.kubelet.demand import (
+    AllocationRefused,
+    ContainerCpu,
+    PodCpu,
+    RefusalReason,
+    SharedReason,
+)
 from agent.allocate.layout import of
 from agent.conformance.static_cpu_manager import (
     EMPTY,
@@ -67,7 +73,9 @@ def test_a_container_that_has_its_cpus_keeps_them() -> None:
 
 def test_reserved_cpus_are_never_given_away() -> None:
     node = Node(policy(TWO, reserved="0-7"))
-    assert node.refused(pod("a", "9"), "c0") == Refused(RefusalReason.NOT_ENOUGH_CPUS, 9, 8, 2)
+    assert node.refused(pod("a", "9"), "c0") == AllocationRefused(
+        RefusalReason.NOT_ENOUGH_CPUS, 9, 8, 2
+    )
     assert node.cpus(pod("a", "8"), "c0") == "8-15"
     assert node.default == "0-7"
 
@@ -111,14 +119,16 @@ def test_removing_gives_back_what_no_other_container_has() -> None:
 )
 def test_whole_cores_alone(requested: int, reason: RefusalReason, available: int) -> None:
     node = Node(policy(TWO, FULL))
-    assert node.refused(pod("a", str(requested)), "c0") == Refused(reason, requested, available, 2)
+    assert node.refused(pod("a", str(requested)), "c0") == AllocationRefused(
+        reason, requested, available, 2
+    )
 
 
 def test_a_container_that_keeps_its_cores_may_be_refused_again() -> None:
     """As in the kubelet, whose check of what is free comes first."""
     node = Node(policy(TWO, FULL))
     held = node.cpus(pod("a", "8"), "c0")
-    assert node.refused(pod("a", "8"), "c0") == Refused(
+    assert node.refused(pod("a", "8"), "c0") == AllocationRefused(
         RefusalReason.NOT_ENOUGH_CORES, 8, 6, 2, mask(held)
     )
 
@@ -154,7 +164,7 @@ def test_whole_cores_of_any_machine(data: st.DataObject) -> None:
     for uid in "abc":
         asked = pod(uid, str(data.draw(st.integers(1, 8))))
         placement = node.place(asked, "c0", *data.draw(st.lists(st.integers(0, 3), max_size=2)))
-        assert isinstance(placement, Exclusive | Refused)
+        assert isinstance(placement, Exclusive | AllocationRefused)
         if isinstance(placement, Exclusive):
             assert layout.expand(layout.whole(placement.cpus)) == placement.cpus
             assert placement.cpus.bit_count() * 1000 == asked.containers[0].cpu_milli
@@ -162,7 +172,9 @@ def test_whole_cores_of_any_machine(data: st.DataObject) -> None:
 
 def test_the_default_set_is_never_emptied() -> None:
     node = Node(policy(TWO, STRICT, reserved="0-7"))
-    assert node.refused(pod("a", "8"), "c0") == Refused(RefusalReason.DEFAULT_EMPTIED, 8, 8, 2)
+    assert node.refused(pod("a", "8"), "c0") == AllocationRefused(
+        RefusalReason.DEFAULT_EMPTIED, 8, 8, 2
+    )
     assert node.cpus(pod("a", "7"), "c0") == "8-14"
     assert node.refused(pod("b", "1"), "c0").reason is RefusalReason.DEFAULT_EMPTIED
 

@@ -5,7 +5,7 @@ import pytest
 from agent.allocate.bits import members
 from agent.allocate.kubelet.demand import ContainerCpu, PodCpu
 from agent.allocate.layout import of
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.conformance.static_cpu_manager import container_hints, pod_hints
 from agent.model.topology import Cpu
 from tests.allocate.kubelet.nodes import Node, machine, pod, policy
@@ -14,7 +14,7 @@ TWO = machine(2, 1, 4, 2)
 """Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
 
 
-def shown(hints: tuple[Hint, ...] | None) -> list[str] | None:
+def shown(hints: tuple[TopologyHint, ...] | None) -> list[str] | None:
     """`01*`: nodes 0 and 1, preferred."""
     if hints is None:
         return None

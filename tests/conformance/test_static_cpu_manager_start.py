@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.kubelet.options import StartError, StartProblem
+from agent.allocate.kubelet.options import PolicyStartError, StartProblem
 from agent.conformance.static_cpu_manager import (
     StaticPolicy,
     StaticState,
@@ -19,8 +19,8 @@ TWO = machine(2, 1, 4, 2)
 """Cores 0-3 in node 0, 4-7 in node 1; core n has CPUs n and n + 8."""
 
 
-def problem_of(policy: StaticPolicy, found: StaticState) -> StartError:
-    with pytest.raises(StartError) as error:
+def problem_of(policy: StaticPolicy, found: StaticState) -> PolicyStartError:
+    with pytest.raises(PolicyStartError) as error:
         start(policy, found)
     return error.value
 
@@ -44,13 +44,13 @@ def test_no_more_can_be_reserved_than_there_is(count: int, problem: StartProblem
     if problem is None:
         assert make_with_count(TWO, options(), NumaPolicy.NONE, count).reserved.bit_count() == count
         return
-    with pytest.raises(StartError, match="17 CPUs") as error:
+    with pytest.raises(PolicyStartError, match="17 CPUs") as error:
         make_with_count(TWO, options(), NumaPolicy.NONE, count)
     assert error.value.problem is problem
 
 
 def test_reserved_cpus_must_exist() -> None:
-    with pytest.raises(StartError, match="reserved CPUs do not exist: 16-17") as error:
+    with pytest.raises(PolicyStartError, match="reserved CPUs do not exist: 16-17") as error:
         make(TWO, options(), NumaPolicy.NONE, mask("0,16-17"))
     assert error.value.problem is StartProblem.RESERVED_UNKNOWN
     assert text(error.value.cpus) == "16-17"

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from agent.conformance.verdict import Verdict
+from agent.conformance.verdict import CaseVerdict
 from tests.conftest import DATA
 
 _FOLDER = DATA / "vectors"
@@ -33,7 +33,7 @@ def vectors(name: str) -> Iterator[dict[str, Any]]:
             yield msgspec.json.decode(line)
 
 
-def outcomes(name: str, judge: Callable[[dict[str, Any]], Verdict]) -> Counter[str | None]:
+def outcomes(name: str, judge: Callable[[dict[str, Any]], CaseVerdict]) -> Counter[str | None]:
     """By declared difference, None for agreement. Fails at a case that is neither."""
     counted: Counter[str | None] = Counter()
     for case in vectors(name):

@@ -15,7 +15,7 @@ from agent.cli import webhook as webhook_command
 from agent.kube import difference
 from agent.model import deviceobject, nodetopology
 from agent.model.devices import Condition, Device, DeviceTopology, VfGroup, VirtualFunction
-from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone
+from agent.model.nodetopology import Amounts, NodeTopology, OwnerReference, Version, Zone
 from agent.model.settings import socket_path
 from agent.scheduler import webhook
 from tests.deploy.manifests import (
@@ -317,7 +317,7 @@ NRT = "noderesourcetopologies.topology.node.k8s.io"
 @pytest.mark.parametrize("version", list(Version))
 def test_the_schema_takes_what_we_report(version: Version) -> None:
     zone = Zone(0, {"cpu": Amounts(1500, 1500, 0), "memory": Amounts(1, 1, 1)}, {0: 10}, {"a": "b"})
-    value = NodeTopology("n", (zone,), "restricted", "pod", 8, "f", owner=Owner("n", "u"))
+    value = NodeTopology("n", (zone,), "restricted", "pod", 8, "f", owner=OwnerReference("n", "u"))
     body = nodetopology.encode(value, version)
     assert complaints(body, schema_of(NRT, version)) == []
     del body["zones"][0]["resources"][0]["available"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent.discover import cpus, fpga, pci, rdma
-from agent.model.devicelist import Found, Published, device_list
+from agent.model.devicelist import DiscoveredDevices, Published, device_list
 from agent.model.deviceobject import encode
 
 
@@ -17,7 +17,7 @@ def device_object(root: str) -> dict[str, Any]:
     adapters = rdma.read(root, functions.by_address)
     cards = fpga.read(root, functions.by_address)
     assert functions.problems + adapters.problems + cards.problems == ()
-    found = Found(functions.by_address, (), adapters.devices, cards.devices)
+    found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)
     return encode("node", device_list(found, Published(), "2026-01-01T00:00:00Z").devices)
 
 

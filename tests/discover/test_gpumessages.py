@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.discover import gpumessages
-from agent.discover.gpumessages import Answer, Lines, Look, Over, Seen, Told, line
+from agent.discover.gpumessages import Answer, GpuSeen, Lines, Look, Over, Told, line
 from agent.model.gpus import GpuEvent, GpuInventory, GpuSight, SilentGpu
 
 MESSAGES: list[Answer] = [
     Told(GpuEvent("GPU-1", 79, 3)),
     Over("DriverMismatch", 'a "text"\nof two lines\0'),
-    Seen(7, GpuSight(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
+    GpuSeen(7, GpuSight(inventory=GpuInventory("550", silent=(SilentGpu(1, "GpuLost"),)))),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.discover import fpga, pci, rdma
-from agent.model.devicelist import DeviceList, Found, Published, device_list
+from agent.model.devicelist import DeviceList, DiscoveredDevices, Published, device_list
 from agent.model.devices import Device
 from tests.discover.buses import plug, put, topology
 
@@ -39,7 +39,7 @@ def look(root: Path) -> DeviceList:
     functions = pci.read(str(root), MACHINE)
     adapters = rdma.read(str(root), functions.by_address)
     cards = fpga.read(str(root), functions.by_address)
-    found = Found(functions.by_address, (), adapters.devices, cards.devices)
+    found = DiscoveredDevices(functions.by_address, (), adapters.devices, cards.devices)
     made = device_list(found, Published(), "2026-01-01T00:00:00Z")
     problems = functions.problems + adapters.problems + cards.problems
     assert all(each.startswith(str(root)) for each in problems)

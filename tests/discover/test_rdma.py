@@ -7,7 +7,7 @@ import pytest
 
 from agent.discover import cpus, pci, rdma
 from agent.model.pci import CharDevice
-from agent.model.rdma import Port, Rdma, RdmaDevice
+from agent.model.rdma import Rdma, RdmaDevice, RdmaPort
 from tests.discover.buses import plug, put, topology
 
 PORT = "pci0000:17/0000:17:00.0"
@@ -54,7 +54,7 @@ def test_an_hca_that_is_no_network_controller_by_class(
         "0123:4567:89ab:cdef",
         "InfiniPath_QLE7340",
     )
-    assert only.ports == (Port(1, "ACTIVE", "LinkUp", "InfiniBand", 40.0),)
+    assert only.ports == (RdmaPort(1, "ACTIVE", "LinkUp", "InfiniBand", 40.0),)
     assert physical.char_devices == (
         CharDevice("/dev/infiniband/issm0", (231, 64)),
         CharDevice("/dev/infiniband/umad0", (231, 0)),

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.hooks import cpuset, rewrites
-from agent.hooks.cpuset import Give, Grant, Keep
+from agent.hooks.cpuset import CpuGrant, Give, Keep
 from agent.hooks.requests import (
     CreateContainer,
     UpdateContainer,
@@ -18,7 +18,7 @@ from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL, QoS
 from agent.model.snapshot import Owner, Pool, Snapshot
 from agent.model.verdict import Wait
-from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 
 OWN = Wanted("1", exclusive=True)
@@ -61,8 +61,8 @@ def give(*cpus: int, own: bool = False) -> Give:
     return Give(Wanted(str(CpuSet(cpus)), exclusive=own))
 
 
-UNSEEN = Grant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
-IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
+UNSEEN = CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=100)
+IN_FLIGHT = CpuGrant("other", "pod ns/other", CpuSet([1, 2]))
 
 
 @pytest.mark.parametrize(
@@ -96,28 +96,28 @@ IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [Grant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
+            [CpuGrant("other", "pod ns/other", CpuSet([1, 2]), answered_at=99)],
             give(1, own=True),
             id="owner, the other creation was seen",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [Grant("other", "pod ns/other", CpuSet([0, 2]))],
+            [CpuGrant("other", "pod ns/other", CpuSet([0, 2]))],
             give(1, own=True),
             id="owner, the other creation is elsewhere",
         ),
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [Grant("own", "pod ns/own", CpuSet([1]), given=OWN)],
+            [CpuGrant("own", "pod ns/own", CpuSet([1]), given=OWN)],
             give(1, own=True),
             id="owner's second container",
         ),
         pytest.param(
             request("new", "LS"),
             snapshot(),
-            [Grant("x", "pod ns/x", CpuSet([0]), given=OWN)],
+            [CpuGrant("x", "pod ns/x", CpuSet([0]), given=OWN)],
             give(2, 3),
             id="not what was granted as own",
         ),
@@ -131,7 +131,7 @@ IN_FLIGHT = Grant("other", "pod ns/other", CpuSet([1, 2]))
     ],
 )
 def test_creation_goes_on(
-    asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], answer: cpuset.Answer
+    asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
     assert cpuset.create(asks, snap, grants) == answer
 
@@ -155,7 +155,7 @@ def test_creation_goes_on(
         pytest.param(
             request("own", "LSE", "1"),
             snapshot(),
-            [Grant("", "an earlier proxy", None, answered_at=101)],
+            [CpuGrant("", "an earlier proxy", None, answered_at=101)],
             "earlier proxy",
             id="just started",
         ),
@@ -175,7 +175,7 @@ def test_creation_goes_on(
     ],
 )
 def test_creation_waits(
-    asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], reason: str
+    asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], reason: str
 ) -> None:
     answer = cpuset.create(asks, snap, grants)
     assert isinstance(answer, Wait)
@@ -257,7 +257,7 @@ def test_no_snapshot_makes_the_hook_replace_what_a_static_kubelet_gave(
     """It waits, or goes on as the kubelet wrote it; also without the agent's word in the end."""
     asks = whole(str(given_to), len(given_to), qos, claim)
     snap = static(decided, owners=(Owner("own", "ns/own", QoS.LSE, str(owned)),))
-    grants = [Grant("other", "pod ns/other", cpus) for cpus in flying]
+    grants = [CpuGrant("other", "pod ns/other", cpus) for cpus in flying]
     answer = cpuset.create(asks, snap, grants)
     if isinstance(answer, Wait):
         answer = cpuset.last_resort(asks, snap, grants)
@@ -299,7 +299,7 @@ def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod(
         pytest.param(
             request("x", "LS", "2"),
             snapshot(),
-            [Grant("y", "y", CpuSet([3]), given=OWN)],
+            [CpuGrant("y", "y", CpuSet([3]), given=OWN)],
             give(0, 2),
             id="without what the proxy granted",
         ),
@@ -331,7 +331,7 @@ def test_update_of_a_container_nobody_knows_keeps_what_the_kubelet_gave_its_pod(
     ],
 )
 def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
-    asks: CreateContainer, snap: Snapshot | None, grants: list[Grant], answer: cpuset.Answer
+    asks: CreateContainer, snap: Snapshot | None, grants: list[CpuGrant], answer: cpuset.Answer
 ) -> None:
     assert cpuset.last_resort(asks, snap, grants) == answer
 
@@ -342,14 +342,14 @@ def test_a_creation_that_goes_on_alone_gets_no_cpu_of_an_owner(
         ("c1", "0-3", snapshot(), None, give(1)),
         ("c1", "", snapshot(), None, give(1)),
         ("kubelets", "0", snapshot(), None, Keep()),
-        ("new", "0-3", snapshot(), Grant("p", "p", CpuSet([2]), Wanted("2")), give(2)),
-        ("new", "0-3", None, Grant("p", "p", None), Keep()),
+        ("new", "0-3", snapshot(), CpuGrant("p", "p", CpuSet([2]), Wanted("2")), give(2)),
+        ("new", "0-3", None, CpuGrant("p", "p", None), Keep()),
         ("new", "", snapshot(), None, Keep()),
         ("new", "0-3", None, None, Keep()),
     ],
 )
 def test_update(
-    container: str, asked: str, snap: Snapshot | None, grant: Grant | None, answer: cpuset.Answer
+    container: str, asked: str, snap: Snapshot | None, grant: CpuGrant | None, answer: cpuset.Answer
 ) -> None:
     assert (
         cpuset.update(UpdateContainer(container, RequestedResources(asked)), snap, grant) == answer
@@ -392,12 +392,15 @@ def test_rewrite_leaves_a_request_that_is_right_alone() -> None:
 @pytest.mark.parametrize(
     ("limits", "kept"),
     [
-        (Limits(), ("mems", "shares", "quota_microseconds", "memory_limit_bytes")),
-        (Limits(quota_microseconds=50_000, shares=512), ("mems", "shares", "memory_limit_bytes")),
-        (Limits(mems=CpuSet([0]), memory_limit_bytes=5), ("shares", "quota_microseconds")),
+        (CgroupLimits(), ("mems", "shares", "quota_microseconds", "memory_limit_bytes")),
+        (
+            CgroupLimits(quota_microseconds=50_000, shares=512),
+            ("mems", "shares", "memory_limit_bytes"),
+        ),
+        (CgroupLimits(mems=CpuSet([0]), memory_limit_bytes=5), ("shares", "quota_microseconds")),
     ],
 )
-def test_what_a_rewrite_keeps(limits: Limits, kept: tuple[str, ...]) -> None:
+def test_what_a_rewrite_keeps(limits: CgroupLimits, kept: tuple[str, ...]) -> None:
     message = pb.CreateContainerRequest()
     message.config.linux.resources.cpu_shares = 512
     parsed = create_container(message.SerializeToString())
@@ -426,7 +429,7 @@ def test_quota_is_for_a_period_of_its_own(
     update = pb.UpdateContainerResourcesRequest()
     update.linux.cpu_quota, update.linux.cpu_period = asked
     raw = update.SerializeToString()
-    answer = Give(Wanted("1", limits=Limits(quota_microseconds=wanted)))
+    answer = Give(Wanted("1", limits=CgroupLimits(quota_microseconds=wanted)))
     updated = rewrites.update_container(raw, cpuset.changes(update_container(raw), answer))
     linux = pb.UpdateContainerResourcesRequest.FromString(updated or b"").linux
     assert (linux.cpu_quota, linux.cpu_period) == left
@@ -463,7 +466,7 @@ def test_quota_is_lifted_for_owners_and_for_what_was_granted_as_own() -> None:
     assert cpuset.update(UpdateContainer("c2", RequestedResources("")), snap, None) == give(
         0, own=False
     )
-    granted = Grant("own", "pod ns/own", CpuSet([2]), Wanted("2", exclusive=True))
+    granted = CpuGrant("own", "pod ns/own", CpuSet([2]), Wanted("2", exclusive=True))
     assert cpuset.update(UpdateContainer("new", RequestedResources("")), snap, granted) == give(
         2, own=True
     )

@@ -23,8 +23,8 @@ from agent.model.visible import (
     DeviceNode,
     HeldDevice,
     Mount,
-    NodeDevices,
     Visible,
+    VisibleDevices,
     VisibleGpu,
 )
 from agent.model.wanted import PodWanted, Wanted
@@ -38,7 +38,7 @@ MIG = VisibleGpu(
     "2:0",
     (DeviceNode("/dev/nvidia6", 195, 6), DeviceNode("/dev/nvidia-caps/nvidia-cap12", 237, 12)),
 )
-NODE = NodeDevices()
+NODE = VisibleDevices()
 
 
 def env(value: str) -> Changes:
@@ -380,7 +380,7 @@ def test_isolation_comes_on_top_and_what_is_preloaded_already_stays() -> None:
     )
 
 
-HELD = NodeDevices(
+HELD = VisibleDevices(
     held=(
         HeldDevice("GPU-a", "0", nodes=("/dev/nvidia4",), holders=("owner", "sharer")),
         HeldDevice("GPU-b", "1", nodes=("/dev/nvidia5",)),
@@ -451,7 +451,7 @@ def test_a_pod_that_was_given_cards_does_not_keep_all_instead() -> None:
 
 
 def test_all_cards_are_not_refused_for_devices_of_other_kinds() -> None:
-    nic = NodeDevices((HeldDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
+    nic = VisibleDevices((HeldDevice("0000:17:00.0", nodes=("/dev/u0",), holders=("owner",)),))
     assert devices.unallocated("other", Carried(("all",)), nic, given=True) == UNCHANGED
 
 
@@ -507,9 +507,9 @@ def test_a_decision_about_gpus_says_nothing_of_another_pods_rdma_device() -> Non
 def test_who_was_given_nothing(
     carried: Carried, leave: Changes, hide: Changes, deny: Changes
 ) -> None:
-    assert devices.changes("p", carried, Visible(), NodeDevices(unasked="leave")) == leave
-    assert devices.changes("p", carried, Visible(), NodeDevices(unasked="hide")) == hide
-    assert devices.changes("p", carried, Visible(), NodeDevices(unasked="deny")) == deny
+    assert devices.changes("p", carried, Visible(), VisibleDevices(unasked="leave")) == leave
+    assert devices.changes("p", carried, Visible(), VisibleDevices(unasked="hide")) == hide
+    assert devices.changes("p", carried, Visible(), VisibleDevices(unasked="deny")) == deny
 
 
 def test_what_the_agent_refused_is_told() -> None:
@@ -559,16 +559,16 @@ def test_what_was_decided_for_the_container() -> None:
 @pytest.mark.parametrize(
     ("node", "looked_into"),
     [
-        (NodeDevices(), False),
-        (NodeDevices((HeldDevice("GPU-a"),)), False),
+        (VisibleDevices(), False),
+        (VisibleDevices((HeldDevice("GPU-a"),)), False),
         # Its files are open to many at once.
-        (NodeDevices((HeldDevice("0000:17:00.0", holders=("other",)),)), False),
-        (NodeDevices((HeldDevice("GPU-a", holders=("other",)),)), True),
-        (NodeDevices(unasked="hide"), True),
+        (VisibleDevices((HeldDevice("0000:17:00.0", holders=("other",)),)), False),
+        (VisibleDevices((HeldDevice("GPU-a", holders=("other",)),)), True),
+        (VisibleDevices(unasked="hide"), True),
     ],
 )
 def test_a_container_that_nothing_was_decided_about_is_looked_into_where_it_may_matter(
-    node: NodeDevices, looked_into: bool
+    node: VisibleDevices, looked_into: bool
 ) -> None:
     snapshot = msgspec.structs.replace(MANAGED, devices=node)
     assert admission.decided_devices(request("new"), snapshot) == (

@@ -2,12 +2,12 @@ import time
 
 import msgspec
 
-from agent.hooks.cpuset import Grant
+from agent.hooks.cpuset import CpuGrant
 from agent.hooks.grants import MOST, Grants
 from agent.model.cpuset import CpuSet
 from tests.proxy.exchanges import EMPTY
 
-GRANT = Grant("p", "pod ns/p", CpuSet([1]))
+GRANT = CpuGrant("p", "pod ns/p", CpuSet([1]))
 
 
 def looked_now(grants: Grants) -> None:

@@ -14,7 +14,7 @@ from agent.model.failurepolicy import CREATE
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Refuse, Wait
 from agent.proto import cri_pb2 as pb
-from agent.relay.gate import FORWARD, Call, Replace, Verdict
+from agent.relay.gate import FORWARD, Call, GateVerdict, Replace
 from tests.proxy.exchanges import EMPTY, SHOWN, Exchange, sandbox
 
 ENV = "NVIDIA_VISIBLE_DEVICES"
@@ -59,7 +59,7 @@ def request(
     return message
 
 
-def seen(verdict: Verdict, asked: pb.CreateContainerRequest) -> tuple[list[str], list[str]]:
+def seen(verdict: GateVerdict, asked: pb.CreateContainerRequest) -> tuple[list[str], list[str]]:
     """Values of the variable, and CDI names, that the runtime is given."""
     if isinstance(verdict, Replace):
         asked = pb.CreateContainerRequest.FromString(verdict.message)

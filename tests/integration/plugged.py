@@ -20,9 +20,9 @@ from agent.model import snapshot as snapshots
 from agent.model.snapshot import Pool, Snapshot
 from agent.model.verdict import Refuse, Wait
 from agent.model.wanted import Wanted
-from agent.nri.link import Link
-from agent.nri.messages import Seen
-from agent.nri.plugin import Call
+from agent.nri.link import PluginLink
+from agent.nri.messages import NriContainer
+from agent.nri.plugin import PluginCall
 from demo.containerd import Containerd
 from demo.stage import free_port
 from tests.integration.harness import HOLD, TestNode, fresh_node
@@ -122,11 +122,11 @@ class Other(Recorder):
         self.answer = changes
         self.synchronized = threading.Event()
 
-    def synchronize(self, containers: Sequence[Seen]) -> dict[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> dict[str, Changes]:
         self.synchronized.set()
         return {}
 
-    def update(self, call: Call) -> Changes | Wait | Refuse:
+    def update(self, call: PluginCall) -> Changes | Wait | Refuse:
         return Changes()
 
 
@@ -134,7 +134,7 @@ class Other(Recorder):
 def other_plugin(containerd: Containerd, name: str, changes: Changes) -> Iterator[None]:
     """Registered under the name while the context lasts."""
     loop, plugin = Loop(), Other(changes)
-    link = Link(loop, containerd.nri_socket, name, "50", plugin)
+    link = PluginLink(loop, containerd.nri_socket, name, "50", plugin)
     link.start()
     thread = threading.Thread(target=loop.run)
     thread.start()

@@ -19,7 +19,7 @@ from agent.kube.errors import KubeError
 from agent.model import fingerprint
 from agent.model.cpuset import CpuSet, union
 from agent.model.seentopology import decode
-from agent.node.outbox import Pace
+from agent.node.outbox import ReportPace
 from benchmarks import trees
 from tests.deploy.manifests import objects
 from tests.integration.apiserver import server
@@ -219,7 +219,7 @@ def test_a_day(cluster: ApiServer, node: TestNode) -> None:
                 before = 0
         day.settles(f"wave {wave}")
         written = node.metric('topolet_reports_total{result="written"}') - before
-        settled = (time.monotonic() - began) / Pace().settle_seconds
+        settled = (time.monotonic() - began) / ReportPace().settle_seconds
         assert written <= max(5, 1 + settled), "at most one for each moment of rest"
         day.go(WAVE - 10)
         day.settles(f"the ebb of wave {wave}")

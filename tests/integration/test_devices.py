@@ -27,7 +27,7 @@ from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.qos import QoS
-from agent.model.visible import DeviceNode, NodeDevices, Unasked, VisibleGpu
+from agent.model.visible import DeviceNode, Unasked, VisibleDevices, VisibleGpu
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.rpc.grpc import RpcError
@@ -135,7 +135,7 @@ class DeviceTest:
             EMPTY,
             looked_at=time.monotonic_ns(),
             pods=pods,
-            devices=NodeDevices(held(FILES, decided), self.unasked, self.cdi_kind),
+            devices=VisibleDevices(held(FILES, decided), self.unasked, self.cdi_kind),
         )
         self.node.state.mkdir(exist_ok=True)
         path = str(self.node.state / "snapshot.json")

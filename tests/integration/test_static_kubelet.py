@@ -19,7 +19,7 @@ from agent.kube.transport import Transport
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.resources import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
 from agent.node.pod_events import ACTION, CLAIM_NOT_HONORED, CONTROLLER
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections
 from agent.scheduler.watches import Watches
 from tests.deploy.manifests import objects as manifests
@@ -114,7 +114,7 @@ def test_annotation_is_corrected_with_the_schedulers_role(
     uid = pod["metadata"]["uid"]
     apiserver.create(TOPOLOGIES, topology(place, **{uid: "4-5"}))
     transport = access("topolet-scheduler")
-    cluster = Cluster()
+    cluster = SchedulerCache()
     watching = Watches(transport, cluster, stale_seconds=30)
     corrections = Corrections(transport, cluster, lambda: watching.synced, clock=time.monotonic)
     watching.start()

@@ -23,7 +23,7 @@ from agent.model.gpunames import MOUNT_ROOT
 from agent.model.notifications import Created, PodAnnounced, Resized, SnapshotRequest
 from agent.model.snapshot import Snapshot
 from agent.model.visible import DeviceNode, Visible
-from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.proto import koordinator_hooks_pb2 as pb
 from tests.koordinator.world import World, container
 from tests.proxy.exchanges import CARD, EMPTY, OWNED, SHOWN
@@ -147,7 +147,7 @@ def test_a_resize_is_told_where_it_is_no_echo(
     world: World, ours: int | None, notifications: int
 ) -> None:
     """koord-runtime-proxy repeats in every update what the container has, our shares too."""
-    wanted = Wanted("1", exclusive=True, limits=Limits(shares=ours))
+    wanted = Wanted("1", exclusive=True, limits=CgroupLimits(shares=ours))
     world.publish(msgspec.structs.replace(OWNED, cpu_policy="static", containers={"c-own": wanted}))
     world.container("PreUpdateContainerResources", container("own", container_id="c-own"))
     heard = world.notifications()

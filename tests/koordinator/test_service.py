@@ -11,8 +11,8 @@ import pytest
 from agent.hooks.changes import Changes, Verdict
 from agent.hooks.requests import CreateContainer, UpdateContainer
 from agent.koordinator import registration
-from agent.koordinator.messages import Place
-from agent.koordinator.service import Call, HookService
+from agent.koordinator.messages import ContainerRef
+from agent.koordinator.service import HookService, RuntimeHookCall
 from agent.model.notifications import PodAnnounced
 from agent.model.verdict import Code, Refuse, Wait
 from agent.proto import koordinator_hooks_pb2 as pb
@@ -36,7 +36,7 @@ class Hooks:
 
     def __init__(
         self,
-        create: Callable[[Call], Verdict] = lambda call: Changes(cpuset="1"),
+        create: Callable[[RuntimeHookCall], Verdict] = lambda call: Changes(cpuset="1"),
         then: Callable[[], None] = lambda: None,
         unhooked: Callable[[str], Refuse | None] = lambda reason: None,
     ) -> None:
@@ -48,26 +48,26 @@ class Hooks:
     def pod_announced(self, pod: PodAnnounced) -> None:
         self._then()
 
-    def create(self, call: Call, request: CreateContainer) -> Verdict:
+    def create(self, call: RuntimeHookCall, request: CreateContainer) -> Verdict:
         return self._create(call)
 
-    def update(self, call: Call, request: UpdateContainer) -> Verdict:
+    def update(self, call: RuntimeHookCall, request: UpdateContainer) -> Verdict:
         self._then()
         return Changes()
 
-    def exists(self, container: Place) -> None:
+    def exists(self, container: ContainerRef) -> None:
         self._then()
 
-    def stopped(self, container: Place) -> None:
+    def stopped(self, container: ContainerRef) -> None:
         self._then()
 
     def pod_stopped(self, uid: str) -> None:
         self._then()
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: RuntimeHookCall) -> None:
         self.told.append(call)
 
-    def unhooked(self, hook: str, call: Call, reason: str, detail: str) -> Refuse | None:
+    def unhooked(self, hook: str, call: RuntimeHookCall, reason: str, detail: str) -> Refuse | None:
         self.told.append((hook, reason, detail))
         return self._unhooked(reason)
 
@@ -81,7 +81,7 @@ def fault() -> None:
     raise RuntimeError("a hook's fault")
 
 
-def faulty(call: Call) -> Verdict:
+def faulty(call: RuntimeHookCall) -> Verdict:
     raise RuntimeError("a hook's fault")
 
 
@@ -122,7 +122,7 @@ def test_a_call_is_held_for_less_than_its_caller_waits(
 ) -> None:
     seen: list[float | None] = []
 
-    def note(call: Call) -> Verdict:
+    def note(call: RuntimeHookCall) -> Verdict:
         seen.append(call.budget_seconds)
         return Changes()
 
@@ -157,13 +157,13 @@ def test_what_nobody_waits_for_is_given_up() -> None:
     answer = HookService(hooks).answer("PreCreateContainer", b"", caller)
     assert isinstance(answer, Refuse)
     assert answer.code == Code.CANCELLED
-    assert [type(each) for each in hooks.told] == [Call]
+    assert [type(each) for each in hooks.told] == [RuntimeHookCall]
 
 
 def test_hooks_are_asked_one_at_a_time() -> None:
     inside = threading.Lock()
 
-    def alone(call: Call) -> Verdict:
+    def alone(call: RuntimeHookCall) -> Verdict:
         assert inside.acquire(blocking=False)
         time.sleep(0.001)
         inside.release()

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from agent.kube import errors
-from agent.kube.errors import Cause, Details, Status
+from agent.kube.errors import Details, Status, StatusCause
 
 # What kube-apiserver 1.36.3 says.
 DENIED = (
@@ -88,7 +88,7 @@ def test_forbidden_says_what_is_lacking(
 def test_conflict_names_the_fields_of_others() -> None:
     details = Details(
         causes=(
-            Cause(
+            StatusCause(
                 reason="FieldManagerConflict",
                 message='conflict with "m1"',
                 field='.zones[name="a"].cpus',
@@ -117,7 +117,7 @@ def test_retry_after_of_header_and_status(
     "status",
     [
         Status(code=504, message="Too large resource version: 774, current: 262"),
-        Status(code=504, details=Details(causes=(Cause(reason="ResourceVersionTooLarge"),))),
+        Status(code=504, details=Details(causes=(StatusCause(reason="ResourceVersionTooLarge"),))),
     ],
 )
 def test_version_of_the_future_is_told_from_other_timeouts(status: Status) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from agent.kube.folderwatch import FolderWatch
-from agent.kube.objects import Change, Key
+from agent.kube.objects import Change, ObjectKey
 from agent.kube.store import EmbeddedStore
 from tests.kube.reading import as_type
 from tests.waiting import eventually
@@ -27,7 +27,7 @@ def pod(folder: Path, namespace: str, name: str, node: str, **labels: str) -> Pa
 
 
 def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
-    told: list[tuple[str, Key]] = []
+    told: list[tuple[str, ObjectKey]] = []
 
     def changed(changes: Sequence[Change[Item]]) -> None:
         told.extend((each.kind.value, each.key) for each in changes)
@@ -40,7 +40,7 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
     watch.start()
     try:
         eventually("synced", lambda: watch.synced)
-        assert set(watch.objects()) == {Key("a", "p"), Key("b", "p")}
+        assert set(watch.objects()) == {ObjectKey("a", "p"), ObjectKey("b", "p")}
         path = pod(tmp_path, "a", "p", "n", changed="yes")
         eventually("told", lambda: len(told) == 3)
         path.write_text("{")
@@ -51,8 +51,8 @@ def test_pods_of_one_node_are_followed(tmp_path: Path) -> None:
         assert watch.trouble is None
     finally:
         watch.stop()
-    assert sorted(told[:2]) == [("added", Key("a", "p")), ("added", Key("b", "p"))]
-    assert told[2:] == [("modified", Key("a", "p")), ("deleted", Key("a", "p"))]
+    assert sorted(told[:2]) == [("added", ObjectKey("a", "p")), ("added", ObjectKey("b", "p"))]
+    assert told[2:] == [("modified", ObjectKey("a", "p")), ("deleted", ObjectKey("a", "p"))]
     pod(tmp_path, "a", "late", "n")
     assert len(told) == 4
 

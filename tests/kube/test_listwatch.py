@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 import pytest
 
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.auth import FileAccess
 from agent.kube.listing import PAGE
 from agent.kube.listwatch import ListWatch
-from agent.kube.objects import Change, ChangeKind, Key
-from agent.kube.schedule import Pace
+from agent.kube.objects import Change, ChangeKind, ObjectKey
+from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
 from tests.kube import hostile
 from tests.kube.hostile import Answer, Request, Server, chunk, end, event, head, reply, status
 from tests.kube.reading import as_type
 from tests.waiting import eventually
 
-LIMITS = Limits(line_bytes=100_000, body_bytes=1_000_000)
+LIMITS = ResponseLimits(line_bytes=100_000, body_bytes=1_000_000)
 HASTY = msgspec.structs.replace(LIMITS, read_seconds=0.1)
 """For a server that hangs: an honest one on a busy machine may take longer."""
 TROUBLE_SECONDS = 100.0
@@ -50,12 +50,16 @@ class Follower:
     """Keeps what it was told, and fails where that makes no sense."""
 
     def __init__(
-        self, server: Server, clock: Clock, limits: Limits = LIMITS, watch_seconds: float = 300
+        self,
+        server: Server,
+        clock: Clock,
+        limits: ResponseLimits = LIMITS,
+        watch_seconds: float = 300,
     ) -> None:
         self.told: dict[str, str] = {}
         self.changes: list[Change[Item]] = []
         self.wrong: list[Change[Item]] = []
-        pace = Pace(random.Random(7).random, lambda: clock.now, clock.wait, watch_seconds, 0.1)
+        pace = WatchPace(random.Random(7).random, lambda: clock.now, clock.wait, watch_seconds, 0.1)
         transport = Transport(FileAccess(server.url), limits=limits)
         self.watch = ListWatch(transport, "/objects", {}, as_type(Item), self._changed, pace=pace)
 
@@ -89,7 +93,7 @@ def server(clock: Clock) -> Iterator[Server]:
 
 @contextlib.contextmanager
 def following(
-    server: Server, clock: Clock, limits: Limits = LIMITS, watch_seconds: float = 300
+    server: Server, clock: Clock, limits: ResponseLimits = LIMITS, watch_seconds: float = 300
 ) -> Iterator[Follower]:
     follower = Follower(server, clock, limits, watch_seconds)
     follower.watch.start()
@@ -392,7 +396,7 @@ def test_stop_from_another_thread_ends_it_at_once(
     server: Server, clock: Clock, place: Answer
 ) -> None:
     server.answer = place
-    follower = Follower(server, clock, Limits(read_seconds=600))
+    follower = Follower(server, clock, ResponseLimits(read_seconds=600))
     follower.watch.start()
     eventually("asked", lambda: server.requests)
     follower.watch.stop()
@@ -401,7 +405,7 @@ def test_stop_from_another_thread_ends_it_at_once(
 
 def test_first_request_waits_for_the_nodes_moment(server: Server, clock: Clock) -> None:
     transport = Transport(FileAccess(server.url), limits=LIMITS)
-    pace = Pace(random.random, lambda: clock.now, clock.wait)
+    pace = WatchPace(random.random, lambda: clock.now, clock.wait)
     watch = ListWatch(
         transport,
         "/objects",
@@ -429,7 +433,7 @@ def test_page_is_understood_before_the_next_is_asked_for(server: Server, clock: 
         return msgspec.json.decode(text, type=Item)
 
     told: list[Sequence[Change[Item]]] = []
-    pace = Pace(random.random, lambda: clock.now, clock.wait)
+    pace = WatchPace(random.random, lambda: clock.now, clock.wait)
     transport = Transport(FileAccess(server.url), limits=LIMITS)
     watch = ListWatch(transport, "/objects", {}, read, told.append, pace=pace)
     watch.start()
@@ -469,7 +473,7 @@ def test_object_of_another_shape_is_left_out(server: Server, clock: Clock) -> No
     server.objects["odd"]["value"] = 3  # type: ignore[assignment]
     with following(server, clock) as follower:
         eventually("synced", lambda: follower.watch.synced)
-        assert set(follower.watch.objects()) == {Key("", "good")}
+        assert set(follower.watch.objects()) == {ObjectKey("", "good")}
         server.put("odd", "2")
         eventually("told", lambda: follower.equals(server))
 
@@ -589,7 +593,7 @@ class Sleeper:
 )
 def test_answer_to_another_request_ends_the_pause(server: Server, bad: Answer, ends: bool) -> None:
     sleeper = Sleeper()
-    pace = Pace(wait=sleeper.wait, return_seconds=0)
+    pace = WatchPace(wait=sleeper.wait, return_seconds=0)
     transport = Transport(FileAccess(server.url), limits=LIMITS)
     watches = [
         ListWatch(transport, "/objects", {}, as_type(Item), lambda changes: None, pace=pace)

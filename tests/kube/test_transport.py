@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from agent.kube import errors
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.auth import AccessError, FileAccess
 from agent.kube.stream import Stream
 from agent.kube.transport import Transport, segment
@@ -22,7 +22,7 @@ from tests.kube import hostile
 from tests.kube.hostile import Request, Server, chunk, end, head, reply, status
 from tests.waiting import eventually
 
-LIMITS = Limits(line_bytes=1000, body_bytes=10_000)
+LIMITS = ResponseLimits(line_bytes=1000, body_bytes=10_000)
 HASTY = msgspec.structs.replace(LIMITS, read_seconds=1, whole_seconds=2)
 """For a server that never ends its answer."""
 

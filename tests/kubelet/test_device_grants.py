@@ -13,7 +13,7 @@ from agent.allocate.foreign.grants import Carriers
 from agent.hooks.wire import patch
 from agent.kubelet import device_checkpoint, device_grants
 from agent.kubelet.device_grants import of_checkpoint
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 
 TEGRA = "Ch8KFk5WSURJQV9WSVNJQkxFX0RFVklDRVMSBXRlZ3Jh"
 """The answer of a real plugin, from a real checkpoint: NVIDIA_VISIBLE_DEVICES=tegra."""
@@ -63,15 +63,17 @@ def test_a_real_answer() -> None:
 def test_both_shapes_of_ids(ids: Any) -> None:
     found, problems = of_checkpoint(checkpoint(ids))
     assert problems == ()
-    assert found == (Grant("pod", "main", "nvidia.com/gpu", ("GPU-a", "GPU-b"), Source.CHECKPOINT),)
+    assert found == (
+        DeviceGrant("pod", "main", "nvidia.com/gpu", ("GPU-a", "GPU-b"), HoldingSource.CHECKPOINT),
+    )
 
 
 def test_ids_and_answer() -> None:
     found, problems = of_checkpoint(checkpoint({"-1": ["tegra"]}, TEGRA))
     assert problems == ()
     assert found == (
-        Grant("pod", "main", "nvidia.com/gpu", ("tegra",), Source.CHECKPOINT),
-        Grant("pod", "main", "", ("tegra",), Source.ANSWER),
+        DeviceGrant("pod", "main", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT),
+        DeviceGrant("pod", "main", "", ("tegra",), HoldingSource.ANSWER),
     )
 
 

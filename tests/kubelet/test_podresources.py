@@ -15,7 +15,7 @@ from agent.kubelet import podmessages
 from agent.kubelet.podmessages import FieldError
 from agent.kubelet.podresources import (
     MAX_REPLY_BYTES,
-    MalformedError,
+    MalformedPodResourcesError,
     NobodyAnswersError,
     NotServedError,
     PodResourcesClient,
@@ -25,12 +25,12 @@ from agent.kubelet.podresources import (
 from agent.model.cpuset import CpuSet
 from agent.model.podresources import (
     Allocatable,
-    Claim,
     ClaimedDevice,
     ContainerResources,
     GivenDevice,
     MemoryBlock,
     PodResources,
+    ResourceClaim,
 )
 from agent.proto import podresources_pb2 as pb
 from tests.kubelet.played import Kubelet, device, memory, serving
@@ -89,7 +89,7 @@ def test_all_fields_of_a_pod(client: PodResourcesClient, kubelet: Kubelet) -> No
         (MemoryBlock("hugepages-2Mi", GI, (0,)), MemoryBlock("memory", 3 * GI, (0, 1))),
         (GivenDevice("vendor.example/nic", "n0", (1,)), GivenDevice("vendor.example/nic", "n1")),
         (
-            Claim(
+            ResourceClaim(
                 "ns",
                 "one-gpu",
                 (
@@ -142,7 +142,7 @@ def test_one_pod_by_name(client: PodResourcesClient, kubelet: Kubelet) -> None:
     assert pb.GetPodResourcesRequest.FromString(request) == pb.GetPodResourcesRequest(
         pod_namespace="ns", pod_name="p"
     )
-    with pytest.raises(MalformedError, match="pod ns/other: the answer is of ns/p"):
+    with pytest.raises(MalformedPodResourcesError, match="pod ns/other: the answer is of ns/p"):
         client.pod("ns", "other")
 
 
@@ -237,7 +237,7 @@ def test_what_cant_be_true_is_refused_by_name(
     client: PodResourcesClient, kubelet: Kubelet, path: Path, message: pb.PodResources, named: str
 ) -> None:
     kubelet.has(pb.PodResources(namespace="ns", name="good"), message)
-    with pytest.raises(MalformedError) as error:
+    with pytest.raises(MalformedPodResourcesError) as error:
         client.pods()
     assert str(error.value).startswith(f"{path}: List: ")
     assert named in str(error.value)
@@ -250,8 +250,8 @@ def test_what_cant_be_true_is_refused_by_name(
         ((grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled"), NotServedError),
         ((grpc.StatusCode.UNAVAILABLE, "not yet"), NobodyAnswersError),
         ((grpc.StatusCode.INTERNAL, "on fire"), PodResourcesError),
-        (b"\xff\xff", MalformedError),
-        (b"\x0a\x02\x0a\x01", MalformedError),
+        (b"\xff\xff", MalformedPodResourcesError),
+        (b"\x0a\x02\x0a\x01", MalformedPodResourcesError),
         (None, NotServedError),
     ],
 )
@@ -284,7 +284,7 @@ def test_pod_that_the_kubelet_does_not_have(client: PodResourcesClient, kubelet:
         kubelet.answers["Get"] = (code, text)
         assert client.pod("ns", "p") is None
     kubelet.answers["Get"] = pb.GetPodResourcesResponse()
-    with pytest.raises(MalformedError, match="pod ''/''"):
+    with pytest.raises(MalformedPodResourcesError, match="pod ''/''"):
         client.pod("ns", "p")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.model.pci import Function
-from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
+from agent.model.rdma import RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
 
 SWITCH = ("0000:17:00.0", "0000:18:00.0", "0000:19:04.0")
 
@@ -18,8 +18,8 @@ def gpu_function(bus: str, driver: str = "nvidia", **others: object) -> Function
 
 
 def nic(bus: str, *states: str, name: str = "mlx5_0", **others: object) -> RdmaDevice:
-    ports = tuple(Port(n, state, link_layer="InfiniBand") for n, state in enumerate(states, 1))
-    return RdmaDevice(RdmaFunction(function(bus, **others), (Link(name, ports=ports),)))
+    ports = tuple(RdmaPort(n, state, link_layer="InfiniBand") for n, state in enumerate(states, 1))
+    return RdmaDevice(RdmaFunction(function(bus, **others), (RdmaLink(name, ports=ports),)))
 
 
 def by_address(*functions: Function) -> dict[str, Function]:

@@ -2,7 +2,7 @@ import pytest
 
 from agent.model.annotations import AnnotationError
 from agent.model.checkpoints import DEVICES_CHECKPOINTS, decode, encode
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 
 
 def test_nothing_is_written_where_nothing_is_held() -> None:
@@ -16,16 +16,19 @@ def test_nothing_is_written_where_nothing_is_held() -> None:
         ("", ()),
         ("null", ()),
         ("[]", ()),
-        ('[{"podUID":"a"}]', (Grant("a", "", "", (), Source.CHECKPOINT),)),
+        ('[{"podUID":"a"}]', (DeviceGrant("a", "", "", (), HoldingSource.CHECKPOINT),)),
         (
             '[{"podUID":"a","containerName":"c","resourceName":"r","deviceIDs":["GPU-1"],'
             '"allocResp":"AAAA","more":1}]',
-            (Grant("a", "c", "r", ("GPU-1",), Source.CHECKPOINT),),
+            (DeviceGrant("a", "c", "r", ("GPU-1",), HoldingSource.CHECKPOINT),),
         ),
-        ('[{"podUID":"a","deviceIDs":null}]', (Grant("a", "", "", (), Source.CHECKPOINT),)),
+        (
+            '[{"podUID":"a","deviceIDs":null}]',
+            (DeviceGrant("a", "", "", (), HoldingSource.CHECKPOINT),),
+        ),
     ],
 )
-def test_the_words_of_others(text: str, grants: tuple[Grant, ...]) -> None:
+def test_the_words_of_others(text: str, grants: tuple[DeviceGrant, ...]) -> None:
     assert decode({DEVICES_CHECKPOINTS: text}) == grants
 
 

@@ -5,7 +5,7 @@ import pytest
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
-    Given,
+    AllocatedDevice,
     Holdings,
     allocated,
     given,
@@ -81,7 +81,7 @@ def test_what_a_pod_was_given_one_by_one() -> None:
         ' {"vfs": [{"minor": 3, "busID": "0000:17:00.3"}], "other": {}}}], "fpga": null}'
     )
     assert given({DEVICE_ALLOCATED: text}) == {
-        "gpu": (Given(1, "GPU-1", {"koordinator.sh/gpu-core": 50}), Given(0)),
-        "rdma": (Given(2, "0000:17:00.0", functions=("0000:17:00.3",)),),
+        "gpu": (AllocatedDevice(1, "GPU-1", {"koordinator.sh/gpu-core": 50}), AllocatedDevice(0)),
+        "rdma": (AllocatedDevice(2, "0000:17:00.0", functions=("0000:17:00.3",)),),
         "fpga": (),
     }

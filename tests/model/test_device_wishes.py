@@ -7,14 +7,14 @@ from agent.model.device_wishes import (
     DEVICE_ALLOCATE_HINT,
     DEVICE_JOINT_ALLOCATE,
     GPU_PARTITION_SPEC,
+    DeviceAllocateStrategy,
+    DeviceHint,
+    DeviceTopologyScope,
     DeviceWishes,
     Exclusion,
-    Hint,
     Joint,
     JointScope,
     PartitionSpec,
-    Scope,
-    Strategy,
     wishes,
 )
 from agent.model.objects import LabelSelector
@@ -35,13 +35,13 @@ def test_all_that_can_be_said() -> None:
     )
     assert found == DeviceWishes(
         {
-            "rdma": Hint(
+            "rdma": DeviceHint(
                 LabelSelector({"type": "a"}),
                 LabelSelector(),
-                Strategy.REQUESTS_AS_COUNT,
+                DeviceAllocateStrategy.REQUESTS_AS_COUNT,
                 exclusion=Exclusion.DEVICE_LEVEL,
             ),
-            "gpu": Hint(scope=Scope.NUMA_NODE),
+            "gpu": DeviceHint(scope=DeviceTopologyScope.NUMA_NODE),
         },
         Joint(("gpu", "rdma"), JointScope.SAME_PCIE),
         PartitionSpec(restricted=True, bandwidth=1024),

@@ -6,18 +6,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.model import interconnect, minors
-from agent.model.devicelist import DeviceList, Found, Published, device_list, published
+from agent.model.devicelist import DeviceList, DiscoveredDevices, Published, device_list, published
 from agent.model.deviceobject import decode, encode
 from agent.model.devices import Condition, Device, VfGroup, VirtualFunction
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.pci import AcceleratorPort, Fpga, FpgaDriver
-from agent.model.rdma import Link, Port, RdmaDevice, RdmaFunction
+from agent.model.rdma import RdmaDevice, RdmaFunction, RdmaLink, RdmaPort
 from tests.model.found import by_address, function, gpu_function, nic
 
 NOW, LATER = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
 
-def again(found: Found, before: DeviceList, now: str = LATER, **others: object) -> DeviceList:
+def again(
+    found: DiscoveredDevices, before: DeviceList, now: str = LATER, **others: object
+) -> DeviceList:
     """What a later look makes of it, by way of the published object."""
     body = encode("node", before.devices, annotations=minors.encode(before.gone))
     earlier, problems = published(body)
@@ -59,18 +61,22 @@ def test_links_of_gpus_are_known_again_and_those_that_cannot_be_read_are_told() 
 
 def test_gpus_stay_as_they_were_made() -> None:
     gpus = (gpu(2), gpu(0))
-    assert device_list(Found(gpus=gpus), Published(), NOW) == DeviceList((gpu(0), gpu(2)), {})
+    assert device_list(DiscoveredDevices(gpus=gpus), Published(), NOW) == DeviceList(
+        (gpu(0), gpu(2)), {}
+    )
 
 
 def test_devices_of_a_type_that_others_write_are_not_remembered() -> None:
     others = Published((Device("npu", "NPU-0", 0, {}),))
-    assert device_list(Found(), others, NOW) == DeviceList((), {})
+    assert device_list(DiscoveredDevices(), others, NOW) == DeviceList((), {})
 
 
 def test_the_number_of_a_gpu_is_its_drivers() -> None:
-    before = device_list(Found(gpus=(gpu(2),)), Published(), NOW)
-    assert again(Found(), before) == DeviceList((), {})
-    assert ids(again(Found(gpus=(gpu(0, "GPU-2"),)), before)) == [("gpu", "GPU-2", 0, True)]
+    before = device_list(DiscoveredDevices(gpus=(gpu(2),)), Published(), NOW)
+    assert again(DiscoveredDevices(), before) == DeviceList((), {})
+    assert ids(again(DiscoveredDevices(gpus=(gpu(0, "GPU-2"),)), before)) == [
+        ("gpu", "GPU-2", 0, True)
+    ]
 
 
 def test_a_condition_tells_since_when() -> None:
@@ -79,7 +85,7 @@ def test_a_condition_tells_since_when() -> None:
     found = DeviceList((), {})
     told = []
     for day, state in zip(days, states, strict=True):
-        found = again(Found(rdma=(nic("1a:00.0", state),)), found, day)
+        found = again(DiscoveredDevices(rdma=(nic("1a:00.0", state),)), found, day)
         (condition,) = found.devices[0].conditions
         told.append((condition.status, condition.reason, condition.last_transition_time))
     assert told == [
@@ -102,7 +108,9 @@ def test_a_condition_tells_since_when() -> None:
     ],
 )
 def test_health_of_an_adapter(states: tuple[str, ...], healthy: bool, message: str) -> None:
-    (device,) = device_list(Found(rdma=(nic("1a:00.0", *states),)), Published(), NOW).devices
+    (device,) = device_list(
+        DiscoveredDevices(rdma=(nic("1a:00.0", *states),)), Published(), NOW
+    ).devices
     assert device.healthy is healthy
     assert device.conditions[0].message == message
     assert device.resources == {"koordinator.sh/rdma": 100}
@@ -115,9 +123,9 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
         RdmaFunction(function("1a:01.2", driver="vfio-pci"), number=9),
         RdmaFunction(function("1a:00.2", driver="mlx5_core"), number=1),
     )
-    port = Port(1, "ACTIVE", link_layer="InfiniBand")
-    rdma = RdmaDevice(RdmaFunction(physical, (Link("ibp26s0", ports=(port,)),)), virtual)
-    (device,) = device_list(Found(rdma=(rdma,)), Published(), NOW).devices
+    port = RdmaPort(1, "ACTIVE", link_layer="InfiniBand")
+    rdma = RdmaDevice(RdmaFunction(physical, (RdmaLink("ibp26s0", ports=(port,)),)), virtual)
+    (device,) = device_list(DiscoveredDevices(rdma=(rdma,)), Published(), NOW).devices
     assert device.labels == {"topolet.io/links": "ibp26s0", "topolet.io/link-layer": "InfiniBand"}
     assert device.vf_groups == (
         VfGroup(
@@ -130,12 +138,14 @@ def test_virtual_functions_are_grouped_by_their_driver() -> None:
 
 def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
     two = device_list(
-        Found(rdma=(nic("3e:00.0", "ACTIVE"), nic("1a:00.0", "ACTIVE"))), Published(), NOW
+        DiscoveredDevices(rdma=(nic("3e:00.0", "ACTIVE"), nic("1a:00.0", "ACTIVE"))),
+        Published(),
+        NOW,
     )
     assert ids(two) == [("rdma", "0000:1a:00.0", 0, True), ("rdma", "0000:3e:00.0", 1, True)]
-    one = again(Found(rdma=(nic("3e:00.0", "ACTIVE"),)), two)
+    one = again(DiscoveredDevices(rdma=(nic("3e:00.0", "ACTIVE"),)), two)
     assert ids(one) == [("rdma", "0000:3e:00.0", 1, True)]
-    new = again(Found(rdma=(nic("02:00.0", "ACTIVE"), nic("3e:00.0", "ACTIVE"))), one)
+    new = again(DiscoveredDevices(rdma=(nic("02:00.0", "ACTIVE"), nic("3e:00.0", "ACTIVE"))), one)
     assert [each[1:3] for each in ids(new)] == [("0000:3e:00.0", 1), ("0000:02:00.0", 2)]
     assert new.gone == {"rdma": {"0000:1a:00.0": 0}}
 
@@ -143,11 +153,11 @@ def test_numbers_of_adapters_outlive_restarts_and_neighbours() -> None:
 @pytest.mark.parametrize("held", [True, False])
 def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: bool) -> None:
     """Also where what it has was withheld from the object, since it is in use."""
-    before = device_list(Found(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
+    before = device_list(DiscoveredDevices(rdma=(nic("1a:00.0", "ACTIVE"),)), Published(), NOW)
     (device,) = before.devices
     before = replace(before, devices=(replace(device, resources={"koordinator.sh/rdma": 0}),))
     virtual = {"virtual": ((0, "0000:1a:00.1"), (1, "0000:1a:00.2"))}
-    found = Found(
+    found = DiscoveredDevices(
         by_address(function("1a:00.0", **virtual), function("1a:00.1", driver="mlx5_core"))
     )
     after = again(found, before, held={("rdma", "0000:1a:00.0")} if held else ())
@@ -159,7 +169,7 @@ def test_an_adapter_whose_files_are_gone_is_in_a_pods_namespace_or_ill(held: boo
     )
     if not held:
         assert after.devices[0].conditions[0].reason == "NotVisible"
-    assert ids(again(Found(), after)) == [], "without a function it is gone"
+    assert ids(again(DiscoveredDevices(), after)) == [], "without a function it is gone"
 
 
 def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
@@ -169,7 +179,7 @@ def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
         Fpga(port, FpgaDriver.DFL, (AcceleratorPort("dfl-port.0", "ab" * 16),)),
         Fpga(card, FpgaDriver.DFL, interface_id="cd" * 16),
     )
-    (device,) = device_list(Found(fpgas=fpgas), Published(), NOW).devices
+    (device,) = device_list(DiscoveredDevices(fpgas=fpgas), Published(), NOW).devices
     assert (device.uuid, device.minor, device.healthy) == ("0000:3b:00.0", 0, True)
     assert device.resources == {"koordinator.sh/fpga": 100}
     assert device.labels == {
@@ -177,7 +187,7 @@ def test_an_fpga_and_the_port_that_its_virtual_function_has() -> None:
         "topolet.io/interface-id": "cd" * 16,
     }
     assert device.vf_groups[0].vfs == (VirtualFunction(0, "0000:3b:00.1"),)
-    (alone,) = device_list(Found(fpgas=fpgas[1:]), Published(), NOW).devices
+    (alone,) = device_list(DiscoveredDevices(fpgas=fpgas[1:]), Published(), NOW).devices
     assert alone.conditions[0].reason == "NoAcceleratorPort"
 
 
@@ -192,8 +202,8 @@ def test_the_order_of_finding_changes_nothing(
     gpus = [gpu(number) for number in range(len(cards))]
     nics = [nic(f"{bus:02x}:00.1", "ACTIVE") for bus in adapters]
 
-    def found() -> Found:
-        return Found(by_address(*functions), tuple(gpus), tuple(nics))
+    def found() -> DiscoveredDevices:
+        return DiscoveredDevices(by_address(*functions), tuple(gpus), tuple(nics))
 
     straight = device_list(found(), Published(), NOW)
     for each in (functions, gpus, nics):

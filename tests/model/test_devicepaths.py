@@ -7,7 +7,7 @@ from agent.model.devicepaths import capabilities, device_files
 from agent.model.devices import Device
 from agent.model.gpus import Gpu, MigInstance
 from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Fpgas, Function
-from agent.model.rdma import Link, Rdma, RdmaDevice, RdmaFunction
+from agent.model.rdma import Rdma, RdmaDevice, RdmaFunction, RdmaLink
 from agent.model.visible import DeviceNode, VisibleGpu
 
 MIG_MINORS = """config 1
@@ -73,8 +73,8 @@ def test_a_card_that_the_driver_does_not_list_has_neither_number_nor_node() -> N
     }
 
 
-def link(number: int) -> Link:
-    return Link(f"mlx5_{number}", char_devices=(char(number),))
+def link(number: int) -> RdmaLink:
+    return RdmaLink(f"mlx5_{number}", char_devices=(char(number),))
 
 
 def char(number: int) -> CharDevice:
@@ -112,7 +112,7 @@ def test_a_device_that_hides_in_its_pods_namespace_keeps_its_files() -> None:
 def hidden(*, physical: int | None, virtual: int | None) -> Rdma:
     """The links that can be seen, by their numbers."""
 
-    def links(number: int | None) -> tuple[Link, ...]:
+    def links(number: int | None) -> tuple[RdmaLink, ...]:
         return () if number is None else (link(number),)
 
     function = RdmaFunction(Function(VIRTUAL, physical=PHYSICAL), links(virtual), number=0)

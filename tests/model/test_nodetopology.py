@@ -4,7 +4,7 @@ from agent.model.nodetopology import (
     FINGERPRINT_ANNOTATION,
     Amounts,
     NodeTopology,
-    Owner,
+    OwnerReference,
     Version,
     Zone,
     encode,
@@ -23,7 +23,7 @@ EXAMPLE = NodeTopology(
     {"cpu_atom": "0-1"},
     {"app.kubernetes.io/managed-by": "topolet"},
     {"a/b": "c"},
-    Owner("n", "u"),
+    OwnerReference("n", "u"),
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.devices import Device
 from agent.model.gpus import GpuPair
-from agent.model.partitions import Links, Partition, Table, encode, from_links, links
+from agent.model.partitions import GpuPartition, Links, Table, encode, from_links, links
 
 GB = 10**9
 
@@ -138,7 +138,7 @@ def test_links_of_the_cards_that_can_be_had_whole() -> None:
 
 def test_a_link_that_its_ends_tell_differently_is_the_slower() -> None:
     table = from_links(Links((4, 2), ((0, 50 * GB), (25 * GB, 0))))
-    assert table[2] == (Partition((2, 4), ring_bytes_per_second=25 * GB),)
+    assert table[2] == (GpuPartition((2, 4), ring_bytes_per_second=25 * GB),)
 
 
 @st.composite
@@ -209,8 +209,8 @@ def test_the_halves_are_the_best_that_there_are(count: int, data: st.DataObject)
 
 def test_the_annotation() -> None:
     table = {
-        2: (Partition((0, 1), ring_bytes_per_second=450 * GB, score=2),),
-        1: (Partition((0,)),),
+        2: (GpuPartition((0, 1), ring_bytes_per_second=450 * GB, score=2),),
+        1: (GpuPartition((0,)),),
     }
     assert encode(table)[GPU_PARTITIONS] == (
         '{"1":[{"minors":[0],"gpuLinkType":"NVLink","allocationScore":1}],'

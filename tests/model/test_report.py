@@ -9,7 +9,7 @@ from agent.model.availability import Held, Reserved
 from agent.model.cpuset import CpuSet
 from agent.model.devices import Device, DeviceTopology
 from agent.model.nodestatus import GpuFacts
-from agent.model.nodetopology import Owner, Version, encode
+from agent.model.nodetopology import OwnerReference, Version, encode
 from agent.model.report import DeviceReport, Facts, Report, built
 from agent.model.resources import NodeConfiguration
 from agent.model.seentopology import decode
@@ -99,8 +99,8 @@ def test_devices_are_in_their_zone_and_add_to_the_node() -> None:
 def test_only_a_cluster_is_told_an_owner_and_a_fingerprint() -> None:
     alone = told(machine()).topology
     assert (alone.owner, alone.fingerprint, alone.attributes) == (None, None, {})
-    shared = told(machine(), owner=Owner("n", "u"), fingerprint="pfp0v001x").topology
-    assert shared.owner == Owner("n", "u")
+    shared = told(machine(), owner=OwnerReference("n", "u"), fingerprint="pfp0v001x").topology
+    assert shared.owner == OwnerReference("n", "u")
     assert shared.attributes == {"nodeTopologyPodsFingerprintMethod": "all"}
 
 

@@ -12,8 +12,8 @@ from agent.model.schedulerargs import (
     Measure,
     Rules,
     SchedulerArgs,
+    ScoringStrategy,
     ScoringType,
-    Strategy,
     ZoneScoring,
     ZoneStrategy,
     decode,
@@ -21,8 +21,8 @@ from agent.model.schedulerargs import (
 )
 
 EVEN = {"cpu": 1, "memory": 1}
-MOST = Strategy(ScoringType.MOST_ALLOCATED, EVEN)
-LEAST = Strategy(ScoringType.LEAST_ALLOCATED, EVEN)
+MOST = ScoringStrategy(ScoringType.MOST_ALLOCATED, EVEN)
+LEAST = ScoringStrategy(ScoringType.LEAST_ALLOCATED, EVEN)
 OURS = {"kind": "CPUOrchestrationPluginArgs"}
 THEIRS = {"kind": "NodeNUMAResourceArgs"}
 
@@ -78,8 +78,8 @@ def test_a_whole_file() -> None:
         Rules.PROPOSAL,
         BindPolicy.SPREAD_BY_PCPUS,
         NumaPolicy.RESTRICTED,
-        Strategy(ScoringType.BALANCED_ALLOCATION, weights),
-        Strategy(ScoringType.LEAST_ALLOCATED, weights),
+        ScoringStrategy(ScoringType.BALANCED_ALLOCATION, weights),
+        ScoringStrategy(ScoringType.LEAST_ALLOCATED, weights),
         frozenset({Measure.NUMA_NODES}),
     )
 
@@ -88,7 +88,7 @@ def test_each_of_koordinators_strategies_has_its_own_weights() -> None:
     said = {"type": "MostAllocated", "resources": [{"name": "memory", "weight": 5}]}
     args = decode({**THEIRS, "numaScoringStrategy": said})
     assert args.node == LEAST
-    assert args.numa == Strategy(ScoringType.MOST_ALLOCATED, {"memory": 5})
+    assert args.numa == ScoringStrategy(ScoringType.MOST_ALLOCATED, {"memory": 5})
 
 
 @pytest.mark.parametrize("kind", [OURS, THEIRS])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.model.nodetopology import Amounts, NodeTopology, Owner, Version, Zone, encode
+from agent.model.nodetopology import Amounts, NodeTopology, OwnerReference, Version, Zone, encode
 from agent.model.objects import ObjectError
 from agent.model.seentopology import decode
 from tests.conftest import DATA
@@ -37,7 +37,7 @@ values = st.builds(
     texts,
     texts,
     texts,
-    st.none() | st.builds(Owner, names, names),
+    st.none() | st.builds(OwnerReference, names, names),
 )
 
 

@@ -6,7 +6,7 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner, Pool, Snapshot, SnapshotError, pool_cpus
-from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 
 text = st.text(st.characters(codec="utf-8"), max_size=12)
 cpusets = st.frozensets(st.integers(0, 200), min_size=1, max_size=9).map(lambda c: str(CpuSet(c)))
@@ -21,7 +21,7 @@ wanted = st.builds(
     kubelet=st.booleans(),
     keeps_quota=st.booleans(),
     limits=st.builds(
-        Limits,
+        CgroupLimits,
         st.none() | st.integers(-1, 9),
         mems=st.none() | st.frozensets(st.integers(0, 9), min_size=1).map(CpuSet),
     ),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.node.cgroup_watch import CgroupWatch, Place, place_below
+from agent.node.cgroup_watch import CgroupWatch, GroupKind, place_below
 
 UID = "0a1b"
 
@@ -27,21 +27,23 @@ def tree(root: Path) -> Iterator[CgroupWatch]:
 @pytest.mark.parametrize(
     ("parent", "name", "place"),
     [
-        (Place.TOP, "kubepods", Place.KUBEPODS),
-        (Place.TOP, "kubepods.slice", Place.KUBEPODS),
-        (Place.TOP, "system.slice", Place.BESIDE),
-        (Place.BESIDE, "kubelet-kubepods.slice", Place.KUBEPODS),
-        (Place.BESIDE, "sshd.service", None),
-        (Place.KUBEPODS, "besteffort", Place.QOS),
-        (Place.KUBEPODS, "kubepods-burstable.slice", Place.QOS),
-        (Place.KUBEPODS, f"pod{UID}", Place.POD),
-        (Place.KUBEPODS, f"kubepods-pod{UID}.slice", Place.POD),
-        (Place.QOS, f"kubepods-burstable-pod{UID}.slice", Place.POD),
-        (Place.POD, "cri-containerd-c1.scope", Place.CONTAINER),
-        (Place.CONTAINER, "init.scope", None),
+        (GroupKind.TOP, "kubepods", GroupKind.KUBEPODS),
+        (GroupKind.TOP, "kubepods.slice", GroupKind.KUBEPODS),
+        (GroupKind.TOP, "system.slice", GroupKind.BESIDE),
+        (GroupKind.BESIDE, "kubelet-kubepods.slice", GroupKind.KUBEPODS),
+        (GroupKind.BESIDE, "sshd.service", None),
+        (GroupKind.KUBEPODS, "besteffort", GroupKind.QOS),
+        (GroupKind.KUBEPODS, "kubepods-burstable.slice", GroupKind.QOS),
+        (GroupKind.KUBEPODS, f"pod{UID}", GroupKind.POD),
+        (GroupKind.KUBEPODS, f"kubepods-pod{UID}.slice", GroupKind.POD),
+        (GroupKind.QOS, f"kubepods-burstable-pod{UID}.slice", GroupKind.POD),
+        (GroupKind.POD, "cri-containerd-c1.scope", GroupKind.CONTAINER),
+        (GroupKind.CONTAINER, "init.scope", None),
     ],
 )
-def test_places_by_both_cgroup_drivers(parent: Place, name: str, place: Place | None) -> None:
+def test_places_by_both_cgroup_drivers(
+    parent: GroupKind, name: str, place: GroupKind | None
+) -> None:
     assert place_below(parent, name) == place
 
 

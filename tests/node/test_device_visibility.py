@@ -12,7 +12,7 @@ from agent.hooks.requests import CreateContainer
 from agent.model.apiobjects import ApiContainer, ApiPod, Phase
 from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.model.devicefiles import CardFiles, DeviceFiles
-from agent.model.holding import Form, Holding, Source
+from agent.model.holding import DeviceHolding, Form, HoldingSource
 from agent.model.notifications import PodAnnounced
 from agent.model.pods import Pod
 from agent.model.settings import Settings
@@ -45,8 +45,10 @@ def asking(uid: str, **cards: int) -> ApiPod:
     return ApiPod(uid, "ns", uid, "n", Phase.RUNNING, {}, {}, None, 0, containers=containers)
 
 
-def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> Holding:
-    return Holding(uid, "main", "nvidia.com/gpu", "gpu", device, form, part, {}, Source.CHECKPOINT)
+def holding(uid: str, device: str, form: Form = Form.WHOLE, part: str = "") -> DeviceHolding:
+    return DeviceHolding(
+        uid, "main", "nvidia.com/gpu", "gpu", device, form, part, {}, HoldingSource.CHECKPOINT
+    )
 
 
 def test_requests_share_a_pods_cards_out() -> None:

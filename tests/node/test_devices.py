@@ -26,7 +26,7 @@ from agent.model.devices import Condition
 from agent.model.gpuactions import GpuActions
 from agent.model.gpuconditions import GPU_DRIVER, RELEASED
 from agent.model.gpus import Ancestor, pci_address
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.model.interconnect import GPU_LINKS, Interlink
 from agent.model.pods import Pod
 from agent.model.report import DeviceReport, Facts, built
@@ -304,7 +304,7 @@ def test_what_pods_hold_is_counted_and_what_cannot_be_read_is_told_once(
 def test_a_card_that_the_kubelet_gave_is_taken_and_said(mixed: Node) -> None:
     first = mixed.until(lambda it: it.devices)
     uuid = first.devices[0].uuid
-    grant = Grant("a", "main", "nvidia.com/gpu", (uuid,), Source.CHECKPOINT)
+    grant = DeviceGrant("a", "main", "nvidia.com/gpu", (uuid,), HoldingSource.CHECKPOINT)
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), [grant])
     assert seen is not None
     assert seen.report.held == {("gpu", 0): first.devices[0].resources}
@@ -322,9 +322,11 @@ def test_a_scheduler_that_reads_no_annotation_is_shown_nothing_of_what_is_held(
     mixed.view.close()
     mixed.view = mixed.another(withhold=True)
     first = mixed.until(lambda it: it.devices)
-    grant = Grant("a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), Source.CHECKPOINT)
+    grant = DeviceGrant(
+        "a", "main", "nvidia.com/gpu", (first.devices[1].uuid,), HoldingSource.CHECKPOINT
+    )
 
-    def objects(*grants: Grant) -> tuple[list[int], int, int]:
+    def objects(*grants: DeviceGrant) -> tuple[list[int], int, int]:
         """What Device object, Node and NodeResourceTopology have of gpu-core."""
         seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (pod("a"),), grants)
         assert seen is not None
@@ -355,7 +357,8 @@ def test_a_card_that_two_pods_have_is_told(mixed: Node, caplog: pytest.LogCaptur
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
     )
     grants = [
-        Grant(uid, "main", "", (first.devices[0].uuid,), Source.CONTAINER) for uid in ("a", "b")
+        DeviceGrant(uid, "main", "", (first.devices[0].uuid,), HoldingSource.CONTAINER)
+        for uid in ("a", "b")
     ]
     for _ in range(2):
         mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (holder, pod("b")), grants)
@@ -376,12 +379,14 @@ def test_a_running_pod_holds_its_card_whatever_is_written_into_its_annotation_si
         pod("a"), annotations={DEVICE_ALLOCATED: msgspec.json.encode(given).decode()}
     )
     grants = [
-        Grant("a", "main", "nvidia.com/gpu", (one.uuid,), Source.CHECKPOINT),
-        Grant("a", "side", "", (one.uuid,), Source.CONTAINER),
+        DeviceGrant("a", "main", "nvidia.com/gpu", (one.uuid,), HoldingSource.CHECKPOINT),
+        DeviceGrant("a", "side", "", (one.uuid,), HoldingSource.CONTAINER),
     ]
     seen = mixed.view.observe(TOPOLOGY, mixed.published, mixed.words, (changed,), grants)
     assert seen is not None
-    assert [(each.device, each.source) for each in seen.existing] == [(one.uuid, Source.CONTAINER)]
+    assert [(each.device, each.source) for each in seen.existing] == [
+        (one.uuid, HoldingSource.CONTAINER)
+    ]
     assert seen.report.held == {
         ("gpu", one.minor): one.resources,
         ("gpu", other.minor): {"koordinator.sh/gpu-core": 100},
@@ -473,7 +478,7 @@ def test_a_network_card_that_a_plugin_gave_is_well_out_of_sight(tmp_path: Path, 
     buses.put(nic, {"infiniband/mlx5_0/ports/1/state": "4: ACTIVE\n"})
     view = view_of(root)
     names = ("0000:17:00.0",) if held else ()
-    grants = [Grant("a", "main", "example.com/nic", names, Source.CHECKPOINT)]
+    grants = [DeviceGrant("a", "main", "example.com/nic", names, HoldingSource.CHECKPOINT)]
 
     def well() -> list[bool]:
         seen = view.observe(TOPOLOGY, Published(), ApiNode(), (pod("a"),), grants)

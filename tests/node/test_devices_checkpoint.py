@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.node.devices import CHECKPOINT_FILE, DeviceCheckpointView
 from tests.kubelet.test_device_checkpoint import ENTRY, REAL
 
-GIVEN = Grant(ENTRY["PodUID"], "check", "nvidia.com/gpu", ("tegra",), Source.CHECKPOINT)
+GIVEN = DeviceGrant(
+    ENTRY["PodUID"], "check", "nvidia.com/gpu", ("tegra",), HoldingSource.CHECKPOINT
+)
 
 
 def put(folder: Path, text: str) -> None:

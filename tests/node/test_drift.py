@@ -5,16 +5,16 @@ import pytest
 from agent.model.cpuset import CpuSet
 from agent.model.qos import QoS
 from agent.model.snapshot import Owner
-from agent.node.drift import Finding, Kind, Seen, findings
+from agent.node.drift import DriftKind, Finding, ObservedContainer, findings
 
 LSE = Owner("lse", "ns/lse", QoS.LSE, "2-3")
 LSR = Owner("lsr", "ns/lsr", QoS.LSR, "4-5")
 
 
-def seen(uid: str, qos: QoS = QoS.LS, trouble: str = "", **cpus: str) -> Seen:
+def seen(uid: str, qos: QoS = QoS.LS, trouble: str = "", **cpus: str) -> ObservedContainer:
     """By default in no drift: what is not given is not said."""
     sets = {name: CpuSet.parse(text) for name, text in cpus.items()}
-    return Seen(uid, f"ns/{uid} main", qos, trouble=trouble, **sets)
+    return ObservedContainer(uid, f"ns/{uid} main", qos, trouble=trouble, **sets)
 
 
 @pytest.mark.parametrize(
@@ -28,37 +28,39 @@ def seen(uid: str, qos: QoS = QoS.LS, trouble: str = "", **cpus: str) -> Seen:
         seen("quiet", group="0-1"),
     ],
 )
-def test_no_drift(container: Seen) -> None:
+def test_no_drift(container: ObservedContainer) -> None:
     assert findings([container], [LSE, LSR]) == ()
 
 
 @pytest.mark.parametrize(
     ("container", "kind", "expected", "found", "detail"),
     [
-        (seen("a", wanted="0-1", group="0"), Kind.GROUP, "0-1", "0", ""),
-        (seen("a", group="0", processes="0-1"), Kind.PROCESSES, "0", "0-1", ""),
-        (seen("a"), Kind.NO_GROUP, "", "", ""),
-        (seen("g", kubelet="6-7", group="0-7"), Kind.KUBELET, "6-7", "0-7", ""),
-        (seen("new", claimed="0", group="0"), Kind.CLAIM_UNSEEN, "0", "0", ""),
+        (seen("a", wanted="0-1", group="0"), DriftKind.GROUP, "0-1", "0", ""),
+        (seen("a", group="0", processes="0-1"), DriftKind.PROCESSES, "0", "0-1", ""),
+        (seen("a"), DriftKind.NO_GROUP, "", "", ""),
+        (seen("g", kubelet="6-7", group="0-7"), DriftKind.KUBELET, "6-7", "0-7", ""),
+        (seen("new", claimed="0", group="0"), DriftKind.CLAIM_UNSEEN, "0", "0", ""),
         (
             seen("bad", trouble="CPUs 9 do not exist", wanted="0", group="0"),
-            Kind.CLAIM,
+            DriftKind.CLAIM,
             "",
             "0",
             "CPUs 9 do not exist",
         ),
         (
             seen("lse", QoS.LSE, claimed="2-3,8", wanted="2-3", group="2-3"),
-            Kind.CLAIM,
+            DriftKind.CLAIM,
             "2-3,8",
             "2-3",
             "CPUs 8 are not online",
         ),
-        (seen("a", group="1-2"), Kind.OVERLAP, "", "2", "they are ns/lse's own"),
-        (seen("be", QoS.BE, group="3-4"), Kind.OVERLAP, "", "3", "they are ns/lse's own"),
+        (seen("a", group="1-2"), DriftKind.OVERLAP, "", "2", "they are ns/lse's own"),
+        (seen("be", QoS.BE, group="3-4"), DriftKind.OVERLAP, "", "3", "they are ns/lse's own"),
     ],
 )
-def test_drift(container: Seen, kind: Kind, expected: str, found: str, detail: str) -> None:
+def test_drift(
+    container: ObservedContainer, kind: DriftKind, expected: str, found: str, detail: str
+) -> None:
     assert Finding(kind, container.title, expected, found, detail) in findings(
         [container], [LSE, LSR]
     )
@@ -66,4 +68,4 @@ def test_drift(container: Seen, kind: Kind, expected: str, found: str, detail: s
 
 def test_the_kubelets_container_that_strays_onto_owned_cpus_is_two_findings() -> None:
     got = findings([seen("g", kubelet="6-7", group="2-7")], [LSE, LSR])
-    assert [each.kind for each in got] == [Kind.KUBELET, Kind.OVERLAP, Kind.OVERLAP]
+    assert [each.kind for each in got] == [DriftKind.KUBELET, DriftKind.OVERLAP, DriftKind.OVERLAP]

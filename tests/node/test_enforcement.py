@@ -12,14 +12,14 @@ from agent.allocate.pools import Decision
 from agent.cgroup.controllers import Controllers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cgroup.journal import Journal
-from agent.cgroup.outcome import Outcome
+from agent.cgroup.outcome import WriteOutcome
 from agent.cri.client import Cri, Sandbox
 from agent.discover import cpus
 from agent.model.annotations import EXTENDED_RESOURCE_SPEC, RESOURCE_STATUS, SHARED_CONTAINERS
 from agent.model.cpuset import CpuSet
 from agent.model.notifications import Created, RequestedResources
 from agent.model.pods import Container, ContainerState, Pod
-from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.node.enforcement import Enforcement
 from agent.node.runtime_updater import RuntimeUpdater
 from agent.node.runtime_view import RuntimeState
@@ -162,9 +162,9 @@ def test_the_runtime_is_told_no_memory_nodes_where_pages_would_move_unasked(
     )
     containers = (Container("c", "main", ContainerState.RUNNING, "/c"),)
     pod = Pod("u", "ns", "p", {}, {}, "burstable", 0, containers)
-    wanted = Wanted("1", limits=Limits(mems=CpuSet([0])))
+    wanted = Wanted("1", limits=CgroupLimits(mems=CpuSet([0])))
     decision = Decision((), (), (), (), {"u": PodWanted(pod.title, pod.qos, wanted)})
-    enforcement.apply(RuntimeState((pod,), {}), decision, Outcome())
+    enforcement.apply(RuntimeState((pod,), {}), decision, WriteOutcome())
     eventually("told", updater.idle)
     updater.close()
     assert heard.told == [wanted if migrate else Wanted("1")]

@@ -12,7 +12,7 @@ from agent.cgroup.journal import Journal
 from agent.model.notifications import PodAnnounced
 from agent.model.pods import Container, ContainerState
 from agent.model.settings import Settings, SettingsError
-from agent.model.wanted import Limits
+from agent.model.wanted import CgroupLimits
 from agent.node import daemon, excluded
 from agent.node.reconcile import Reconciler
 from tests.node.world import World
@@ -78,7 +78,7 @@ def test_limits_are_given_back_too(tmp_path: Path, whole: bool) -> None:
             path.write_text(f"{text}\n")
     hierarchy, journal = Hierarchy(str(root)), Journal(tmp_path / "journal")
     controllers = Controllers(str(root), hierarchy.handles)
-    assert values.apply(controllers, journal, dict.fromkeys(groups, Limits(shares=1024))).ok
+    assert values.apply(controllers, journal, dict.fromkeys(groups, CgroupLimits(shares=1024))).ok
     state = ContainerState.RUNNING
     alone = [Container("one", "one", state, groups[2])]
     if whole:

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from agent.host import processes
-from agent.host.processes import GoneError, Process
-from agent.node.kubelet_process import Found, KubeletProcess, find, ours
+from agent.host.processes import Process, ProcessGoneError
+from agent.node.kubelet_process import FoundKubelets, KubeletProcess, find, ours
 from tests.node.procfs import HOST, POD, process
 
 OWN = "/kubepods.slice/kubepods-podA.slice/cri-containerd-A.scope"
 """Our agent's, in a cgroup namespace of its own."""
 
 
-def found(root: Path, own_group: str | None = "/") -> Found:
+def found(root: Path, own_group: str | None = "/") -> FoundKubelets:
     return find(str(root / "proc"), own_group)
 
 
@@ -207,7 +207,7 @@ def test_a_number_that_is_given_to_another_process_is_not_that_one(tmp_path: Pat
             each.unlink()
         folder.rmdir()
         process(tmp_path, 9, "other")
-        with pytest.raises(GoneError):
+        with pytest.raises(ProcessGoneError):
             it.first_word()
 
 
@@ -218,7 +218,7 @@ def test_a_process_above_that_ends_meanwhile(
     real = Process.status
     told = []
 
-    def status(self: Process) -> processes.Status:
+    def status(self: Process) -> processes.ProcessStatus:
         told.append(self.pid)
         if len(told) == 2:  # the first read is of the kubelet's users and namespaces
             process(tmp_path, 70, "kubelet", parent=1)
@@ -241,7 +241,7 @@ def test_a_kubelet_that_ends_while_the_processes_above_it_are_read_is_gone(
         return found
 
     monkeypatch.setattr(Process, "words", words)
-    assert found(tmp_path) == Found()
+    assert found(tmp_path) == FoundKubelets()
 
 
 def test_a_pod_of_many_kubelets_is_told_of_in_a_few_doubts(tmp_path: Path) -> None:

@@ -6,15 +6,17 @@ import pytest
 
 from agent.allocate.reserved_cpus import KubeletCpus
 from agent.model.cpuset import CpuSet
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.node.kubelet_view import ResourceClaimView
 
 
-def claimed(pod: str, cpus: str) -> list[Grant]:
+def claimed(pod: str, cpus: str) -> list[DeviceGrant]:
     cdi = (f"dra.k8s.io/cpu=claim-{pod}",)
     return [
-        Grant(pod, "main", "dra.cpu", ("cpudev0",), Source.CLAIM, f"ns/{pod}", cdi=cdi),
-        Grant(pod, "main", "dra.cpu", (cpus,), Source.CONTAINER, pod),
+        DeviceGrant(
+            pod, "main", "dra.cpu", ("cpudev0",), HoldingSource.CLAIM, f"ns/{pod}", cdi=cdi
+        ),
+        DeviceGrant(pod, "main", "dra.cpu", (cpus,), HoldingSource.CONTAINER, pod),
     ]
 
 

@@ -21,7 +21,7 @@ from agent.model.notifications import (
     RequestedResources,
     Resized,
 )
-from agent.model.podresources import Claim, ClaimedDevice, ContainerResources, PodResources
+from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
 from agent.model.pods import ContainerState
 from agent.model.settings import Settings, SettingsError
 from agent.model.verdict import Code
@@ -487,7 +487,7 @@ def test_who_has_cpus_by_a_claim_gets_no_others(world: World) -> None:
     variable = (("DRA_CPUSET_1", "2"),)
     world.runtime.carriers[container.id] = Carriers(environment=variable)
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
-    resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
+    resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
     told = PodResources("ns", "c", (resources,))
     world.kubelet_told.answer = PodResourcesAnswer((told,), None, 0.0)
     agent = world.agent(STATIC)

@@ -15,11 +15,11 @@ from agent.kube.errors import (
 )
 from agent.model.nodetopology import NodeTopology
 from agent.model.report import DeviceReport, Report
-from agent.node.outbox import AGAIN_SECONDS, Outbox, Pace
+from agent.node.outbox import AGAIN_SECONDS, Outbox, ReportPace
 from agent.telemetry.metrics import AgentMetrics
 from tests.waiting import eventually
 
-PACE = Pace(settle_seconds=1, most_seconds=10, recheck_seconds=300)
+PACE = ReportPace(settle_seconds=1, most_seconds=10, recheck_seconds=300)
 
 
 def report(name: str) -> Report:

@@ -12,8 +12,8 @@ from agent.model import snapshot as snapshots
 from agent.model.cpuset import CpuSet
 from agent.model.pods import Container, ContainerState, Pod
 from agent.model.snapshot import Snapshot
-from agent.model.visible import HeldDevice, NodeDevices, Visible, VisibleGpu
-from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.model.visible import HeldDevice, Visible, VisibleDevices, VisibleGpu
+from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.node.device_visibility import DeviceVisibility
 from agent.node.publisher import Publisher
 from tests.builders import machine, pod, running
@@ -145,7 +145,7 @@ def test_what_an_owner_has_offline_is_known_to_the_next_agent(path: Path) -> Non
 
 
 def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: Path) -> None:
-    bound = Wanted("1", limits=Limits(mems=CpuSet([0]), shares=5))
+    bound = Wanted("1", limits=CgroupLimits(mems=CpuSet([0]), shares=5))
     one = msgspec.structs.replace(
         PODS[0],
         containers=(
@@ -157,7 +157,7 @@ def test_memory_nodes_of_who_runs_are_in_no_update_where_pages_would_move(path: 
         decision((one,)), pods={one.uid: PodWanted(one.title, one.qos, bound)}
     )
     publisher = Publisher(str(path), "boot")
-    for stays, runs in ((False, bound), (True, Wanted("1", limits=Limits(shares=5)))):
+    for stays, runs in ((False, bound), (True, Wanted("1", limits=CgroupLimits(shares=5)))):
         publisher.publish(each, (one,), {}, False, 1, fresh=True, memory_stays=stays)
         assert read(path).containers == {"runs": runs, "created": bound}
 
@@ -170,7 +170,7 @@ def test_what_containers_see_is_said_of_pods_and_costs_others_nothing(path: Path
     card = Visible((VisibleGpu("GPU-1", "0"),))
     visibility = DeviceVisibility(
         {"a": PodShown(Visible(()), {"main": card}), "gone": PodShown(card)},
-        NodeDevices((HeldDevice("GPU-1", holders=("a",)),), "hide"),
+        VisibleDevices((HeldDevice("GPU-1", holders=("a",)),), "hide"),
     )
     publish(Publisher(str(path), "boot"), visibility=visibility)
     written = read(path)
@@ -187,7 +187,7 @@ def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path)
     seen = PodShown(Visible((VisibleGpu("GPU-1"),)), devices=frozenset({"GPU-1"}))
     held = (HeldDevice("GPU-1", holders=("a",)), HeldDevice("GPU-2"))
     publisher = Publisher(str(path), "boot")
-    publish(publisher, visibility=DeviceVisibility({"a": seen}, NodeDevices(held)))
+    publish(publisher, visibility=DeviceVisibility({"a": seen}, VisibleDevices(held)))
     again = Publisher(str(path), "boot")
     for each in (publisher, again):
         assert {device: set(uids) for device, uids in each.device_holders.items()} == {
@@ -195,11 +195,12 @@ def test_who_has_devices_is_known_to_the_next_agent_of_the_same_boot(path: Path)
         }
     assert Publisher(str(path), "another boot").device_holders == {}
     # Nothing is decided before the driver has told; then it is, and then the pod has gone.
-    publish(again, visibility=DeviceVisibility({}, NodeDevices()))
+    publish(again, visibility=DeviceVisibility({}, VisibleDevices()))
     assert again.device_holders == {"GPU-1": {"a"}}
     publish(
-        again, visibility=DeviceVisibility({"a": PodShown(Visible(refused="lost"))}, NodeDevices())
+        again,
+        visibility=DeviceVisibility({"a": PodShown(Visible(refused="lost"))}, VisibleDevices()),
     )
     assert again.device_holders == {}
-    publish(publisher, PODS[1:], visibility=DeviceVisibility({}, NodeDevices()))
+    publish(publisher, PODS[1:], visibility=DeviceVisibility({}, VisibleDevices()))
     assert publisher.device_holders == {}

@@ -13,7 +13,7 @@ from agent.cgroup.journal import Journal
 from agent.kube.errors import StoreError
 from agent.model import pods
 from agent.model.notifications import Created, PodAnnounced, RequestedResources, SnapshotRequest
-from agent.model.podresources import Claim, ClaimedDevice, ContainerResources, PodResources
+from agent.model.podresources import ClaimedDevice, ContainerResources, PodResources, ResourceClaim
 from agent.model.pods import ContainerState
 from agent.model.verdict import Code
 from agent.node.pod_resources import PodResourcesAnswer
@@ -202,7 +202,7 @@ def test_cpus_of_a_claim_are_its_containers_alone(world: World) -> None:
     groups = [f"kubepods/burstable/pod{uid}/c-{uid}-main" for uid in ("c", "ls", "own")]
     assert [world.cpus(each) for each in groups] == ["0-1,3", "0-1,3", "2"], "nobody attests it"
     device = ClaimedDevice("dra.cpu", "n", "cpudevnuma000", ("dra.k8s.io/cpu=claim-1",))
-    resources = ContainerResources("main", claims=(Claim("ns", "x", (device,)),))
+    resources = ContainerResources("main", claims=(ResourceClaim("ns", "x", (device,)),))
     told = PodResources("ns", "c", (resources,))
     world.kubelet_told.answer = PodResourcesAnswer((told,), None, 0.0)
     agent.reconcile()

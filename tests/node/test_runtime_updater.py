@@ -7,7 +7,7 @@ import pytest
 
 from agent.cri.client import Cri, Placement
 from agent.model.verdict import Code
-from agent.model.wanted import Limits, Wanted
+from agent.model.wanted import CgroupLimits, Wanted
 from agent.node.runtime_updater import RuntimeUpdater, remembers
 from agent.rpc.grpc import RpcError
 from tests.waiting import eventually
@@ -154,8 +154,8 @@ def test_call_without_an_answer_is_forgotten_with_its_container(
         (Placement(cpuset="1", quota_microseconds=5), Wanted("1"), True),
         (Placement(cpuset="1", quota_microseconds=5), Wanted("1", exclusive=True), False),
         (Placement(cpuset="1", quota_microseconds=-1), Wanted("1", exclusive=True), True),
-        (Placement(cpuset="1"), Wanted("1", limits=Limits(shares=5)), False),
-        (Placement(cpuset="1", shares=5), Wanted("1", limits=Limits(shares=5)), True),
+        (Placement(cpuset="1"), Wanted("1", limits=CgroupLimits(shares=5)), False),
+        (Placement(cpuset="1", shares=5), Wanted("1", limits=CgroupLimits(shares=5)), True),
         (Placement(cpuset="0-3"), Wanted("1"), False),
     ],
 )

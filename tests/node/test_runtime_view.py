@@ -10,7 +10,7 @@ import pytest
 from agent.allocate.foreign.grants import Carriers
 from agent.cgroup.hierarchy import Hierarchy
 from agent.cri.client import Placement
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.model.pods import ContainerState, Pod
 from agent.model.verdict import Code
 from agent.node.runtime_view import CgroupLocator, RuntimeView
@@ -193,7 +193,7 @@ def test_what_a_container_shows_of_devices_is_asked_once(world: World) -> None:
     created = world.container(pod, "created", state=ContainerState.CREATED)
     variable = (("NVIDIA_VISIBLE_DEVICES", "GPU-1"),)
     world.runtime.carriers[shows.id] = Carriers(environment=variable)
-    expected = (Grant("p", "shows", "", ("GPU-1",), Source.CONTAINER),)
+    expected = (DeviceGrant("p", "shows", "", ("GPU-1",), HoldingSource.CONTAINER),)
     for _ in range(3):
         assert observer.observe().grants == expected
     assert sorted(world.runtime.asked) == sorted([shows.id, plain.id, created.id])

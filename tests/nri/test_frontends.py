@@ -17,7 +17,7 @@ from agent.model.cpuset import CpuSet
 from agent.model.gpunames import MOUNT_ROOT, VISIBLE_DEVICES
 from agent.model.notifications import RequestedResources
 from agent.model.visible import DeviceNode, VisibleGpu
-from agent.model.wanted import Limits, Wanted
+from agent.model.wanted import CgroupLimits, Wanted
 from agent.nri import messages
 from agent.proto import cri_pb2, nri_pb2
 from tests.nri.world import pod
@@ -32,7 +32,7 @@ WANTED = st.builds(
     st.none() | CPUS,
     st.booleans(),
     st.builds(
-        Limits,
+        CgroupLimits,
         st.none() | QUOTA,
         st.none() | SHARES,
         st.none() | MEMORY,

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.cpuset import Grant
+from agent.hooks.cpuset import CpuGrant
 from agent.model.notifications import (
     Created,
     PodAnnounced,
@@ -18,7 +18,7 @@ from agent.model.notifications import (
 )
 from agent.model.qos import QoS
 from agent.model.verdict import Code
-from agent.model.wanted import Limits, PodWanted, Wanted
+from agent.model.wanted import CgroupLimits, PodWanted, Wanted
 from agent.proto import nri_pb2 as pb
 from tests.nri.fake import refusal
 from tests.nri.world import World, container, pod
@@ -101,7 +101,7 @@ def test_an_update_keeps_our_cpus_and_what_else_was_asked(world: World) -> None:
 
 
 def test_a_resize_is_told_and_the_agents_own_change_is_not(world: World) -> None:
-    batch = Wanted("0,2-3", limits=Limits(shares=77))
+    batch = Wanted("0,2-3", limits=CgroupLimits(shares=77))
     world.publish(
         msgspec.structs.replace(OWNED, containers={"c": batch, "d": batch}, cpu_policy="static")
     )
@@ -189,7 +189,7 @@ def test_a_change_of_limits_holds_the_cpus_that_the_container_has(early: World) 
     early.publish(EMPTY)
     early.runtime.set_up(container("c", "p", "2"), pods=(pod("p"),))
     early.runtime.answers_updates = False
-    quota = Wanted("2", limits=Limits(quota_microseconds=20_000))
+    quota = Wanted("2", limits=CgroupLimits(quota_microseconds=20_000))
     early.publish(msgspec.structs.replace(OWNED, containers={"c": quota}))
     early.runtime.until("the change", lambda: len(early.runtime.requests) == 2)
     assert early.create(container("o", "own"), OWN) == "1"
@@ -402,7 +402,7 @@ def test_a_hook_that_goes_wrong_passes_by_policy_and_counts_as_a_grant(
     assert refused.message.endswith("ValueError: broken; it could take CPUs 1 of pod ns/own")
     world.publish(EMPTY)
     assert world.create(container("c", "p"), pod("p")) == ""
-    assert Grant("", "pod ns/p", None) == msgspec.structs.replace(
+    assert CpuGrant("", "pod ns/p", None) == msgspec.structs.replace(
         world.grants.all()[-1], answered_at=None
     )
     status = world.runtime.response(world.begin_create(container("o", "own"), OWN)).status

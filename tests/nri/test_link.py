@@ -17,9 +17,9 @@ from agent.model.notifications import PodAnnounced, RequestedResources
 from agent.model.qos import QOS_LABEL
 from agent.model.verdict import Code, Refuse, Wait
 from agent.model.visible import Mount
-from agent.nri.link import Link
-from agent.nri.messages import Seen
-from agent.nri.plugin import Call
+from agent.nri.link import PluginLink
+from agent.nri.messages import NriContainer
+from agent.nri.plugin import PluginCall
 from agent.proto import nri_pb2 as pb
 from agent.proto import ttrpc_pb2 as ttrpc
 from agent.rpc.grpc import RpcError
@@ -55,41 +55,43 @@ class Recorder:
         self.answer: Changes | Wait | Refuse = UNCHANGED
         self.error: Exception | None = None
         self.changes: Mapping[str, Changes] = {}
-        self.calls: list[Call] = []
-        self.unhooked_calls: list[tuple[str, Call | None, str, str]] = []
+        self.calls: list[PluginCall] = []
+        self.unhooked_calls: list[tuple[str, PluginCall | None, str, str]] = []
         self.refusal: Refuse | None = None
         self.told: list[tuple[str, object]] = []
 
-    def synchronize(self, containers: Sequence[Seen]) -> Mapping[str, Changes]:
+    def synchronize(self, containers: Sequence[NriContainer]) -> Mapping[str, Changes]:
         self._tell("synchronize", containers)
         return self.changes
 
     def pod_announced(self, pod: PodAnnounced) -> None:
         self._tell("pod", pod)
 
-    def create(self, call: Call) -> Changes | Wait | Refuse:
+    def create(self, call: PluginCall) -> Changes | Wait | Refuse:
         self.calls.append(call)
         if self.error:
             raise self.error
         return self.answer
 
-    def update(self, call: Call) -> Changes | Wait | Refuse:
+    def update(self, call: PluginCall) -> Changes | Wait | Refuse:
         return self.create(call)
 
-    def unhooked(self, method: str, call: Call | None, reason: str, detail: str) -> Refuse | None:
+    def unhooked(
+        self, method: str, call: PluginCall | None, reason: str, detail: str
+    ) -> Refuse | None:
         self.unhooked_calls.append((method, call, reason, detail))
         return self.refusal
 
-    def abandoned(self, call: Call) -> None:
+    def abandoned(self, call: PluginCall) -> None:
         self._tell("abandoned", call.container.id)
 
-    def created(self, container: Seen) -> None:
+    def created(self, container: NriContainer) -> None:
         self._tell("created", container.id)
 
-    def updated(self, container: Seen) -> None:
+    def updated(self, container: NriContainer) -> None:
         self._tell("updated", container.id)
 
-    def ended(self, container: Seen) -> None:
+    def ended(self, container: NriContainer) -> None:
         self._tell("ended", container.id)
 
     def _tell(self, what: str, it: object) -> None:
@@ -103,7 +105,9 @@ class World:
         self.loop = Loop()
         self.runtime = FakeRuntime(folder, self.loop)
         self.plugin = Recorder()
-        self.link = Link(self.loop, self.runtime.path, "topolet", "42", self.plugin, **options)
+        self.link = PluginLink(
+            self.loop, self.runtime.path, "topolet", "42", self.plugin, **options
+        )
         self.link.start()
         self.until = self.runtime.until
 
@@ -191,7 +195,9 @@ def test_it_synchronises_in_pieces(world: World) -> None:
     (update,) = last.update
     assert (update.container_id, update.linux.resources.cpu.cpus) == ("c", "1")
     assert not last.more
-    seen = Seen("c", "u", "ns/p main", RequestedResources("0-3", quota_microseconds=50_000), 7)
+    seen = NriContainer(
+        "c", "u", "ns/p main", RequestedResources("0-3", quota_microseconds=50_000), 7
+    )
     assert world.plugin.told == [("synchronize", [seen])]
 
 
@@ -430,7 +436,7 @@ def test_an_update_that_the_runtime_refuses(
 
 def test_without_a_session_an_update_fails_at_once(world: World) -> None:
     world.link.close()
-    link = Link(world.loop, "/nowhere/nri.sock", "n", "01", world.plugin)
+    link = PluginLink(world.loop, "/nowhere/nri.sock", "n", "01", world.plugin)
     results = Results()
     link.update("c", Changes(cpuset="1"), results.append)
     assert results.codes() == [Code.UNAVAILABLE]
@@ -509,7 +515,7 @@ def test_a_socket_that_comes_later_is_found(
     loop = Loop()
     (tmp_path / "below").mkdir()
     plugin = Recorder()
-    link = Link(loop, str(tmp_path / "below" / "nri.sock"), "n", "01", plugin)
+    link = PluginLink(loop, str(tmp_path / "below" / "nri.sock"), "n", "01", plugin)
     with caplog.at_level(logging.WARNING):
         link.start()
         for _ in range(3):
@@ -529,7 +535,7 @@ def test_a_launched_plugin_ends_with_its_socket(world: World) -> None:
     world.link.close()
     ours, theirs = socket.socketpair()
     over: list[bool] = []
-    link = Link(
+    link = PluginLink(
         world.loop,
         world.runtime.path,
         "topolet",

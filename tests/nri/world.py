@@ -17,8 +17,8 @@ from agent.model.settings import Settings
 from agent.nri import messages
 from agent.nri.conflicts import Conflicts
 from agent.nri.containers import Containers
-from agent.nri.hooks import Hooks
-from agent.nri.link import Link
+from agent.nri.hooks import NriHooks
+from agent.nri.link import PluginLink
 from agent.nri.updater import PERIOD_SECONDS, Updater
 from agent.proto import nri_pb2 as pb
 from tests.hooks.played import PlayedAgent
@@ -60,14 +60,14 @@ class World(PlayedAgent):
         self.admission = Admission(
             snapshot_file, self.notifier, self.grants, policies, str(folder), messages.SAYS
         )
-        hooks = Hooks(
+        hooks = NriHooks(
             self.admission,
             Deadlines(hold_seconds),
             snapshot_file,
             self.containers,
             self.conflicts,
         )
-        self.link = Link(self.loop, self.runtime.path, "topolet", "10", hooks)
+        self.link = PluginLink(self.loop, self.runtime.path, "topolet", "10", hooks)
         self.updater = Updater(
             self.loop,
             self.link,

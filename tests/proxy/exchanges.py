@@ -20,14 +20,14 @@ from agent.model.snapshot import Owner, Pool, Snapshot
 from agent.model.visible import (
     DeviceNode,
     HeldDevice,
-    NodeDevices,
     Visible,
+    VisibleDevices,
     VisibleGpu,
 )
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import CpusetGate
-from agent.relay.gate import Call, Verdict
+from agent.relay.gate import Call, GateVerdict
 from tests.hooks.played import PlayedAgent
 
 BOOT = "this-boot"
@@ -54,7 +54,7 @@ SHOWN = msgspec.structs.replace(
             Visible(refused="gpu 7 is not on this node"), {}
         ),
     },
-    devices=NodeDevices(
+    devices=VisibleDevices(
         (
             HeldDevice("GPU-other", "0", nodes=("/dev/nvidia0",), holders=("other",)),
             HeldDevice("GPU-own", "1", nodes=("/dev/nvidia1",), holders=("own",)),
@@ -85,19 +85,19 @@ class Exchange(PlayedAgent):
         )
         self._messages: dict[Call, bytes] = {}
 
-    def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, Verdict]:
+    def run(self, uid: str, qos: str = "", claim: str = "") -> tuple[Call, GateVerdict]:
         return self.ask(RUN, pb.RunPodSandboxRequest(config=sandbox(uid, qos, claim)))
 
     def create(
         self, uid: str, qos: str = "", claim: str = "", asks: str = ""
-    ) -> tuple[Call, Verdict]:
+    ) -> tuple[Call, GateVerdict]:
         request = pb.CreateContainerRequest(sandbox_config=sandbox(uid, qos, claim))
         request.config.metadata.name = "main"
         request.config.linux.resources.cpu_shares = 512
         request.config.linux.resources.cpuset_cpus = asks
         return self.ask(CREATE, request)
 
-    def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, Verdict]:
+    def create_guaranteed(self, uid: str, shares: int) -> tuple[Call, GateVerdict]:
         config = sandbox(uid)
         config.linux.cgroup_parent = f"/kubepods/pod{uid}"
         request = pb.CreateContainerRequest(sandbox_config=config)
@@ -105,14 +105,16 @@ class Exchange(PlayedAgent):
         request.config.linux.resources.cpu_shares = shares
         return self.ask(CREATE, request)
 
-    def update(self, container_id: str, asks: str = "", *, shares: int = 0) -> tuple[Call, Verdict]:
+    def update(
+        self, container_id: str, asks: str = "", *, shares: int = 0
+    ) -> tuple[Call, GateVerdict]:
         request = pb.UpdateContainerResourcesRequest(container_id=container_id)
         request.linux.cpuset_cpus = asks
         request.linux.cpu_quota = 5
         request.linux.cpu_shares = shares
         return self.ask(UPDATE, request)
 
-    def again(self, call: Call) -> Verdict:
+    def again(self, call: Call) -> GateVerdict:
         """The relay asks about a held call."""
         return self.gate.request(call, self._messages[call])
 
@@ -122,7 +124,7 @@ class Exchange(PlayedAgent):
 
     def ask(
         self, method: str, request: Message, service: str = "runtime.v1.RuntimeService"
-    ) -> tuple[Call, Verdict]:
+    ) -> tuple[Call, GateVerdict]:
         call = Call(f"/{service}/{method}".encode(), time.monotonic())
         self._messages[call] = request.SerializeToString()
         return call, self.again(call)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.hooks.cpuset import Grant
+from agent.hooks.cpuset import CpuGrant
 from agent.model.failurepolicy import CREATE, RUN, UPDATE
 from agent.model.notifications import (
     Created,
@@ -23,7 +23,7 @@ from agent.model.verdict import Code, Refuse, Wait
 from agent.model.wanted import PodWanted, Wanted
 from agent.proto import cri_pb2 as pb
 from agent.proxy.gate import METHODS, CpusetGate
-from agent.relay.gate import FORWARD, Call, Replace, Verdict
+from agent.relay.gate import FORWARD, Call, GateVerdict, Replace
 from tests.proxy.exchanges import EMPTY, OWNED, SHOWN, Exchange, sandbox
 
 CREATE_PATH = b"/runtime.v1.RuntimeService/CreateContainer"
@@ -44,7 +44,7 @@ def hasty(tmp_path: Path) -> Iterator[Exchange]:
     it.close()
 
 
-def given_cpus(verdict: Verdict) -> str:
+def given_cpus(verdict: GateVerdict) -> str:
     assert isinstance(verdict, Replace)
     request = pb.CreateContainerRequest.FromString(verdict.message)
     assert request.config.linux.resources.cpu_shares == 512
@@ -402,7 +402,7 @@ def test_a_container_that_was_removed_is_waited_for_no_longer(
     exchange: Exchange, removed: bool
 ) -> None:
     exchange.publish(OWNED)
-    held = Grant("p", "p", None)
+    held = CpuGrant("p", "p", None)
     exchange.grants.answered(exchange.grants.open(held), "c1")
     request = pb.RemoveContainerRequest(container_id="c1")
     call, verdict = exchange.ask("RemoveContainer" if removed else "StopContainer", request)

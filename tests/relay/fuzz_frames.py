@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.budget import Budget
-from agent.relay.gate import FORWARD, Call, Forward, Replace, Stats, Verdict
-from agent.relay.held import Limits, Stage
+from agent.relay.budget import MemoryBudget
+from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
+from agent.relay.held import RelayLimits, Stage
 from agent.relay.relay import Relay, RelayError
 from agent.rpc import frames, grpc
 from tests.relay.hostile import block
 
-LIMITS = Limits(
+LIMITS = RelayLimits(
     body_bytes=3_000,
     held_bytes=6_200,
     share_bytes=800,
@@ -56,7 +56,7 @@ class Hooks:
         if not isinstance(error, HookError):
             self.wrong.append(error)
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         assert call not in self.sent, "asked about again though it was sent"
         self.held.discard(call)
         if call.path == b"/hold" and self._rng.random() < 0.8:
@@ -178,7 +178,7 @@ _HPACK += [b"\x40\x01x\x7f\xff\xff", b"\x40\x82\xff\xff\x01v", b"\x00\x85\xff\xf
 def connection(seed: int) -> None:
     """One from its preface to its end."""
     rng = random.Random(seed)
-    hooks, stats, both, budget = Hooks(rng), Stats(), Ends(rng), Budget(LIMITS)
+    hooks, stats, both, budget = Hooks(rng), RelayStats(), Ends(rng), MemoryBudget(LIMITS)
     relay = Relay(hooks, len, len, stats, hooks.error, budget)  # type: ignore[arg-type]
     ends = {relay.from_client: bytearray(frames.PREFACE), relay.from_upstream: bytearray()}
     ends[relay.from_upstream] += frames.settings({})

@@ -25,13 +25,13 @@ import h2.windows
 import hpack
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.budget import Budget
-from agent.relay.gate import FORWARD, Call, Forward, Replace, Stats, Verdict
-from agent.relay.held import Limits
+from agent.relay.budget import MemoryBudget
+from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
+from agent.relay.held import RelayLimits
 from agent.relay.relay import Relay
 from agent.rpc import grpc
 
-LIMITS = Limits(body_bytes=120_000, reply_bytes=20_000)
+LIMITS = RelayLimits(body_bytes=120_000, reply_bytes=20_000)
 TIGHT = LIMITS._replace(held_bytes=260_000, waiting_bytes=200_000, wait_seconds=1e9)
 """Many requests wait for room, and some are refused: another connection takes and leaves some."""
 PATHS = ["/grow", "/shrink", "/keep", "/refuse", "/raise", "/other", "/more"]
@@ -69,7 +69,7 @@ class Hooks:
         self.open: set[Call] = set()
         self.held: set[Call] = set()
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         if call.state is None:
             call.state = self.rng.choice([0, 0, 1, 3, 20])
         assert isinstance(call.state, int)
@@ -132,9 +132,9 @@ class Fuzz:
         self.server = h2.connection.H2Connection(config(False, header_encoding="utf-8"))
         self.hooks = Hooks(rng)
         self.tight = rng.random() < 0.3
-        self.budget = Budget(TIGHT if self.tight else LIMITS)
+        self.budget = MemoryBudget(TIGHT if self.tight else LIMITS)
         self.hog = 0
-        self.stats = Stats()
+        self.stats = RelayStats()
         self.to_client, self.to_server = bytearray(), bytearray()
         self.relay = Relay(
             self.hooks,

@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.host import malloc
 from agent.host.loop import Loop
 from agent.model.verdict import Refuse, Wait
-from agent.relay.gate import FORWARD, Call, Forward, Replace, Verdict
+from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
 from agent.relay.server import RelayServer
 
 TAIL = b"+" * 30
@@ -37,7 +37,7 @@ class Hooks:
         )
     )
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         if call.path == b"/h/Hold":
             return Wait()
         if call.path == b"/h/Refuse":

@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from agent.relay.budget import Budget
-from agent.relay.gate import Stats
+from agent.relay.budget import MemoryBudget
+from agent.relay.gate import RelayStats
 from agent.relay.relay import Relay, RelayError
 from agent.rpc import frames
 from tests.relay import fuzz_frames
@@ -23,7 +23,7 @@ def test_no_frames_whatever_hurt_the_relay(first: int) -> None:
 
 def test_more_credit_than_a_window_holds_ends_its_connection_only() -> None:
     hooks = fuzz_frames.Hooks(random.Random(0))
-    relay = Relay(hooks, len, len, Stats(), hooks.error, Budget(fuzz_frames.LIMITS))  # type: ignore[arg-type]
+    relay = Relay(hooks, len, len, RelayStats(), hooks.error, MemoryBudget(fuzz_frames.LIMITS))  # type: ignore[arg-type]
     begun = opening(1, b"/keep") + data(1, b"\0\0\0\x09")
     relay.from_client(memoryview(frames.PREFACE + begun))
     credit = frames.window_update(1, frames.MAX_WINDOW)

@@ -9,11 +9,11 @@ from pathlib import Path
 import grpc
 import pytest
 
-from agent.relay.held import Limits
+from agent.relay.held import RelayLimits
 from tests.relay.relay_child import TAIL, peak_mb, relay_process
 from tests.waiting import eventually
 
-LARGEST = Limits().body_bytes - len(TAIL)
+LARGEST = RelayLimits().body_bytes - len(TAIL)
 AT_ONCE = 12
 PEAK_MB = 112
 """Of the relay's process while AT_ONCE of the largest requests come: Limits.held_bytes, what a hook

@@ -10,9 +10,9 @@ import hpack
 import pytest
 
 from agent.model.verdict import Refuse, Wait
-from agent.relay.budget import Budget
-from agent.relay.gate import FORWARD, Call, Forward, Replace, Stats, Verdict
-from agent.relay.held import Limits
+from agent.relay.budget import MemoryBudget
+from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, RelayStats, Replace
+from agent.relay.held import RelayLimits
 from agent.relay.relay import Relay, RelayError
 from agent.rpc import frames, grpc, metadata
 from agent.rpc.headers import PathReader
@@ -27,7 +27,7 @@ class Hooks:
 
     methods = frozenset({HOOKED})
 
-    def __init__(self, *verdicts: Verdict) -> None:
+    def __init__(self, *verdicts: GateVerdict) -> None:
         self.verdicts = list(verdicts)
         self.asked: list[bytes] = []
         self.replies: list[bytes | None] = []
@@ -35,7 +35,7 @@ class Hooks:
         self.unhooked_for: list[str] = []
         self.lets_pass: Forward | Refuse = FORWARD
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         self.asked.append(message)
         return self.verdicts.pop(0) if len(self.verdicts) > 1 else self.verdicts[0]
 
@@ -56,12 +56,12 @@ class Wire:
     def __init__(
         self,
         hooks: Hooks,
-        limits: Limits | None = None,
-        stats: Stats | None = None,
-        budget: Budget | None = None,
+        limits: RelayLimits | None = None,
+        stats: RelayStats | None = None,
+        budget: MemoryBudget | None = None,
     ) -> None:
-        self.stats = stats or Stats()
-        self.budget = budget or Budget(limits or Limits())
+        self.stats = stats or RelayStats()
+        self.budget = budget or MemoryBudget(limits or RelayLimits())
         self._up, self._down = bytearray(), bytearray()
         self.errors: list[Exception] = []
         self.relay = Relay(
@@ -149,7 +149,7 @@ def test_connection_credit_for_held_bytes_is_returned_at_once() -> None:
 
 def test_a_new_initial_window_applies_when_the_clients_ack_goes_up() -> None:
     hooks = Hooks(Replace(bytes(70_000)))
-    wire = Wire(hooks, Limits(body_bytes=1 << 20))
+    wire = Wire(hooks, RelayLimits(body_bytes=1 << 20))
     wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 20_000}))
     wire.upstream(frames.window_update(0, 1 << 20))
     wire.client(opening(1, HOOKED), last(1, MESSAGE))
@@ -167,7 +167,7 @@ def test_a_new_initial_window_applies_when_the_clients_ack_goes_up() -> None:
 
 def test_the_end_of_a_request_needs_no_window() -> None:
     """SETTINGS may leave a stream's window below zero."""
-    wire = Wire(Hooks(FORWARD), Limits(body_bytes=100))
+    wire = Wire(Hooks(FORWARD), RelayLimits(body_bytes=100))
     wire.client(opening(1, HOOKED), data(1, grpc.encode_message(bytes(10_000))))
     wire.upstream(frames.settings({frames.INITIAL_WINDOW_SIZE: 0}))
     wire.client(frames.SETTINGS_ACK)
@@ -248,21 +248,21 @@ def test_a_refusal_is_answered_here() -> None:
     assert wire.stats.refused == 1
 
 
-def no_verdict(call: Call, message: bytes) -> Verdict:
+def no_verdict(call: Call, message: bytes) -> GateVerdict:
     return None  # type: ignore[return-value]
 
 
-def raising(call: Call, message: bytes) -> Verdict:
+def raising(call: Call, message: bytes) -> GateVerdict:
     raise RuntimeError("hook")
 
 
-def wrong_content(call: Call, message: bytes) -> Verdict:
+def wrong_content(call: Call, message: bytes) -> GateVerdict:
     return Replace("text")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("request_hook", [no_verdict, raising, wrong_content])
 def test_a_broken_hook_lets_the_call_pass(
-    request_hook: Callable[[Call, bytes], Verdict],
+    request_hook: Callable[[Call, bytes], GateVerdict],
 ) -> None:
     hooks = Hooks(FORWARD)
     hooks.request = request_hook  # type: ignore[method-assign]
@@ -315,7 +315,7 @@ BOMB = gzip.compress(bytes(2_000_000))
 )
 def test_a_request_that_is_not_one_message_passes_and_is_counted(body: bytes, counter: str) -> None:
     hooks = Hooks(Refuse(1, ""))
-    wire = Wire(hooks, Limits(body_bytes=1 << 20))
+    wire = Wire(hooks, RelayLimits(body_bytes=1 << 20))
     wire.client(opening(1, HOOKED), last(1, body))
     assert wire.up() == opening(1, HOOKED) + last(1, body)
     assert (hooks.asked, getattr(wire.stats, counter)) == ([], 1)
@@ -331,15 +331,15 @@ NO = Refuse(13, "not to be looked into")
 @pytest.mark.parametrize(
     ("client", "limits"),
     [
-        (last(1, MESSAGE + MESSAGE), Limits()),
-        (data(1, bytes(200)), Limits(body_bytes=100)),
-        (data(1, MESSAGE), Limits(streams=0)),
-        (data(1, MESSAGE) + trailers(1), Limits()),
+        (last(1, MESSAGE + MESSAGE), RelayLimits()),
+        (data(1, bytes(200)), RelayLimits(body_bytes=100)),
+        (data(1, MESSAGE), RelayLimits(streams=0)),
+        (data(1, MESSAGE) + trailers(1), RelayLimits()),
     ],
     ids=["irregular", "oversize", "too many", "trailers"],
 )
 def test_what_the_gate_does_not_let_pass_unhooked_is_answered_here(
-    client: bytes, limits: Limits
+    client: bytes, limits: RelayLimits
 ) -> None:
     hooks = Hooks(FORWARD)
     hooks.lets_pass = NO
@@ -359,7 +359,7 @@ def test_what_the_gate_does_not_let_pass_unhooked_is_answered_here(
 
 def test_a_message_beyond_the_limit_is_watched_to_its_end() -> None:
     hooks = Hooks(FORWARD)
-    wire = Wire(hooks, Limits(body_bytes=100))
+    wire = Wire(hooks, RelayLimits(body_bytes=100))
     wire.client(opening(1, HOOKED), data(1, grpc.prefix(195) + bytes(145)))
     wire.upstream(frames.window_update(0, 10_000), frames.window_update(1, 10_000))
     wire.client(last(1, bytes(50)))
@@ -371,7 +371,7 @@ def test_a_message_beyond_the_limit_is_watched_to_its_end() -> None:
 
 
 def test_a_message_beyond_the_limit_streams_through_in_bounded_memory() -> None:
-    wire = Wire(Hooks(Refuse(1, "")), Limits(body_bytes=50_000))
+    wire = Wire(Hooks(Refuse(1, "")), RelayLimits(body_bytes=50_000))
     wire.upstream(frames.window_update(0, 1 << 30))
     wire.client(opening(1, HOOKED))
     wire.up(), wire.down()
@@ -446,12 +446,12 @@ def status(answer: bytes) -> str:
     return dict(hpack.Decoder().decode(block))["grpc-status"]
 
 
-SCARCE = Limits(body_bytes=30_000, held_bytes=70_000, share_bytes=20_000, waiting_bytes=50_000)
+SCARCE = RelayLimits(body_bytes=30_000, held_bytes=70_000, share_bytes=20_000, waiting_bytes=50_000)
 LONG = grpc.encode_message(bytes(29_000))
 
 
 def test_a_request_without_room_gets_no_credit_until_there_is_some() -> None:
-    budget, hooks = Budget(SCARCE), Hooks(Wait())
+    budget, hooks = MemoryBudget(SCARCE), Hooks(Wait())
     first, second = Wire(hooks, budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -470,7 +470,7 @@ def test_a_request_without_room_gets_no_credit_until_there_is_some() -> None:
 
 
 def test_a_request_that_is_whole_waits_for_room_too() -> None:
-    budget, hooks = Budget(SCARCE), Hooks(FORWARD)
+    budget, hooks = MemoryBudget(SCARCE), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     content = bytes(25_000)
     packed = gzip.compress(content)
@@ -486,7 +486,7 @@ def test_a_request_that_is_whole_waits_for_room_too() -> None:
 
 
 def test_a_request_that_unpacks_to_too_much_waits_for_room_before_it_is_unpacked() -> None:
-    budget, hooks = Budget(SCARCE), Hooks(FORWARD)
+    budget, hooks = MemoryBudget(SCARCE), Hooks(FORWARD)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(hooks, budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -500,7 +500,7 @@ def test_a_request_that_unpacks_to_too_much_waits_for_room_before_it_is_unpacked
 
 
 def test_small_requests_pass_those_that_wait_for_room() -> None:
-    budget = Budget(SCARCE)
+    budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3, 5):
         first.client(opening(stream, HOOKED), data(stream, LONG[:10_000]))
@@ -521,7 +521,7 @@ def test_small_requests_pass_those_that_wait_for_room() -> None:
 
 
 def test_requests_get_room_in_the_order_in_which_they_came() -> None:
-    budget = Budget(SCARCE)
+    budget = MemoryBudget(SCARCE)
     wires = [Wire(Hooks(Wait()), budget=budget) for _ in range(5)]
     for wire in wires[:4]:
         wire.client(opening(1, HOOKED), data(1, LONG[:10_000]))
@@ -544,7 +544,7 @@ def test_requests_get_room_in_the_order_in_which_they_came() -> None:
 @pytest.mark.parametrize("ends", [True, False], ids=["trailers", "a second message"])
 def test_a_request_that_goes_on_unhooked_waits_for_room_no_longer(ends: bool) -> None:
     """Others take their turn though the upstream does not take it yet."""
-    budget = Budget(SCARCE)
+    budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -562,7 +562,7 @@ def test_a_request_that_goes_on_unhooked_waits_for_room_no_longer(ends: bool) ->
 
 @pytest.mark.parametrize("more", [data(1, b""), data(1, b"x"), trailers(1)])
 def test_a_whole_request_that_waits_for_room_takes_nothing_more(more: bytes) -> None:
-    budget = Budget(SCARCE)
+    budget = MemoryBudget(SCARCE)
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -577,7 +577,7 @@ def test_a_whole_request_that_waits_for_room_takes_nothing_more(more: bytes) -> 
 @pytest.mark.parametrize("limit", ["waiting_bytes", "wait_seconds"])
 def test_a_request_that_must_not_wait_for_room_is_refused(limit: str) -> None:
     """All that wait sent too much, or it took too long; the connection goes on."""
-    budget = Budget(SCARCE._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}))
+    budget = MemoryBudget(SCARCE._replace(**{limit: 0 if limit == "wait_seconds" else 10_000}))
     first, second = Wire(Hooks(Wait()), budget=budget), Wire(Hooks(FORWARD), budget=budget)
     for stream in (1, 3):
         first.client(opening(stream, HOOKED), last(stream, LONG))
@@ -604,7 +604,7 @@ def test_a_frame_larger_than_the_upstream_takes_is_not_waited_for() -> None:
 
 
 def test_hooked_calls_under_way_are_bounded() -> None:
-    wire = Wire(Hooks(Wait()), Limits(streams=50))
+    wire = Wire(Hooks(Wait()), RelayLimits(streams=50))
     for stream in range(1, 201, 2):
         wire.client(opening(stream, HOOKED))
     assert len(wire.relay._calls.streams) == 50
@@ -733,8 +733,10 @@ GARBAGE = [
 @pytest.mark.parametrize("raw", GARBAGE)
 @pytest.mark.parametrize("step", [7, 1 << 20])
 def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> None:
-    stats, up, down = Stats(), bytearray(), bytearray()
-    relay = Relay(Hooks(FORWARD), down.extend, up.extend, stats, lambda *_: None, Budget(Limits()))
+    stats, up, down = RelayStats(), bytearray(), bytearray()
+    relay = Relay(
+        Hooks(FORWARD), down.extend, up.extend, stats, lambda *_: None, MemoryBudget(RelayLimits())
+    )
     raw += b"and more"
     for at in range(0, len(raw), step):
         relay.from_client(memoryview(raw[at : at + step]))
@@ -744,7 +746,7 @@ def test_bytes_that_can_not_be_followed_pass_verbatim(raw: bytes, step: int) -> 
 
 def test_a_block_beyond_the_limit_is_not_taken_for_the_part_that_has_arrived() -> None:
     """Read up to where it is cut, it would leave the table of later paths out of step."""
-    wire = Wire(Hooks(FORWARD), Limits(block_bytes=1_000))
+    wire = Wire(Hooks(FORWARD), RelayLimits(block_bytes=1_000))
     part = metadata.encode([(b":path", OTHER)])
     wire.client(frames.head(1_001, frames.HEADERS, frames.END_HEADERS, 1), part)
     assert wire.stats.malformed == 1
@@ -762,7 +764,7 @@ def test_with_a_message_in_custody_garbage_ends_the_connection() -> None:
 def test_noise_never_crashes_and_never_costs_memory(seed: int) -> None:
     rng = random.Random(seed)
     wire = Wire(
-        Hooks(Wait(), FORWARD, Refuse(1, "")), Limits(held_bytes=100_000, share_bytes=5_000)
+        Hooks(Wait(), FORWARD, Refuse(1, "")), RelayLimits(held_bytes=100_000, share_bytes=5_000)
     )
     try:
         for _ in range(300):

@@ -20,8 +20,8 @@ from agent.host.loop import Loop
 from agent.model.verdict import Code, Refuse, Wait
 from agent.relay import pair
 from agent.relay.downward import Downward
-from agent.relay.gate import FORWARD, Call, Forward, Replace, Verdict
-from agent.relay.held import Limits
+from agent.relay.gate import FORWARD, Call, Forward, GateVerdict, Replace
+from agent.relay.held import RelayLimits
 from agent.relay.server import RelayServer
 from agent.relay.upward import Upward
 from agent.rpc import frames
@@ -83,7 +83,7 @@ class Hooks:
         self.replied = threading.Event()
         self.replies: list[tuple[bytes, bytes | None]] = []
 
-    def request(self, call: Call, message: bytes) -> Verdict:
+    def request(self, call: Call, message: bytes) -> GateVerdict:
         if call.path == b"/h/Hold":
             self.asked.set()
             return Wait() if self.holding else FORWARD
@@ -586,7 +586,7 @@ def test_out_of_descriptors_the_relay_keeps_its_clients(
 
 
 def test_limits_are_the_embeddings(tmp_path: Path) -> None:
-    place = Place(tmp_path, limits=Limits(body_bytes=100))
+    place = Place(tmp_path, limits=RelayLimits(body_bytes=100))
     client = Channel(str(place.front))
     assert client.call("/h/Grow", bytes(101), WAIT_SECONDS) == bytes(101)
     assert client.call("/h/Grow", bytes(100), WAIT_SECONDS) == bytes(100) + b"+" * 30

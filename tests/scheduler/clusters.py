@@ -1,4 +1,4 @@
-"""A Cluster that was told of a few nodes of a made-up fleet, and pods that ask for them."""
+"""A SchedulerCache that was told of a few nodes of a made-up fleet, and pods that ask for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model import apiobjects
 from agent.model.apiobjects import ApiPod
 from agent.scheduler import decoders
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.records import AgentSelector, PodRecord
 from benchmarks import fleet
 from benchmarks.fleet import Kind, Model
@@ -34,15 +34,15 @@ DGX1 = Model(
 _read_pod = decoders.pods(AgentSelector())
 
 
-def cluster(nodes: Mapping[str, Model]) -> Cluster:
+def cluster(nodes: Mapping[str, Model]) -> SchedulerCache:
     """Each with its agent."""
-    known = Cluster()
+    known = SchedulerCache()
     for name, model in nodes.items():
         add(known, name, model)
     return known
 
 
-def add(known: Cluster, name: str, model: Model, *, agent: bool = True) -> None:
+def add(known: SchedulerCache, name: str, model: Model, *, agent: bool = True) -> None:
     """A node of that model comes."""
     node, topology, devices = _changes(name, model)
     known.nodes_changed([node])
@@ -55,25 +55,25 @@ def add(known: Cluster, name: str, model: Model, *, agent: bool = True) -> None:
 
 @functools.cache
 def _changes(name: str, model: Model) -> tuple[Change[Any], Change[Any], Change[Any]]:
-    machine, key, added = fleet.Machine(model), Key("", name), ChangeKind.ADDED
+    machine, key, added = fleet.Machine(model), ObjectKey("", name), ChangeKind.ADDED
     node = decoders.node(json.dumps(machine.node(name)).encode())
     topology = decoders.topology(json.dumps(machine.topology(name)).encode())
     devices = decoders.devices(json.dumps(machine.devices(name)).encode())
     return Change(added, key, node), Change(added, key, topology), Change(added, key, devices)
 
 
-def remove(known: Cluster, name: str) -> None:
+def remove(known: SchedulerCache, name: str) -> None:
     """A node goes; its pods stay for a while."""
-    key = Key("", name)
+    key = ObjectKey("", name)
     read = decoders.node(json.dumps({"metadata": {"name": name}}).encode())
     known.nodes_changed([Change(ChangeKind.DELETED, key, read)])
 
 
-def tell(known: Cluster, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+def tell(known: SchedulerCache, pod: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
     """What a watch shows of a pod."""
     metadata = pod["metadata"]
     value: PodRecord = _read_pod(json.dumps(pod).encode())
-    known.pods_changed([Change(kind, Key(metadata["namespace"], metadata["name"]), value)])
+    known.pods_changed([Change(kind, ObjectKey(metadata["namespace"], metadata["name"]), value)])
 
 
 def read(body: Object) -> ApiPod:

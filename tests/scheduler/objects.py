@@ -8,7 +8,7 @@ from typing import Any
 
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.conformance import machines
-from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model import deviceobject, fingerprint, nodetopology
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
@@ -147,5 +147,5 @@ def of_devices(
     return Change(kind, _key(told), decoders.devices(json.dumps(told).encode()))
 
 
-def _key(told: Object) -> Key:
-    return Key(told["metadata"].get("namespace", ""), told["metadata"]["name"])
+def _key(told: Object) -> ObjectKey:
+    return ObjectKey(told["metadata"].get("namespace", ""), told["metadata"]["name"])

@@ -15,10 +15,10 @@ from agent.kube.transport import Transport
 from agent.model.device_allocation import allocated
 from agent.scheduler.binder import Binder, BindError, LostRaceError
 from agent.scheduler.binding_api import BindingApi, PodName
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GROUP_ANNOTATION, Group
+from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
 from benchmarks.fleet import CARDS, NOTHING, SMALL, Kind, carder, owner, part
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
@@ -31,7 +31,7 @@ EIGHT = owner(8, 8)
 class Bench(msgspec.Struct):
     """All that a bind touches."""
 
-    cluster: Cluster
+    cluster: SchedulerCache
     groups: GroupReservations
     pod_infos: PodInfoCache
     pods: Pods
@@ -318,7 +318,7 @@ def test_who_has_ceased_to_lead_sends_no_binding(bench: Bench) -> None:
 
 
 def test_members_of_a_group_take_their_parts(bench: Bench) -> None:
-    group = Group("default", "g", 2)
+    group = PodGroup("default", "g", 2)
     names = [bench.put(EIGHT, name, **{GROUP_ANNOTATION: "g/2"}) for name in ("p", "q")]
     with bench.cluster.lock:
         assert bench.groups.hold(group, clusters.pod_request(EIGHT, "p"), "a") is None

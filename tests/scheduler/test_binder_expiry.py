@@ -11,9 +11,9 @@ from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.binder import ReservationExpiry
 from agent.scheduler.binding_api import BindingApi
-from agent.scheduler.cluster import EXPIRY_SECONDS, Cluster
+from agent.scheduler.cluster import EXPIRY_SECONDS, SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import Group
+from agent.scheduler.pod_group import PodGroup
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
 from tests.scheduler import objects
@@ -24,22 +24,22 @@ WISH = objects.pod_request({"cpu": "1"}, name="a")
 
 
 @pytest.fixture
-def cluster(clock: Clock) -> Cluster:
+def cluster(clock: Clock) -> SchedulerCache:
     """Of one node, where a reservation stands."""
-    it = Cluster(clock=clock)
+    it = SchedulerCache(clock=clock)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.reserve("n1", Granted(WISH))
     return it
 
 
 @pytest.fixture
-def groups(cluster: Cluster, clock: Clock) -> GroupReservations:
+def groups(cluster: SchedulerCache, clock: Clock) -> GroupReservations:
     return GroupReservations(cluster, seconds=60, clock=clock)
 
 
 @pytest.fixture
 def expiry(
-    server: Server, cluster: Cluster, groups: GroupReservations
+    server: Server, cluster: SchedulerCache, groups: GroupReservations
 ) -> Iterator[ReservationExpiry]:
     transport = Transport(FileAccess(server.url))
     yield ReservationExpiry(cluster, groups, BindingApi(transport))
@@ -69,7 +69,7 @@ ANSWERS = {
 
 @pytest.mark.parametrize("said", ANSWERS)
 def test_a_reservation_whose_binding_was_taken_ends_by_the_servers_word(
-    server: Server, cluster: Cluster, expiry: ReservationExpiry, clock: Clock, said: str
+    server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock, said: str
 ) -> None:
     code, body, stays = ANSWERS[said]
     says(server, code, body)
@@ -89,7 +89,7 @@ def test_a_reservation_whose_binding_was_taken_ends_by_the_servers_word(
 
 
 def test_a_bind_under_way_never_expires(
-    server: Server, cluster: Cluster, expiry: ReservationExpiry, clock: Clock
+    server: Server, cluster: SchedulerCache, expiry: ReservationExpiry, clock: Clock
 ) -> None:
     clock.now = 1e9
     expiry.step()
@@ -98,10 +98,10 @@ def test_a_bind_under_way_never_expires(
 
 
 def test_what_was_held_for_a_group_is_free_again_though_nobody_asks(
-    cluster: Cluster, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
+    cluster: SchedulerCache, groups: GroupReservations, expiry: ReservationExpiry, clock: Clock
 ) -> None:
     """Who was refused for it is tried again only when the node has changed."""
-    assert groups.hold(Group("ns", "g", 2), WISH, "n1") is None
+    assert groups.hold(PodGroup("ns", "g", 2), WISH, "n1") is None
     held = cluster.changed_since(0).serial
     clock.now += 61
     expiry.step()

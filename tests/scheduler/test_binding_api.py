@@ -7,7 +7,7 @@ import pytest
 
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
-from agent.scheduler.binding_api import BindingApi, Outcome, PodError, PodName
+from agent.scheduler.binding_api import BindingApi, BindOutcome, PodError, PodName
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler.podserver import Pods
@@ -33,7 +33,7 @@ def bindings(server: Server) -> Iterator[BindingApi]:
 def test_a_binding_names_the_pod_by_uid_and_carries_its_annotations(
     pods: Pods, bindings: BindingApi, server: Server
 ) -> None:
-    assert bindings.bind(POD, "n", NOTES) == Outcome(True)
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
     (binding,) = pods.bindings
     assert binding["metadata"] == {
         "name": "p",
@@ -56,13 +56,13 @@ def test_a_pod_that_is_gone_is_surely_not_bound(pods: Pods, bindings: BindingApi
 
 def test_another_pod_of_that_name_is_not_bound(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "other")
-    assert bindings.bind(POD, "n", NOTES) == Outcome(False, "pod default/p is gone")
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, "pod default/p is gone")
 
 
 def test_a_pod_that_somebody_else_bound_is_not_ours(pods: Pods, bindings: BindingApi) -> None:
     pods.put("p", "u", node="m")
     text = "pod default/p is bound to node m by somebody else"
-    assert bindings.bind(POD, "n", NOTES) == Outcome(False, text)
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(False, text)
 
 
 def test_a_conflict_over_a_pod_without_a_node_is_a_no(pods: Pods, bindings: BindingApi) -> None:
@@ -77,7 +77,7 @@ def test_an_answer_that_got_lost_is_found_out(pods: Pods, bindings: BindingApi) 
         return False
 
     pods.instead = bound_in_silence
-    assert bindings.bind(POD, "n", NOTES) == Outcome(True)
+    assert bindings.bind(POD, "n", NOTES) == BindOutcome(True)
 
 
 @pytest.mark.parametrize("code", [500, 503, 504])
@@ -102,7 +102,7 @@ def test_a_look_has_limits_of_its_own(pods: Pods, bindings: BindingApi, server: 
         silent.answer = lambda *_: False
         sending, looking = (Transport(FileAccess(each.url)) for each in (silent, server))
         pods.put("p", "u", node="n", metadata={"annotations": NOTES})
-        assert BindingApi(sending, looking).bind(POD, "n", NOTES) == Outcome(True)
+        assert BindingApi(sending, looking).bind(POD, "n", NOTES) == BindOutcome(True)
         sending.close()
         looking.close()
 

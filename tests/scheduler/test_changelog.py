@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.changelog import ChangeLog, Changes
+from agent.scheduler.changelog import ChangedNodes, ChangeLog
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))
@@ -11,7 +11,7 @@ def test_names_every_change_after_a_serial(names: list[str], asked: int) -> None
     log = ChangeLog()
     for name in names:
         log.add(name)
-    assert log.since(asked) == Changes(len(names), frozenset(names[asked:]))
+    assert log.since(asked) == ChangedNodes(len(names), frozenset(names[asked:]))
 
 
 @given(names=st.lists(st.sampled_from("abcdef"), max_size=30), asked=st.integers(0, 30))

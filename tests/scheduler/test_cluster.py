@@ -10,7 +10,7 @@ from agent.allocate.node_allocator.facts import PlaceRules
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
 from agent.model import schedulerargs
-from agent.scheduler.cluster import EXPIRY_SECONDS, Cluster, ReserveError
+from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.clock import Clock
 
@@ -21,9 +21,9 @@ LSR = objects.pod_request({"cpu": "2"}, qos="LSR")
 
 
 @pytest.fixture
-def cluster(clock: Clock) -> Cluster:
+def cluster(clock: Clock) -> SchedulerCache:
     """Of nodes n1 and n2, each with all its objects and an agent."""
-    it = Cluster(clock=clock)
+    it = SchedulerCache(clock=clock)
     for name in ("n1", "n2"):
         it.nodes_changed([objects.of_node(objects.node(name))])
         it.topologies_changed([objects.of_topology(objects.topology(name))])
@@ -32,7 +32,7 @@ def cluster(clock: Clock) -> Cluster:
     return it
 
 
-def held(cluster: Cluster, name: str = "n1") -> set[str]:
+def held(cluster: SchedulerCache, name: str = "n1") -> set[str]:
     """Titles of who holds something, agents aside."""
     state = cluster.node(name)
     assert state is not None
@@ -40,11 +40,11 @@ def held(cluster: Cluster, name: str = "n1") -> set[str]:
     return {each for each in titles if not each.startswith("agent-")}
 
 
-def see(cluster: Cluster, *args: Any, **more: Any) -> None:
+def see(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
     cluster.pods_changed([objects.of_pod(objects.pod(*args, **more))])
 
 
-def drop(cluster: Cluster, *args: Any, **more: Any) -> None:
+def drop(cluster: SchedulerCache, *args: Any, **more: Any) -> None:
     cluster.pods_changed([objects.of_pod(objects.pod(*args, **more), DELETED)])
 
 
@@ -54,7 +54,9 @@ def granted(name: str) -> Granted:
 
 # Pods
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
-def test_a_pod_counts_while_it_is_bound_and_has_not_ended(cluster: Cluster, phase: str) -> None:
+def test_a_pod_counts_while_it_is_bound_and_has_not_ended(
+    cluster: SchedulerCache, phase: str
+) -> None:
     see(cluster, "a")
     assert not held(cluster)
     see(cluster, "a", "n1")
@@ -67,13 +69,13 @@ def test_a_pod_counts_while_it_is_bound_and_has_not_ended(cluster: Cluster, phas
     assert not held(cluster)
 
 
-def test_a_pod_that_is_gone_holds_nothing(cluster: Cluster) -> None:
+def test_a_pod_that_is_gone_holds_nothing(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     drop(cluster, "a", "n1")
     assert not held(cluster)
 
 
-def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: Cluster) -> None:
+def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: SchedulerCache) -> None:
     cluster.topologies_changed(
         [objects.of_topology(objects.topology("n1", policy="single-numa-node", pods=()))]
     )
@@ -86,28 +88,28 @@ def test_a_pod_that_is_gone_by_an_old_word_holds_nothing(cluster: Cluster) -> No
     assert isinstance(state.place.offer(PLAIN), Granted)
 
 
-def test_a_pod_of_the_same_name_is_another(cluster: Cluster) -> None:
+def test_a_pod_of_the_same_name_is_another(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1", uid="1")
     drop(cluster, "a", "n1", uid="1")
     see(cluster, "a", "n2", uid="2")
     assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
-def test_an_old_word_on_a_bound_pod_frees_nothing(cluster: Cluster) -> None:
+def test_an_old_word_on_a_bound_pod_frees_nothing(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     see(cluster, "a")
     assert held(cluster) == {"a"}
 
 
 def test_pods_that_come_before_their_node_count_when_it_comes() -> None:
-    it = Cluster()
+    it = SchedulerCache()
     see(it, "a", "late", cpus="0-1")
     assert it.node("late") is None
     it.nodes_changed([objects.of_node(objects.node("late"))])
     assert held(it, "late") == {"a"}
 
 
-def test_pods_outlive_their_node(cluster: Cluster) -> None:
+def test_pods_outlive_their_node(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     cluster.nodes_changed([objects.of_node(objects.node("n1"), DELETED)])
     assert cluster.node("n1") is None
@@ -116,7 +118,7 @@ def test_pods_outlive_their_node(cluster: Cluster) -> None:
 
 
 def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
-    it = Cluster()
+    it = SchedulerCache()
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
     it.devices_changed([objects.of_devices(objects.devices("n1"))])
@@ -135,7 +137,9 @@ def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
 
 
 # Reservations
-def test_a_reservation_holds_until_the_pod_is_seen_bound(cluster: Cluster, clock: Clock) -> None:
+def test_a_reservation_holds_until_the_pod_is_seen_bound(
+    cluster: SchedulerCache, clock: Clock
+) -> None:
     cluster.reserve("n1", granted("a"))
     assert held(cluster) == {"a"}
     see(cluster, "a")
@@ -149,21 +153,21 @@ def test_a_reservation_holds_until_the_pod_is_seen_bound(cluster: Cluster, clock
     assert held(cluster) == {"a"}
 
 
-def test_release_gives_back_what_was_reserved(cluster: Cluster) -> None:
+def test_release_gives_back_what_was_reserved(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     assert cluster.release("uid-a")
     assert not held(cluster)
     assert not cluster.release("uid-a")
 
 
-def test_a_late_release_leaves_a_bound_pod_alone(cluster: Cluster) -> None:
+def test_a_late_release_leaves_a_bound_pod_alone(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     see(cluster, "a", "n1")
     assert not cluster.release("uid-a")
     assert held(cluster) == {"a"}
 
 
-def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: Cluster) -> None:
+def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     drop(cluster, "a")
     assert not held(cluster)
@@ -171,13 +175,13 @@ def test_a_pod_that_is_deleted_before_it_is_bound_frees(cluster: Cluster) -> Non
     assert cluster.reservation("uid-a") is None
 
 
-def test_a_pod_that_somebody_else_bound_elsewhere_frees(cluster: Cluster) -> None:
+def test_a_pod_that_somebody_else_bound_elsewhere_frees(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     see(cluster, "a", "n2")
     assert (held(cluster), held(cluster, "n2")) == (set(), {"a"})
 
 
-def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: Cluster) -> None:
+def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     see(cluster, "a", "n1", requests={"cpu": "1"}, cpus="5")
     state = cluster.node("n1")
@@ -185,7 +189,9 @@ def test_what_the_annotations_say_wins_over_what_was_reserved(cluster: Cluster) 
     assert str(state.place.holdings["uid-a"].claim.cpus) == "5"
 
 
-def test_a_confirmed_reservation_is_overdue_after_its_time(cluster: Cluster, clock: Clock) -> None:
+def test_a_confirmed_reservation_is_overdue_after_its_time(
+    cluster: SchedulerCache, clock: Clock
+) -> None:
     cluster.reserve("n1", granted("a"))
     cluster.confirm("uid-a")
     clock.now = EXPIRY_SECONDS - 0.1
@@ -198,7 +204,9 @@ def test_a_confirmed_reservation_is_overdue_after_its_time(cluster: Cluster, clo
     assert not held(cluster)
 
 
-def test_what_was_confirmed_again_meanwhile_does_not_expire(cluster: Cluster, clock: Clock) -> None:
+def test_what_was_confirmed_again_meanwhile_does_not_expire(
+    cluster: SchedulerCache, clock: Clock
+) -> None:
     cluster.reserve("n1", granted("a"))
     cluster.confirm("uid-a")
     clock.now = EXPIRY_SECONDS
@@ -210,7 +218,7 @@ def test_what_was_confirmed_again_meanwhile_does_not_expire(cluster: Cluster, cl
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_one_pod_is_not_bound_twice_at_once(cluster: Cluster, sent: bool) -> None:
+def test_one_pod_is_not_bound_twice_at_once(cluster: SchedulerCache, sent: bool) -> None:
     cluster.reserve("n1", granted("a"))
     if sent:
         cluster.confirm("uid-a")
@@ -219,46 +227,48 @@ def test_one_pod_is_not_bound_twice_at_once(cluster: Cluster, sent: bool) -> Non
     assert (held(cluster), held(cluster, "n2")) == ({"a"}, set())
 
 
-def test_nothing_is_reserved_for_a_bound_pod(cluster: Cluster) -> None:
+def test_nothing_is_reserved_for_a_bound_pod(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     with pytest.raises(ReserveError, match="pod ns/a is bound to n1"):
         cluster.reserve("n2", granted("a"))
 
 
-def test_nothing_is_reserved_on_a_node_that_is_not_known(cluster: Cluster) -> None:
+def test_nothing_is_reserved_on_a_node_that_is_not_known(cluster: SchedulerCache) -> None:
     with pytest.raises(ReserveError, match="node n3 is not known"):
         cluster.reserve("n3", granted("a"))
 
 
 # Where a pod may come
-def test_all_may_come_where_all_is_there(cluster: Cluster) -> None:
+def test_all_may_come_where_all_is_there(cluster: SchedulerCache) -> None:
     assert [cluster.eligible("n1", each) for each in (PLAIN, LSR, GPU)] == [None] * 3
 
 
 @pytest.mark.parametrize("pod_request", [PLAIN, LSR, GPU])
 def test_nobody_may_come_to_a_node_that_is_not_known(
-    cluster: Cluster, pod_request: PodRequest
+    cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
     see(cluster, "a", "n3")
     assert cluster.eligible("n3", pod_request) == "the node is not known"
     assert cluster.eligible("n4", pod_request) == "the node is not known"
 
 
-def test_where_no_topology_is_told_only_who_needs_it_may_not_come(cluster: Cluster) -> None:
+def test_where_no_topology_is_told_only_who_needs_it_may_not_come(cluster: SchedulerCache) -> None:
     cluster.topologies_changed([objects.of_topology(objects.topology("n1"), DELETED)])
     assert cluster.eligible("n1", LSR) == "it has no NodeResourceTopology"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", GPU) is None
 
 
-def test_where_no_devices_are_told_only_who_needs_them_may_not_come(cluster: Cluster) -> None:
+def test_where_no_devices_are_told_only_who_needs_them_may_not_come(
+    cluster: SchedulerCache,
+) -> None:
     cluster.devices_changed([objects.of_devices(objects.devices("n1"), DELETED)])
     assert cluster.eligible("n1", GPU) == "it has no Device"
     assert cluster.eligible("n1", PLAIN) is None
     assert cluster.eligible("n1", LSR) is None
 
 
-def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: Cluster) -> None:
+def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: SchedulerCache) -> None:
     told = objects.topology("n1")
     told["zones"][0]["resources"][0]["capacity"] = "x"
     cluster.topologies_changed([objects.of_topology(told)])
@@ -269,7 +279,7 @@ def test_an_object_that_makes_no_sense_is_as_good_as_missing(cluster: Cluster) -
 
 
 def test_what_is_wrong_with_a_nodes_words_is_told_once(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+    cluster: SchedulerCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     label = {"node.koordinator.sh/cpu-bind-policy": "Odd"}
     for capacity in ("8", "16"):
@@ -284,7 +294,7 @@ def test_what_is_wrong_with_a_nodes_words_is_told_once(
 
 @pytest.mark.parametrize("pod_request", [LSR, GPU])
 def test_who_needs_an_agent_waits_until_it_is_ready(
-    cluster: Cluster, pod_request: PodRequest
+    cluster: SchedulerCache, pod_request: PodRequest
 ) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
     assert cluster.eligible("n1", pod_request) == "its agent is not Ready"
@@ -295,7 +305,7 @@ def test_who_needs_an_agent_waits_until_it_is_ready(
     assert cluster.eligible("n1", pod_request) == "it has no agent"
 
 
-def test_a_new_agent_beside_the_old_one_is_enough(cluster: Cluster) -> None:
+def test_a_new_agent_beside_the_old_one_is_enough(cluster: SchedulerCache) -> None:
     cluster.pods_changed([objects.of_pod(objects.agent("n1", ready=False))])
     cluster.pods_changed([objects.of_pod(objects.agent("n1", uid="new"))])
     assert cluster.eligible("n1", LSR) is None
@@ -304,14 +314,14 @@ def test_a_new_agent_beside_the_old_one_is_enough(cluster: Cluster) -> None:
 
 
 def test_where_no_agents_are_wanted_none_is_missed() -> None:
-    it = Cluster(agents=False)
+    it = SchedulerCache(agents=False)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
     assert it.eligible("n1", LSR) is None
 
 
 # Changes
-def changes(cluster: Cluster, *acts: Any) -> list[set[str]]:
+def changes(cluster: SchedulerCache, *acts: Any) -> list[set[str]]:
     """Which nodes each of the acts changed."""
     told = []
     for act in acts:
@@ -323,7 +333,7 @@ def changes(cluster: Cluster, *acts: Any) -> list[set[str]]:
     return told
 
 
-def test_every_change_that_matters_is_logged(cluster: Cluster) -> None:
+def test_every_change_that_matters_is_logged(cluster: SchedulerCache) -> None:
     assert changes(
         cluster,
         lambda: see(cluster, "a", "n1"),
@@ -338,7 +348,7 @@ def test_every_change_that_matters_is_logged(cluster: Cluster) -> None:
     ) == [{"n1"}, {"n1"}, {"n1"}, {"n2"}, {"n2"}, {"n1"}, {"n2"}, {"n1"}, {"n1"}]
 
 
-def test_what_does_not_matter_is_not_logged(cluster: Cluster) -> None:
+def test_what_does_not_matter_is_not_logged(cluster: SchedulerCache) -> None:
     see(cluster, "a", "n1")
     cluster.reserve("n2", granted("b"))
     heartbeat = objects.node("n1", annotations={"other": "new"})
@@ -359,12 +369,12 @@ def test_what_does_not_matter_is_not_logged(cluster: Cluster) -> None:
     )
 
 
-def test_a_pod_that_is_seen_bound_as_reserved_changes_nothing(cluster: Cluster) -> None:
+def test_a_pod_that_is_seen_bound_as_reserved_changes_nothing(cluster: SchedulerCache) -> None:
     cluster.reserve("n1", granted("a"))
     assert changes(cluster, lambda: see(cluster, "a", "n1", requests={"cpu": "1"})) == [set()]
 
 
-def test_two_threads_never_reserve_the_same_pod(cluster: Cluster) -> None:
+def test_two_threads_never_reserve_the_same_pod(cluster: SchedulerCache) -> None:
     start, won = threading.Barrier(8), []
 
     def race(number: int) -> None:
@@ -393,7 +403,7 @@ def test_every_node_gives_by_the_rules_of_the_cluster() -> None:
         "numaTopologyAlignmentPolicy": "SingleNUMANode",
         "scoringStrategy": {"measures": ["Resources"], "resources": [{"name": "cpu"}]},
     }
-    it = Cluster(rules=PlaceRules(scoring=schedulerargs.decode(settings)))
+    it = SchedulerCache(rules=PlaceRules(scoring=schedulerargs.decode(settings)))
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(objects.topology("n1"))])
     state = it.node("n1")

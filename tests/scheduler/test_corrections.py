@@ -16,7 +16,7 @@ from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.resources import CPU_MANAGER_POLICY, POD_CPU_ALLOCS
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.corrections import Corrections
 from tests.kube.hostile import Request, Server, reply, status
 from tests.scheduler import objects
@@ -43,15 +43,15 @@ def topology(
 
 
 @pytest.fixture
-def cluster(clock: Clock) -> Cluster:
-    it = Cluster(clock=clock)
+def cluster(clock: Clock) -> SchedulerCache:
+    it = SchedulerCache(clock=clock)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     it.topologies_changed([objects.of_topology(topology())])
     it.pods_changed([objects.of_pod(objects.agent("n1"))])
     return it
 
 
-def reports(cluster: Cluster, **given: str) -> None:
+def reports(cluster: SchedulerCache, **given: str) -> None:
     cluster.topologies_changed([objects.of_topology(topology(given=given))])
 
 
@@ -97,13 +97,13 @@ def api(server: Server) -> Api:
 
 
 @pytest.fixture
-def corrections(server: Server, cluster: Cluster, clock: Clock) -> Iterator[Corrections]:
+def corrections(server: Server, cluster: SchedulerCache, clock: Clock) -> Iterator[Corrections]:
     transport = Transport(FileAccess(server.url))
     yield Corrections(transport, cluster, lambda: True, clock=clock)
     transport.close()
 
 
-def shown(cluster: Cluster, body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
+def shown(cluster: SchedulerCache, body: Object, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
     cluster.pods_changed([objects.of_pod(body, kind)])
 
 
@@ -113,7 +113,7 @@ def cpus_of(body: Object) -> str:
 
 
 def test_annotation_follows_what_the_kubelet_gave_once(
-    cluster: Cluster, api: Api, corrections: Corrections
+    cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
     shown(cluster, body)
@@ -131,7 +131,7 @@ def test_annotation_follows_what_the_kubelet_gave_once(
 
 
 def test_who_writes_the_old_value_again_is_not_fought(
-    cluster: Cluster, api: Api, corrections: Corrections
+    cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
     shown(cluster, body)
@@ -148,7 +148,7 @@ def test_who_writes_the_old_value_again_is_not_fought(
 
 
 def test_refused_write_is_tried_again_and_counted(
-    cluster: Cluster, api: Api, corrections: Corrections, clock: Clock
+    cluster: SchedulerCache, api: Api, corrections: Corrections, clock: Clock
 ) -> None:
     body = api.put("lse", "2-3")
     shown(cluster, body)
@@ -166,7 +166,7 @@ def test_refused_write_is_tried_again_and_counted(
 
 
 def test_pod_that_ended_needs_no_correction(
-    cluster: Cluster, api: Api, corrections: Corrections
+    cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     body = api.put("lse", "2-3")
     shown(cluster, body)
@@ -180,7 +180,7 @@ def test_pod_that_ended_needs_no_correction(
 
 
 def test_server_that_does_not_answer_ends_the_step(
-    cluster: Cluster, api: Api, corrections: Corrections, server: Server, clock: Clock
+    cluster: SchedulerCache, api: Api, corrections: Corrections, server: Server, clock: Clock
 ) -> None:
     """A step asks nobody again who let the first request wait until its time was over."""
     names = [f"lse-{number}" for number in range(3)]
@@ -197,7 +197,7 @@ def test_server_that_does_not_answer_ends_the_step(
 
 
 def test_pod_of_the_same_name_is_left_alone(
-    cluster: Cluster, api: Api, corrections: Corrections
+    cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     shown(cluster, api.put("lse", "2-3"))
     reports(cluster, lse="4-5")
@@ -208,7 +208,7 @@ def test_pod_of_the_same_name_is_left_alone(
 
 
 def test_who_does_not_lead_writes_nothing(
-    cluster: Cluster, api: Api, server: Server, clock: Clock
+    cluster: SchedulerCache, api: Api, server: Server, clock: Clock
 ) -> None:
     leads = False
     transport = Transport(FileAccess(server.url))
@@ -225,7 +225,7 @@ def test_who_does_not_lead_writes_nothing(
 
 
 def test_only_a_static_kubelets_word_counts(
-    cluster: Cluster, api: Api, corrections: Corrections
+    cluster: SchedulerCache, api: Api, corrections: Corrections
 ) -> None:
     shown(cluster, api.put("lse", "2-3"))
     told = topology(given={"lse": "4-5"}, policy="none")
@@ -234,7 +234,7 @@ def test_only_a_static_kubelets_word_counts(
     assert api.patches == []
 
 
-def free(cluster: Cluster, count: int) -> Granted | Refused:
+def free(cluster: SchedulerCache, count: int) -> Granted | Refused:
     """What the node offers to an LSE pod that the kubelet would serve."""
     state = cluster.node("n1")
     assert state is not None
@@ -243,7 +243,9 @@ def free(cluster: Cluster, count: int) -> Granted | Refused:
     return state.place.offer(objects.request_of(objects.from_object(body)))
 
 
-def test_both_choices_count_until_the_annotation_is_right(cluster: Cluster, api: Api) -> None:
+def test_both_choices_count_until_the_annotation_is_right(
+    cluster: SchedulerCache, api: Api
+) -> None:
     assert isinstance(free(cluster, 6), Granted), "0 is reserved, one core of 7 CPUs is broken"
     body = api.put("lse", "2-3")
     shown(cluster, body)
@@ -269,7 +271,7 @@ def test_both_choices_count_until_the_annotation_is_right(cluster: Cluster, api:
     assert isinstance(free(cluster, 6), Granted)
 
 
-def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: Cluster) -> None:
+def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: SchedulerCache) -> None:
     """The report may come before the watch shows that the pod is bound."""
     offer = free(cluster, 2)
     assert isinstance(offer, Granted)
@@ -295,7 +297,7 @@ def test_reported_cpus_stay_taken_after_the_reservation_ends(cluster: Cluster) -
 )
 @pytest.mark.parametrize("qos", ["LSE", "LSR"])
 def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
-    cluster: Cluster, qos: str, kube_class: str, containers: list[tuple[str, str]], why: str
+    cluster: SchedulerCache, qos: str, kube_class: str, containers: list[tuple[str, str]], why: str
 ) -> None:
     body = objects.pod("new", labels={"koordinator.sh/qosClass": qos}, kube_class=kube_class)
     body["spec"]["containers"] = [
@@ -315,7 +317,7 @@ def test_owner_that_the_kubelet_would_not_serve_gets_no_static_node(
     assert isinstance(state.place.offer(pod_request), Granted)
 
 
-def test_side_car_that_shares_by_annotation_needs_no_whole_cpus(cluster: Cluster) -> None:
+def test_side_car_that_shares_by_annotation_needs_no_whole_cpus(cluster: SchedulerCache) -> None:
     body = objects.pod(
         "new",
         labels={"koordinator.sh/qosClass": "LSE"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.objects import ObjectError
 from agent.scheduler.disruption_budgets import Budget, Budgets, read
 
@@ -53,7 +53,7 @@ def test_nonsense_names_the_budget_and_the_field() -> None:
 def test_budgets_follow_the_watch() -> None:
     budgets = Budgets()
     first = read(body({"matchLabels": WEB}, disruptionsAllowed=1))
-    key = Key("shop", "b")
+    key = ObjectKey("shop", "b")
 
     def covering(namespace: str = "shop") -> tuple[Budget, ...]:
         return budgets.covering(namespace, "p", WEB)
@@ -70,7 +70,7 @@ def test_budgets_follow_the_watch() -> None:
 
 def test_of_namespaces_that_come_and_go_nothing_is_kept() -> None:
     budgets, first = Budgets(), read(body({}))
-    for key in (Key("shop", "b"), Key("other", "b")):
+    for key in (ObjectKey("shop", "b"), ObjectKey("other", "b")):
         budgets.changed([Change(ChangeKind.ADDED, key, first)])
-    budgets.changed([Change(ChangeKind.DELETED, Key("other", "b"), first)])
+    budgets.changed([Change(ChangeKind.DELETED, ObjectKey("other", "b"), first)])
     assert list(budgets._by_namespace) == ["shop"]

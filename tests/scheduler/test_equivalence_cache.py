@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.scheduler import equivalence_cache as shapes_module
-from agent.scheduler.changelog import ChangeLog, Changes
+from agent.scheduler.changelog import ChangedNodes, ChangeLog
 from agent.scheduler.equivalence_cache import (
     UNKNOWN_NODE,
     EquivalenceCache,
@@ -35,10 +35,10 @@ class Rooms:
         for node, cpus in free.items():
             self.set(node, cpus)
 
-    def changed_since(self, serial: int) -> Changes:
+    def changed_since(self, serial: int) -> ChangedNodes:
         return self.log.since(serial)
 
-    def placement_changed_since(self, serial: int) -> Changes:
+    def placement_changed_since(self, serial: int) -> ChangedNodes:
         return self.firm_log.since(serial)
 
     def node(self, name: str) -> Room | None:

@@ -5,25 +5,25 @@ import pytest
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.kube.objects import ChangeKind
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.group_reservations import GroupReservations
-from agent.scheduler.pod_group import GROUP_ANNOTATION, Group
+from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
 from benchmarks.fleet import SMALL, owner
 from tests.scheduler import clusters
 from tests.scheduler.clock import Clock
 
-PAIR = Group("default", "g", 2)
-TRIO = Group("default", "g", 3)
+PAIR = PodGroup("default", "g", 2)
+TRIO = PodGroup("default", "g", 3)
 EIGHT = owner(8, 8)
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> SchedulerCache:
     return clusters.cluster({"a": SMALL, "b": SMALL})
 
 
 @pytest.fixture
-def groups(cluster: Cluster, clock: Clock) -> GroupReservations:
+def groups(cluster: SchedulerCache, clock: Clock) -> GroupReservations:
     return GroupReservations(cluster, seconds=60, clock=clock)
 
 
@@ -31,21 +31,21 @@ def pod_request(name: str, cpus: int = 8) -> PodRequest:
     return clusters.pod_request(owner(cpus, 8), name)
 
 
-def held_cpus(cluster: Cluster, node: str) -> int:
+def held_cpus(cluster: SchedulerCache, node: str) -> int:
     state = cluster.node(node)
     assert state is not None
     assert not state.place.overlaps()
     return sum(len(each.claim.cpus) for each in state.place.holdings.values())
 
 
-def lack(groups: GroupReservations, group: Group, name: str, cpus: int = 8) -> str:
+def lack(groups: GroupReservations, group: PodGroup, name: str, cpus: int = 8) -> str:
     found = groups.rejection(group, pod_request(name, cpus))
     assert found is not None
     return found.reason
 
 
 def taken(
-    groups: GroupReservations, group: Group, name: str, node: str = "a", cpus: int = 8
+    groups: GroupReservations, group: PodGroup, name: str, node: str = "a", cpus: int = 8
 ) -> Granted:
     found = groups.take(group, pod_request(name, cpus), node)
     assert isinstance(found, Granted), found
@@ -53,7 +53,7 @@ def taken(
 
 
 def test_the_whole_group_is_held_and_each_member_takes_its_part(
-    cluster: Cluster, groups: GroupReservations
+    cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     assert groups.node(TRIO) is None
     assert groups.hold(TRIO, pod_request("p0"), "a") is None
@@ -76,7 +76,7 @@ def test_a_group_has_no_more_members_than_it_says(groups: GroupReservations) -> 
 
 
 def test_a_member_that_is_not_bound_gives_its_part_back(
-    cluster: Cluster, groups: GroupReservations
+    cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.hold(PAIR, pod_request("p0"), "a")
     first = taken(groups, PAIR, "p0").holding().claim.cpus
@@ -88,7 +88,7 @@ def test_a_member_that_is_not_bound_gives_its_part_back(
 
 
 def test_what_nobody_took_in_time_is_free_again(
-    cluster: Cluster, groups: GroupReservations, clock: Clock
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.hold(TRIO, pod_request("p0"), "a")
     clock.now += 59.9
@@ -101,7 +101,7 @@ def test_what_nobody_took_in_time_is_free_again(
 
 
 def test_late_members_are_held_to_the_node_of_the_others(
-    cluster: Cluster, groups: GroupReservations, clock: Clock
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.hold(TRIO, pod_request("p0"), "a")
     taken(groups, TRIO, "p0")
@@ -114,7 +114,7 @@ def test_late_members_are_held_to_the_node_of_the_others(
 
 
 def test_late_members_learn_that_their_node_is_full(
-    cluster: Cluster, groups: GroupReservations, clock: Clock
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.hold(TRIO, pod_request("p0"), "a")
     taken(groups, TRIO, "p0")
@@ -129,7 +129,9 @@ def test_late_members_learn_that_their_node_is_full(
     assert lack(groups, TRIO, "p1").startswith(text)
 
 
-def test_members_that_ended_are_replaced(cluster: Cluster, groups: GroupReservations) -> None:
+def test_members_that_ended_are_replaced(
+    cluster: SchedulerCache, groups: GroupReservations
+) -> None:
     groups.hold(PAIR, pod_request("p0"), "a")
     taken(groups, PAIR, "p0")
     taken(groups, PAIR, "p1")
@@ -140,7 +142,7 @@ def test_members_that_ended_are_replaced(cluster: Cluster, groups: GroupReservat
 
 
 def test_a_group_whose_members_all_ended_is_forgotten(
-    cluster: Cluster, groups: GroupReservations, clock: Clock
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     groups.hold(PAIR, pod_request("p0"), "a")
     taken(groups, PAIR, "p0")
@@ -151,7 +153,7 @@ def test_a_group_whose_members_all_ended_is_forgotten(
 
 
 def test_a_member_that_wants_less_takes_a_part_all_the_same(
-    cluster: Cluster, groups: GroupReservations
+    cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     groups.hold(PAIR, pod_request("p0"), "a")
     assert groups.rejection(PAIR, pod_request("p1", 4)) is None
@@ -172,7 +174,7 @@ def test_a_member_goes_nowhere_else(groups: GroupReservations) -> None:
 
 
 def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
-    cluster: Cluster, groups: GroupReservations
+    cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     """The filter was another process's, before this one began to lead."""
     taken(groups, PAIR, "p0", "b")
@@ -180,7 +182,7 @@ def test_a_group_that_nobody_asked_about_is_held_when_it_is_bound(
 
 
 def test_a_group_that_has_no_room_any_more_is_told_so(
-    cluster: Cluster, groups: GroupReservations
+    cluster: SchedulerCache, groups: GroupReservations
 ) -> None:
     assert isinstance(groups.hold(TRIO, pod_request("p0", 16), "a"), Refused)
     assert groups.node(TRIO) is None
@@ -197,7 +199,7 @@ def test_all_members_say_the_same_size(groups: GroupReservations) -> None:
 
 
 def test_a_group_that_the_watch_has_shown_is_known_by_it(
-    cluster: Cluster, groups: GroupReservations, clock: Clock
+    cluster: SchedulerCache, groups: GroupReservations, clock: Clock
 ) -> None:
     """Of groups that are long bound nothing is kept, and nothing is looked at at every call."""
     groups.hold(PAIR, pod_request("p0"), "a")
@@ -220,7 +222,7 @@ def test_a_group_that_the_watch_has_shown_is_known_by_it(
     assert groups.node(PAIR) is None
 
 
-def first_of_trio(cluster: Cluster) -> clusters.Object:
+def first_of_trio(cluster: SchedulerCache) -> clusters.Object:
     """Bound already."""
     body = owner(8, 8).pod("p0", node="b")
     body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/3"
@@ -228,7 +230,9 @@ def first_of_trio(cluster: Cluster) -> clusters.Object:
     return body
 
 
-def test_members_that_were_bound_before_this_process_began_are_known(cluster: Cluster) -> None:
+def test_members_that_were_bound_before_this_process_began_are_known(
+    cluster: SchedulerCache,
+) -> None:
     """By what the watches tell of them alone."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
@@ -241,7 +245,7 @@ def test_members_that_were_bound_before_this_process_began_are_known(cluster: Cl
     assert groups.rejection(TRIO, pod_request("p2")) is None
 
 
-def test_all_members_say_the_size_of_those_that_are_bound(cluster: Cluster) -> None:
+def test_all_members_say_the_size_of_those_that_are_bound(cluster: SchedulerCache) -> None:
     """Whether they were bound a moment ago, or before this process began."""
     body = first_of_trio(cluster)
     groups = GroupReservations(cluster)
@@ -253,7 +257,7 @@ def test_all_members_say_the_size_of_those_that_are_bound(cluster: Cluster) -> N
     assert groups.node(PAIR) is None
 
 
-def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: Cluster) -> None:
+def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: SchedulerCache) -> None:
     for name in ("p0", "p1"):
         body = owner(8, 8).pod(name, node="b")
         body["metadata"]["annotations"][GROUP_ANNOTATION] = "g/2"
@@ -261,12 +265,12 @@ def test_a_group_that_is_whole_and_bound_takes_no_more(cluster: Cluster) -> None
     assert GroupReservations(cluster).rejection(PAIR, pod_request("p2")) is not None
 
 
-def test_a_bound_pod_that_says_another_group_leaves_the_first(cluster: Cluster) -> None:
+def test_a_bound_pod_that_says_another_group_leaves_the_first(cluster: SchedulerCache) -> None:
     body = EIGHT.pod("p0", node="b")
     for text in ("g/2", "h/2"):
         body["metadata"]["annotations"][GROUP_ANNOTATION] = text
         clusters.tell(cluster, body)
     assert cluster.bound_members(PAIR) == {}
-    assert cluster.bound_members(Group("default", "h", 2)).keys() == {"uid-p0"}
+    assert cluster.bound_members(PodGroup("default", "h", 2)).keys() == {"uid-p0"}
     clusters.tell(cluster, body, ChangeKind.DELETED)
     assert GroupReservations(cluster).node(PAIR) is None

@@ -14,7 +14,7 @@ from agent.model.device_allocation import DEVICE_ALLOCATED
 from agent.scheduler import handlers
 from agent.scheduler.binder import Binder
 from agent.scheduler.binding_api import BindingApi
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender_types import (
@@ -54,7 +54,7 @@ class Scene:
     def __init__(self, server: hostile.Server, *, best_alone: bool = True) -> None:
         self.server = server
         self.pods = Pods(server)
-        self.cluster: Cluster = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
+        self.cluster: SchedulerCache = clusters.cluster({"a": SMALL, "b": SMALL, "c": CARDS})
         self.now = 0.0
         self.transport = Transport(FileAccess(server.url))
         groups, pod_infos = GroupReservations(self.cluster, clock=lambda: self.now), PodInfoCache()

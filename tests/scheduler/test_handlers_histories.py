@@ -23,7 +23,7 @@ from agent.kube.objects import ChangeKind
 from agent.model.apiobjects import ApiPod
 from agent.scheduler.binder import Binder, ReservationExpiry
 from agent.scheduler.binding_api import BindingApi
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender_types import (
@@ -128,7 +128,7 @@ class World:
     def start(self) -> None:
         """Another process begins: not before Bindings of the one before have come to their end."""
         self.api.late.clear()
-        self.cluster = Cluster(clock=lambda: self.now)
+        self.cluster = SchedulerCache(clock=lambda: self.now)
         for name, model in NODES.items():
             clusters.add(self.cluster, name, model)
         for pod in self.api.pods.values():
@@ -256,7 +256,7 @@ def test_histories_have_something_in_them() -> None:
     assert world.bound > 25
 
 
-def rebuilt(api: Api) -> Cluster:
+def rebuilt(api: Api) -> SchedulerCache:
     """What another scheduler reads."""
     cluster = clusters.cluster(NODES)
     for pod in api.pods.values():
@@ -264,7 +264,7 @@ def rebuilt(api: Api) -> Cluster:
     return cluster
 
 
-def holdings(cluster: Cluster, name: str) -> tuple[dict[str, Any], Any]:
+def holdings(cluster: SchedulerCache, name: str) -> tuple[dict[str, Any], Any]:
     state = cluster.node(name)
     assert state is not None
     return dict(state.place.holdings), state.place.overlaps()

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.kube.mirror import Metadata, Mirror
-from agent.kube.objects import Change, Key
+from agent.kube.objects import Change, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.scheduler import decoders
-from agent.scheduler.cluster import EXPIRY_SECONDS, Cluster, ReserveError
+from agent.scheduler.cluster import EXPIRY_SECONDS, ReserveError, SchedulerCache
 from tests.scheduler import objects
 from tests.scheduler.objects import Object
 
@@ -54,7 +54,7 @@ class Server:
     """The objects, and for each kind what its watch has still to tell."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, dict[Key, Object]] = {kind: {} for kind in KINDS}
+        self.objects: dict[str, dict[ObjectKey, Object]] = {kind: {} for kind in KINDS}
         self.queues: dict[str, deque[tuple[str, Object]]] = {kind: deque() for kind in KINDS}
         self._version = 0
 
@@ -65,20 +65,20 @@ class Server:
         self.objects[kind][_key(told)] = told
         self.queues[kind].append(("put", told))
 
-    def drop(self, kind: str, key: Key) -> None:
+    def drop(self, kind: str, key: ObjectKey) -> None:
         if (gone := self.objects[kind].pop(key, None)) is not None:
             self.queues[kind].append(("drop", gone))
 
     def pod(self, name: str) -> Object | None:
-        return self.objects["pods"].get(Key("ns", name))
+        return self.objects["pods"].get(ObjectKey("ns", name))
 
 
 class Scheduler:
-    """A Cluster behind a watch of each kind."""
+    """A SchedulerCache behind a watch of each kind."""
 
     def __init__(self, server: Server) -> None:
         self.now = 0.0
-        self.cluster = Cluster(clock=lambda: self.now)
+        self.cluster = SchedulerCache(clock=lambda: self.now)
         self.mirrors: dict[str, Mirror[Any]] = {kind: Mirror(READ[kind]) for kind in KINDS}
         self._server = server
         self._changed: dict[str, Callable[[list[Change[Any]]], None]] = {
@@ -173,7 +173,7 @@ class World:
     def object_comes_or_goes(self) -> None:
         kind, name = self.luck.choice(KINDS[1:]), self.luck.choice(NODES)
         if self.luck.random() < 0.4:
-            self.server.drop(kind, Key("", name))
+            self.server.drop(kind, ObjectKey("", name))
         elif kind == "nodes":
             self.server.put(kind, objects.node(name, labels={"a": str(self.luck.randrange(3))}))
         elif kind == "topologies":
@@ -184,13 +184,13 @@ class World:
     def agent_changes(self) -> None:
         name = self.luck.choice(NODES)
         if self.luck.random() < 0.3:
-            self.server.drop("pods", Key("ns", f"agent-{name}"))
+            self.server.drop("pods", ObjectKey("ns", f"agent-{name}"))
         else:
             self.server.put("pods", objects.agent(name, self.luck.random() < 0.7))
 
     def node_tells(self) -> None:
         name = self.luck.choice(NODES)
-        told = self.server.objects["topologies"].get(Key("", name))
+        told = self.server.objects["topologies"].get(ObjectKey("", name))
         if told is not None:
             self._node_tells(name, _policy(told), untold=self.luck.random() < 0.1)
 
@@ -312,10 +312,10 @@ class World:
     def _some_pod(self) -> Object | None:
         pods = self.server.objects["pods"]
         names = sorted(key.name for key in pods if not key.name.startswith("agent-"))
-        return pods[Key("ns", self.luck.choice(names))] if names else None
+        return pods[ObjectKey("ns", self.luck.choice(names))] if names else None
 
 
-def state_of(cluster: Cluster) -> dict[str, Any]:
+def state_of(cluster: SchedulerCache) -> dict[str, Any]:
     return {
         name: (
             state.node,
@@ -382,8 +382,8 @@ def _policy(topology: Object) -> str:
     return str(attributes["topologyManagerPolicy"])
 
 
-def _key(told: Object) -> Key:
-    return Key(told["metadata"].get("namespace", ""), told["metadata"]["name"])
+def _key(told: Object) -> ObjectKey:
+    return ObjectKey(told["metadata"].get("namespace", ""), told["metadata"]["name"])
 
 
 def _metadata(told: Object) -> Metadata:

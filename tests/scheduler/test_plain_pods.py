@@ -20,7 +20,7 @@ from agent.model import apiobjects
 from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
 from agent.scheduler.binder import Binder
 from agent.scheduler.binding_api import BindingApi
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache, pod_info
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender_types import (
@@ -51,7 +51,7 @@ class Scene:
     def __init__(self, server: hostile.Server, strategy: str = "LeastAllocated") -> None:
         self.pods = Pods(server).pods
         rules = PlaceRules(zones=ZoneScoring(ZoneStrategy(strategy)))
-        self.cluster = Cluster(agents=False, rules=rules)
+        self.cluster = SchedulerCache(agents=False, rules=rules)
         self.transport = Transport(FileAccess(server.url))
         groups, pod_infos = GroupReservations(self.cluster), PodInfoCache()
         binder = Binder(self.cluster, groups, BindingApi(self.transport), pod_infos)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.model import apiobjects
-from agent.scheduler.pod_group import GROUP_ANNOTATION, Group, GroupError, group_of
+from agent.scheduler.pod_group import GROUP_ANNOTATION, GroupError, PodGroup, group_of
 from benchmarks.fleet import pod
 
 
@@ -12,7 +12,7 @@ def annotated(text: str) -> apiobjects.ApiPod:
 
 
 def test_a_group_is_a_name_and_a_size() -> None:
-    assert group_of(annotated("train.0/8")) == Group("default", "train.0", 8)
+    assert group_of(annotated("train.0/8")) == PodGroup("default", "train.0", 8)
     assert group_of(apiobjects.from_object(pod("p"))) is None
 
 

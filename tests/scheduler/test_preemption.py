@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.model.objects import LabelSelector
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import pod_info
 from agent.scheduler.disruption_budgets import Budget, Budgets
 from agent.scheduler.extender_types import ExtenderPreemptionArgs, MetaPod, MetaVictims
@@ -51,8 +51,8 @@ def asking(cpu: int, priority: int = 10, qos: str = "LSR", **spec: Any) -> dict[
     return body
 
 
-def cluster(*tenants: dict[str, Any]) -> Cluster:
-    it = Cluster(agents=False)
+def cluster(*tenants: dict[str, Any]) -> SchedulerCache:
+    it = SchedulerCache(agents=False)
     it.nodes_changed([objects.of_node(objects.node("n"))])
     it.topologies_changed([objects.of_topology(objects.topology("n"))])
     it.pods_changed([objects.of_pod(each) for each in tenants])
@@ -63,7 +63,7 @@ FULL = [tenant(name) for name in CPUS]
 
 
 def preempted(
-    of: Cluster,
+    of: SchedulerCache,
     pod: dict[str, Any],
     *named: str,
     node: str = "n",
@@ -167,7 +167,7 @@ class Scene:
     def __init__(self, *nodes: str) -> None:
         self.now = 0.0
         self.queue = UnschedulableQueue()
-        self.cluster = Cluster(agents=False)
+        self.cluster = SchedulerCache(agents=False)
         self.groups = GroupReservations(self.cluster, clock=lambda: self.now)
         self.preemption = Preemption(
             self.cluster, self.groups, self.queue, Budgets(), clock=lambda: self.now
@@ -265,7 +265,7 @@ def test_pod_that_needs_nothing_of_us_has_the_victims_that_were_named() -> None:
 def test_budget() -> None:
     budgets = Budgets()
     budget = Budget("ns", "b", LabelSelector(GUARDED), 1)
-    budgets.changed([Change(ChangeKind.ADDED, Key("ns", "b"), budget)])
+    budgets.changed([Change(ChangeKind.ADDED, ObjectKey("ns", "b"), budget)])
     guarded = [tenant(name, labels=GUARDED if name in ("p2", "p3") else {}) for name in CPUS]
     assert preempted(cluster(*guarded), asking(4), "p0", "p3", budgets=budgets) == (
         ["p0", "p1"],

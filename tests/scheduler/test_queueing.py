@@ -11,7 +11,7 @@ import pytest
 from agent.kube.objects import ChangeKind
 from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.equivalence_cache import EquivalenceCache
 from agent.scheduler.extender_types import (
@@ -23,7 +23,7 @@ from agent.scheduler.extender_types import (
     ExtenderPreemptionResult,
     HostPriority,
 )
-from agent.scheduler.pod_group import GROUP_ANNOTATION, Group
+from agent.scheduler.pod_group import GROUP_ANNOTATION, PodGroup
 from agent.scheduler.queueing import ClusterFeasibility, QueueingExtender
 from agent.scheduler.requirements import GroupRequirements, PodRequirements
 from agent.scheduler.unschedulable_queue import UnschedulableQueue
@@ -63,7 +63,9 @@ def queue() -> UnschedulableQueue:
 
 def asking(queue: UnschedulableQueue, body: dict[str, Any]) -> Ask:
     verbs = Answering(ExtenderFilterResult())
-    queueing_extender = QueueingExtender(verbs, PodInfoCache(), Cluster(), queue, clock=lambda: 7.0)
+    queueing_extender = QueueingExtender(
+        verbs, PodInfoCache(), SchedulerCache(), queue, clock=lambda: 7.0
+    )
 
     def ask(result: ExtenderFilterResult) -> ExtenderFilterResult:
         verbs.result = result
@@ -121,7 +123,7 @@ def test_member_of_a_group_waits_for_room_for_all(queue: UnschedulableQueue) -> 
     asking(queue, objects.pod("p", annotations={GROUP_ANNOTATION: "g/2"}))(REFUSED)
     (found,) = queue.pods()
     assert isinstance(found.requirements, GroupRequirements)
-    assert (found.requirements.pods, found.group) == (2, Group("ns", "g", 2))
+    assert (found.requirements.pods, found.group) == (2, PodGroup("ns", "g", 2))
     assert found.candidates == ("a",)
 
 

@@ -19,11 +19,11 @@ from agent.host import files
 from agent.scheduler import certificates
 from agent.scheduler.certificates import CertificateError, CertificateFiles
 from agent.scheduler.http_routes import BadRequestError, Reply, Route, text_reply
-from agent.scheduler.server import Limits, Server, ServerError
+from agent.scheduler.server import Server, ServerLimits, ServerStartError
 from tests.integration.apiserver.certificates import Authority
 from tests.waiting import DEADLINE_SECONDS, eventually
 
-LIMITS = Limits(
+LIMITS = ServerLimits(
     body_bytes=1000, header_bytes=2000, request_seconds=DEADLINE_SECONDS, threads=4, waiting=8
 )
 HASTY = msgspec.structs.replace(LIMITS, request_seconds=1.0)
@@ -75,7 +75,7 @@ def started(authority: Authority) -> Iterator[Started]:
     servers: list[Server] = []
 
     def start(
-        limits: Limits = LIMITS,
+        limits: ServerLimits = LIMITS,
         held: Held | None = None,
         shown: Authority | None = authority,
         client_ca: str = "",
@@ -656,5 +656,5 @@ def accepts(server: Server) -> bool:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_an_address_that_is_taken_is_named(server: Server, authority: Authority) -> None:
     second = Server(f"127.0.0.1:{server.port}", {}, CertificateFiles(*paths(authority)))
-    with pytest.raises(ServerError, match=f"127.0.0.1:{server.port}.*in use"):
+    with pytest.raises(ServerStartError, match=f"127.0.0.1:{server.port}.*in use"):
         second.start()

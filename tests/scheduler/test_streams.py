@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.scheduler import streams
-from agent.scheduler.streams import Reader, Writer
+from agent.scheduler.streams import RequestReader, Writer
 
 
 class Pieces:
@@ -51,7 +51,7 @@ def test_reads_as_a_file_is_read(
     parts: list[bytes], sizes: list[int], asked: list[tuple[bool, int]]
 ) -> None:
     data = b"".join(parts)
-    reader, file = Reader(Pieces(again(sizes), data)), io.BytesIO(data)
+    reader, file = RequestReader(Pieces(again(sizes), data)), io.BytesIO(data)
     for whole, size in asked:
         if whole:
             assert reader.read(size) == file.read(size)
@@ -69,7 +69,7 @@ def test_writes_all(data: bytes, sizes: list[int]) -> None:
 
 
 def test_what_was_received_and_not_read_is_told_of() -> None:
-    reader = Reader(Pieces(again([50]), b"a\nb\n"))
+    reader = RequestReader(Pieces(again([50]), b"a\nb\n"))
     assert not reader.has_data()
     assert reader.readline(256) == b"a\n"
     assert reader.has_data()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.scheduler.changelog import Changes
+from agent.scheduler.changelog import ChangedNodes
 from agent.scheduler.equivalence_cache import Feasibility, Feasible, Infeasible
 from agent.scheduler.unschedulable_queue import (
     FORGET_SECONDS,
@@ -40,9 +40,9 @@ class Nodes:
         self.log: list[str] = []
         self.reaches_back = True
 
-    def changed_since(self, serial: int) -> Changes:
+    def changed_since(self, serial: int) -> ChangedNodes:
         names = frozenset(self.log[serial:]) if self.reaches_back else None
-        return Changes(len(self.log), names)
+        return ChangedNodes(len(self.log), names)
 
     def known(self) -> Iterable[str]:
         return list(self.room)

@@ -13,7 +13,7 @@ from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted
 from agent.allocate.node_allocator.holding import holding_of
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
-from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import ApiPod
 from agent.model.objects import LabelSelector
 from agent.model.policies import NumaPolicy
@@ -37,7 +37,7 @@ SHAPE = (2, 1, 4, 2)
 def guarding(allowed: int) -> Budgets:
     budgets = Budgets()
     budget = Budget("ns", "b", LabelSelector(GUARDED), allowed)
-    budgets.changed([Change(ChangeKind.ADDED, Key("ns", "b"), budget)])
+    budgets.changed([Change(ChangeKind.ADDED, ObjectKey("ns", "b"), budget)])
     return budgets
 
 

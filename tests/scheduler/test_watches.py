@@ -13,9 +13,9 @@ from agent.kube.auth import FileAccess
 from agent.kube.errors import ServerError
 from agent.kube.kinds import Discovery
 from agent.kube.objects import Change, ChangeKind
-from agent.kube.schedule import Pace
+from agent.kube.schedule import WatchPace
 from agent.kube.transport import Transport
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.watches import KindWatch, Watches
 from tests.kube import hostile
 from tests.kube.hostile import Request, Server
@@ -23,7 +23,7 @@ from tests.kube.reading import as_type
 from tests.waiting import eventually
 
 # Nobody waits long between two requests.
-PACE = Pace(wait=lambda stopped, seconds: stopped.wait(0.01), random=random.Random(3).random)
+PACE = WatchPace(wait=lambda stopped, seconds: stopped.wait(0.01), random=random.Random(3).random)
 
 
 class Item(msgspec.Struct):
@@ -170,7 +170,7 @@ def test_a_server_in_trouble_is_no_server_without_the_kind(
 def watching(server: Server) -> Iterator[Watches]:
     """A cluster of unbound pods; all has been told."""
     transport = Transport(FileAccess(server.url))
-    it = Watches(transport, Cluster(), stale_seconds=30, pace=PACE, look_seconds=0.01)
+    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=PACE, look_seconds=0.01)
     server.put("first")
     it.start()
     eventually("synced", lambda: it.synced)
@@ -239,7 +239,7 @@ def test_stalest_watch_is_named_with_its_age(server: Server) -> None:
     now = 0.0
     pace = msgspec.structs.replace(PACE, clock=lambda: now, wait=lambda event, _: event.wait(0.01))
     transport = Transport(FileAccess(server.url))
-    it = Watches(transport, Cluster(), stale_seconds=30, pace=pace, look_seconds=0.01)
+    it = Watches(transport, SchedulerCache(), stale_seconds=30, pace=pace, look_seconds=0.01)
     it.start()
     eventually("synced", lambda: it.synced and server.watching == 2)
     assert set(it.ages_seconds) == {"pods", "nodes", "noderesourcetopologies", "devices"}

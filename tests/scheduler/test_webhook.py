@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.kube.answers import Limits
+from agent.kube.answers import ResponseLimits
 from agent.kube.auth import FileAccess
 from agent.kube.transport import Transport
 from agent.scheduler.admission import LookUp, LookUpError, gpus
@@ -24,7 +24,7 @@ POD = {
 
 @pytest.fixture
 def look_up(server: Server) -> Iterator[LookUp]:
-    limits = Limits(read_seconds=1)
+    limits = ResponseLimits(read_seconds=1)
     transport = Transport(FileAccess(server.url), limits=limits)
     yield pods(transport)
     transport.close()

@@ -9,7 +9,7 @@ from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.facts import PlaceRules
 from agent.kube.objects import ChangeKind
 from agent.model.schedulerargs import ZoneScoring, ZoneStrategy
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from tests.scheduler import objects
 
 SINGLE = "single-numa-node"
@@ -19,15 +19,15 @@ FOREIGN = "what is left of its NUMA nodes is told beside other pods than those k
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def cluster() -> SchedulerCache:
     """Of one node with two NUMA nodes of four CPUs, without a word on them yet."""
-    it = Cluster(agents=False)
+    it = SchedulerCache(agents=False)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     return it
 
 
 def tell(
-    cluster: Cluster,
+    cluster: SchedulerCache,
     pods: Iterable[str] | None = (),
     available_milli: int = 4000,
     policy: str = SINGLE,
@@ -38,14 +38,14 @@ def tell(
     cluster.topologies_changed([objects.of_topology(told)])
 
 
-def see(cluster: Cluster, name: str, cpu: str, phase: str = "Running", **more: Any) -> None:
+def see(cluster: SchedulerCache, name: str, cpu: str, phase: str = "Running", **more: Any) -> None:
     told = objects.pod(
         name, "n1", requests={"cpu": cpu}, phase=phase, kube_class=GUARANTEED, **more
     )
     cluster.pods_changed([objects.of_pod(told)])
 
 
-def fits(cluster: Cluster, pod_request: Any = THREE) -> bool | str:
+def fits(cluster: SchedulerCache, pod_request: Any = THREE) -> bool | str:
     """True, or why not."""
     if (ineligibility := cluster.eligible("n1", pod_request)) is not None:
         return ineligibility
@@ -55,7 +55,7 @@ def fits(cluster: Cluster, pod_request: Any = THREE) -> bool | str:
     return found.text() if isinstance(found, Refused) else True
 
 
-def test_the_nodes_word_decides(cluster: Cluster) -> None:
+def test_the_nodes_word_decides(cluster: SchedulerCache) -> None:
     assert fits(cluster) is True
     tell(cluster)
     assert fits(cluster) is True
@@ -63,7 +63,7 @@ def test_the_nodes_word_decides(cluster: Cluster) -> None:
     assert "NUMA nodes 0, 1 have at most 2 left each" in str(fits(cluster))
 
 
-def test_a_pod_that_the_word_does_not_count_yet_is_taken_off(cluster: Cluster) -> None:
+def test_a_pod_that_the_word_does_not_count_yet_is_taken_off(cluster: SchedulerCache) -> None:
     tell(cluster)
     see(cluster, "a", "2")
     assert fits(cluster) is not True
@@ -71,7 +71,7 @@ def test_a_pod_that_the_word_does_not_count_yet_is_taken_off(cluster: Cluster) -
     assert fits(cluster) is True
 
 
-def test_a_pod_that_has_not_begun_is_counted_by_no_word(cluster: Cluster) -> None:
+def test_a_pod_that_has_not_begun_is_counted_by_no_word(cluster: SchedulerCache) -> None:
     see(cluster, "a", "2", phase="Pending")
     tell(cluster)
     assert fits(cluster) is not True
@@ -80,7 +80,7 @@ def test_a_pod_that_has_not_begun_is_counted_by_no_word(cluster: Cluster) -> Non
     assert fits(cluster) is True
 
 
-def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: Cluster) -> None:
+def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: SchedulerCache) -> None:
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
@@ -99,7 +99,7 @@ def test_a_promise_is_taken_off_until_the_word_counts_it(cluster: Cluster) -> No
     assert fits(cluster) is True
 
 
-def test_a_released_promise_is_given_back(cluster: Cluster) -> None:
+def test_a_released_promise_is_given_back(cluster: SchedulerCache) -> None:
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
@@ -113,7 +113,7 @@ def test_a_released_promise_is_given_back(cluster: Cluster) -> None:
     assert fits(cluster, four) is True
 
 
-def test_the_word_of_other_pods_is_nobodys(cluster: Cluster) -> None:
+def test_the_word_of_other_pods_is_nobodys(cluster: SchedulerCache) -> None:
     tell(cluster, ["stranger"])
     assert fits(cluster) == FOREIGN
     small = objects.pod_request({}, kube_class="BestEffort")
@@ -124,18 +124,18 @@ def test_the_word_of_other_pods_is_nobodys(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("policy", ["none", "best-effort"])
-def test_without_a_policy_no_word_counts(cluster: Cluster, policy: str) -> None:
+def test_without_a_policy_no_word_counts(cluster: SchedulerCache, policy: str) -> None:
     tell(cluster, ["stranger"], 0, policy)
     assert fits(cluster) is True
 
 
-def test_a_word_without_a_fingerprint_is_believed(cluster: Cluster) -> None:
+def test_a_word_without_a_fingerprint_is_believed(cluster: SchedulerCache) -> None:
     tell(cluster, None)
     see(cluster, "a", "2")
     assert fits(cluster) is True
 
 
-def test_what_koordinator_gave_is_taken_off_where_it_is(cluster: Cluster) -> None:
+def test_what_koordinator_gave_is_taken_off_where_it_is(cluster: SchedulerCache) -> None:
     tell(cluster)
     see(cluster, "a", "2", phase="Pending", cpus="0-1", labels={"koordinator.sh/qosClass": "LSR"})
     # Node 1 has all four left.
@@ -144,7 +144,7 @@ def test_what_koordinator_gave_is_taken_off_where_it_is(cluster: Cluster) -> Non
     assert fits(cluster) is not True
 
 
-def changed(cluster: Cluster, act: Any) -> tuple[bool, bool]:
+def changed(cluster: SchedulerCache, act: Any) -> tuple[bool, bool]:
     """Whether the node's answers changed by it, and whether also those of who needs us."""
     everyone = cluster.changed_since(0).serial
     ours = cluster.placement_changed_since(0).serial
@@ -155,7 +155,7 @@ def changed(cluster: Cluster, act: Any) -> tuple[bool, bool]:
     )
 
 
-def test_a_word_changes_nothing_for_who_needs_us(cluster: Cluster) -> None:
+def test_a_word_changes_nothing_for_who_needs_us(cluster: SchedulerCache) -> None:
     tell(cluster)
     state = cluster.node("n1")
     assert state is not None
@@ -175,7 +175,7 @@ def test_a_word_changes_nothing_for_who_needs_us(cluster: Cluster) -> None:
 
 def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
     rules = PlaceRules(zones=ZoneScoring(ZoneStrategy.LEAST_NUMA_NODES))
-    it = Cluster(agents=False, rules=rules)
+    it = SchedulerCache(agents=False, rules=rules)
     it.nodes_changed([objects.of_node(objects.node("n1"))])
     tell(it, available_milli=2000, policy="none")
     state = it.node("n1")
@@ -189,7 +189,7 @@ def test_where_numa_nodes_are_counted_every_word_is_heard() -> None:
     assert before.score < after.score
 
 
-def test_of_a_topology_that_goes_nothing_is_heard(cluster: Cluster) -> None:
+def test_of_a_topology_that_goes_nothing_is_heard(cluster: SchedulerCache) -> None:
     tell(cluster, ["stranger"])
     assert fits(cluster) == FOREIGN
     gone = objects.of_topology(objects.topology("n1"), ChangeKind.DELETED)

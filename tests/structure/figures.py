@@ -176,6 +176,8 @@ def _last_word(node: ast.expr | None) -> str:
         return node.id
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value.rpartition(".")[2]
+    if isinstance(node, ast.BinOp) and isinstance(node.right, ast.Constant):
+        return _last_word(node.left)  # `X | None`
     return ""
 
 

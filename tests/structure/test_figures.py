@@ -71,6 +71,12 @@ def test_a_value_that_one_constructor_takes_counts_by_its_fields(tmp_path: Path)
     assert package(tmp_path, values=values, taker=taker).constructor_arguments == 4
 
 
+def test_a_value_that_may_be_absent_counts_too(tmp_path: Path) -> None:
+    values = "class Parts(msgspec.Struct):\n    a: int\n    b: int\n"
+    taker = "class Node:\n    def __init__(self, parts: Parts | None) -> None: ...\n"
+    assert package(tmp_path, values=values, taker=taker).constructor_arguments == 2
+
+
 def test_a_value_that_several_constructors_take_counts_once(tmp_path: Path) -> None:
     values = "class Parts(msgspec.Struct):\n    a: int\n    b: int\n"
     taker = "class {}:\n    def __init__(self, parts: Parts) -> None: ...\n"

@@ -7,9 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from agent.model.settings import SettingsError
-from agent.telemetry.http import Answer, HttpError, HttpServer
+from agent.telemetry.http import HttpError, HttpResponse, HttpServer
 
-PAGES = {"/ok": lambda: Answer(200, "fine ✓\n"), "/no": lambda: Answer(503, "wait\n", "text/x")}
+PAGES = {
+    "/ok": lambda: HttpResponse(200, "fine ✓\n"),
+    "/no": lambda: HttpResponse(503, "wait\n", "text/x"),
+}
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import msgspec
 
 from agent.allocate.bits import members
 from agent.allocate.devices.joint import partners, together
-from agent.allocate.devices.need import Chosen, Need, need
-from agent.allocate.devices.refusal import Cause, Refusal
-from agent.allocate.devices.request import Ask, asks
+from agent.allocate.devices.need import ChosenDevice, Need, need
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.devices.request import TypeRequest, asks
 from agent.allocate.devices.scores import score, summed
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import allowed_devices
@@ -26,14 +26,14 @@ from agent.model.policies import NumaStrategy
 class DeviceRequest(msgspec.Struct, frozen=True):
     """What a pod asks for, by device type, and how it wants it."""
 
-    asks: dict[str, Ask]
+    asks: dict[str, TypeRequest]
     wishes: DeviceWishes = DeviceWishes()
 
 
 class Allocation(msgspec.Struct, frozen=True):
     """By device type, in the order of choice."""
 
-    devices: dict[str, tuple[Chosen, ...]]
+    devices: dict[str, tuple[ChosenDevice, ...]]
 
 
 def device_request(
@@ -51,7 +51,7 @@ def allocate(
     *,
     numa: int | None = None,
     strategy: NumaStrategy | None = None,
-) -> Allocation | Refusal:
+) -> Allocation | DeviceRefusal:
     """`numa`: the NUMA nodes that devices may come from, as a mask; None for any. `strategy`: which
     devices are liked better; None: the lowest minors."""
     wanted = request.wishes
@@ -59,22 +59,22 @@ def allocate(
     for kind, ask in request.asks.items():
         hint = wanted.hints.get(kind)
         found = need(node, kind, ask, hint, wanted.partition, numa, strategy)
-        if isinstance(found, Cause):
-            return Refusal(kind, found)
+        if isinstance(found, DeviceCause):
+            return DeviceRefusal(kind, found)
         needs[kind] = found
-    chosen: dict[str, list[Chosen]] = {}
+    chosen: dict[str, list[ChosenDevice]] = {}
     if wanted.joint is not None and len(needs) > 1:
         kinds = partners(wanted.joint, wanted.hints, needs)
         if kinds:
             joint = together([needs[kind] for kind in kinds], wanted.joint.scope)
-            if isinstance(joint, Refusal):
+            if isinstance(joint, DeviceRefusal):
                 return joint
             chosen = joint
     for kind, of_kind in needs.items():
         if kind not in chosen:
             alone = of_kind.choose()
-            if isinstance(alone, Cause):
-                return Refusal(kind, alone)
+            if isinstance(alone, DeviceCause):
+                return DeviceRefusal(kind, alone)
             chosen[kind] = alone
     return Allocation({kind: tuple(each) for kind, each in chosen.items()})
 
@@ -111,7 +111,7 @@ def device_allocated(allocation: Allocation) -> str:
     return msgspec.json.encode(body).decode()
 
 
-def _device(chosen: Chosen) -> dict[str, Any]:
+def _device(chosen: ChosenDevice) -> dict[str, Any]:
     device: dict[str, Any] = {
         "minor": chosen.minor,
         "resources": {name: str(amount) for name, amount in sorted(chosen.resources.items())},

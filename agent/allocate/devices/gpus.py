@@ -8,23 +8,23 @@ from itertools import combinations
 from typing import Final
 
 from agent.allocate.bits import members, of_nodes
-from agent.allocate.devices.inventory import LEVELS, Group, Inventory, Links
+from agent.allocate.devices.inventory import LEVELS, GpuGroup, Inventory, LinkTable
 from agent.allocate.devices.objectives import GpuTable
 from agent.allocate.devices.partitions import Partitions, feasible, packed
-from agent.allocate.devices.refusal import Cause
-from agent.allocate.devices.request import Ask
+from agent.allocate.devices.refusal import DeviceCause
+from agent.allocate.devices.request import TypeRequest
 from agent.allocate.devices.view import View
-from agent.model.device_wishes import PartitionSpec, Scope
+from agent.model.device_wishes import DeviceTopologyScope, PartitionSpec
 
 
 def choose(
     inventory: Inventory,
     seen: View,
-    ask: Ask,
-    scope: Scope,
+    ask: TypeRequest,
+    scope: DeviceTopologyScope,
     spec: PartitionSpec | None,
     together: tuple[int, ...] = (),
-) -> list[int] | Cause:
+) -> list[int] | DeviceCause:
     """Minors, in the order of choice. `together`: groups with enough of everything that the pod
     wants close together.
 
@@ -44,18 +44,20 @@ def choose(
                 return best
     groups = seen.fleet.groups
     if groups is None:
-        return Cause.NO_TOPOLOGY if scope else _liked(seen, ask.count)
+        return DeviceCause.NO_TOPOLOGY if scope else _liked(seen, ask.count)
     if ask.shared and ask.count > 1 and not scope:
         return _liked(seen, ask.count)
     if ask.shared and ask.count == 1:
         return _one_share(groups, seen, scope)
     near = _narrowest(groups, seen, scope, ask.count)
     if not near:
-        return Cause.SCOPE if scope else Cause.INSUFFICIENT
+        return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
     return _liked(seen.within(near), ask.count) if ask.shared else _lowest(near, ask.count)
 
 
-def _narrowest(groups: tuple[Group, ...], seen: View, scope: Scope, count: int) -> int:
+def _narrowest(
+    groups: tuple[GpuGroup, ...], seen: View, scope: DeviceTopologyScope, count: int
+) -> int:
     """The fitting cards of the narrowest group that has enough, of equals of the first where most
     is in use; 0 where none has."""
     best, rank = 0, -1
@@ -81,35 +83,35 @@ def touching(minors: Iterable[int], groups: Iterable[int]) -> bool:
 def choose_from_each(
     inventory: Inventory,
     seen: View,
-    ask: Ask,
-    scope: Scope,
+    ask: TypeRequest,
+    scope: DeviceTopologyScope,
     spec: PartitionSpec | None,
     groups: tuple[int, ...],
-) -> list[int] | Cause:
+) -> list[int] | DeviceCause:
     """As `choose`, of sets that have a card of each group: the first of the partition table by
     score; else the best linked ones; else one card of each group as liked, and the lowest."""
     count = ask.count
     if len(groups) > count or not _holds(seen, scope, sum(groups)):
-        return Cause.JOINT
+        return DeviceCause.JOINT
     known = inventory.partitions
     if not ask.shared and known.table is not None:
         idle = seen.fitting & seen.stock.idle
         sets = feasible(known.table, count, idle, spec, groups)
         if sets or known.honor or spec is not None:
-            return list(sets[0].minors) if sets else Cause.PARTITION
+            return list(sets[0].minors) if sets else DeviceCause.PARTITION
     if not ask.shared and inventory.links is not None:
         links = inventory.links
         places = tuple(_places(links, group) for group in groups)
         best = best_spread(links.table, _places(links, seen.fitting), count, places)
-        return Cause.JOINT if best is None else _minors(links, best)
+        return DeviceCause.JOINT if best is None else _minors(links, best)
     first = [next((each for each in seen.liked() if group >> each & 1), -1) for group in groups]
     if -1 in first:
-        return Cause.JOINT
+        return DeviceCause.JOINT
     others = [each for each in seen.liked() if each not in first]
     return sorted([*first, *others[: count - len(first)]])
 
 
-def _holds(seen: View, scope: Scope, mask: int) -> bool:
+def _holds(seen: View, scope: DeviceTopologyScope, mask: int) -> bool:
     """Is all of the mask within one group of this scope?"""
     if not scope:
         return True
@@ -119,24 +121,24 @@ def _holds(seen: View, scope: Scope, mask: int) -> bool:
 
 def _partition(
     known: Partitions, seen: View, count: int, spec: PartitionSpec | None
-) -> list[int] | Cause:
+) -> list[int] | DeviceCause:
     if known.table is None:
-        return Cause.NO_PARTITION_TABLE
+        return DeviceCause.NO_PARTITION_TABLE
     if count not in known.table:
-        return Cause.PARTITION_SIZE
+        return DeviceCause.PARTITION_SIZE
     free = seen.fitting & seen.stock.idle
     sets = feasible(known.table, count, free, spec)
     if not sets:
-        return Cause.PARTITION
+        return DeviceCause.PARTITION
     return list(packed(known.table, sets, ~seen.used, count).minors)
 
 
 def _best_linked(
-    links: Links, seen: View, count: int, scope: Scope, together: tuple[int, ...]
+    links: LinkTable, seen: View, count: int, scope: DeviceTopologyScope, together: tuple[int, ...]
 ) -> list[int] | None:
     """None when the links are unknown, or no scope has enough."""
     groups: Sequence[int] = (seen.fleet.everyone,)
-    if LEVELS[scope] > LEVELS[Scope.NODE]:
+    if LEVELS[scope] > LEVELS[DeviceTopologyScope.NODE]:
         if seen.fleet.groups is None:
             return None
         groups = [each.mask for each in seen.fleet.groups if each.level == LEVELS[scope]]
@@ -145,7 +147,9 @@ def _best_linked(
     return _best_within(links, seen, count, groups) if best is None else best
 
 
-def _best_within(links: Links, seen: View, count: int, groups: Iterable[int]) -> list[int] | None:
+def _best_within(
+    links: LinkTable, seen: View, count: int, groups: Iterable[int]
+) -> list[int] | None:
     """The best of the best sets of these groups; None where none has enough."""
     best = None
     worth: tuple[int, ...] = ()
@@ -162,44 +166,46 @@ def _best_within(links: Links, seen: View, count: int, groups: Iterable[int]) ->
     return _minors(links, best)
 
 
-def _minors(links: Links, places: int) -> list[int]:
+def _minors(links: LinkTable, places: int) -> list[int]:
     return [links.minors[place] for place in members(places)]
 
 
-def _places(links: Links, minors: int) -> int:
+def _places(links: LinkTable, minors: int) -> int:
     if links.plain:
         return minors & ((1 << len(links.minors)) - 1)
     return of_nodes(place for place, minor in enumerate(links.minors) if minors >> minor & 1)
 
 
-def _one_share(groups: tuple[Group, ...], seen: View, scope: Scope) -> list[int] | Cause:
+def _one_share(
+    groups: tuple[GpuGroup, ...], seen: View, scope: DeviceTopologyScope
+) -> list[int] | DeviceCause:
     """The card that the strategy likes best; of equals one where most is in use around it, then
     the first by its place."""
     switches = [
         (_in_use(group, seen.used), minor)
-        for group in _within(groups, scope or Scope.PCIE)
-        if group.level == LEVELS[Scope.PCIE]
+        for group in _within(groups, scope or DeviceTopologyScope.PCIE)
+        if group.level == LEVELS[DeviceTopologyScope.PCIE]
         for minor in members(group.mask & seen.fitting)
     ]
     if not switches:
-        return Cause.SCOPE if scope else Cause.INSUFFICIENT
+        return DeviceCause.SCOPE if scope else DeviceCause.INSUFFICIENT
     return [max(switches, key=lambda each: (seen.liking(each[1]), each[0]))[1]]
 
 
-def _within(groups: tuple[Group, ...], scope: Scope) -> Iterable[Group]:
+def _within(groups: tuple[GpuGroup, ...], scope: DeviceTopologyScope) -> Iterable[GpuGroup]:
     if not scope:
         return groups
     widest = LEVELS[scope]
     return [group for group in groups if group.level >= widest]
 
 
-def _in_use(group: Group, used: int) -> int:
+def _in_use(group: GpuGroup, used: int) -> int:
     return bool(group.mask & used) + bool(group.around & used)
 
 
-def _liked(seen: View, count: int) -> list[int] | Cause:
+def _liked(seen: View, count: int) -> list[int] | DeviceCause:
     minors = seen.liked()[:count]
-    return minors if len(minors) == count else Cause.INSUFFICIENT
+    return minors if len(minors) == count else DeviceCause.INSUFFICIENT
 
 
 def _lowest(mask: int, count: int) -> list[int]:

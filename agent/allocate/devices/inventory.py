@@ -12,21 +12,21 @@ from agent.allocate.devices.bandwidth import MOST, Matrix
 from agent.allocate.devices.objectives import GpuTable, table
 from agent.allocate.devices.partitions import MAX_MINOR, Partitions
 from agent.allocate.devices.scores import summed
-from agent.model.device_wishes import Scope
+from agent.model.device_wishes import DeviceTopologyScope
 from agent.model.devices import Device, DeviceType
 from agent.model.policies import GpuObjective
 
 LEVELS: Final = {
-    Scope.ANYWHERE: 0,
-    Scope.NODE: 1,
-    Scope.NUMA_NODE: 2,
-    Scope.PCIE: 3,
-    Scope.DEVICE: 4,
+    DeviceTopologyScope.ANYWHERE: 0,
+    DeviceTopologyScope.NODE: 1,
+    DeviceTopologyScope.NUMA_NODE: 2,
+    DeviceTopologyScope.PCIE: 3,
+    DeviceTopologyScope.DEVICE: 4,
 }
 """How narrow a scope is."""
 
 
-class Group(msgspec.Struct, frozen=True):
+class GpuGroup(msgspec.Struct, frozen=True):
     """GPUs within one scope: under a PCIe switch, of a NUMA node, or all. `around`: those of its
     NUMA node; of all GPUs none."""
 
@@ -47,11 +47,11 @@ class Fleet(msgspec.Struct, frozen=True):
     healthy: int
     numa: dict[int, int]
     pcies: dict[str, int]
-    groups: tuple[Group, ...] | None
+    groups: tuple[GpuGroup, ...] | None
     virtual: bool
 
 
-class Links(msgspec.Struct, frozen=True):
+class LinkTable(msgspec.Struct, frozen=True):
     """GPUs by their places in the matrix that `table` is of. `plain`: place and minor are the
     same."""
 
@@ -65,13 +65,13 @@ class Inventory(msgspec.Struct, frozen=True):
 
     fleets: dict[str, Fleet]
     partitions: Partitions = Partitions()
-    links: Links | None = None
+    links: LinkTable | None = None
 
 
 def inventory(
     devices: Iterable[Device],
     partitions: Partitions | None = None,
-    links: Links | None = None,
+    links: LinkTable | None = None,
 ) -> Inventory:
     """Of two devices of one type and minor the later counts; a minor that no machine has is left
     out."""
@@ -88,13 +88,13 @@ def linked(
     matrix: Matrix,
     objective: GpuObjective = GpuObjective.BANDWIDTH,
     near: Matrix | None = None,
-) -> Links | None:
+) -> LinkTable | None:
     """`near`: how near the GPUs of each pair are, more is nearer. None where there are too many
     GPUs for a table. Raises ValueError for a lopsided matrix."""
     places = tuple(minors)
     if len(places) > MOST:
         return None
-    return Links(places, table(matrix, objective, near), places == tuple(range(len(places))))
+    return LinkTable(places, table(matrix, objective, near), places == tuple(range(len(places))))
 
 
 def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
@@ -120,7 +120,7 @@ def _fleet(kind: str, found: dict[int, Device]) -> Fleet:
     )
 
 
-def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[Group, ...] | None:
+def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[GpuGroup, ...] | None:
     switches: dict[tuple[int, str], int] = {}
     for minor, device in devices.items():
         place = device.topology
@@ -131,10 +131,12 @@ def _groups(devices: Mapping[int, Device], numa: Mapping[int, int]) -> tuple[Gro
     groups = []
     for node, around in sorted(numa.items()):
         groups += [
-            Group(LEVELS[Scope.PCIE], mask, around)
+            GpuGroup(LEVELS[DeviceTopologyScope.PCIE], mask, around)
             for (of_node, _), mask in sorted(switches.items())
             if of_node == node
         ]
-        groups.append(Group(LEVELS[Scope.NUMA_NODE], around, around))
-    groups.append(Group(LEVELS[Scope.NODE], sum(1 << minor for minor in devices), 0))
+        groups.append(GpuGroup(LEVELS[DeviceTopologyScope.NUMA_NODE], around, around))
+    groups.append(
+        GpuGroup(LEVELS[DeviceTopologyScope.NODE], sum(1 << minor for minor in devices), 0)
+    )
     return tuple(groups)

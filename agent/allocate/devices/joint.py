@@ -8,73 +8,76 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from agent.allocate.bits import members, subsets
-from agent.allocate.devices.need import Chosen, Need
-from agent.allocate.devices.refusal import Cause, Refusal
-from agent.model.device_wishes import Hint, Joint, JointScope, Strategy
+from agent.allocate.devices.need import ChosenDevice, Need
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Joint, JointScope
 
-Found = dict[str, list[Chosen]]
+Found = dict[str, list[ChosenDevice]]
 Place = str | int
 """A PCIe switch, or a NUMA node."""
 
 
-def partners(joint: Joint, hints: Mapping[str, Hint], needs: Mapping[str, Need]) -> list[str]:
+def partners(joint: Joint, hints: Mapping[str, DeviceHint], needs: Mapping[str, Need]) -> list[str]:
     """The types that belong together, the leading one first: those that are asked for, but not for
     all devices there are."""
     return [
         kind
         for kind in dict.fromkeys(joint.types)
-        if kind in needs and not (kind in hints and hints[kind].strategy is Strategy.APPLY_FOR_ALL)
+        if kind in needs
+        and not (kind in hints and hints[kind].strategy is DeviceAllocateStrategy.APPLY_FOR_ALL)
     ]
 
 
-def together(needs: Sequence[Need], scope: JointScope) -> Found | Refusal:
+def together(needs: Sequence[Need], scope: JointScope) -> Found | DeviceRefusal:
     """`needs`: the leading one first."""
     chosen = needs[0].choose(together=_with_all(needs, scope))
-    if isinstance(chosen, Cause):
-        return Refusal(needs[0].kind, chosen)
+    if isinstance(chosen, DeviceCause):
+        return DeviceRefusal(needs[0].kind, chosen)
     if scope is JointScope.PREFERRED:
         return _near(needs, chosen)
     same = _same_places(needs, scope, chosen)
-    if not isinstance(same, Refusal):
+    if not isinstance(same, DeviceRefusal):
         return same
     for places in _common(needs, scope):
         at = _at(needs[0], scope, places)
         chosen = needs[0].within(sum(at)).choose(at, every=True)
-        if not isinstance(chosen, Cause) and _places(needs[0], scope, chosen) == places:
+        if not isinstance(chosen, DeviceCause) and _places(needs[0], scope, chosen) == places:
             elsewhere = _same_places(needs, scope, chosen)
-            if not isinstance(elsewhere, Refusal):
+            if not isinstance(elsewhere, DeviceRefusal):
                 return elsewhere
     return same
 
 
-def _near(needs: Sequence[Need], chosen: list[Chosen]) -> Found | Refusal:
+def _near(needs: Sequence[Need], chosen: list[ChosenDevice]) -> Found | DeviceRefusal:
     """Under the leading devices' switches as far as that goes."""
     found: Found = {needs[0].kind: chosen}
     switches = _places(needs[0], JointScope.SAME_PCIE, chosen)
     for need in needs[1:]:
         at = _at(need, JointScope.SAME_PCIE, switches)
-        beside: list[Chosen] | Cause = Cause.INSUFFICIENT
+        beside: list[ChosenDevice] | DeviceCause = DeviceCause.INSUFFICIENT
         if need.of_gpus:
             beside = need.within(sum(at)).choose()
-        if isinstance(beside, Cause):
+        if isinstance(beside, DeviceCause):
             beside = need.choose(at)
-        if isinstance(beside, Cause):
-            return Refusal(need.kind, beside)
+        if isinstance(beside, DeviceCause):
+            return DeviceRefusal(need.kind, beside)
         found[need.kind] = beside
     return found
 
 
-def _same_places(needs: Sequence[Need], scope: JointScope, chosen: list[Chosen]) -> Found | Refusal:
+def _same_places(
+    needs: Sequence[Need], scope: JointScope, chosen: list[ChosenDevice]
+) -> Found | DeviceRefusal:
     """Every other type has devices at each place of the leading ones, and at no other."""
     found: Found = {needs[0].kind: chosen}
     places = _places(needs[0], scope, chosen)
     for need in needs[1:]:
         at = _at(need, scope, places)
         beside = need.within(sum(at)).at_least(len(places)).choose(at, every=True)
-        if isinstance(beside, Cause):
-            return Refusal(need.kind, beside)
+        if isinstance(beside, DeviceCause):
+            return DeviceRefusal(need.kind, beside)
         if _places(need, scope, beside) != places:
-            return Refusal(need.kind, Cause.JOINT)
+            return DeviceRefusal(need.kind, DeviceCause.JOINT)
         found[need.kind] = beside
     return found
 
@@ -126,7 +129,7 @@ def _masks(need: Need, scope: JointScope) -> Mapping[Any, int]:
     return fleet.pcies
 
 
-def _places(need: Need, scope: JointScope, chosen: Sequence[Chosen]) -> set[Place]:
+def _places(need: Need, scope: JointScope, chosen: Sequence[ChosenDevice]) -> set[Place]:
     sites = (need.seen.fleet.devices[each.minor].topology for each in chosen)
     if scope is JointScope.SAME_NUMA_NODE:
         return {site.node for site in sites if site is not None}

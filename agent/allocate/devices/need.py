@@ -8,17 +8,17 @@ from collections.abc import Set
 import msgspec
 
 from agent.allocate.devices import gpus
-from agent.allocate.devices.refusal import Cause
-from agent.allocate.devices.request import Ask, filled, hinted
+from agent.allocate.devices.refusal import DeviceCause
+from agent.allocate.devices.request import TypeRequest, filled, hinted
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import View, selected, view
-from agent.model.device_wishes import Hint, PartitionSpec, Scope
+from agent.model.device_wishes import DeviceHint, DeviceTopologyScope, PartitionSpec
 from agent.model.devices import Device, DeviceType, VirtualFunction
 from agent.model.objects import LabelSelector
 from agent.model.policies import NumaStrategy
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenDevice(msgspec.Struct, frozen=True):
     """What a pod gets of one device; `resources` in units."""
 
     minor: int
@@ -32,8 +32,8 @@ class Need(msgspec.Struct, frozen=True):
 
     node: NodeDevices
     kind: str
-    ask: Ask
-    hint: Hint | None
+    ask: TypeRequest
+    hint: DeviceHint | None
     partition: PartitionSpec | None
     seen: View
 
@@ -51,25 +51,27 @@ class Need(msgspec.Struct, frozen=True):
         ask = self.ask
         if self.of_gpus or ask.count >= count:
             return self
-        more = Ask(ask.total, count, ask.per)
+        more = TypeRequest(ask.total, count, ask.per)
         return Need(self.node, self.kind, more, self.hint, self.partition, self.seen)
 
     def choose(
         self, near: tuple[int, ...] = (), every: bool = False, together: tuple[int, ...] = ()
-    ) -> list[Chosen] | Cause:
+    ) -> list[ChosenDevice] | DeviceCause:
         """`near`: groups of devices. From each of them one is taken in turn before others are; of
         GPUs only where `every` group has to give one. `together`: groups of GPUs; linked ones are
         taken from one of them if it has enough."""
         if not self.of_gpus:
             return self._instances(near)
-        scope = self.hint.scope if self.hint else Scope.ANYWHERE
+        scope = self.hint.scope if self.hint else DeviceTopologyScope.ANYWHERE
         wanted = self.node.inventory, self.seen, self.ask, scope, self.partition
         minors = gpus.choose(*wanted, together)
-        if every and not isinstance(minors, Cause) and not gpus.touching(minors, near):
+        if every and not isinstance(minors, DeviceCause) and not gpus.touching(minors, near):
             minors = gpus.choose_from_each(*wanted, near)
-        return minors if isinstance(minors, Cause) else [self._chosen(each) for each in minors]
+        return (
+            minors if isinstance(minors, DeviceCause) else [self._chosen(each) for each in minors]
+        )
 
-    def _instances(self, near: tuple[int, ...]) -> list[Chosen] | Cause:
+    def _instances(self, near: tuple[int, ...]) -> list[ChosenDevice] | DeviceCause:
         found = []
         minors = self.seen.liked()
         for minor in _alternating(minors, near) if near else minors:
@@ -78,7 +80,7 @@ class Need(msgspec.Struct, frozen=True):
                 found.append(self._chosen(minor, functions))
             if len(found) == self.ask.count:
                 return found
-        return Cause.INSUFFICIENT
+        return DeviceCause.INSUFFICIENT
 
     def _functions(self, minor: int) -> tuple[VirtualFunction, ...] | None:
         """None where one is wanted that the device does not have."""
@@ -88,34 +90,34 @@ class Need(msgspec.Struct, frozen=True):
         one = function(self.seen.fleet.devices[minor], self.hint.vf_selector, taken)
         return None if one is None else (one,)
 
-    def _chosen(self, minor: int, functions: tuple[VirtualFunction, ...] = ()) -> Chosen:
+    def _chosen(self, minor: int, functions: tuple[VirtualFunction, ...] = ()) -> ChosenDevice:
         fleet = self.seen.fleet
         per = self.ask.per
         if self.of_gpus:
             per = filled(per, fleet.totals[minor])
-        return Chosen(minor, fleet.devices[minor].uuid, per, functions)
+        return ChosenDevice(minor, fleet.devices[minor].uuid, per, functions)
 
 
 def need(
     node: NodeDevices,
     kind: str,
-    ask: Ask,
-    hint: Hint | None,
+    ask: TypeRequest,
+    hint: DeviceHint | None,
     partition: PartitionSpec | None,
     numa: int | None,
     strategy: NumaStrategy | None,
-) -> Need | Cause:
-    """Of one type; a Cause where the node can't serve it, however free it is."""
+) -> Need | DeviceCause:
+    """Of one type; a DeviceCause where the node can't serve it, however free it is."""
     fleet = node.inventory.fleets.get(kind)
     if fleet is None:
-        return Cause.NO_DEVICES
+        return DeviceCause.NO_DEVICES
     if hint is not None:
         if kind != DeviceType.GPU:
             ask = hinted(ask, hint, (selected(fleet, hint) & fleet.healthy).bit_count())
             if not ask.count:
-                return Cause.INSUFFICIENT
+                return DeviceCause.INSUFFICIENT
         if hint.vf_selector is not None and not fleet.virtual:
-            return Cause.NO_VIRTUAL_FUNCTIONS
+            return DeviceCause.NO_VIRTUAL_FUNCTIONS
     gives = filled if kind == DeviceType.GPU else None
     seen = view(fleet, node.stocks[kind], ask.per, hint, numa, strategy, gives)
     return Need(node, kind, ask, hint, partition, seen)

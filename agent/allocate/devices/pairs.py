@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agent.allocate.devices.bandwidth import MOST, Matrix
-from agent.allocate.devices.inventory import Links, linked
+from agent.allocate.devices.inventory import LinkTable, linked
 from agent.model.gpus import Ancestor, GpuPair
 from agent.model.interconnect import Interconnect, Interlink
 from agent.model.policies import GpuObjective
@@ -33,7 +33,9 @@ BESTEFFORT_LINK: Final = 100
 """go-gpuallocator's points of a pair (gpuallocator/besteffort_policy.go, calculateGPUPairScore)."""
 
 
-def links_of(told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH) -> Links | None:
+def links_of(
+    told: Interconnect, objective: GpuObjective = GpuObjective.BANDWIDTH
+) -> LinkTable | None:
     """For an inventory of these GPUs; None without reported pairs, and with too many GPUs for a
     table. A pair that is not reported has the value 0."""
     minors = sorted({minor for pair in told for minor in pair})

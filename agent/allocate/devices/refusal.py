@@ -7,7 +7,7 @@ import enum
 import msgspec
 
 
-class Cause(enum.StrEnum):
+class DeviceCause(enum.StrEnum):
     INSUFFICIENT = "insufficient"
     """Fewer devices that fit than are asked for."""
     NO_DEVICES = "no-devices"
@@ -25,8 +25,8 @@ class Cause(enum.StrEnum):
     """No switches that have every type of device that is asked for together."""
 
 
-class Refusal(msgspec.Struct, frozen=True):
+class DeviceRefusal(msgspec.Struct, frozen=True):
     """`type`: the devices that are lacking."""
 
     type: str
-    cause: Cause
+    cause: DeviceCause

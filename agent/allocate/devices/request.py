@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.device_wishes import Exclusion, Hint, Strategy
+from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Exclusion
 from agent.model.devices import DeviceType
 from agent.model.nodestatus import (
     FPGA,
@@ -36,7 +36,7 @@ FULL: Final = 100
 """Percent of one device."""
 
 
-class Reason(enum.StrEnum):
+class RequestFault(enum.StrEnum):
     UNIT = "unit"
     """More than one device, but no whole number of them."""
     COMBINATION = "combination"
@@ -48,20 +48,20 @@ class Reason(enum.StrEnum):
 class RequestError(ValueError):
     """A request that no node can serve; `resources` are those of the device type at fault."""
 
-    def __init__(self, reason: Reason, resources: Mapping[str, int]) -> None:
+    def __init__(self, reason: RequestFault, resources: Mapping[str, int]) -> None:
         asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(resources.items()))
         super().__init__(f"{_SAID[reason]}: {asked}")
         self.reason = reason
 
 
 _SAID: Final = {
-    Reason.UNIT: "more than 100 has to be a multiple of 100",
-    Reason.COMBINATION: "device resources that can't be asked for so",
-    Reason.UNEVEN: "cards would get unequal shares",
+    RequestFault.UNIT: "more than 100 has to be a multiple of 100",
+    RequestFault.COMBINATION: "device resources that can't be asked for so",
+    RequestFault.UNEVEN: "cards would get unequal shares",
 }
 
 
-class Ask(msgspec.Struct, frozen=True):
+class TypeRequest(msgspec.Struct, frozen=True):
     """Of one device type: the translated request of the whole pod, and the equal part `per` that
     each of `count` devices gives. `shared`: less than whole cards, or memory by the byte."""
 
@@ -111,7 +111,7 @@ _OTHERS: Final = {DeviceType.RDMA.value: RDMA, DeviceType.FPGA.value: FPGA}
 _NAMES: Final = _GPU_NAMES.union(_OTHERS.values())
 
 
-def asks(amounts: Mapping[str, int]) -> dict[str, Ask]:
+def asks(amounts: Mapping[str, int]) -> dict[str, TypeRequest]:
     """By device type what a pod with these requests asks for; other resources and zeros do not
     count. Of RDMA and FPGA a hint may change the count (see `hinted`). Raises RequestError."""
     gpu = {name: amounts[name] for name in _GPU_NAMES & amounts.keys() if amounts[name] > 0}
@@ -121,9 +121,9 @@ def asks(amounts: Mapping[str, int]) -> dict[str, Ask]:
         amount = amounts.get(name, 0)
         if amount > 0:
             if not _is_unit(amount):
-                raise RequestError(Reason.UNIT, {name: amount})
+                raise RequestError(RequestFault.UNIT, {name: amount})
             count = amount // FULL if amount > FULL else 1
-            found[kind] = Ask({name: amount}, count, {name: amount // count})
+            found[kind] = TypeRequest({name: amount}, count, {name: amount // count})
     return {DeviceType.GPU.value: _shares(cards), **found} if cards else found
 
 
@@ -132,20 +132,20 @@ def names(amounts: Mapping[str, int]) -> frozenset[str]:
     return _NAMES & amounts.keys()
 
 
-def hinted(ask: Ask, hint: Hint | None, matching: int) -> Ask:
+def hinted(ask: TypeRequest, hint: DeviceHint | None, matching: int) -> TypeRequest:
     """The same of RDMA or FPGA devices, under a pod's hint; `matching`: how many healthy ones the
     hint selects. A request for several whole devices is not changed."""
     (name, amount), *_ = ask.total.items()
     if hint is None or amount > FULL:
         return ask
     match hint.strategy:
-        case Strategy.ONE:
+        case DeviceAllocateStrategy.ONE:
             return ask
-        case Strategy.APPLY_FOR_ALL:
-            return Ask(ask.total, matching, ask.per)
-        case Strategy.REQUESTS_AS_COUNT:
+        case DeviceAllocateStrategy.APPLY_FOR_ALL:
+            return TypeRequest(ask.total, matching, ask.per)
+        case DeviceAllocateStrategy.REQUESTS_AS_COUNT:
             alone = hint.exclusion is Exclusion.DEVICE_LEVEL
-            return Ask(ask.total, amount, {name: FULL if alone else 1})
+            return TypeRequest(ask.total, amount, {name: FULL if alone else 1})
 
 
 def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int]:
@@ -164,9 +164,9 @@ def filled(per: Mapping[str, int], capacity: Mapping[str, int]) -> dict[str, int
 def _translated(asked: dict[str, int]) -> dict[str, int]:
     """Raises RequestError."""
     if not _is_unit(asked.get(GPU, 0)):
-        raise RequestError(Reason.UNIT, asked)
+        raise RequestError(RequestFault.UNIT, asked)
     if not _allowed(asked):
-        raise RequestError(Reason.COMBINATION, asked)
+        raise RequestError(RequestFault.COMBINATION, asked)
     match _RULES[frozenset(asked)]:
         case _Rule.CARDS:
             (cards,) = asked.values()
@@ -193,16 +193,16 @@ def _allowed(asked: dict[str, int]) -> bool:
             return False
 
 
-def _shares(total: dict[str, int]) -> Ask:
+def _shares(total: dict[str, int]) -> TypeRequest:
     """Over as many cards as are shared, else as the resource that needs most of them."""
     cards = total.get(GPU_SHARED) or max(
         1, *(total.get(name, 0) // FULL for name in (GPU_CORE, GPU_MEMORY_RATIO))
     )
     if any(total.get(name, 0) % cards for name in (GPU_CORE, GPU_MEMORY_RATIO, NPU_CORE)):
-        raise RequestError(Reason.UNEVEN, total)
+        raise RequestError(RequestFault.UNEVEN, total)
     per = {name: amount // cards for name, amount in total.items() if name != GPU_SHARED}
     shared = per.get(GPU_MEMORY_RATIO, 0) < FULL
-    return Ask(total, cards, per, shared)
+    return TypeRequest(total, cards, per, shared)
 
 
 def _is_unit(amount: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.allocate.devices.allocation import Allocation, DeviceRequest
-from agent.allocate.devices.need import Chosen
+from agent.allocate.devices.need import ChosenDevice
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.devices.view import view
 
@@ -17,7 +17,7 @@ def gone(node: NodeDevices, request: DeviceRequest, allocation: Allocation) -> s
     return ""
 
 
-def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: Chosen) -> str:
+def _gone(node: NodeDevices, request: DeviceRequest, kind: str, chosen: ChosenDevice) -> str:
     fleet = node.inventory.fleets.get(kind)
     minor = chosen.minor
     device = fleet.devices.get(minor) if fleet else None

@@ -11,7 +11,7 @@ from agent.allocate.devices.inventory import Fleet
 from agent.allocate.devices.request import FULL
 from agent.allocate.devices.scores import score
 from agent.allocate.devices.state import Stock
-from agent.model.device_wishes import Exclusion, Hint
+from agent.model.device_wishes import DeviceHint, Exclusion
 from agent.model.nodestatus import GPU_MEMORY_RATIO
 from agent.model.policies import NumaStrategy
 
@@ -57,7 +57,7 @@ def view(
     fleet: Fleet,
     stock: Stock,
     per: dict[str, int],
-    hint: Hint | None,
+    hint: DeviceHint | None,
     numa: int | None,
     strategy: NumaStrategy | None,
     gives: Callable[[dict[str, int], Mapping[str, int]], Mapping[str, int]] | None = None,
@@ -82,7 +82,7 @@ def view(
     return View(fleet, stock, per, allowed, fitting, used, strategy)
 
 
-def allowed_devices(fleet: Fleet, hint: Hint | None, numa: int | None) -> int:
+def allowed_devices(fleet: Fleet, hint: DeviceHint | None, numa: int | None) -> int:
     """Those that labels and NUMA nodes leave. `numa`: a mask of NUMA nodes. A device without a NUMA
     node is on all of them, one without a topology on none."""
     allowed = fleet.everyone
@@ -94,7 +94,7 @@ def allowed_devices(fleet: Fleet, hint: Hint | None, numa: int | None) -> int:
     return allowed & selected(fleet, hint)
 
 
-def selected(fleet: Fleet, hint: Hint | None) -> int:
+def selected(fleet: Fleet, hint: DeviceHint | None) -> int:
     """Those whose labels a hint selects."""
     if hint is None or hint.selector is None:
         return fleet.everyone

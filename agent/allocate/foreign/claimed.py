@@ -14,7 +14,7 @@ import msgspec
 from agent.allocate.foreign.grants import CPU_DRIVER
 from agent.allocate.foreign.names import meaning
 from agent.model.cpuset import EMPTY, CpuSet
-from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 
 _CPU_DEVICE: Final = re.compile(r"cpudev(numa|socket|machine)?\d*")
 """What drivers that follow its example call theirs too."""
@@ -24,22 +24,22 @@ class ClaimedCpus(msgspec.Struct, frozen=True):
     """`by_uid`: of pods, by container. `problems` name what can't be kept for anybody."""
 
     by_uid: dict[str, dict[str, CpuSet]] = {}
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[DeviceHolding, ...] = ()
     problems: tuple[str, ...] = ()
 
 
-def claimed_cpus(grants: Iterable[Grant]) -> ClaimedCpus:
+def claimed_cpus(grants: Iterable[DeviceGrant]) -> ClaimedCpus:
     """`grants`: what the kubelet says of claims, and what containers show."""
     grants = tuple(grants)
-    claims: dict[tuple[str, str], list[Grant]] = {}
+    claims: dict[tuple[str, str], list[DeviceGrant]] = {}
     for grant in grants:
-        if grant.source is Source.CLAIM and _gives_cpus(grant):
+        if grant.source is HoldingSource.CLAIM and _gives_cpus(grant):
             claims.setdefault((grant.uid, grant.container), []).append(grant)
     by_uid: dict[str, dict[str, CpuSet]] = {}
-    holdings: list[Holding] = []
+    holdings: list[DeviceHolding] = []
     problems: list[str] = []
     for grant in grants:
-        if grant.source is not Source.CONTAINER or grant.resource != CPU_DRIVER:
+        if grant.source is not HoldingSource.CONTAINER or grant.resource != CPU_DRIVER:
             continue
         title = f"pod {grant.uid}, {grant.container}: CPUs {', '.join(grant.names)} in a variable"
         of_container = claims.get((grant.uid, grant.container), ())
@@ -59,11 +59,11 @@ def claimed_cpus(grants: Iterable[Grant]) -> ClaimedCpus:
     return ClaimedCpus(by_uid, tuple(holdings), tuple(problems))
 
 
-def _gives_cpus(grant: Grant) -> bool:
+def _gives_cpus(grant: DeviceGrant) -> bool:
     return grant.resource == CPU_DRIVER or any(map(_CPU_DEVICE.fullmatch, grant.names))
 
 
-def _is_of(grant: Grant, uid: str) -> bool:
+def _is_of(grant: DeviceGrant, uid: str) -> bool:
     """`claim-UID`, or one of several of it."""
     names = (each.rpartition("=")[2] for each in grant.cdi)
     return any(name == f"claim-{uid}" or name.startswith(f"claim-{uid}-") for name in names)

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from agent.model.cpuset import CpuSet
-from agent.model.holding import Form, Holding, Source
+from agent.model.holding import DeviceHolding, Form, HoldingSource
 
 
 class Rule(enum.StrEnum):
@@ -51,24 +51,24 @@ TABLE: Final[Mapping[frozenset[Form], Rule]] = {
 """By what two pods hold of one device. A pod may hold one device by two names, and two pods by one
 claim."""
 
-_ORDER: Final = {source: place for place, source in enumerate(Source)}
+_ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
 
 class Conflict(msgspec.Struct, frozen=True):
     """`refused` can't have the device beside `kept`."""
 
-    kept: Holding
-    refused: Holding
+    kept: DeviceHolding
+    refused: DeviceHolding
     rule: Rule
 
 
 def conflicts(
-    holdings: Iterable[Holding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
+    holdings: Iterable[DeviceHolding], capacities: Mapping[tuple[str, str], Mapping[str, int]]
 ) -> tuple[Conflict, ...]:
     """The refused one of every two conflicting holdings: the one of the lesser source, otherwise
     the later in the given order. Shares that exceed the device are refused from the last one.
     `capacities` by type and id of the device; a resource without an entry has no limit."""
-    by_device: dict[tuple[str, str], list[Holding]] = {}
+    by_device: dict[tuple[str, str], list[DeviceHolding]] = {}
     for each in holdings:
         if each.device or each.form is Form.CPUS:
             by_device.setdefault((each.type, each.device), []).append(each)
@@ -88,15 +88,15 @@ def conflicts(
     return tuple(found)
 
 
-def _together(one: Holding, other: Holding) -> bool:
+def _together(one: DeviceHolding, other: DeviceHolding) -> bool:
     return one.uid == other.uid or one.claim == other.claim != ""
 
 
-def _rule(one: Holding, other: Holding) -> Rule:
+def _rule(one: DeviceHolding, other: DeviceHolding) -> Rule:
     return TABLE[frozenset({one.form, other.form})]
 
 
-def _allowed(rule: Rule, one: Holding, other: Holding) -> bool:
+def _allowed(rule: Rule, one: DeviceHolding, other: DeviceHolding) -> bool:
     if rule is Rule.OTHER_PART:
         return _apart(one.part, other.part)
     if rule is Rule.OTHER_REPLICA:
@@ -112,7 +112,7 @@ def _apart(one: str, other: str) -> bool:
     return part != other_part or bool(replica and other_replica and replica != other_replica)
 
 
-def _fits(shares: Iterable[Holding], capacity: Mapping[str, int]) -> bool:
+def _fits(shares: Iterable[DeviceHolding], capacity: Mapping[str, int]) -> bool:
     sums: dict[str, int] = {}
     for share in shares:
         for resource, amount in share.amounts.items():
@@ -120,9 +120,9 @@ def _fits(shares: Iterable[Holding], capacity: Mapping[str, int]) -> bool:
     return all(amount <= capacity.get(resource, amount) for resource, amount in sums.items())
 
 
-def _overfull(held: list[Holding], capacity: Mapping[str, int]) -> list[Conflict]:
+def _overfull(held: list[DeviceHolding], capacity: Mapping[str, int]) -> list[Conflict]:
     """Each share that does not fit beside those before it."""
-    kept: list[Holding] = []
+    kept: list[DeviceHolding] = []
     found = []
     for share in held:
         if share.form is Form.SHARE:

@@ -17,23 +17,23 @@ from agent.model import device_allocation
 from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GivenDevices, Holdings, VirtualFunctions
 from agent.model.devices import Device, DeviceType
-from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
 
-_ORDER: Final = {source: place for place, source in enumerate(Source)}
+_ORDER: Final = {source: place for place, source in enumerate(HoldingSource)}
 
 
 class Existing(msgspec.Struct, frozen=True):
     """`holdings` by pod, container and device. `problems`: devices that should be here and are
     not; `notes`: names that take no device, and why."""
 
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[DeviceHolding, ...] = ()
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def existing(
-    grants: Iterable[Grant],
+    grants: Iterable[DeviceGrant],
     keys: Keys,
     allocated: Mapping[str, Mapping[str, Set[str]]],
     present: Collection[str] | None,
@@ -42,7 +42,7 @@ def existing(
     of its part. For these types it replaces the kubelet's devices, and those that the pod's
     containers show: these were created before it, or without it. `present`: the pods on this node,
     None when unknown; a kubelet forgets ended pods only when the next one comes."""
-    found: dict[tuple[str, str, str, str], list[Holding]] = {}
+    found: dict[tuple[str, str, str, str], list[DeviceHolding]] = {}
     problems: list[str] = []
     notes: list[str] = []
     for grant in sorted(grants, key=_grant_order):
@@ -63,7 +63,8 @@ def existing(
         for holding in read.holdings:
             given = of_pod.get(holding.type)
             if given is not None and (
-                holding.source is not Source.CONTAINER or given & {holding.device, holding.part}
+                holding.source is not HoldingSource.CONTAINER
+                or given & {holding.device, holding.part}
             ):
                 continue
             key = holding.uid, holding.container, holding.type, holding.device
@@ -79,7 +80,7 @@ def of_allocation(
     amounts: Holdings,
     functions: VirtualFunctions,
     devices: Iterable[Device],
-) -> tuple[Holding, ...]:
+) -> tuple[DeviceHolding, ...]:
     """What the annotation on a pod says, in the same terms. All that a device lists is the whole of
     it, less is a share."""
     by_minor = {(device.type, device.minor): device for device in devices}
@@ -100,7 +101,7 @@ def of_allocation(
     return tuple(found)
 
 
-def taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> Holdings:
+def taken(holdings: Iterable[DeviceHolding], devices: Iterable[Device]) -> Holdings:
     """What schedulers have to count as used: of a shared card the whole, as no percentage can be
     held beside a replica or an instance; virtual functions and open devices take nothing of
     theirs."""
@@ -113,7 +114,9 @@ def taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> Holdings:
     return dict(sorted(found.items()))
 
 
-def functions_taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> VirtualFunctions:
+def functions_taken(
+    holdings: Iterable[DeviceHolding], devices: Iterable[Device]
+) -> VirtualFunctions:
     """Of the virtual functions which."""
     minors = {(device.type, device.uuid): device.minor for device in devices}
     found: VirtualFunctions = {}
@@ -125,7 +128,7 @@ def functions_taken(holdings: Iterable[Holding], devices: Iterable[Device]) -> V
     return found
 
 
-def withheld(devices: Iterable[Device], holdings: Iterable[Holding]) -> tuple[Device, ...]:
+def withheld(devices: Iterable[Device], holdings: Iterable[DeviceHolding]) -> tuple[Device, ...]:
     """For schedulers that ignore the annotations of a Device: taken devices are listed with zeros,
     and taken virtual functions are omitted."""
     devices, holdings = tuple(devices), tuple(holdings)
@@ -166,17 +169,25 @@ _TAKING: Final = frozenset({Form.WHOLE, Form.REPLICA, Form.INSTANCE})
 
 def _allocated(
     uid: str, device: Device, form: Form, part: str = "", amounts: Mapping[str, int] | None = None
-) -> Holding:
-    return Holding(
-        uid, "", "", device.type, device.uuid, form, part, dict(amounts or {}), Source.ALLOCATION
+) -> DeviceHolding:
+    return DeviceHolding(
+        uid,
+        "",
+        "",
+        device.type,
+        device.uuid,
+        form,
+        part,
+        dict(amounts or {}),
+        HoldingSource.ALLOCATION,
     )
 
 
-def _grant_order(grant: Grant) -> tuple[int, str, str, str]:
+def _grant_order(grant: DeviceGrant) -> tuple[int, str, str, str]:
     return _ORDER[grant.source], grant.uid, grant.container, grant.resource
 
 
-def _order(holding: Holding) -> tuple[str, ...]:
+def _order(holding: DeviceHolding) -> tuple[str, ...]:
     return holding.uid, holding.container, holding.type, holding.device, holding.part
 
 
@@ -198,7 +209,7 @@ def given(pods: Iterable[Pod]) -> tuple[dict[str, GivenDevices], tuple[str, ...]
 def had_twice(
     held: Mapping[str, Holdings],
     devices: Iterable[Device],
-    holdings: Iterable[Holding],
+    holdings: Iterable[DeviceHolding],
     pods: Mapping[str, Pod],
 ) -> Iterator[str]:
     """Devices that two pods hold and must not: one of the pods got it in a way that no frontend

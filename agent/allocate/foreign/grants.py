@@ -17,7 +17,7 @@ from agent.model.gpunames import (
     mounted,
     split,
 )
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 from agent.model.podresources import PodName, PodResources
 
 CPUSET_PREFIX: Final = "DRA_CPUSET_"
@@ -40,8 +40,8 @@ class Carriers(msgspec.Struct, frozen=True):
 
 
 def of_carriers(
-    uid: str, container: str, carriers: Carriers, source: Source = Source.CONTAINER
-) -> tuple[Grant, ...]:
+    uid: str, container: str, carriers: Carriers, source: HoldingSource = HoldingSource.CONTAINER
+) -> tuple[DeviceGrant, ...]:
     """A grant each resource, driver or CDI kind, and claim on CPUs; of a variable that is set again
     the last word. `source`: of all but device nodes."""
     named: dict[str, list[str]] = {}
@@ -54,17 +54,17 @@ def of_carriers(
     )
     found = [
         *(
-            Grant(uid, container, resource, tuple(names), source)
+            DeviceGrant(uid, container, resource, tuple(names), source)
             for resource, names in named.items()
         ),
         *(
-            Grant(uid, container, CPU_DRIVER, (value,), source, claim)
+            DeviceGrant(uid, container, CPU_DRIVER, (value,), source, claim)
             for claim, value in islice(claims, _MOST_NAMES)
         ),
     ]
     if carriers.nodes and not carriers.privileged:
         nodes = tuple(each for each in carriers.nodes if each.startswith("/dev/"))
-        found.append(Grant(uid, container, "", nodes, Source.NODE))
+        found.append(DeviceGrant(uid, container, "", nodes, HoldingSource.NODE))
     return tuple(found)
 
 
@@ -95,10 +95,10 @@ def _qualified(text: str) -> Iterator[tuple[str, str]]:
 
 def of_pod_resources(
     pods: Iterable[PodResources], uids: Mapping[PodName, str]
-) -> tuple[Grant, ...]:
+) -> tuple[DeviceGrant, ...]:
     """`uids`: of the pods on the node, since the API names none; a pod that is not among them has
     ended, or appears in the next pass."""
-    found: list[Grant] = []
+    found: list[DeviceGrant] = []
     for pod in pods:
         uid = uids.get(pod.key)
         if uid is None:
@@ -108,16 +108,16 @@ def of_pod_resources(
             for device in container.devices:
                 by_resource.setdefault(device.resource, []).append(device.id)
             found += [
-                Grant(uid, container.name, resource, tuple(names), Source.CHECKPOINT)
+                DeviceGrant(uid, container.name, resource, tuple(names), HoldingSource.CHECKPOINT)
                 for resource, names in by_resource.items()
             ]
             found += [
-                Grant(
+                DeviceGrant(
                     uid,
                     container.name,
                     claimed.driver,
                     (claimed.device,),
-                    Source.CLAIM,
+                    HoldingSource.CLAIM,
                     f"{claim.namespace}/{claim.name}",
                     claimed.share or "",
                     claimed.cdi,

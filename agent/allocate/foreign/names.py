@@ -16,7 +16,7 @@ from agent.model.cpuset import CpuSet, CpuSetError
 from agent.model.devices import Device, DeviceType
 from agent.model.gpunames import is_uuid
 from agent.model.gpus import Gpu, pci_address
-from agent.model.holding import Form, Grant, Holding
+from agent.model.holding import DeviceGrant, DeviceHolding, Form
 from agent.model.pci import Fpga
 from agent.model.rdma import RdmaDevice
 
@@ -82,7 +82,7 @@ class Meaning(msgspec.Struct, frozen=True):
     """Of a grant. `left`: names that take nothing, each with the reason; `unknown`: those of
     devices that are not here."""
 
-    holdings: tuple[Holding, ...] = ()
+    holdings: tuple[DeviceHolding, ...] = ()
     left: tuple[tuple[str, str], ...] = ()
     unknown: tuple[str, ...] = ()
 
@@ -134,9 +134,9 @@ def is_number(name: str) -> bool:
     return _NUMBER.fullmatch(name) is not None
 
 
-def meaning(grant: Grant, keys: Keys) -> Meaning:
+def meaning(grant: DeviceGrant, keys: Keys) -> Meaning:
     """Every name of the grant by its row."""
-    holdings: list[Holding] = []
+    holdings: list[DeviceHolding] = []
     left: list[tuple[str, str]] = []
     unknown: list[str] = []
     for name in dict.fromkeys(grant.names):
@@ -153,7 +153,7 @@ def meaning(grant: Grant, keys: Keys) -> Meaning:
             continue
         part = match.expand(row.part) if row.part else target.part
         holdings.append(
-            Holding(
+            DeviceHolding(
                 grant.uid,
                 grant.container,
                 grant.resource,

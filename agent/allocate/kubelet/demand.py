@@ -105,7 +105,7 @@ class RefusalReason(enum.StrEnum):
     DEFAULT_EMPTIED = "nothing would be left to share"
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class AllocationRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The state stays as it was. `available`: CPUs that could be had (those of whole cores, where
     these matter); `threads`: CPUs of a core; `held`: what the container already has and keeps."""
 

@@ -41,7 +41,7 @@ class StartProblem(enum.StrEnum):
     OTHER_CPUS = "the CPUs of the state are not those of the machine"
 
 
-class StartError(ValueError):
+class PolicyStartError(ValueError):
     """A policy can't be made or started. `cpus`: the CPUs in question; `subject`: what it is about,
     as the options, or the container as `pod/container`."""
 
@@ -65,13 +65,13 @@ _CONFLICTS: Final = (
 
 
 def check(options: StaticOptions, layout: Layout, topology_policy: NumaPolicy) -> None:
-    """Raises StartError for options that a kubelet refuses on this machine."""
+    """Raises PolicyStartError for options that a kubelet refuses on this machine."""
     for pair in _CONFLICTS:
         if all(getattr(options, name) for name in pair):
             subject = " and ".join(name.replace("_", "-") for name in pair)
-            raise StartError(StartProblem.OPTIONS_EXCLUDE_EACH_OTHER, subject=subject)
+            raise PolicyStartError(StartProblem.OPTIONS_EXCLUDE_EACH_OTHER, subject=subject)
     if options.align_by_socket:
         if topology_policy is NumaPolicy.SINGLE_NUMA_NODE:
-            raise StartError(StartProblem.SINGLE_NUMA_NODE)
+            raise PolicyStartError(StartProblem.SINGLE_NUMA_NODE)
         if len(layout.sockets) > len(layout.nodes):
-            raise StartError(StartProblem.MORE_SOCKETS_THAN_NODES)
+            raise PolicyStartError(StartProblem.MORE_SOCKETS_THAN_NODES)

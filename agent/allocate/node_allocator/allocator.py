@@ -20,7 +20,7 @@ from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refu
 from agent.allocate.node_allocator.companion import DeviceCompanion, declined, offered
 from agent.allocate.node_allocator.facts import PlaceFacts
 from agent.allocate.node_allocator.holders import DeviceOverlap, device_overlaps, held_devices
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import Needs, PodRequest
 from agent.allocate.node_allocator.zones import Zones
 from agent.allocate.nrt.node import ZonedNode, ZoneFacts
@@ -32,9 +32,9 @@ from agent.model.devices import DeviceType
 class NodeAllocator:
     """Holdings by pod uid on a node of these facts."""
 
-    def __init__(self, facts: PlaceFacts, holdings: Iterable[Holding] = ()) -> None:
+    def __init__(self, facts: PlaceFacts, holdings: Iterable[AssignedPod] = ()) -> None:
         self._facts = facts
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, AssignedPod] = {}
         self._requested: Counter[str] = Counter()
         self._ledger = Ledger(facts.cpus) if facts.cpus else None
         self._devices: NodeDevices | None = None
@@ -47,7 +47,7 @@ class NodeAllocator:
         return self._facts
 
     @property
-    def holdings(self) -> Mapping[str, Holding]:
+    def holdings(self) -> Mapping[str, AssignedPod]:
         """A live view, by uid."""
         return MappingProxyType(self._holdings)
 
@@ -116,7 +116,7 @@ class NodeAllocator:
             offer = got
         return offered(pod_request, offer, companion, self._score(pod_request, offer))
 
-    def commit(self, granted: Granted) -> Holding:
+    def commit(self, granted: Granted) -> AssignedPod:
         """Raises StaleOfferError, and changes nothing, where something was given away since."""
         pod_request = granted.pod_request
         if pod_request.zoned is not None and isinstance(found := self.offer(pod_request), Refused):
@@ -145,13 +145,13 @@ class NodeAllocator:
         self._zones.place(granted, self._facts.cpus)
         return holding
 
-    def record(self, holding: Holding) -> None:
+    def record(self, holding: AssignedPod) -> None:
         """Takes a holding as it is, in place of an earlier one of the same pod."""
         if self._ledger is not None:
             self._ledger.record(holding.claim)
         self._put(holding)
 
-    def release(self, uid: str) -> Holding | None:
+    def release(self, uid: str) -> AssignedPod | None:
         """Releases what a pod holds; None for an unknown pod."""
         if self._kinds(uid):
             self._devices = None
@@ -193,14 +193,14 @@ class NodeAllocator:
             self._devices = held_devices(inventory, self._holdings, self._facts.imported)
         return self._devices
 
-    def _put(self, holding: Holding) -> None:
+    def _put(self, holding: AssignedPod) -> None:
         if holding.kinds or self._kinds(holding.uid):
             self._devices = None
         self._forget(self._holdings.get(holding.uid))
         self._requested.update(holding.requests)
         self._holdings[holding.uid] = holding
 
-    def _forget(self, holding: Holding | None) -> None:
+    def _forget(self, holding: AssignedPod | None) -> None:
         if holding is not None:
             self._requested.subtract(holding.requests)
 

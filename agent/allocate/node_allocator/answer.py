@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 
 from agent.allocate.devices.allocation import Allocation, device_allocated
-from agent.allocate.devices.refusal import Cause, Refusal
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.offer import Offer
-from agent.allocate.policies_in_force import Source
+from agent.allocate.policies_in_force import PolicySource
 from agent.allocate.reasons import UNRESOLVABLE, Reason, Rejection
 from agent.model.annotations import RESOURCE_SPEC
 from agent.model.device_allocation import DEVICE_ALLOCATED, Holdings, VirtualFunctions
@@ -45,7 +45,7 @@ class Granted(msgspec.Struct, frozen=True):
             offer = msgspec.structs.replace(offer, claim=claim)
         return msgspec.structs.replace(self, pod_request=pod_request, offer=offer)
 
-    def holding(self) -> Holding:
+    def holding(self) -> AssignedPod:
         """What the pod holds once this is committed: what `holding_of` reads back."""
         pod_request = self.pod_request
         devices: Holdings = {}
@@ -59,7 +59,7 @@ class Granted(msgspec.Struct, frozen=True):
                 if each.functions:
                     buses = frozenset(function.bus for function in each.functions)
                     functions[kind, each.minor] = buses
-        return Holding(
+        return AssignedPod(
             pod_request.uid,
             pod_request.title,
             self.offer.claim if self.offer else pod_request.nothing,
@@ -87,7 +87,7 @@ class Granted(msgspec.Struct, frozen=True):
         """With the bind policy in force; None when it has it already."""
         for each in self.offer.why.policies if self.offer else ():
             if each.policy == "cpu bind policy":
-                forced = each.source in (Source.KUBELET, Source.NODE_LABEL)
+                forced = each.source in (PolicySource.KUBELET, PolicySource.NODE_LABEL)
                 return spec_text(self.pod_request.spec_text, BindPolicy(each.value), forced=forced)
         return None
 
@@ -98,7 +98,7 @@ class Missing(msgspec.Struct, frozen=True):
     text: str
 
 
-Why = Rejection | Refusal | Misfit | Missing
+Why = Rejection | DeviceRefusal | Misfit | Missing
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -123,11 +123,11 @@ def refused(*reasons: Why) -> Refused:
 
 
 _LASTING: Final = UNRESOLVABLE | {
-    Cause.NO_DEVICES,
-    Cause.NO_VIRTUAL_FUNCTIONS,
-    Cause.NO_TOPOLOGY,
-    Cause.NO_PARTITION_TABLE,
-    Cause.PARTITION_SIZE,
+    DeviceCause.NO_DEVICES,
+    DeviceCause.NO_VIRTUAL_FUNCTIONS,
+    DeviceCause.NO_TOPOLOGY,
+    DeviceCause.NO_PARTITION_TABLE,
+    DeviceCause.PARTITION_SIZE,
 }
 _WORDS: Final = {
     Reason.ARCHITECTURE: "the architecture has no such policy",
@@ -145,15 +145,15 @@ _WORDS: Final = {
     Reason.NUMA_INSUFFICIENT: "the NUMA nodes have not enough",
     Reason.NUMA_COMPANION: "the devices are not on the NUMA nodes of CPU and memory",
     Reason.NO_POOL_FITS: "the limit is larger than the shared CPUs",
-    Cause.INSUFFICIENT: "not enough devices are free",
-    Cause.NO_DEVICES: "the node has none",
-    Cause.NO_VIRTUAL_FUNCTIONS: "the node has no virtual functions",
-    Cause.SCOPE: "not enough within the required scope",
-    Cause.NO_TOPOLOGY: "the devices do not say where they sit",
-    Cause.NO_PARTITION_TABLE: "the node has no partition table",
-    Cause.PARTITION_SIZE: "the partition table has no sets of so many",
-    Cause.PARTITION: "no set of the partition table is free",
-    Cause.JOINT: "not under the same switches as the other devices",
+    DeviceCause.INSUFFICIENT: "not enough devices are free",
+    DeviceCause.NO_DEVICES: "the node has none",
+    DeviceCause.NO_VIRTUAL_FUNCTIONS: "the node has no virtual functions",
+    DeviceCause.SCOPE: "not enough within the required scope",
+    DeviceCause.NO_TOPOLOGY: "the devices do not say where they sit",
+    DeviceCause.NO_PARTITION_TABLE: "the node has no partition table",
+    DeviceCause.PARTITION_SIZE: "the partition table has no sets of so many",
+    DeviceCause.PARTITION: "no set of the partition table is free",
+    DeviceCause.JOINT: "not under the same switches as the other devices",
 }
 
 
@@ -170,7 +170,7 @@ def _said(why: Why) -> str:
         return why.text
     if isinstance(why, Misfit):
         return why.text()
-    if isinstance(why, Refusal):
+    if isinstance(why, DeviceRefusal):
         return f"{why.type}: {_WORDS[why.cause]}"
     words = _words(why)
     more = [why.detail] if why.detail else []

@@ -7,11 +7,11 @@ from typing import Final
 
 from agent.allocate.bits import of_nodes, subsets
 from agent.allocate.devices.allocation import Allocation, DeviceRequest, allocate, node_score
-from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.refusal import DeviceRefusal
 from agent.allocate.devices.state import NodeDevices
 from agent.allocate.node_allocator.answer import Granted, Refused, refused
 from agent.allocate.node_allocator.pod_request import PodRequest
-from agent.allocate.numa.hint import Hint, Provider
+from agent.allocate.numa.hint import Provider, TopologyHint
 from agent.allocate.offer import Declined, Offer
 from agent.allocate.reasons import Reason
 from agent.model.devices import DeviceType
@@ -27,7 +27,7 @@ class DeviceCompanion:
         self._request = request
         self._strategy = strategy
         self._numa: int | None = None
-        self.found: Allocation | Refusal | None = None
+        self.found: Allocation | DeviceRefusal | None = None
 
     @property
     def kinds(self) -> Collection[str]:
@@ -36,7 +36,7 @@ class DeviceCompanion:
 
     def hints(self, nodes: Collection[int], *, narrowest: bool = False) -> Provider:
         hints = device_hints(self._node, self._request, nodes, self._strategy, narrowest=narrowest)
-        if isinstance(hints, Refusal):
+        if isinstance(hints, DeviceRefusal):
             self.found = hints
             return dict.fromkeys(self._request.asks, ())
         return hints
@@ -44,7 +44,7 @@ class DeviceCompanion:
     def fits(self, mask: int | None) -> bool:
         return isinstance(self.find(mask), Allocation)
 
-    def find(self, mask: int | None) -> Allocation | Refusal:
+    def find(self, mask: int | None) -> Allocation | DeviceRefusal:
         """The devices on these NUMA nodes; None: on any."""
         self._numa = mask
         found = allocate(self._node, self._request, numa=mask, strategy=self._strategy)
@@ -88,7 +88,7 @@ def offered(
 
 def declined(answer: Declined, companion: DeviceCompanion | None) -> Refused:
     """The devices report their own shortage, not the merge."""
-    if companion is None or not isinstance(companion.found, Refusal):
+    if companion is None or not isinstance(companion.found, DeviceRefusal):
         return refused(*answer.rejections)
     others = [
         each
@@ -110,28 +110,29 @@ def device_hints(
     strategy: NumaStrategy | None = None,
     *,
     narrowest: bool = False,
-) -> dict[str, tuple[Hint, ...]] | Refusal:
+) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:
     """By device type; all types have the same hints, as they are chosen together: the sets of these
     NUMA nodes (all of the machine's) that an allocation fits on, the smallest of them preferred. A
     Refusal where the devices of all together do not do. `narrowest`: no sets but the preferred."""
     nodes = set(numa_nodes)
     everywhere = of_nodes(nodes)
     widest = allocate(node, request, numa=everywhere, strategy=strategy)
-    if isinstance(widest, Refusal):
+    if isinstance(widest, DeviceRefusal):
         return widest
     cards = _cards(widest)
     found: list[tuple[int, bool]] = []
     for mask in subsets(nodes):
         if narrowest and found and mask.bit_count() > found[0][0].bit_count():
             break
-        allocation: Allocation | Refusal = widest
+        allocation: Allocation | DeviceRefusal = widest
         if mask != everywhere:
             allocation = allocate(node, request, numa=mask, strategy=strategy)
         if isinstance(allocation, Allocation):
             found.append((mask, _cards(allocation) == cards))
     fewest = min(mask.bit_count() for mask, _ in found)
     hints = tuple(
-        Hint(mask, mask.bit_count() == fewest, SAME_CARDS if same else 0) for mask, same in found
+        TopologyHint(mask, mask.bit_count() == fewest, SAME_CARDS if same else 0)
+        for mask, same in found
     )
     return dict.fromkeys(request.asks, hints)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from agent.allocate.devices import partitions
 from agent.allocate.devices.allocation import DeviceRequest
-from agent.allocate.devices.inventory import Inventory, Links, inventory
+from agent.allocate.devices.inventory import Inventory, LinkTable, inventory
 from agent.allocate.devices.pairs import links_of
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions
 from agent.allocate.foreign.existing import existing, functions_taken, taken
@@ -21,7 +21,7 @@ from agent.model.annotations import AnnotationError
 from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Holdings, VirtualFunctions
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.devices import DeviceType
-from agent.model.holding import Holding as Held
+from agent.model.holding import DeviceHolding as Held
 from agent.model.interconnect import GPU_LINKS
 from agent.model.nodestatus import GPU_MODEL, GPU_VENDOR
 from agent.model.policies import GpuObjective, NumaPolicy, NumaStrategy
@@ -151,7 +151,7 @@ def _partitions(text: str, of_device: str, of_node: str, model: str, vendor: str
 
 
 @lru_cache(maxsize=256)
-def _links(text: str, objective: GpuObjective) -> Links | None:
+def _links(text: str, objective: GpuObjective) -> LinkTable | None:
     """Nodes of one model share them. Raises AnnotationError."""
     return links_of(interconnect.decode({GPU_LINKS: text}), objective)
 

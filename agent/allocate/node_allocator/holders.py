@@ -10,7 +10,7 @@ import msgspec
 from agent.allocate.devices.inventory import Inventory
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.allocate.node_allocator.facts import Imported
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.model.device_allocation import (
     Holdings,
     VirtualFunctions,
@@ -30,7 +30,7 @@ class DeviceOverlap(msgspec.Struct, frozen=True):
 
 
 def held_devices(
-    inventory: Inventory, holdings: Mapping[str, Holding], imported: Mapping[str, Imported]
+    inventory: Inventory, holdings: Mapping[str, AssignedPod], imported: Mapping[str, Imported]
 ) -> NodeDevices:
     """Both by uid. Of a device that a scheduler gave a pod only its word counts; where that names
     no amount, the pod has all of it, as its node sees it (`allocate.visibility`)."""
@@ -53,7 +53,7 @@ def held_devices(
 
 
 def device_overlaps(
-    inventory: Inventory | None, holdings: Iterable[Holding]
+    inventory: Inventory | None, holdings: Iterable[AssignedPod]
 ) -> tuple[DeviceOverlap, ...]:
     """By type, minor and what is held; each with those that hold something of it."""
     claims: dict[tuple[str, int, str], list[tuple[str, int]]] = {}
@@ -83,7 +83,7 @@ def _all_of(inventory: Inventory, at: tuple[str, int]) -> dict[str, int]:
     return fleet.devices[minor].resources if fleet and minor in fleet.devices else {}
 
 
-def _numbered(held: Holding, inventory: Inventory | None) -> tuple[Holdings, VirtualFunctions]:
+def _numbered(held: AssignedPod, inventory: Inventory | None) -> tuple[Holdings, VirtualFunctions]:
     """With the minors that the devices have now: drivers of GPUs count them anew at each start."""
     moved = {}
     for (kind, minor), uuid in held.ids.items():

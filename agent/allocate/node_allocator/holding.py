@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from agent.allocate import pod_total
-from agent.allocate.claims import Claim, claim_of
+from agent.allocate.claims import PodAllocation, claim_of
 from agent.model.annotations import RESOURCE_STATUS, AnnotationError, resource_status
 from agent.model.apiobjects import ApiPod
 from agent.model.device_allocation import (
@@ -20,13 +20,13 @@ from agent.model.device_allocation import (
 )
 
 
-class Holding(msgspec.Struct, frozen=True, gc=False):
+class AssignedPod(msgspec.Struct, frozen=True, gc=False):
     """`devices` and `functions` by type and minor; `ids`: the names for life of devices that were
     given by one; `requests`: the pod's total. `faults`: what of its annotations can't be read."""
 
     uid: str
     title: str
-    claim: Claim
+    claim: PodAllocation
     devices: Holdings = {}
     functions: VirtualFunctions = {}
     requests: dict[str, int] = {}
@@ -45,7 +45,7 @@ class Holding(msgspec.Struct, frozen=True, gc=False):
 _NONE: Final[frozenset[str]] = frozenset()
 
 
-def holding_of(pod: ApiPod) -> Holding:
+def holding_of(pod: ApiPod) -> AssignedPod:
     """Never fails: a part that can't be read is a fault, and the others count."""
     faults: list[str] = []
     requests = pod_total.requests(pod)
@@ -63,7 +63,7 @@ def holding_of(pod: ApiPod) -> Holding:
             }
         except AnnotationError as error:
             faults.append(str(error))
-    return Holding(
+    return AssignedPod(
         claim.uid,
         claim.title,
         claim,
@@ -76,9 +76,9 @@ def holding_of(pod: ApiPod) -> Holding:
     )
 
 
-def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> Claim:
+def _claim(pod: ApiPod, cpu_milli: int, faults: list[str]) -> PodAllocation:
     notes = pod.annotations
-    claim = Claim(pod.uid, pod.title, cpu_milli=cpu_milli)
+    claim = PodAllocation(pod.uid, pod.title, cpu_milli=cpu_milli)
     if not notes.get(RESOURCE_STATUS):
         return claim
     try:

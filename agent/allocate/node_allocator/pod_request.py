@@ -8,8 +8,8 @@ from typing import Final
 import msgspec
 
 from agent.allocate import pod_total
-from agent.allocate.ask import PRIORITY_CLASS_LABEL, Ask, KubeletWords, ask_of
-from agent.allocate.claims import Claim
+from agent.allocate.ask import PRIORITY_CLASS_LABEL, KubeletWords, ResourceRequest, ask_of
+from agent.allocate.claims import PodAllocation
 from agent.allocate.devices.allocation import DeviceRequest, device_request
 from agent.allocate.devices.request import RequestError, names
 from agent.allocate.kubelet.demand import unserved
@@ -55,7 +55,7 @@ class PodRequest(msgspec.Struct, frozen=True):
     kubelet takes of NUMA nodes for it; CPUs that it owns are its claim's. `unserved`: why a static
     kubelet would not give CPUs to every container of a pod that asks for some of its own."""
 
-    ask: Ask
+    ask: ResourceRequest
     requests: dict[str, int] = {}
     devices: DeviceRequest | None = None
     zoned: ZonedPod | None = None
@@ -78,9 +78,9 @@ class PodRequest(msgspec.Struct, frozen=True):
         return self.ask.title
 
     @property
-    def nothing(self) -> Claim:
+    def nothing(self) -> PodAllocation:
         """What it holds of CPUs and NUMA nodes where nothing was given to it."""
-        return Claim(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
+        return PodAllocation(self.uid, self.title, cpu_milli=self.requests.get("cpu", 0))
 
 
 def request_of(pod: ApiPod) -> PodRequest:
@@ -147,13 +147,13 @@ def _pod_request(pod: ApiPod) -> PodRequest:
     )
 
 
-def _binds(ask: Ask) -> bool:
+def _binds(ask: ResourceRequest) -> bool:
     """Whether the pod asks for CPUs of its own."""
     policy = ask.spec.required or ask.spec.preferred
     return ask.owner and policy is not BindPolicy.CONSTRAINED_BURST and "cpu" in ask.requests
 
 
-def _needs_cpus(ask: Ask) -> bool:
+def _needs_cpus(ask: ResourceRequest) -> bool:
     own = ask.numa.policy not in (None, NumaPolicy.NONE)
     return bool(_binds(ask) or own or ask.burst_milli)
 
@@ -165,7 +165,7 @@ def _parts(zoned: ZonedPod | None) -> object:
     return zoned.guaranteed, [(each.kind, each.name, each.requests) for each in zoned.parts]
 
 
-def _shape(ask: Ask, ours: bool, *rest: object) -> bytes:
+def _shape(ask: ResourceRequest, ours: bool, *rest: object) -> bytes:
     """As bytes, whose hash is computed once."""
     key = (ask.qos, ask.owner, ask.burst_milli, ask.spec, ask.numa, ours, *rest)
     return msgspec.json.encode(key, order="sorted")

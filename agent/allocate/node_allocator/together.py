@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.claims import Claim
+from agent.allocate.claims import PodAllocation
 from agent.allocate.devices.allocation import DeviceRequest
-from agent.allocate.devices.request import Ask
+from agent.allocate.devices.request import TypeRequest
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest
 from agent.model.device_allocation import Holdings
 from agent.model.device_wishes import DeviceWishes
@@ -30,7 +30,7 @@ def together(
     outside = _outside(place, pod_requests)
     if outside:
         trial = place.without(())
-        trial.record(Holding(_OTHERS, _OTHERS, Claim(_OTHERS, _OTHERS), outside))
+        trial.record(AssignedPod(_OTHERS, _OTHERS, PodAllocation(_OTHERS, _OTHERS), outside))
         found = _in_turn(trial, pod_requests)
         if not isinstance(found, Refused):
             return found
@@ -64,11 +64,11 @@ def _outside(place: NodeAllocator, pod_requests: Sequence[PodRequest]) -> Holdin
     return {(_GPU, minor): total for minor, total in fleet.totals.items() if minor not in chosen}
 
 
-def _as_one(pod_requests: Sequence[PodRequest], cards: Ask) -> PodRequest:
+def _as_one(pod_requests: Sequence[PodRequest], cards: TypeRequest) -> PodRequest:
     """The cards of all as one pod's request, and nothing else."""
     size, first = len(pod_requests), pod_requests[0]
     total = {name: amount * size for name, amount in cards.total.items()}
-    asks = {_GPU: Ask(total, cards.count * size, cards.per)}
+    asks = {_GPU: TypeRequest(total, cards.count * size, cards.per)}
     hints = first.devices.wishes.hints if first.devices else {}
     return msgspec.structs.replace(
         first,

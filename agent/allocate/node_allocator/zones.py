@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping
 
-from agent.allocate.claims import Claim
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node import NodeFacts
 from agent.allocate.node_allocator.answer import Granted, Missing, Refused, refused
 from agent.allocate.node_allocator.facts import PlaceRules
@@ -94,7 +94,7 @@ class Zones:
 
 
 def assumed_of(
-    claim: Claim | None, taken: Mapping[str, int], cpus: NodeFacts | None
+    claim: PodAllocation | None, taken: Mapping[str, int], cpus: NodeFacts | None
 ) -> Assumed | None:
     """Its own CPUs and amounts by its claim; a share of a pool takes no CPU. `taken`: what the
     kubelet takes for the pod, from any NUMA node when the claim names none."""

@@ -7,7 +7,7 @@ import enum
 
 import msgspec
 
-from agent.allocate.kubelet.demand import Refused
+from agent.allocate.kubelet.demand import AllocationRefused
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.layout import Layout
 from agent.model.cpuset import EMPTY, CpuSet
@@ -37,7 +37,7 @@ class LocalRules(msgspec.Struct, frozen=True):
     max_moves: int = 1
 
 
-class Claim(msgspec.Struct, frozen=True):
+class LocalRequest(msgspec.Struct, frozen=True):
     """A container of a Guaranteed pod that requests a whole number of CPUs, at least one.
     `created_at` orders the claims, the older first. `held`: the CPUs of its cgroup, or those that
     it will start with; None: none yet. `owned`: its CPUs by the last decision, empty when it got
@@ -86,11 +86,11 @@ class Book:
         self._ended = 0
         self._ended_by_pod: dict[str, int] = {}
 
-    def own(self, claim: Claim) -> int:
+    def own(self, claim: LocalRequest) -> int:
         """What it owns, 0 for nothing."""
         return self._own.get(claim.key, 0)
 
-    def give(self, claim: Claim, cpus: int) -> None:
+    def give(self, claim: LocalRequest, cpus: int) -> None:
         """The claim owns these CPUs and no others from now on."""
         before = self._own.get(claim.key, 0)
         self._own[claim.key] = cpus
@@ -102,18 +102,18 @@ class Book:
             self._live = self._live & ~before | cpus
             self._live_by_pod[uid] = self._live_by_pod.get(uid, 0) & ~before | cpus
 
-    def untaken(self, claim: Claim) -> int:
+    def untaken(self, claim: LocalRequest) -> int:
         """The CPUs without those of containers that may not share CPUs with the claim's
         container."""
         live = self._live & ~self._live_by_pod.get(claim.uid, 0) if claim.ended else self._live
         return self.assignable & ~live & ~self.ended_of_others(claim.uid)
 
-    def free(self, claim: Claim) -> int:
+    def free(self, claim: LocalRequest) -> int:
         """The CPUs that the claim may get in addition to its own."""
         taken = self._live | self.ended_of_others(claim.uid) | self.withheld
         return self.assignable & ~taken
 
-    def reusable(self, claim: Claim) -> int:
+    def reusable(self, claim: LocalRequest) -> int:
         """Those of ended containers of its pod."""
         return self.free(claim) & self._ended_by_pod.get(claim.uid, 0)
 
@@ -122,7 +122,7 @@ class Book:
         """What is shared."""
         return self._shared & ~(self._live | self._ended)
 
-    def empties(self, *changes: tuple[Claim, int]) -> bool:
+    def empties(self, *changes: tuple[LocalRequest, int]) -> bool:
         """Whether the last shared CPUs would go if these claims owned these CPUs instead."""
         live = self._live
         for claim, _ in changes:
@@ -136,14 +136,14 @@ class Book:
         return self._ended & ~self._ended_by_pod.get(uid, 0)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class LocalAllocation(msgspec.Struct, frozen=True):
     """`cpus`: the container's own, empty when it shares; those of an ended container stay with its
     pod, whose other containers may get them too. `original`: those of `cpus` that it had before its
     resize. `refused`: why it has no CPUs, or too few (None: it has them, or it ended)."""
 
     cpus: CpuSet = EMPTY
     original: CpuSet = EMPTY
-    refused: Refused | None = None
+    refused: AllocationRefused | None = None
 
 
 class MoveReason(enum.StrEnum):
@@ -167,11 +167,11 @@ class Move(msgspec.Struct, frozen=True):
     reason: MoveReason
 
 
-class Decision(msgspec.Struct, frozen=True):
+class LocalDecision(msgspec.Struct, frozen=True):
     """`answers`: one for each claim, by pod uid and container name (none under policy `none`).
     `pool`: the shared CPUs. `again`: after this decision is applied, another one may be better."""
 
-    answers: dict[tuple[str, str], Answer]
+    answers: dict[tuple[str, str], LocalAllocation]
     pool: CpuSet
     moves: tuple[Move, ...] = ()
     again: bool = False

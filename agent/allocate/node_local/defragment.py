@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from agent.allocate.kubelet.packed import NotEnoughCpusError
-from agent.allocate.node_local.claim import Book, Claim, Move, MoveReason
-from agent.allocate.node_local.fit import Cost, Fit
+from agent.allocate.node_local.claim import Book, LocalRequest, Move, MoveReason
+from agent.allocate.node_local.fit import Cost, CpuFit
 from agent.model.cpuset import CpuSet
 
 TRIALS: Final = 24
@@ -27,10 +27,10 @@ class Mover:
 
     def __init__(
         self,
-        fit: Fit,
+        fit: CpuFit,
         book: Book,
-        settled: Sequence[Claim],
-        choose: Callable[[Claim, int], int],
+        settled: Sequence[LocalRequest],
+        choose: Callable[[LocalRequest, int], int],
         users: bool,
     ) -> None:
         self._fit = fit
@@ -41,7 +41,7 @@ class Mover:
         self._ideals: dict[int, Cost] = {}
         self._trials = TRIALS
 
-    def plan(self, refused: Sequence[Claim], limit: int) -> list[Move]:
+    def plan(self, refused: Sequence[LocalRequest], limit: int) -> list[Move]:
         """At most `limit` moves, made in the book. `refused`: claims that got nothing."""
         moves: list[Move] = []
         moved: set[tuple[str, str]] = set()
@@ -69,7 +69,7 @@ class Mover:
                     return [*moves, self._move(other, target, MoveReason.MAKE_ROOM)]
         return moves
 
-    def _needy(self) -> list[Claim]:
+    def _needy(self) -> list[LocalRequest]:
         """Whose CPUs could lie better on a node of its own; the worst first."""
         found = []
         for index, claim in enumerate(self._settled):
@@ -90,7 +90,7 @@ class Mover:
             self._ideals[count] = known
         return known
 
-    def _better(self, claim: Claim) -> int:
+    def _better(self, claim: LocalRequest) -> int:
         """CPUs at a lower cost, 0 if there are none."""
         own = self._book.own(claim)
         free = self._book.free(claim) & ~own
@@ -99,14 +99,14 @@ class Mover:
             return 0
         return target
 
-    def _lower(self, claim: Claim, own: int, free: int) -> int:
+    def _lower(self, claim: LocalRequest, own: int, free: int) -> int:
         try:
             target = self._fit.best(free | own, claim.cpus)
         except NotEnoughCpusError:
             return 0
         return target if self._fit.cost(target) < self._fit.cost(own) else 0
 
-    def _room(self, claim: Claim, other: Claim) -> int:
+    def _room(self, claim: LocalRequest, other: LocalRequest) -> int:
         """Where the other could go so that the claim then gets CPUs, or better ones; 0: nowhere."""
         fit, book = self._fit, self._book
         own, others = book.own(claim), book.own(other)
@@ -128,7 +128,7 @@ class Mover:
             return 0
         return target
 
-    def _gets(self, claim: Claim, own: int, free: int) -> int:
+    def _gets(self, claim: LocalRequest, own: int, free: int) -> int:
         if own:
             return self._lower(claim, own, free)
         try:
@@ -136,7 +136,7 @@ class Mover:
         except NotEnoughCpusError:
             return 0
 
-    def _move(self, claim: Claim, target: int, reason: MoveReason) -> Move:
+    def _move(self, claim: LocalRequest, target: int, reason: MoveReason) -> Move:
         source = self._book.own(claim)
         self._book.give(claim, target)
         self._book.withheld |= source & ~target

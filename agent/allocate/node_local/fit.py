@@ -22,7 +22,7 @@ from agent.allocate.layout import Area, Layout
 Cost: TypeAlias = tuple[int, int, int, int]
 
 
-class Fit(msgspec.Struct, frozen=True):
+class CpuFit(msgspec.Struct, frozen=True):
     """CPUs as masks; `free` is what may be taken."""
 
     layout: Layout
@@ -50,9 +50,9 @@ class Fit(msgspec.Struct, frozen=True):
         return len(per_node), sockets, middle, last
 
     @property
-    def loose(self) -> Fit:
+    def loose(self) -> CpuFit:
         """For CPUs that are not of whole cores though now they would have to be."""
-        return Fit(self.layout, msgspec.structs.replace(self.options, full_pcpus_only=False))
+        return CpuFit(self.layout, msgspec.structs.replace(self.options, full_pcpus_only=False))
 
     def usable(self, free: int) -> int:
         """The CPUs that may be given away: with full-pcpus-only those of whole cores."""

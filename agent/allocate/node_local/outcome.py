@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from agent.allocate.kubelet.demand import Refused
+from agent.allocate.kubelet.demand import AllocationRefused
 from agent.allocate.node_local import policy
-from agent.allocate.node_local.claim import Claim, LocalRules, Move, Sharing
+from agent.allocate.node_local.claim import LocalRequest, LocalRules, Move, Sharing
 from agent.model.cpuset import EMPTY, CpuSet, union
 from agent.model.snapshot import LocalOwner
 
@@ -18,7 +18,7 @@ class Demand(msgspec.Struct, frozen=True):
     container name of those that might claim and can't have CPUs of their own."""
 
     rules: LocalRules
-    claims: tuple[Claim, ...]
+    claims: tuple[LocalRequest, ...]
     held: CpuSet = EMPTY
     sharing: frozenset[tuple[str, str]] = frozenset()
 
@@ -33,7 +33,7 @@ class Share(msgspec.Struct, frozen=True):
     all: CpuSet = EMPTY
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class LocalOutcome(msgspec.Struct, frozen=True):
     """`by_uid`: pods with claims. `pool`: the shared CPUs. `owners`: for the next decision, also
     those without CPUs. `again`: after this is applied, another decision may be better."""
 
@@ -44,7 +44,7 @@ class Outcome(msgspec.Struct, frozen=True):
     again: bool = False
 
 
-def decide(demand: Demand, free: CpuSet) -> Outcome:
+def decide(demand: Demand, free: CpuSet) -> LocalOutcome:
     """`free`: CPUs that are shared before.
 
     The pool is never given away entirely: every pod has a sandbox, which shares it.
@@ -53,7 +53,7 @@ def decide(demand: Demand, free: CpuSet) -> Outcome:
     decision = policy.decide(
         demand.rules, demand.claims, Sharing(unavailable, users=True, held=demand.held)
     )
-    by_uid: dict[str, list[Claim]] = {}
+    by_uid: dict[str, list[LocalRequest]] = {}
     for claim in sorted(demand.claims, key=lambda each: each.key):
         by_uid.setdefault(claim.uid, []).append(claim)
     answers = decision.answers
@@ -77,10 +77,10 @@ def decide(demand: Demand, free: CpuSet) -> Outcome:
     for uid, name in sorted(demand.sharing):
         share = shares.get(uid, Share())
         shares[uid] = msgspec.structs.replace(share, blocked={**share.blocked, name: ""})
-    return Outcome(shares, decision.pool, owners, decision.moves, decision.again)
+    return LocalOutcome(shares, decision.pool, owners, decision.moves, decision.again)
 
 
-def _known(claims: list[Claim], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
+def _known(claims: list[LocalRequest], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]:
     """Ended containers whose CPUs no other container of the pod took over: a container that returns
     to such CPUs needs a new decision."""
     known = {}
@@ -92,7 +92,7 @@ def _known(claims: list[Claim], cpus: Mapping[str, CpuSet]) -> dict[str, CpuSet]
     return known
 
 
-def _text(refused: Refused) -> str:
+def _text(refused: AllocationRefused) -> str:
     text = f"{refused.reason.value}: {refused.requested} requested"
     return f"{text}, {refused.available} can be had" + (
         f", {refused.held} owned already" if refused.held else ""

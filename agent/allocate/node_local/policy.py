@@ -11,32 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from agent.allocate.kubelet.demand import RefusalReason, Refused
+from agent.allocate.kubelet.demand import AllocationRefused, RefusalReason
 from agent.allocate.kubelet.packed import NotEnoughCpusError
 from agent.allocate.node_local.claim import (
-    Answer,
     Book,
-    Claim,
-    Decision,
+    LocalAllocation,
+    LocalDecision,
     LocalPolicy,
+    LocalRequest,
     LocalRules,
     Move,
     MoveReason,
     Sharing,
 )
 from agent.allocate.node_local.defragment import Mover
-from agent.allocate.node_local.fit import Fit
+from agent.allocate.node_local.fit import CpuFit
 from agent.allocate.node_local.tenure import Occupancy, tenures
 from agent.model.cpuset import EMPTY, CpuSet
 
 
-def decide(rules: LocalRules, claims: Iterable[Claim], sharing: Sharing) -> Decision:
+def decide(rules: LocalRules, claims: Iterable[LocalRequest], sharing: Sharing) -> LocalDecision:
     """One decision; the same whatever the order of the claims, whose keys differ."""
     shared = rules.layout.cpus & ~sharing.unavailable.mask
     if rules.options.strict_cpu_reservation:
         shared &= ~rules.reserved.mask
     if rules.policy is LocalPolicy.NONE:
-        return Decision({}, CpuSet.from_int(shared))
+        return LocalDecision({}, CpuSet.from_int(shared))
     ordered = sorted(claims, key=lambda each: (each.created_at, each.uid, each.name))
     hearing = _Hearing(rules, ordered, sharing, shared)
     hearing.hear(sharing.users)
@@ -48,19 +48,19 @@ def decide(rules: LocalRules, claims: Iterable[Claim], sharing: Sharing) -> Deci
 
 class _Hearing:
     def __init__(
-        self, rules: LocalRules, claims: list[Claim], sharing: Sharing, shared: int
+        self, rules: LocalRules, claims: list[LocalRequest], sharing: Sharing, shared: int
     ) -> None:
         self._rules = rules
         self._claims = claims
         self._sharing = sharing
-        self._fit = Fit(rules.layout, rules.options)
+        self._fit = CpuFit(rules.layout, rules.options)
         self._shared = shared
         self._assignable = shared & ~rules.reserved.mask
         self._occupancy = Occupancy(claims, sharing.held.mask)
         self._sources: dict[tuple[str, str], int] = {}
         self._moves: list[Move] = []
         self.book = Book(self._assignable, shared)
-        self.refused: dict[tuple[str, str], Refused] = {}
+        self.refused: dict[tuple[str, str], AllocationRefused] = {}
 
     def hear(self, users: bool) -> None:
         """`users`: newcomers may not empty the pool."""
@@ -77,11 +77,11 @@ class _Hearing:
         if self._rules.policy is LocalPolicy.DYNAMIC:
             self._defragment(kept, newcomers, users)
 
-    def decision(self) -> Decision:
+    def decision(self) -> LocalDecision:
         answers = {}
         for claim in self._claims:
             own = self.book.own(claim)
-            answers[claim.key] = Answer(
+            answers[claim.key] = LocalAllocation(
                 CpuSet.from_int(own),
                 CpuSet.from_int(self._original(claim, own)),
                 self.refused.get(claim.key),
@@ -91,9 +91,9 @@ class _Hearing:
             each.reason in (MoveReason.DEFRAGMENT, MoveReason.MAKE_ROOM) for each in self._moves
         )
         pool = CpuSet.from_int(self.book.pool)
-        return Decision(answers, pool, tuple(self._moves), waits or better)
+        return LocalDecision(answers, pool, tuple(self._moves), waits or better)
 
-    def _original(self, claim: Claim, own: int) -> int:
+    def _original(self, claim: LocalRequest, own: int) -> int:
         """A container that was never resized takes its claim along when it moves."""
         source, first = self._sources.get(claim.key, 0), claim.original.mask
         moved = not source & ~first and source.bit_count() == own.bit_count()
@@ -131,7 +131,7 @@ class _Hearing:
                 leaving |= claim.held.mask & ~kept
         book.withheld = leaving
 
-    def _serve(self, claim: Claim, users: bool) -> None:
+    def _serve(self, claim: LocalRequest, users: bool) -> None:
         """CPUs for a claim that has none, or not as many as it wants."""
         book, fit = self.book, self._fit
         own = book.own(claim)
@@ -151,7 +151,7 @@ class _Hearing:
             return
         book.give(claim, cpus)
 
-    def _choose(self, claim: Claim, free: int) -> int:
+    def _choose(self, claim: LocalRequest, free: int) -> int:
         """All CPUs that the claim owns, and more; those of ended containers of the pod come first.
         Raises NotEnoughCpusError."""
         own = self.book.own(claim)
@@ -163,16 +163,18 @@ class _Hearing:
         except NotEnoughCpusError:
             return self._fit.grown(own, free, claim.cpus)
 
-    def _whole(self, claim: Claim) -> bool:
+    def _whole(self, claim: LocalRequest) -> bool:
         options, layout = self._rules.options, self._rules.layout
         return not options.full_pcpus_only or claim.cpus % layout.threads == 0
 
-    def _refuse(self, claim: Claim, reason: RefusalReason, free: int) -> None:
+    def _refuse(self, claim: LocalRequest, reason: RefusalReason, free: int) -> None:
         threads = self._rules.layout.threads
         held = self.book.own(claim).bit_count()
-        self.refused[claim.key] = Refused(reason, claim.cpus, free.bit_count(), threads, held)
+        self.refused[claim.key] = AllocationRefused(
+            reason, claim.cpus, free.bit_count(), threads, held
+        )
 
-    def _note_change(self, claim: Claim) -> None:
+    def _note_change(self, claim: LocalRequest) -> None:
         source, target = self._sources.get(claim.key, 0), self.book.own(claim)
         if not source or not target or source == target:
             return
@@ -185,7 +187,9 @@ class _Hearing:
         sets = CpuSet.from_int(source), CpuSet.from_int(target)
         self._moves.append(Move(claim.uid, claim.name, *sets, reason))
 
-    def _defragment(self, kept: list[Claim], newcomers: list[Claim], users: bool) -> None:
+    def _defragment(
+        self, kept: list[LocalRequest], newcomers: list[LocalRequest], users: bool
+    ) -> None:
         settled = [
             each
             for each in kept

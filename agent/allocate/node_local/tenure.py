@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from agent.allocate.node_local.claim import Claim
+from agent.allocate.node_local.claim import LocalRequest
 from agent.model.cpuset import EMPTY
 
 
@@ -21,7 +21,7 @@ class Tenure(msgspec.Struct, frozen=True):
     """`cpus`: the mask of the claim's CPUs, to check against those before it. `certain`: by the
     last decision, so that a part of it is kept too."""
 
-    claim: Claim
+    claim: LocalRequest
     cpus: int
     certain: bool
 
@@ -29,7 +29,7 @@ class Tenure(msgspec.Struct, frozen=True):
 class Occupancy:
     """The CPUs in cgroups: which of them have more than one container that runs."""
 
-    def __init__(self, claims: Sequence[Claim], sharing: int) -> None:
+    def __init__(self, claims: Sequence[LocalRequest], sharing: int) -> None:
         self._by_pod: dict[str, int] = {}
         self._any = sharing
         self._many = 0
@@ -41,7 +41,7 @@ class Occupancy:
                 self._any |= mask
                 self._by_pod[claim.uid] = self._by_pod.get(claim.uid, 0) | mask
 
-    def alone(self, claim: Claim) -> bool:
+    def alone(self, claim: LocalRequest) -> bool:
         """Whether no other container runs on its CPUs; for an ended one others of its pod may."""
         held = (claim.held or EMPTY).mask
         others = self._many | self._shared
@@ -51,7 +51,7 @@ class Occupancy:
 
 
 def tenures(
-    claims: Sequence[Claim],
+    claims: Sequence[LocalRequest],
     occupancy: Occupancy,
     assignable: int,
     shared: int,

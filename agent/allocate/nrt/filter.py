@@ -8,31 +8,31 @@ from typing import TypeAlias
 
 import msgspec
 
-from agent.allocate.nrt.misfit import Cause, Misfit
+from agent.allocate.nrt.misfit import Misfit, MisfitCause
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import Kind, Part, ZonedPod
-from agent.allocate.numa.scope import Scope
+from agent.allocate.nrt.pod import PartKind, PodPart, ZonedPod
+from agent.allocate.numa.scope import TopologyManagerScope
 from agent.model.policies import NumaPolicy
 
 Available: TypeAlias = Mapping[str, Mapping[int, int]]
 
 
-class Fit(msgspec.Struct, frozen=True):
+class ZoneFit(msgspec.Struct, frozen=True):
     """`zones`: the NUMA node of each part of the pod (`parts_of`), in order; empty where they have
     no say. None: of a part that asks for nothing of a NUMA node."""
 
     zones: tuple[int | None, ...] = ()
 
 
-PASSED = Fit()
+PASSED = ZoneFit()
 
 
-def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[Part, ...]:
+def parts_of(node: ZonedNode, pod: ZonedPod) -> tuple[PodPart, ...]:
     """What is put on one NUMA node each."""
-    return (pod.whole,) if node.scope is Scope.POD else pod.parts
+    return (pod.whole,) if node.scope is TopologyManagerScope.POD else pod.parts
 
 
-def filter(node: ZonedNode | None, pod: ZonedPod) -> Fit | Misfit:
+def filter(node: ZonedNode | None, pod: ZonedPod) -> ZoneFit | Misfit:
     """None: a node without a NodeResourceTopology, which every pod passes."""
     if node is None or pod.indifferent:
         return PASSED
@@ -43,7 +43,7 @@ def filter(node: ZonedNode | None, pod: ZonedPod) -> Fit | Misfit:
     return PASSED
 
 
-def _aligned(node: ZonedNode, pod: ZonedPod) -> Fit | Misfit:
+def _aligned(node: ZonedNode, pod: ZonedPod) -> ZoneFit | Misfit:
     """Each part on the lowest NUMA node that holds it. A plain init container releases its
     resources, a sidecar keeps them in addition to all later ones."""
     available: dict[str, dict[int, int]] = node.available
@@ -54,45 +54,45 @@ def _aligned(node: ZonedNode, pod: ZonedPod) -> Fit | Misfit:
         if isinstance(zone, Misfit):
             return zone
         zones.append(zone)
-        if zone is not None and part.kind is not Kind.INIT and place < last:
+        if zone is not None and part.kind is not PartKind.INIT and place < last:
             if available is node.available:
                 available = {name: dict(there) for name, there in available.items()}
             for each in part.asked:
                 there = available.get(each.resource)
                 if each.held and there is not None:
                     there[zone] -= each.amount
-    return Fit(tuple(zones))
+    return ZoneFit(tuple(zones))
 
 
-def _zone(node: ZonedNode, available: Available, part: Part) -> int | Misfit | None:
+def _zone(node: ZonedNode, available: Available, part: PodPart) -> int | Misfit | None:
     zones = node.zones
     for each in part.asked:
         resource = each.resource
         there = available.get(resource)
         if resource not in node.resources:
-            return Misfit(Cause.NOT_ON_NODE, part.kind, part.name, resource, each.amount)
+            return Misfit(MisfitCause.NOT_ON_NODE, part.kind, part.name, resource, each.amount)
         if there is None:
             if each.of_machine:
                 continue
-            return Misfit(Cause.NOT_IN_ZONES, part.kind, part.name, resource, each.amount)
+            return Misfit(MisfitCause.NOT_IN_ZONES, part.kind, part.name, resource, each.amount)
         least = each.amount if each.held else 0
         fitting = tuple([zone for zone in zones if there.get(zone, -1) >= least])
         if not fitting:
             most = max((there[zone] for zone in zones if zone in there), default=None)
             return Misfit(
-                Cause.NO_ZONE_HOLDS, part.kind, part.name, resource, each.amount, most, zones
+                MisfitCause.NO_ZONE_HOLDS, part.kind, part.name, resource, each.amount, most, zones
             )
         zones = fitting
     return zones[0] if zones else None
 
 
-def _together(node: ZonedNode, whole: Part) -> Misfit | None:
+def _together(node: ZonedNode, whole: PodPart) -> Misfit | None:
     """Under `restricted` a pod may lie on several NUMA nodes, but not on more than there are."""
     for each in whole.asked:
         total = node.together.get(each.resource)
         if each.held and total is not None and total < each.amount:
             return Misfit(
-                Cause.ZONES_TOGETHER,
+                MisfitCause.ZONES_TOGETHER,
                 whole.kind,
                 whole.name,
                 each.resource,

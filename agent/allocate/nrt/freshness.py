@@ -25,7 +25,7 @@ class Method(enum.StrEnum):
     EXCLUSIVE = "with-exclusive-resources"
 
 
-class State(enum.StrEnum):
+class NrtFreshness(enum.StrEnum):
     CURRENT = "current"
     """The zones are of the pods that are known."""
     BEHIND = "behind"
@@ -39,7 +39,7 @@ class State(enum.StrEnum):
 class Freshness(msgspec.Struct, frozen=True):
     """`missing`: how many of the pods that began last the zones do not know yet."""
 
-    state: State
+    state: NrtFreshness
     missing: int = 0
 
 
@@ -54,12 +54,14 @@ def freshness(told: str | None, known: Sequence[int], gone: Sequence[int] = ()) 
     fingerprint's method), in the order in which they began; `gone`: the pods that ended, the last
     one last."""
     if told is None:
-        return Freshness(State.UNTOLD)
+        return Freshness(NrtFreshness.UNTOLD)
     most = min(len(known), MOST_MISSING)
     for past in range(len(gone) + 1):
         before = gone[len(gone) - past :]
         for missing in range(most + 1):
             there = (*known[: len(known) - missing], *before)
             if fingerprint.together(there) == told:
-                return Freshness(State.BEHIND if missing or past else State.CURRENT, missing)
-    return Freshness(State.OTHER)
+                return Freshness(
+                    NrtFreshness.BEHIND if missing or past else NrtFreshness.CURRENT, missing
+                )
+    return Freshness(NrtFreshness.OTHER)

@@ -6,11 +6,11 @@ import enum
 
 import msgspec
 
-from agent.allocate.nrt.pod import Kind
+from agent.allocate.nrt.pod import PartKind
 from agent.model import quantities
 
 
-class Cause(enum.StrEnum):
+class MisfitCause(enum.StrEnum):
     """Stable words."""
 
     NOT_ON_NODE = "not-on-node"
@@ -27,8 +27,8 @@ class Misfit(msgspec.Struct, frozen=True):
     """`available`: the most that one of `nodes` has left, or all have together; None when none
     reports it. `name`: the container, empty for the pod. Amounts in milli-CPU or units."""
 
-    cause: Cause
-    kind: Kind
+    cause: MisfitCause
+    kind: PartKind
     name: str
     resource: str
     asked: int
@@ -43,14 +43,14 @@ class Misfit(msgspec.Struct, frozen=True):
     @property
     def unresolvable(self) -> bool:
         """Whether it stays so without any other pod."""
-        return self.cause in (Cause.NOT_ON_NODE, Cause.NOT_IN_ZONES)
+        return self.cause in (MisfitCause.NOT_ON_NODE, MisfitCause.NOT_IN_ZONES)
 
     def words(self) -> str:
         """For people, without what nodes alike may differ in."""
         match self.cause:
-            case Cause.NO_ZONE_HOLDS:
+            case MisfitCause.NO_ZONE_HOLDS:
                 return f"{self._asked()}no NUMA node has so much left"
-            case Cause.ZONES_TOGETHER:
+            case MisfitCause.ZONES_TOGETHER:
                 return f"{self._asked()}all NUMA nodes together have not so much left"
         return self.text()
 
@@ -58,11 +58,11 @@ class Misfit(msgspec.Struct, frozen=True):
         """For people."""
         asked = self._asked()
         match self.cause:
-            case Cause.NOT_ON_NODE:
+            case MisfitCause.NOT_ON_NODE:
                 return f"{asked}the node has none"
-            case Cause.NOT_IN_ZONES:
+            case MisfitCause.NOT_IN_ZONES:
                 return f"{asked}the NodeResourceTopology tells of none in any zone"
-            case Cause.ZONES_TOGETHER:
+            case MisfitCause.ZONES_TOGETHER:
                 there = "all NUMA nodes together have"
                 return f"{asked}{there} {_amount(self.resource, self.available or 0)} left"
         several = len(self.nodes) > 1

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from agent.allocate.nrt.freshness import Method, method_of
-from agent.allocate.numa.scope import Scope
+from agent.allocate.numa.scope import TopologyManagerScope
 from agent.model.nodetopology import NodeTopology
 from agent.model.policies import NumaPolicy, kubelet_numa_policy
 
@@ -31,7 +31,7 @@ class ZonedNode(msgspec.Struct, frozen=True):
     those of the whole node, by name."""
 
     policy: NumaPolicy
-    scope: Scope
+    scope: TopologyManagerScope
     max_numa_nodes: int
     zones: tuple[int, ...]
     available: dict[str, dict[int, int]]
@@ -81,7 +81,7 @@ def zoned_node(
             available.setdefault(resource, {})[zone.node] = left
     return ZonedNode(
         kubelet_numa_policy(topology.policy) or NumaPolicy.NONE,
-        Scope(topology.scope),
+        TopologyManagerScope(topology.scope),
         topology.max_numa_nodes or MAX_NUMA_NODES,
         ids,
         available,

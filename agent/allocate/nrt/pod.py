@@ -17,7 +17,7 @@ _COMPUTE: Final = ("cpu", "memory")
 _STORAGE: Final = ("ephemeral-storage", "storage")
 
 
-class Kind(enum.StrEnum):
+class PartKind(enum.StrEnum):
     """What of a pod is put on one NUMA node, in the words of the plugin's reasons."""
 
     POD = "pod"
@@ -37,10 +37,10 @@ class Asked(msgspec.Struct, frozen=True):
     of_machine: bool
 
 
-class Part(msgspec.Struct, frozen=True):
+class PodPart(msgspec.Struct, frozen=True):
     """`requests` as written; `cpu` in milli-CPU, the rest in units. `name` of the container."""
 
-    kind: Kind
+    kind: PartKind
     name: str
     requests: dict[str, int]
     asked: tuple[Asked, ...]
@@ -57,8 +57,8 @@ class ZonedPod(msgspec.Struct, frozen=True):
     sum. `indifferent`: it asks for nothing of a NUMA node."""
 
     kube_class: KubeClass
-    parts: tuple[Part, ...]
-    whole: Part
+    parts: tuple[PodPart, ...]
+    whole: PodPart
     indifferent: bool
 
     @property
@@ -71,10 +71,18 @@ def zoned_pod(pod: ApiPod) -> ZonedPod:
     guaranteed = kube_class == "guaranteed"
     parts = (
         *(
-            _part(Kind.SIDECAR if each.sidecar else Kind.INIT, each.name, each.requests, guaranteed)
+            _part(
+                PartKind.SIDECAR if each.sidecar else PartKind.INIT,
+                each.name,
+                each.requests,
+                guaranteed,
+            )
             for each in pod.init_containers
         ),
-        *(_part(Kind.CONTAINER, each.name, each.requests, guaranteed) for each in pod.containers),
+        *(
+            _part(PartKind.CONTAINER, each.name, each.requests, guaranteed)
+            for each in pod.containers
+        ),
     )
     total = pod_total(
         (each.requests for each in pod.containers),
@@ -82,7 +90,7 @@ def zoned_pod(pod: ApiPod) -> ZonedPod:
         pod.requests,
         pod.overhead,
     )
-    whole = _part(Kind.POD, "", total, guaranteed)
+    whole = _part(PartKind.POD, "", total, guaranteed)
     indifferent = kube_class == "besteffort" and not any(map(foreign, total))
     return ZonedPod(kube_class, parts, whole, indifferent)
 
@@ -122,7 +130,7 @@ def exclusive(pod: ZonedPod, told: Container[str]) -> bool:
         if foreign(each.resource)
         else pod.guaranteed and _own(each.resource, each.amount)
         for part in pod.parts
-        if part.kind is not Kind.INIT
+        if part.kind is not PartKind.INIT
         for each in part.asked
     )
 
@@ -136,8 +144,8 @@ def _own(resource: str, amount: int) -> bool:
     return amount % 1000 == 0 if resource == "cpu" else of_compute(resource)
 
 
-def _part(kind: Kind, name: str, requests: dict[str, int], guaranteed: bool) -> Part:
-    return Part(kind, name, requests, _asked(requests, guaranteed))
+def _part(kind: PartKind, name: str, requests: dict[str, int], guaranteed: bool) -> PodPart:
+    return PodPart(kind, name, requests, _asked(requests, guaranteed))
 
 
 def _asked(requests: Mapping[str, int], guaranteed: bool) -> tuple[Asked, ...]:

@@ -9,7 +9,7 @@ from agent.allocate.nrt import least_numa
 from agent.allocate.nrt.filter import parts_of
 from agent.allocate.nrt.least_numa import BEST, BY_ZONE
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import Kind, ZonedPod
+from agent.allocate.nrt.pod import PartKind, ZonedPod
 from agent.model.policies import NumaPolicy
 from agent.model.schedulerargs import ZoneStrategy
 
@@ -61,7 +61,7 @@ def _by_count(node: ZonedNode, pod: ZonedPod) -> int:
             return 0
         count = max(count, len(found.zones))
         closest = closest and found.closest
-        if part.kind is not Kind.INIT:
+        if part.kind is not PartKind.INIT:
             available = _without(available, found.zones, asked)
     return least_numa.score_of(count, closest, node.max_numa_nodes) if count else BEST
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from agent.allocate.bits import members, of_nodes
-from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
+from agent.allocate.numa.hint import MergeCause, Pick, Provider, TopologyHint
 
-_ANY: Final = (Hint(None, True),)
-_LACKING: Final = (Hint(None, False, 0, True),)
+_ANY: Final = (TopologyHint(None, True),)
+_LACKING: Final = (TopologyHint(None, False, 0, True),)
 
 
 class Column:
@@ -24,7 +24,7 @@ class Column:
         self,
         provider: int,
         resource: str | None,
-        hints: Sequence[Hint],
+        hints: Sequence[TopologyHint],
         full: int,
         kept: Sequence[int] | None = None,
     ) -> None:
@@ -115,30 +115,32 @@ def aligned(columns: Sequence[Column], full: int) -> set[int]:
     return offered | {full} if common is None else common
 
 
-def causes(columns: Sequence[Column], place: Sequence[int], kept_out: bool) -> tuple[Cause, ...]:
+def causes(
+    columns: Sequence[Column], place: Sequence[int], kept_out: bool
+) -> tuple[MergeCause, ...]:
     """Why the combination at this place is not preferred; `kept_out`: by exclusivity."""
     found = []
     if any(column.lacking for column in columns):
-        found.append(Cause.RESOURCE_LACKING)
+        found.append(MergeCause.RESOURCE_LACKING)
     hints = [
         column.hints[index]
         for column, index in zip(columns, place, strict=True)
         if not column.lacking
     ]
     if not all(hint.preferred for hint in hints):
-        found.append(Cause.HINT_NOT_PREFERRED)
+        found.append(MergeCause.HINT_NOT_PREFERRED)
     if len({hint.mask for hint in hints} - {None}) > 1:
-        found.append(Cause.MASKS_DIFFER)
+        found.append(MergeCause.MASKS_DIFFER)
     if kept_out:
-        found.append(Cause.NODE_EXCLUSIVE)
+        found.append(MergeCause.NODE_EXCLUSIVE)
     return tuple(found)
 
 
-def no_combination(columns: Iterable[Column], single: bool) -> tuple[Cause, ...]:
+def no_combination(columns: Iterable[Column], single: bool) -> tuple[MergeCause, ...]:
     """Why no combination has a node; `single`: only hints of one node were kept."""
     if not any(column.lacking for column in columns):
-        return (Cause.NOTHING_IN_COMMON,)
-    return (Cause.NOT_ON_ONE_NODE if single else Cause.RESOURCE_LACKING,)
+        return (MergeCause.NOTHING_IN_COMMON,)
+    return (MergeCause.NOT_ON_ONE_NODE if single else MergeCause.RESOURCE_LACKING,)
 
 
 def _checked(column: Column, full: int) -> Column:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import msgspec
 
 
-class Hint(msgspec.Struct, frozen=True):
+class TopologyHint(msgspec.Struct, frozen=True):
     """One set of NUMA nodes that a resource could come from. `score`: 0 or more."""
 
     mask: int | None
@@ -21,11 +21,11 @@ class Hint(msgspec.Struct, frozen=True):
     unsatisfied: bool = False
 
 
-Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
+Provider: TypeAlias = Mapping[str, Sequence[TopologyHint] | None]
 """Hints by resource: `None` has no preference, an empty sequence can't be satisfied."""
 
 
-class Cause(enum.StrEnum):
+class MergeCause(enum.StrEnum):
     """Why a merged mask is not the preferred one; all that hold are given, in this order."""
 
     RESOURCE_LACKING = "resource-lacking"
@@ -59,6 +59,6 @@ class Merged(msgspec.Struct, frozen=True):
     score: int = 0
     unsatisfied: bool = False
     combined: int | None = None
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[MergeCause, ...] = ()
     picks: tuple[Pick, ...] = ()
     lacking: tuple[Pick, ...] = ()

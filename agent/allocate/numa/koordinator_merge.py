@@ -26,7 +26,7 @@ from agent.allocate.numa.columns import (
     single_node_only,
 )
 from agent.allocate.numa.combinations import Combinations, Place, first_place, intersections, room
-from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.hint import MergeCause, Merged, Provider
 from agent.model.policies import NumaExclusive, NumaPolicy
 
 
@@ -182,7 +182,7 @@ def merge(
             None if single else full,
             preferred=False,
             admit=False,
-            causes=(Cause.RESOURCE_LACKING,),
+            causes=(MergeCause.RESOURCE_LACKING,),
             lacking=missing,
         )
     if single:
@@ -190,7 +190,7 @@ def merge(
         missing = lacking(table)
     apart = _Exclusivity(statuses or {}) if exclusive is NumaExclusive.REQUIRED else None
     table, best, place, preferred = _combine(table, full, apart)
-    why: tuple[Cause, ...] = ()
+    why: tuple[MergeCause, ...] = ()
     if place is None:
         why = no_combination(table, single)
     elif not preferred:

@@ -27,7 +27,7 @@ from agent.allocate.numa.columns import (
     single_node_only,
 )
 from agent.allocate.numa.combinations import first_place, intersections
-from agent.allocate.numa.hint import Cause, Merged, Provider
+from agent.allocate.numa.hint import MergeCause, Merged, Provider
 from agent.model.policies import NumaPolicy
 
 
@@ -67,7 +67,7 @@ def merge(
         (mask for mask in masks if mask.bit_count() == count), key=narrowness, default=None
     )
     picks: tuple[int, ...] = ()
-    why: tuple[Cause, ...] = ()
+    why: tuple[MergeCause, ...] = ()
     if chosen is None:
         why = no_combination(table, single and not missing)
         missing = lacking(table)

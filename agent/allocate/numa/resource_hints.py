@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from agent.allocate.bits import members, subsets
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.worth import counted, points
 from agent.model.policies import NumaPolicy, NumaStrategy
 
@@ -29,7 +29,7 @@ def resource_hints(
     *,
     narrowest: bool = False,
     widest: int | None = None,
-) -> dict[str, tuple[Hint, ...]]:
+) -> dict[str, tuple[TopologyHint, ...]]:
     """By requested resource that any node of `total` counts: its hints, none where nothing fits.
 
     `request` counts as `available` does (amplified or not). `fits`: the trial allocation of the
@@ -48,7 +48,7 @@ def resource_hints(
     }
     free = {resource: _free(available, resource) for resource in wanted}
     holders = {resource: sum(node for node, _ in held) for resource, held in free.items()}
-    found: dict[str, list[Hint]] = {resource: [] for resource in wanted}
+    found: dict[str, list[TopologyHint]] = {resource: [] for resource in wanted}
     fewest = dict.fromkeys(wanted, 0)
     asked = [(needed, free[resource]) for resource, needed in wanted.items()]
     agreed = 0
@@ -60,7 +60,7 @@ def resource_hints(
             continue
         worth = score(mask)
         preferring = 0
-        hints: dict[bool, Hint] = {}
+        hints: dict[bool, TopologyHint] = {}
         for resource, holder in holders.items():
             if mask & ~holder:
                 continue
@@ -69,7 +69,7 @@ def resource_hints(
             preferring += preferred
             hint = hints.get(preferred)
             if hint is None:
-                hint = hints[preferred] = Hint(mask, preferred, worth)
+                hint = hints[preferred] = TopologyHint(mask, preferred, worth)
             found[resource].append(hint)
         if preferring == len(wanted):
             agreed = agreed or size

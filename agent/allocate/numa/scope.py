@@ -10,25 +10,25 @@ import msgspec
 from agent.allocate.numa.hint import Merged
 
 
-class Scope(enum.StrEnum):
+class TopologyManagerScope(enum.StrEnum):
     """The kubelet's `topologyManagerScope`."""
 
     CONTAINER = "container"
     POD = "pod"
 
 
-class Refusal(enum.StrEnum):
+class AdmitFailure(enum.StrEnum):
     """Where an admission ended: the merge was not aligned, or nothing could be allocated there."""
 
     ALIGNMENT = "alignment"
     ALLOCATION = "allocation"
 
 
-class Admission(msgspec.Struct, frozen=True):
+class AdmitResult(msgspec.Struct, frozen=True):
     """The affinity of each container that was looked at, in order, and what ended it."""
 
     affinities: tuple[tuple[str, Merged], ...]
-    refused: tuple[str, Refusal] | None = None
+    refused: tuple[str, AdmitFailure] | None = None
 
     @property
     def admit(self) -> bool:
@@ -36,25 +36,25 @@ class Admission(msgspec.Struct, frozen=True):
 
 
 def admit(
-    scope: Scope,
+    scope: TopologyManagerScope,
     containers: Sequence[str],
     merge: Callable[[str | None], Merged],
     allocate: Callable[[str, int | None], bool],
-) -> Admission:
+) -> AdmitResult:
     """Containers in their order, init containers first. `merge`: of a container's hints as they
     are after the allocations before it, or, given None, of the pod's; `allocate` is told the mask
     and says whether it could. The first refusal ends it; what was allocated is for the caller to
     give back."""
     affinities: list[tuple[str, Merged]] = []
-    whole = merge(None) if scope is Scope.POD and containers else None
+    whole = merge(None) if scope is TopologyManagerScope.POD and containers else None
     for container in containers:
         merged = merge(container) if whole is None else whole
         affinities.append((container, merged))
         refusal = None
         if not merged.admit:
-            refusal = Refusal.ALIGNMENT
+            refusal = AdmitFailure.ALIGNMENT
         elif not allocate(container, merged.mask):
-            refusal = Refusal.ALLOCATION
+            refusal = AdmitFailure.ALLOCATION
         if refusal is not None:
-            return Admission(tuple(affinities), (container, refusal))
-    return Admission(tuple(affinities))
+            return AdmitResult(tuple(affinities), (container, refusal))
+    return AdmitResult(tuple(affinities))

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from agent.model.device_allocation import Given
+from agent.model.device_allocation import AllocatedDevice
 from agent.model.devicefiles import CardFiles, DeviceFiles, OtherFiles
 from agent.model.devices import DeviceType
 from agent.model.gpunames import is_uuid
@@ -23,11 +23,11 @@ class RefusedError(ValueError):
     """Why a pod can't have what its annotation says."""
 
 
-class Found(msgspec.Struct, frozen=True):
+class MatchedDevice(msgspec.Struct, frozen=True):
     """A device of the annotation on this node. `keys`: of all devices that no other pod can have
     then."""
 
-    given: Given
+    given: AllocatedDevice
     keys: tuple[str, ...]
     gpu: VisibleGpu | None = None
     nodes: tuple[DeviceNode, ...] = ()
@@ -41,7 +41,7 @@ class Found(msgspec.Struct, frozen=True):
             return True
         return all(amounts[name] >= _WHOLE for name in _PERCENTS if name in amounts)
 
-    def fits(self, others: Sequence[Found]) -> bool:
+    def fits(self, others: Sequence[MatchedDevice]) -> bool:
         """Whether there is room for it beside these."""
         beside = (self, *others)
         return not others or (
@@ -53,7 +53,7 @@ class Found(msgspec.Struct, frozen=True):
         )
 
 
-def is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
+def is_ours(kind: str, devices: Sequence[AllocatedDevice], files: DeviceFiles) -> bool:
     """Other vendors' GPUs have the same resource names: names of our cards are never theirs, and on
     a node without our cards names without a vendor are theirs."""
     if kind != DeviceType.GPU:
@@ -64,15 +64,15 @@ def is_ours(kind: str, devices: Sequence[Given], files: DeviceFiles) -> bool:
     return any(map(is_uuid, ids))
 
 
-def find(kind: str, device: Given, files: DeviceFiles) -> Found:
+def find(kind: str, device: AllocatedDevice, files: DeviceFiles) -> MatchedDevice:
     """Raises RefusedError."""
     title = f"{kind} {device.id[:_LONGEST] or device.minor}"
     if kind == DeviceType.GPU:
         gpu = _gpu(title, device, files.cards or ())
-        return Found(device, (gpu.uuid,), gpu)
+        return MatchedDevice(device, (gpu.uuid,), gpu)
     other = _other(kind, title, device, files.others)
     if not device.functions:
-        alone = Found(device, (other.uuid,), nodes=other.nodes)
+        alone = MatchedDevice(device, (other.uuid,), nodes=other.nodes)
         parts = sorted(other.functions) if alone.whole else ()
         return msgspec.structs.replace(alone, keys=(other.uuid, *parts))
     nodes: list[DeviceNode] = []
@@ -80,10 +80,10 @@ def find(kind: str, device: Given, files: DeviceFiles) -> Found:
         if bus not in other.functions:
             raise RefusedError(f"{title} has no virtual function {bus[:_LONGEST]} on this node")
         nodes += other.functions[bus]
-    return Found(device, device.functions, nodes=tuple(nodes))
+    return MatchedDevice(device, device.functions, nodes=tuple(nodes))
 
 
-def _gpu(title: str, device: Given, cards: Iterable[CardFiles]) -> VisibleGpu:
+def _gpu(title: str, device: AllocatedDevice, cards: Iterable[CardFiles]) -> VisibleGpu:
     for card in cards:
         for instance in card.instances:
             if device.id and device.id == instance.uuid:
@@ -95,7 +95,9 @@ def _gpu(title: str, device: Given, cards: Iterable[CardFiles]) -> VisibleGpu:
     raise RefusedError(f"{title} is not on this node")
 
 
-def _other(kind: str, title: str, device: Given, others: Iterable[OtherFiles]) -> OtherFiles:
+def _other(
+    kind: str, title: str, device: AllocatedDevice, others: Iterable[OtherFiles]
+) -> OtherFiles:
     for other in others:
         same = device.id == other.uuid if device.id else device.minor == other.minor
         if other.type == kind and same:

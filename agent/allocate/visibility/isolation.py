@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from agent.allocate.devices.request import Ask
-from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, Given
+from agent.allocate.devices.request import TypeRequest
+from agent.model.device_allocation import GPU_ISOLATION_PROVIDER, AllocatedDevice
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO
 from agent.model.visible import Mount, Visible
 
@@ -33,8 +33,8 @@ NO_ISOLATION: Final = Isolation()
 def isolated(
     visible: Visible,
     labels: Mapping[str, str],
-    cards: Sequence[Given],
-    wish: Ask | None,
+    cards: Sequence[AllocatedDevice],
+    wish: TypeRequest | None,
     isolation: Isolation,
 ) -> Visible:
     """With the values that hold the container to its part of the cards; unchanged for one with

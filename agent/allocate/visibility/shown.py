@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 import msgspec
 
-from agent.allocate.devices.request import Ask
-from agent.allocate.visibility.found import Found, RefusedError, find, is_ours
+from agent.allocate.devices.request import TypeRequest
+from agent.allocate.visibility.found import MatchedDevice, RefusedError, find, is_ours
 from agent.allocate.visibility.isolation import NO_ISOLATION, Isolation, isolated
 from agent.allocate.visibility.split import ContainerWish, SplitError, split
 from agent.model.annotations import AnnotationError
-from agent.model.device_allocation import Given, given
+from agent.model.device_allocation import AllocatedDevice, given
 from agent.model.devicefiles import DeviceFiles
 from agent.model.devices import DeviceType
 from agent.model.visible import DeviceNode, HeldDevice, Visible
@@ -40,7 +40,7 @@ class PodShown(msgspec.Struct, frozen=True):
     devices: frozenset[str] = frozenset()
 
 
-_Taken = dict[str, list[tuple[str, Found]]]
+_Taken = dict[str, list[tuple[str, MatchedDevice]]]
 """By key, pods (their titles) and what they have."""
 
 
@@ -66,7 +66,7 @@ def shown(
     that claims some of these anew comes last, as a pod's author may change its claim. `running`:
     uids of pods, also others, with containers."""
     answers: dict[str, PodShown] = {}
-    resolved: list[tuple[DevicePod, dict[str, list[Found]]]] = []
+    resolved: list[tuple[DevicePod, dict[str, list[MatchedDevice]]]] = []
     for pod in pods:
         try:
             by_type = given(pod.annotations)
@@ -103,12 +103,12 @@ def shown(
     return answers
 
 
-def _place(device: Given) -> tuple[int, str]:
+def _place(device: AllocatedDevice) -> tuple[int, str]:
     return device.minor, device.id
 
 
 def _claims_anew(
-    uid: str, found: Mapping[str, Iterable[Found]], before: Holders, here: frozenset[str]
+    uid: str, found: Mapping[str, Iterable[MatchedDevice]], before: Holders, here: frozenset[str]
 ) -> bool:
     """Whether it claims a device that another present pod held, and it did not."""
     keys = (key for device in chain.from_iterable(found.values()) for key in device.keys)
@@ -118,7 +118,7 @@ def _claims_anew(
 
 def _check(
     uid: str,
-    found: Mapping[str, Iterable[Found]],
+    found: Mapping[str, Iterable[MatchedDevice]],
     taken: _Taken,
     elsewhere: Elsewhere,
     before: Holders,
@@ -141,13 +141,13 @@ def _check(
 
 def _pod_shown(
     pod: DevicePod,
-    found: Mapping[str, Sequence[Found]],
+    found: Mapping[str, Sequence[MatchedDevice]],
     files: DeviceFiles,
     isolation: Isolation,
 ) -> PodShown:
     keys = frozenset(key for device in chain.from_iterable(found.values()) for key in device.keys)
 
-    def visible(own: Mapping[str, Sequence[Found]], wish: Ask | None) -> Visible:
+    def visible(own: Mapping[str, Sequence[MatchedDevice]], wish: TypeRequest | None) -> Visible:
         cards = own.get(DeviceType.GPU, ())
         gpus = tuple(dict.fromkeys(each.gpu for each in cards if each.gpu is not None))
         nodes = {
@@ -161,7 +161,7 @@ def _pod_shown(
     asking = [each for each in pod.containers or () if found.keys() & each.wishes.keys()]
     if not asking:
         return PodShown(visible(found, None), {}, keys)
-    shares: dict[str, dict[str, list[Found]]] = {each.name: {} for each in asking}
+    shares: dict[str, dict[str, list[MatchedDevice]]] = {each.name: {} for each in asking}
     try:
         for kind, devices in found.items():
             for name, places in _places(kind, devices, asking).items():
@@ -176,7 +176,7 @@ def _pod_shown(
 
 
 def _places(
-    kind: str, devices: Sequence[Found], containers: Sequence[ContainerWish]
+    kind: str, devices: Sequence[MatchedDevice], containers: Sequence[ContainerWish]
 ) -> dict[str, tuple[int, ...]]:
     """Of devices other than GPUs a hint may have changed the requested number: then each requester
     has all."""
@@ -189,7 +189,9 @@ def _places(
         return {each.name: everything for each in containers if kind in each.wishes}
 
 
-def _nodes(devices: Sequence[Found], common: Iterable[DeviceNode]) -> tuple[DeviceNode, ...]:
+def _nodes(
+    devices: Sequence[MatchedDevice], common: Iterable[DeviceNode]
+) -> tuple[DeviceNode, ...]:
     if not devices:
         return ()
     return (*common, *(node for each in devices for node in each.nodes))

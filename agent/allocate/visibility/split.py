@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from agent.allocate.devices.request import Ask, RequestError, asks
+from agent.allocate.devices.request import RequestError, TypeRequest, asks
 from agent.model.apiobjects import ApiPod
-from agent.model.device_allocation import Given
+from agent.model.device_allocation import AllocatedDevice
 
 
 class SplitError(ValueError):
@@ -27,13 +27,13 @@ class ContainerWish(msgspec.Struct, frozen=True):
     keeps running beside all later ones."""
 
     name: str
-    wishes: Mapping[str, Ask] = {}
+    wishes: Mapping[str, TypeRequest] = {}
     init: bool = False
     sidecar: bool = False
 
 
 def split(
-    given: Sequence[Given], kind: str, containers: Sequence[ContainerWish]
+    given: Sequence[AllocatedDevice], kind: str, containers: Sequence[ContainerWish]
 ) -> dict[str, tuple[int, ...]]:
     """By name what the containers that ask for devices of the type have: places in `given`, which
     is shared out from its front. `containers` in the order in which they start. Raises SplitError.
@@ -60,7 +60,7 @@ def split(
 class _Room:
     """What is left of each device; None of one that is taken whole."""
 
-    def __init__(self, kind: str, given: Sequence[Given]) -> None:
+    def __init__(self, kind: str, given: Sequence[AllocatedDevice]) -> None:
         self._kind = kind
         self._given = given
         self._left: dict[int, dict[str, int] | None] = {
@@ -85,7 +85,7 @@ class _Room:
             )
         return tuple(fitting[: wish.count])
 
-    def _fits(self, place: int, wish: Ask) -> bool:
+    def _fits(self, place: int, wish: TypeRequest) -> bool:
         left = self._left[place]
         if left is None or (not wish.shared and left != self._given[place].resources):
             return False

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
-from agent.allocate.devices.inventory import Links, inventory
+from agent.allocate.devices.inventory import LinkTable, inventory
 from agent.allocate.devices.partitions import Partitions
-from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.refusal import DeviceRefusal
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.model.device_allocation import VirtualFunctions
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
@@ -65,7 +65,7 @@ def node(
     used: Mapping[int, int] | None = None,
     nics: Mapping[int, int] | None = None,
     partitions: Partitions | None = None,
-    links: Links | None = None,
+    links: LinkTable | None = None,
     taken: VirtualFunctions | None = None,
 ) -> NodeDevices:
     """`used`: by minor of a GPU, the percent that pods hold; `nics` likewise."""
@@ -80,7 +80,7 @@ def asked(
     annotations: Mapping[str, object] | None = None,
     numa: int | None = None,
     strategy: NumaStrategy | None = None,
-) -> Allocation | Refusal:
+) -> Allocation | DeviceRefusal:
     """`annotations`: their contents."""
     texts = {key: msgspec.json.encode(value).decode() for key, value in (annotations or {}).items()}
     request = device_request(amounts, texts)
@@ -88,6 +88,6 @@ def asked(
     return allocate(there, request, numa=numa, strategy=strategy)
 
 
-def minors(found: Allocation | Refusal, kind: str = "gpu") -> list[int]:
+def minors(found: Allocation | DeviceRefusal, kind: str = "gpu") -> list[int]:
     assert isinstance(found, Allocation), found
     return [each.minor for each in found.devices[kind]]

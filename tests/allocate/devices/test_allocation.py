@@ -11,7 +11,7 @@ from agent.allocate.devices.allocation import (
 )
 from agent.allocate.devices.inventory import inventory, linked
 from agent.allocate.devices.partitions import partitions
-from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
 from agent.allocate.devices.state import node_devices
 from agent.model.deviceobject import GPU_PARTITIONS
 from agent.model.policies import NumaStrategy
@@ -88,7 +88,7 @@ def test_a_scope_that_is_demanded(
     hint = {"gpu": {"requiredTopologyScope": scope}}
     found = asked(node(EIGHT, used), {CARDS: cards}, {HINT: hint})
     if expected is None:
-        assert found == Refusal("gpu", Cause.SCOPE)
+        assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
     else:
         assert minors(found) == expected
 
@@ -113,7 +113,9 @@ def test_shares_of_several_cards_within_a_scope() -> None:
     found = asked(node(EIGHT, {0: 80}), {SHARED: 2, MEMORY: BYTES}, {HINT: hint})
     assert minors(found) == [2, 3]
     two = node(EIGHT[:2], {0: 80})
-    assert asked(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == Refusal("gpu", Cause.SCOPE)
+    assert asked(two, {SHARED: 2, MEMORY: BYTES}, {HINT: hint}) == DeviceRefusal(
+        "gpu", DeviceCause.SCOPE
+    )
 
 
 def test_core_of_several_cards_is_spread_over_them() -> None:
@@ -152,8 +154,10 @@ def test_ill_devices_are_not_chosen_and_for_all_means_all_that_are_well() -> Non
     hint = {"rdma": {"allocateStrategy": "ApplyForAll"}}
     assert minors(asked(node(nics), {RDMA: 10}, {HINT: hint}), "rdma") == [0, 2, 3]
     ill = [nic(0, healthy=False)]
-    assert asked(node(ill), {RDMA: 10}, {HINT: hint}) == Refusal("rdma", Cause.INSUFFICIENT)
-    assert asked(node(ill), {RDMA: 10}) == Refusal("rdma", Cause.INSUFFICIENT)
+    assert asked(node(ill), {RDMA: 10}, {HINT: hint}) == DeviceRefusal(
+        "rdma", DeviceCause.INSUFFICIENT
+    )
+    assert asked(node(ill), {RDMA: 10}) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
 
 
 def test_selectors_and_numa_nodes_leave_devices_out() -> None:
@@ -162,7 +166,9 @@ def test_selectors_and_numa_nodes_leave_devices_out() -> None:
     there = node(labelled)
     assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == [1, 3]
     assert minors(asked(there, {CARDS: 1}, {HINT: hint}, numa=0b1100)) == [3]
-    assert asked(there, {CARDS: 2}, {HINT: hint}, numa=0b1100) == Refusal("gpu", Cause.INSUFFICIENT)
+    assert asked(there, {CARDS: 2}, {HINT: hint}, numa=0b1100) == DeviceRefusal(
+        "gpu", DeviceCause.INSUFFICIENT
+    )
 
 
 def test_a_device_of_no_numa_node_is_on_any_and_one_without_a_place_on_none() -> None:
@@ -176,7 +182,7 @@ def test_exclusion_by_switch_keeps_away_from_neighbours_in_use() -> None:
     hint = {"gpu": {"exclusivePolicy": "PCIeLevel"}}
     there = node(EIGHT, {0: 10, 2: 10})
     assert minors(asked(there, {CARDS: 1}, {HINT: hint})) == [4]
-    assert asked(there, {CARDS: 5}, {HINT: hint}) == Refusal("gpu", Cause.INSUFFICIENT)
+    assert asked(there, {CARDS: 5}, {HINT: hint}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
 
 
 def test_functions_are_taken_by_number() -> None:
@@ -185,7 +191,7 @@ def test_functions_are_taken_by_number() -> None:
     buses = ["0000:40:00.10", "0000:40:00.2", "0000:40:00.a"]
     one = [nic(0, functions=buses)]
 
-    def taken(*held: str) -> Allocation | Refusal:
+    def taken(*held: str) -> Allocation | DeviceRefusal:
         there = node(one, taken={("rdma", 0): frozenset(held)})
         return asked(there, {RDMA: 1}, {HINT: hint})
 
@@ -193,20 +199,20 @@ def test_functions_are_taken_by_number() -> None:
         found = taken(*held)
         assert isinstance(found, Allocation)
         assert [each.bus for each in found.devices["rdma"][0].functions] == [expected]
-    assert taken(*buses) == Refusal("rdma", Cause.INSUFFICIENT)
-    assert asked(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == Refusal(
-        "rdma", Cause.NO_VIRTUAL_FUNCTIONS
+    assert taken(*buses) == DeviceRefusal("rdma", DeviceCause.INSUFFICIENT)
+    assert asked(node([nic(0)]), {RDMA: 1}, {HINT: hint}) == DeviceRefusal(
+        "rdma", DeviceCause.NO_VIRTUAL_FUNCTIONS
     )
 
 
 def test_a_type_that_the_node_does_not_have() -> None:
-    assert asked(node([nic(0)]), {CARDS: 1}) == Refusal("gpu", Cause.NO_DEVICES)
+    assert asked(node([nic(0)]), {CARDS: 1}) == DeviceRefusal("gpu", DeviceCause.NO_DEVICES)
 
 
 def test_a_scope_is_refused_where_a_card_does_not_say_where_it_sits() -> None:
     there = node([gpu(0), gpu(1, None)])
     hint = {"gpu": {"requiredTopologyScope": "PCIe"}}
-    assert asked(there, {CARDS: 1}, {HINT: hint}) == Refusal("gpu", Cause.NO_TOPOLOGY)
+    assert asked(there, {CARDS: 1}, {HINT: hint}) == DeviceRefusal("gpu", DeviceCause.NO_TOPOLOGY)
     assert minors(asked(there, {CARDS: 2})) == [0, 1]
 
 
@@ -247,8 +253,8 @@ def test_the_same_switches_mean_a_nic_under_each() -> None:
     found = asked(there, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE})
     assert minors(found, "rdma") == [0, 1]
     without = node([*EIGHT[:4], nics[0]])
-    assert asked(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == Refusal(
-        "rdma", Cause.INSUFFICIENT
+    assert asked(without, {CARDS: 4, RDMA: 50}, {JOINT: SAME_PCIE}) == DeviceRefusal(
+        "rdma", DeviceCause.INSUFFICIENT
     )
 
 
@@ -275,8 +281,8 @@ def test_one_numa_node_may_be_demanded_instead() -> None:
     found = asked(there, {CARDS: 2, RDMA: 50}, {JOINT: joint})
     assert minors(found) == [4, 5]
     assert minors(found, "rdma") == [1]
-    assert isinstance(asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), Refusal)
-    assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), Refusal)
+    assert isinstance(asked(there, {CARDS: 2, RDMA: 50}, {JOINT: SAME_PCIE}), DeviceRefusal)
+    assert isinstance(asked(there, {CARDS: 5, RDMA: 50}, {JOINT: joint}), DeviceRefusal)
 
 
 def test_gpus_beside_a_leading_nic() -> None:
@@ -292,7 +298,7 @@ def test_a_card_of_which_few_bytes_are_held_is_not_given_whole() -> None:
     held = {("gpu", 0): {CORE: 0, RATIO: 0, MEMORY: 9}}
     there = node_devices(inventory([gpu(0), gpu(1)]), held)
     assert minors(asked(there, {CARDS: 1})) == [1]
-    assert asked(there, {CARDS: 2}) == Refusal("gpu", Cause.INSUFFICIENT)
+    assert asked(there, {CARDS: 2}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
     assert minors(asked(there, {RATIO: 99})) == [0]
 
 
@@ -300,5 +306,5 @@ def test_a_card_that_lists_half_of_itself_gives_no_more() -> None:
     """What follows from the bytes that are asked for has to be there too."""
     half = msgspec.structs.replace(gpu(0), resources={CORE: 50, RATIO: 50, MEMORY: BYTES // 2})
     found = asked(node([half]), {SHARED: 1, MEMORY: BYTES // 2})
-    assert found == Refusal("gpu", Cause.INSUFFICIENT)
+    assert found == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
     assert minors(asked(node([half, gpu(1)]), {SHARED: 1, MEMORY: BYTES // 2})) == [1]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_allocated, device_request
 from agent.allocate.devices.inventory import inventory
-from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
 from agent.allocate.devices.state import node_devices
 from agent.model.device_allocation import (
     DEVICE_ALLOCATED,
@@ -64,8 +64,8 @@ def test_pods_one_after_the_other_never_get_the_same_twice(percents: list[int]) 
         assert request is not None
         free = node_devices(known, held, taken)
         found = allocate(free, request)
-        if isinstance(found, Refusal):
-            assert found.cause is Cause.INSUFFICIENT
+        if isinstance(found, DeviceRefusal):
+            assert found.cause is DeviceCause.INSUFFICIENT
             continue
         pod = {DEVICE_ALLOCATED: device_allocated(found)}
         given_functions = virtual_functions(pod)

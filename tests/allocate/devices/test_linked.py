@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.devices.inventory import linked
-from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
 from agent.model.policies import GpuObjective
 from tests.allocate.devices.builders import (
     CARDS,
@@ -60,7 +60,7 @@ def test_within_a_scope_that_is_demanded(scope: str, expected: list[int]) -> Non
     hint = {"gpu": {"requiredTopologyScope": scope}}
     assert minors(asked(there, {CARDS: 2}, {HINT: hint})) == expected
     found = asked(there, {CARDS: 5}, {HINT: hint})
-    assert found == Refusal("gpu", Cause.SCOPE)
+    assert found == DeviceRefusal("gpu", DeviceCause.SCOPE)
 
 
 NICS = [nic(each, each // 2, f"p{each}") for each in range(4)]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.devices.partitions import PARTITION_POLICY, Partitions, partitions
-from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
 from agent.model.annotations import AnnotationError
 from agent.model.deviceobject import GPU_PARTITIONS
 from tests.allocate.devices.builders import (
@@ -64,7 +64,7 @@ def test_restricted_looks_at_the_best_score_alone(policy: str, expected: list[in
     there = node(EIGHT, {2: 1, 4: 1}, partitions=told(PAIRS))
     found = asked(there, {CARDS: 2}, {PARTITION: {"allocatePolicy": policy}})
     if expected is None:
-        assert found == Refusal("gpu", Cause.PARTITION)
+        assert found == DeviceRefusal("gpu", DeviceCause.PARTITION)
     else:
         assert minors(found) == expected
 
@@ -78,18 +78,18 @@ def test_a_bandwidth_that_is_asked_for() -> None:
     table = {2: [one(0, 1), one(2, 3, bandwidth="100Gi"), one(4, 5, bandwidth="400Gi")]}
     there = node(EIGHT, partitions=told(table))
     assert minors(asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "200Gi"}})) == [4, 5]
-    assert asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == Refusal(
-        "gpu", Cause.PARTITION
+    assert asked(there, {CARDS: 2}, {PARTITION: {"ringBusBandwidth": "1Ti"}}) == DeviceRefusal(
+        "gpu", DeviceCause.PARTITION
     )
 
 
 @pytest.mark.parametrize(
-    ("cards", "cause"), [(3, Cause.PARTITION_SIZE), (2, Cause.PARTITION)], ids=str
+    ("cards", "cause"), [(3, DeviceCause.PARTITION_SIZE), (2, DeviceCause.PARTITION)], ids=str
 )
-def test_honor_gives_nothing_else_and_prefer_does(cards: int, cause: Cause) -> None:
+def test_honor_gives_nothing_else_and_prefer_does(cards: int, cause: DeviceCause) -> None:
     used = {0: 1, 2: 1, 4: 1}
     honoring = node(EIGHT, used, partitions=told(PAIRS, HONOR))
-    assert asked(honoring, {CARDS: cards}) == Refusal("gpu", cause)
+    assert asked(honoring, {CARDS: cards}) == DeviceRefusal("gpu", cause)
     preferring = node(EIGHT, used, partitions=told(PAIRS))
     assert len(minors(asked(preferring, {CARDS: cards}))) == cards
 
@@ -126,7 +126,7 @@ def test_models_whose_table_is_known(model: str, vendor: str) -> None:
     assert minors(asked(node(EIGHT, {1: 1}, partitions=known), {CARDS: 2})) == [2, 3]
     assert asked(
         node(EIGHT, partitions=partitions({}, {}, {MODEL: model, **HONOR})), {CARDS: 3}
-    ) == Refusal("gpu", Cause.PARTITION_SIZE)
+    ) == DeviceRefusal("gpu", DeviceCause.PARTITION_SIZE)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_others_have_none(labels: dict[str, str]) -> None:
     known = partitions({}, {}, labels)
     assert known.table is None
     found = asked(node(EIGHT, partitions=known), {CARDS: 1}, {PARTITION: {}})
-    assert found == Refusal("gpu", Cause.NO_PARTITION_TABLE)
+    assert found == DeviceRefusal("gpu", DeviceCause.NO_PARTITION_TABLE)
 
 
 @pytest.mark.parametrize(

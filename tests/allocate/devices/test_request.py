@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.devices.request import Ask, Reason, RequestError, asks, filled, hinted
-from agent.model.device_wishes import Exclusion, Hint, Strategy
+from agent.allocate.devices.request import (
+    RequestError,
+    RequestFault,
+    TypeRequest,
+    asks,
+    filled,
+    hinted,
+)
+from agent.model.device_wishes import DeviceAllocateStrategy, DeviceHint, Exclusion
 
 GPU = "koordinator.sh/gpu"
 CORE = "koordinator.sh/gpu-core"
@@ -88,40 +95,40 @@ def test_other_devices(amounts: dict[str, int], count: int, each: int) -> None:
     ((kind, ask),) = asks(amounts).items()
     (name,) = amounts
     assert name.endswith(kind)
-    assert ask == Ask(amounts, count, {name: each})
+    assert ask == TypeRequest(amounts, count, {name: each})
 
 
 @pytest.mark.parametrize(
     ("amounts", "reason"),
     [
-        ({CORE: 100}, Reason.COMBINATION),
-        ({SHARED: 1}, Reason.COMBINATION),
-        ({NPU_CORE: 1}, Reason.COMBINATION),
-        ({MEMORY: 8, RATIO: 50}, Reason.COMBINATION),
-        ({CORE: 50, MEMORY: 8, RATIO: 50}, Reason.COMBINATION),
-        ({SHARED: 2, MEMORY: 8, RATIO: 50}, Reason.COMBINATION),
-        ({SHARED: 2, GPU: 100}, Reason.COMBINATION),
-        ({GPU: 100, "nvidia.com/gpu": 1}, Reason.COMBINATION),
-        ({"amd.com/gpu": 1, "nvidia.com/gpu": 1}, Reason.COMBINATION),
-        ({GPU: 150}, Reason.UNIT),
-        ({RDMA: 150}, Reason.UNIT),
-        ({FPGA: 101}, Reason.UNIT),
-        ({RATIO: 150}, Reason.COMBINATION),
-        ({CORE: 150, RATIO: 100}, Reason.COMBINATION),
-        ({CORE: 150, MEMORY: 8}, Reason.COMBINATION),
-        ({CORE: 100, RATIO: 300}, Reason.UNEVEN),
-        ({CORE: 300, RATIO: 200}, Reason.UNEVEN),
-        ({NPU_CORE: 1, RATIO: 200}, Reason.UNEVEN),
-        ({SHARED: 3, RATIO: 100}, Reason.COMBINATION),
-        ({SHARED: 2, CORE: 51, MEMORY: 8}, Reason.COMBINATION),
-        ({SHARED: 2, RATIO: 400}, Reason.COMBINATION),
-        ({SHARED: 2, NPU_CORE: 4, NPU_CPU: 4, MEMORY: 8}, Reason.COMBINATION),
-        ({SHARED: 1, NPU_CORE: 4, NPU_CPU: 4, NPU_DVPP: 101, MEMORY: 8}, Reason.COMBINATION),
-        ({SHARED: 1, NPU_CORE: 4, MEMORY: 8}, Reason.COMBINATION),
+        ({CORE: 100}, RequestFault.COMBINATION),
+        ({SHARED: 1}, RequestFault.COMBINATION),
+        ({NPU_CORE: 1}, RequestFault.COMBINATION),
+        ({MEMORY: 8, RATIO: 50}, RequestFault.COMBINATION),
+        ({CORE: 50, MEMORY: 8, RATIO: 50}, RequestFault.COMBINATION),
+        ({SHARED: 2, MEMORY: 8, RATIO: 50}, RequestFault.COMBINATION),
+        ({SHARED: 2, GPU: 100}, RequestFault.COMBINATION),
+        ({GPU: 100, "nvidia.com/gpu": 1}, RequestFault.COMBINATION),
+        ({"amd.com/gpu": 1, "nvidia.com/gpu": 1}, RequestFault.COMBINATION),
+        ({GPU: 150}, RequestFault.UNIT),
+        ({RDMA: 150}, RequestFault.UNIT),
+        ({FPGA: 101}, RequestFault.UNIT),
+        ({RATIO: 150}, RequestFault.COMBINATION),
+        ({CORE: 150, RATIO: 100}, RequestFault.COMBINATION),
+        ({CORE: 150, MEMORY: 8}, RequestFault.COMBINATION),
+        ({CORE: 100, RATIO: 300}, RequestFault.UNEVEN),
+        ({CORE: 300, RATIO: 200}, RequestFault.UNEVEN),
+        ({NPU_CORE: 1, RATIO: 200}, RequestFault.UNEVEN),
+        ({SHARED: 3, RATIO: 100}, RequestFault.COMBINATION),
+        ({SHARED: 2, CORE: 51, MEMORY: 8}, RequestFault.COMBINATION),
+        ({SHARED: 2, RATIO: 400}, RequestFault.COMBINATION),
+        ({SHARED: 2, NPU_CORE: 4, NPU_CPU: 4, MEMORY: 8}, RequestFault.COMBINATION),
+        ({SHARED: 1, NPU_CORE: 4, NPU_CPU: 4, NPU_DVPP: 101, MEMORY: 8}, RequestFault.COMBINATION),
+        ({SHARED: 1, NPU_CORE: 4, MEMORY: 8}, RequestFault.COMBINATION),
     ],
     ids=str,
 )
-def test_what_can_not(amounts: dict[str, int], reason: Reason) -> None:
+def test_what_can_not(amounts: dict[str, int], reason: RequestFault) -> None:
     with pytest.raises(RequestError) as raised:
         asks(amounts)
     assert raised.value.reason is reason
@@ -173,21 +180,23 @@ def test_the_unit_that_was_not_asked_for_follows(
     ("amount", "hint", "matching", "count", "each"),
     [
         (50, None, 4, 1, 50),
-        (50, Hint(), 4, 1, 50),
-        (50, Hint(strategy=Strategy.APPLY_FOR_ALL), 3, 3, 50),
-        (50, Hint(strategy=Strategy.APPLY_FOR_ALL), 0, 0, 50),
-        (4, Hint(strategy=Strategy.REQUESTS_AS_COUNT), 8, 4, 1),
+        (50, DeviceHint(), 4, 1, 50),
+        (50, DeviceHint(strategy=DeviceAllocateStrategy.APPLY_FOR_ALL), 3, 3, 50),
+        (50, DeviceHint(strategy=DeviceAllocateStrategy.APPLY_FOR_ALL), 0, 0, 50),
+        (4, DeviceHint(strategy=DeviceAllocateStrategy.REQUESTS_AS_COUNT), 8, 4, 1),
         (
             4,
-            Hint(strategy=Strategy.REQUESTS_AS_COUNT, exclusion=Exclusion.DEVICE_LEVEL),
+            DeviceHint(
+                strategy=DeviceAllocateStrategy.REQUESTS_AS_COUNT, exclusion=Exclusion.DEVICE_LEVEL
+            ),
             8,
             4,
             100,
         ),
-        (300, Hint(strategy=Strategy.APPLY_FOR_ALL), 8, 3, 100),
-        (300, Hint(strategy=Strategy.REQUESTS_AS_COUNT), 8, 3, 100),
+        (300, DeviceHint(strategy=DeviceAllocateStrategy.APPLY_FOR_ALL), 8, 3, 100),
+        (300, DeviceHint(strategy=DeviceAllocateStrategy.REQUESTS_AS_COUNT), 8, 3, 100),
     ],
 )
-def test_hints(amount: int, hint: Hint | None, matching: int, count: int, each: int) -> None:
+def test_hints(amount: int, hint: DeviceHint | None, matching: int, count: int, each: int) -> None:
     ask = hinted(asks({RDMA: amount})["rdma"], hint, matching)
     assert (ask.count, ask.per) == (count, {RDMA: each})

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import Allocation, allocate, device_request
-from agent.allocate.devices.inventory import Links, inventory, linked
+from agent.allocate.devices.inventory import LinkTable, inventory, linked
 from agent.allocate.devices.request import RequestError
 from agent.allocate.devices.state import NodeDevices, node_devices
 from agent.model.device_allocation import Holdings
@@ -53,7 +53,7 @@ AMOUNTS = st.fixed_dictionaries(
 class Made(msgspec.Struct, frozen=True):
     devices: list[Device]
     held: Holdings
-    links: Links | None
+    links: LinkTable | None
 
     def node(self, devices: list[Device] | None = None) -> NodeDevices:
         known = inventory(devices or self.devices, None, self.links)

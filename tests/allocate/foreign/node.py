@@ -6,7 +6,7 @@ from agent.allocate.foreign.names import Target, keys
 from agent.model.devices import Device, DeviceTopology, VfGroup, VirtualFunction
 from agent.model.gpus import Gpu, MigInstance
 from agent.model.pci import AcceleratorPort, CharDevice, Fpga, FpgaDriver, Function
-from agent.model.rdma import Link, RdmaDevice, RdmaFunction
+from agent.model.rdma import RdmaDevice, RdmaFunction, RdmaLink
 
 GPU = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}
 
@@ -46,8 +46,8 @@ GPUS = (
 """NVML's numbers are not those of the device files, and those of instances have holes."""
 
 
-def _link(number: int) -> tuple[Link, ...]:
-    return (Link("mlx5", char_devices=(CharDevice(f"/dev/infiniband/uverbs{number}"),)),)
+def _link(number: int) -> tuple[RdmaLink, ...]:
+    return (RdmaLink("mlx5", char_devices=(CharDevice(f"/dev/infiniband/uverbs{number}"),)),)
 
 
 RDMA = (

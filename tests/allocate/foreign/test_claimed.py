@@ -6,7 +6,7 @@ import pytest
 from agent.allocate.foreign.claimed import claimed_cpus
 from agent.allocate.foreign.grants import Carriers, of_carriers
 from agent.model.cpuset import CpuSet
-from agent.model.holding import Grant, Source
+from agent.model.holding import DeviceGrant, HoldingSource
 
 
 def claim(
@@ -14,11 +14,11 @@ def claim(
     driver: str = "dra.cpu",
     device: str = "cpudevnuma000",
     cdi: str = "dra.k8s.io/cpu=claim-5f-7e",
-) -> Grant:
-    return Grant(uid, "main", driver, (device,), Source.CLAIM, f"ns/{uid}", cdi=(cdi,))
+) -> DeviceGrant:
+    return DeviceGrant(uid, "main", driver, (device,), HoldingSource.CLAIM, f"ns/{uid}", cdi=(cdi,))
 
 
-def shows(uid: str, variables: dict[str, str]) -> tuple[Grant, ...]:
+def shows(uid: str, variables: dict[str, str]) -> tuple[DeviceGrant, ...]:
     return of_carriers(uid, "main", Carriers(environment=tuple(variables.items())))
 
 
@@ -31,7 +31,7 @@ def shows(uid: str, variables: dict[str, str]) -> tuple[Grant, ...]:
         claim(driver="x", device="cpudevmachine"),
     ],
 )
-def test_claim_and_variable_together_say_which_cpus(given: Grant) -> None:
+def test_claim_and_variable_together_say_which_cpus(given: DeviceGrant) -> None:
     found = claimed_cpus((given, *shows("a", {"DRA_CPUSET_5f-7e": "2-3,5", "PATH": "/"})))
     assert found.by_uid == {"a": {"main": CpuSet([2, 3, 5])}}
     assert [(each.part, each.claim) for each in found.holdings] == [("2-3,5", "ns/a")]
@@ -57,7 +57,7 @@ def test_a_container_may_have_two_claims() -> None:
         (msgspec.structs.replace(claim(), container="side"),),
     ],
 )
-def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[Grant, ...]) -> None:
+def test_a_variable_without_its_claim_takes_no_cpu(given: tuple[DeviceGrant, ...]) -> None:
     """Whoever makes a pod can write one, beside a claim of his too: it would take the whole
     pool."""
     found = claimed_cpus((*given, *shows("a", {"DRA_CPUSET_5f-7e": "0-127"})))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.foreign.coexistence import TABLE, Conflict, Rule, conflicts
-from agent.model.holding import Form, Holding, Source
+from agent.model.holding import DeviceHolding, Form, HoldingSource
 
 CARD = ("gpu", "GPU-a")
 CAPACITY = {"koordinator.sh/gpu-core": 100, "koordinator.sh/gpu-memory-ratio": 100}
@@ -19,8 +19,8 @@ NAMES = {
 }
 
 
-def cpus(uid: str, part: str) -> Holding:
-    return Holding(uid, "main", "dra.cpu", "", "", Form.CPUS, part)
+def cpus(uid: str, part: str) -> DeviceHolding:
+    return DeviceHolding(uid, "main", "dra.cpu", "", "", Form.CPUS, part)
 
 
 def held(
@@ -28,12 +28,12 @@ def held(
     form: Form,
     part: str = "",
     core: int = 0,
-    source: Source = Source.CHECKPOINT,
+    source: HoldingSource = HoldingSource.CHECKPOINT,
     resource: str | None = None,
-) -> Holding:
+) -> DeviceHolding:
     amounts = {"koordinator.sh/gpu-core": core} if core else {}
     name = NAMES.get(form, "") if resource is None else resource
-    return Holding(uid, "main", name, *CARD, form, part, amounts, source)
+    return DeviceHolding(uid, "main", name, *CARD, form, part, amounts, source)
 
 
 KEPT, REFUSED = True, False
@@ -41,8 +41,8 @@ KEPT, REFUSED = True, False
 PAIRS = [
     # What a pod has by its first name, what another has by its second, and whether both may.
     (held("a", Form.WHOLE), held("b", Form.WHOLE), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.WHOLE, source=Source.ALLOCATION), REFUSED),
-    (held("a", Form.WHOLE), held("b", Form.WHOLE, source=Source.CLAIM), REFUSED),
+    (held("a", Form.WHOLE), held("b", Form.WHOLE, source=HoldingSource.ALLOCATION), REFUSED),
+    (held("a", Form.WHOLE), held("b", Form.WHOLE, source=HoldingSource.CLAIM), REFUSED),
     (held("a", Form.WHOLE), held("b", Form.SHARE, core=1), REFUSED),
     (held("a", Form.WHOLE), held("b", Form.REPLICA, "0"), REFUSED),
     (held("a", Form.WHOLE), held("b", Form.INSTANCE, "MIG-x"), REFUSED),
@@ -76,7 +76,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("one", "other", "kept"), PAIRS)
-def test_two_pods_and_one_device(one: Holding, other: Holding, kept: bool) -> None:
+def test_two_pods_and_one_device(one: DeviceHolding, other: DeviceHolding, kept: bool) -> None:
     for pair in ((one, other), (other, one)):
         assert len(conflicts(pair, {CARD: CAPACITY})) == (0 if kept else 1)
 
@@ -92,26 +92,26 @@ def test_the_table_has_a_row_for_any_two_and_each_is_tried() -> None:
 
 @pytest.mark.parametrize("other", [Form.WHOLE, Form.SHARE, Form.INSTANCE])
 def test_one_pod_may_have_a_device_by_two_names(other: Form) -> None:
-    one, two = held("a", Form.WHOLE), held("a", other, source=Source.ALLOCATION)
+    one, two = held("a", Form.WHOLE), held("a", other, source=HoldingSource.ALLOCATION)
     assert conflicts((one, two), {CARD: CAPACITY}) == ()
 
 
 def test_other_devices_do_not_matter() -> None:
     one = held("a", Form.WHOLE)
-    other = Holding("b", "main", "nvidia.com/gpu", "gpu", "GPU-b", Form.WHOLE)
+    other = DeviceHolding("b", "main", "nvidia.com/gpu", "gpu", "GPU-b", Form.WHOLE)
     assert conflicts((one, other), {}) == ()
 
 
 @pytest.mark.parametrize(
     ("sources", "refused"),
     [
-        ((Source.CHECKPOINT, Source.ALLOCATION), "a"),
-        ((Source.ALLOCATION, Source.CHECKPOINT), "b"),
-        ((Source.NODE, Source.CLAIM), "a"),
-        ((Source.CHECKPOINT, Source.CHECKPOINT), "b"),
+        ((HoldingSource.CHECKPOINT, HoldingSource.ALLOCATION), "a"),
+        ((HoldingSource.ALLOCATION, HoldingSource.CHECKPOINT), "b"),
+        ((HoldingSource.NODE, HoldingSource.CLAIM), "a"),
+        ((HoldingSource.CHECKPOINT, HoldingSource.CHECKPOINT), "b"),
     ],
 )
-def test_who_is_refused(sources: tuple[Source, Source], refused: str) -> None:
+def test_who_is_refused(sources: tuple[HoldingSource, HoldingSource], refused: str) -> None:
     one, other = (held(uid, Form.WHOLE, source=of) for uid, of in zip("ab", sources, strict=True))
     (found,) = conflicts((one, other), {CARD: CAPACITY})
     assert (found.refused.uid, found.rule) == (refused, Rule.REFUSED)

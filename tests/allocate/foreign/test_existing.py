@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from agent.allocate.devices.allocation import DeviceRequest, allocate, device_request
 from agent.allocate.devices.inventory import inventory
-from agent.allocate.devices.refusal import Refusal
+from agent.allocate.devices.refusal import DeviceRefusal
 from agent.allocate.devices.state import node_devices
 from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.existing import (
@@ -23,16 +23,16 @@ from agent.allocate.foreign.names import keys, meaning
 from agent.model import checkpoints
 from agent.model.device_allocation import together
 from agent.model.device_wishes import DEVICE_ALLOCATE_HINT
-from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from tests.allocate.foreign.node import DEVICES, GPU, KEYS
 
 
-def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> Grant:
-    return Grant(uid, "main", resource, names, Source.CHECKPOINT)
+def given_by_kubelet(uid: str, *names: str, resource: str = "nvidia.com/gpu") -> DeviceGrant:
+    return DeviceGrant(uid, "main", resource, names, HoldingSource.CHECKPOINT)
 
 
 def look(
-    *found: Grant,
+    *found: DeviceGrant,
     allocated: dict[str, dict[str, Set[str]]] | None = None,
     present: Collection[str] | None = None,
 ) -> Existing:
@@ -120,7 +120,7 @@ def test_but_by_no_number_which_may_be_another_cards_since() -> None:
 
 def test_what_a_plugin_answered_is_not_what_a_container_shows() -> None:
     answered = Carriers(environment=(("NVIDIA_VISIBLE_DEVICES", "GPU-a1"),))
-    entries = of_carriers("a", "main", answered, Source.ANSWER)
+    entries = of_carriers("a", "main", answered, HoldingSource.ANSWER)
     assert whats(look(*entries)) == [("a", "GPU-a1", Form.WHOLE, "")]
     assert look(*entries, allocated={"a": {"gpu": {"GPU-b1"}}}).holdings == ()
 
@@ -176,7 +176,9 @@ def test_a_container_that_no_plugin_knows_of_holds_what_it_shows() -> None:
 
 
 def test_claims_and_cpus() -> None:
-    claim = Grant("a", "main", "gpu.nvidia.com", ("gpu-1", "gpu-2-mig-9-0-1"), Source.CLAIM)
+    claim = DeviceGrant(
+        "a", "main", "gpu.nvidia.com", ("gpu-1", "gpu-2-mig-9-0-1"), HoldingSource.CLAIM
+    )
     cpus = Carriers(environment=(("DRA_CPUSET_5f7e", "2-3"),))
     found = look(claim, *of_carriers("b", "main", cpus))
     assert whats(found) == [
@@ -213,11 +215,11 @@ def test_what_an_annotation_gave_in_the_same_terms() -> None:
         ("0000:18:00.0", Form.SHARE, ""),
         ("0000:18:00.0", Form.FUNCTION, "0000:18:00.2"),
     ]
-    assert {each.source for each in found} == {Source.ALLOCATION}
+    assert {each.source for each in found} == {HoldingSource.ALLOCATION}
 
 
-def held(form: Form, kind: str, device: str, part: str = "") -> Holding:
-    return Holding("a", "main", "r", kind, device, form, part)
+def held(form: Form, kind: str, device: str, part: str = "") -> DeviceHolding:
+    return DeviceHolding("a", "main", "r", kind, device, form, part)
 
 
 def test_what_schedulers_count_as_used() -> None:
@@ -274,19 +276,26 @@ given_names = st.lists(
 resources = st.sampled_from(["nvidia.com/gpu", "gpu.nvidia.com", "intel.com/sriov", ""])
 some_grants = st.lists(
     st.builds(
-        Grant,
+        DeviceGrant,
         st.sampled_from("ab"),
         st.sampled_from(["main", "side"]),
         resources,
         given_names.map(tuple),
-        st.sampled_from([Source.CHECKPOINT, Source.CLAIM, Source.CONTAINER, Source.NODE]),
+        st.sampled_from(
+            [
+                HoldingSource.CHECKPOINT,
+                HoldingSource.CLAIM,
+                HoldingSource.CONTAINER,
+                HoldingSource.NODE,
+            ]
+        ),
     ),
     max_size=5,
 )
 
 
 @given(some_grants)
-def test_who_reads_the_device_object_gives_nothing_twice(found: list[Grant]) -> None:
+def test_who_reads_the_device_object_gives_nothing_twice(found: list[DeviceGrant]) -> None:
     """A scheduler has the object alone, and must take for used what the node knows is."""
     here = look(*found).holdings
     alone = keys(DEVICES)
@@ -312,7 +321,7 @@ ASKED = (
 
 
 @given(some_grants, st.booleans())
-def test_nothing_is_given_twice(found: list[Grant], annotated: bool) -> None:
+def test_nothing_is_given_twice(found: list[DeviceGrant], annotated: bool) -> None:
     """Whether a scheduler reads the annotation, or knows nothing but the devices: it gives one
     after the other until nothing is left, and none of what pods hold is among it."""
     here = look(*found).holdings
@@ -327,7 +336,7 @@ def test_nothing_is_given_twice(found: list[Grant], annotated: bool) -> None:
         gone, gone_functions = dict(used), dict(taken_functions)
         for turn in range(40):
             given_now = allocate(node_devices(devices, gone, gone_functions), asked)
-            if isinstance(given_now, Refusal):
+            if isinstance(given_now, DeviceRefusal):
                 assert turn or here, "there are devices"
                 break
             for kind, chosen in given_now.devices.items():
@@ -343,7 +352,7 @@ def test_nothing_is_given_twice(found: list[Grant], annotated: bool) -> None:
 
 
 @given(some_grants, st.randoms(use_true_random=False))
-def test_the_order_of_grants_changes_nothing(found: list[Grant], random: object) -> None:
+def test_the_order_of_grants_changes_nothing(found: list[DeviceGrant], random: object) -> None:
     straight = look(*found)
     random.shuffle(found)  # type: ignore[attr-defined]
     assert checkpoints.encode(look(*found).holdings) == checkpoints.encode(straight.holdings)

@@ -6,7 +6,7 @@ import msgspec
 
 from agent.allocate.foreign.existing import given, had_twice
 from agent.model.device_allocation import DEVICE_ALLOCATED, amounts
-from agent.model.holding import Form, Holding, Source
+from agent.model.holding import DeviceHolding, Form, HoldingSource
 from agent.model.pods import Pod
 from tests.allocate.foreign.node import DEVICES, GPU
 from tests.builders import pod
@@ -31,8 +31,10 @@ def test_what_two_have() -> None:
     found, _ = given([holder("a", json.dumps({"gpu": [{"minor": 0, "resources": GPU}]}))])
     held = {uid: amounts(of_pod) for uid, of_pod in found.items()}
     pods = {uid: pod(uid) for uid in "ab"}
-    shows = Holding("b", "main", "", "gpu", "GPU-a1", Form.WHOLE, source=Source.CONTAINER)
-    cpus = Holding("b", "main", "dra.cpu", "", "", Form.CPUS, "0-3")
+    shows = DeviceHolding(
+        "b", "main", "", "gpu", "GPU-a1", Form.WHOLE, source=HoldingSource.CONTAINER
+    )
+    cpus = DeviceHolding("b", "main", "dra.cpu", "", "", Form.CPUS, "0-3")
     assert list(had_twice(held, DEVICES, [shows, cpus], pods)) == [
         "pod ns/b has gpu GPU-a1 beside pod ns/a, by container"
     ]

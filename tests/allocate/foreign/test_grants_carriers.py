@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.foreign.grants import Carriers, of_carriers
-from agent.model.holding import Source
+from agent.model.holding import HoldingSource
 
 MOUNTS = "/var/run/nvidia-container-devices"
 
@@ -66,7 +66,7 @@ def test_names_in_a_container(carriers: Carriers, named: dict[str, tuple[str, ..
     found = of_carriers("pod", "main", carriers)
     assert {each.resource: each.names for each in found} == named
     assert {(each.uid, each.container, each.source) for each in found} <= {
-        ("pod", "main", Source.CONTAINER)
+        ("pod", "main", HoldingSource.CONTAINER)
     }
 
 
@@ -77,4 +77,4 @@ def test_device_nodes_say_nothing_of_a_privileged_container(
     carriers = Carriers(nodes=("/dev/nvidia0", "socket"), privileged=privileged)
     found = of_carriers("pod", "main", carriers)
     assert [each.names for each in found] == names
-    assert all(each.source is Source.NODE for each in found)
+    assert all(each.source is HoldingSource.NODE for each in found)

@@ -3,27 +3,27 @@ from __future__ import annotations
 from agent.allocate.foreign.coexistence import conflicts
 from agent.allocate.foreign.grants import of_pod_resources
 from agent.allocate.foreign.names import meaning
-from agent.model.holding import Form, Grant, Source
+from agent.model.holding import DeviceGrant, Form, HoldingSource
 from agent.model.podresources import (
-    Claim,
     ClaimedDevice,
     ContainerResources,
     GivenDevice,
     PodResources,
+    ResourceClaim,
 )
 from tests.allocate.foreign.node import KEYS
 
 DRIVER = "gpu.nvidia.com"
 
 
-def pod(name: str, *claims: Claim, devices: tuple[GivenDevice, ...] = ()) -> PodResources:
+def pod(name: str, *claims: ResourceClaim, devices: tuple[GivenDevice, ...] = ()) -> PodResources:
     return PodResources(
         "default", name, (ContainerResources("main", devices=devices, claims=claims),)
     )
 
 
-def claim(name: str, device: str, share: str | None = None) -> Claim:
-    return Claim("default", name, (ClaimedDevice(DRIVER, "node", device, share=share),))
+def claim(name: str, device: str, share: str | None = None) -> ResourceClaim:
+    return ResourceClaim("default", name, (ClaimedDevice(DRIVER, "node", device, share=share),))
 
 
 UIDS = {("default", "a"): "uid-a", ("default", "b"): "uid-b"}
@@ -39,9 +39,13 @@ def test_devices_and_claims_of_pods_that_are_here() -> None:
         (pod("a", claim("c", "gpu-2"), devices=devices), pod("ended", claim("d", "gpu-0"))), UIDS
     )
     assert found == (
-        Grant("uid-a", "main", "nvidia.com/gpu", ("GPU-a1", "GPU-b1"), Source.CHECKPOINT),
-        Grant("uid-a", "main", "intel.com/sriov", ("0000:18:00.1",), Source.CHECKPOINT),
-        Grant("uid-a", "main", DRIVER, ("gpu-2",), Source.CLAIM, "default/c"),
+        DeviceGrant(
+            "uid-a", "main", "nvidia.com/gpu", ("GPU-a1", "GPU-b1"), HoldingSource.CHECKPOINT
+        ),
+        DeviceGrant(
+            "uid-a", "main", "intel.com/sriov", ("0000:18:00.1",), HoldingSource.CHECKPOINT
+        ),
+        DeviceGrant("uid-a", "main", DRIVER, ("gpu-2",), HoldingSource.CLAIM, "default/c"),
     )
 
 

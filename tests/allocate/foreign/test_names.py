@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.foreign.names import ROWS, keys, meaning
-from agent.model.holding import Form, Grant, Holding, Source
+from agent.model.holding import DeviceGrant, DeviceHolding, Form, HoldingSource
 from tests.allocate.foreign.node import DEVICES, GPUS, KEYS
 
 PLUGIN = "nvidia.com/gpu"
@@ -59,8 +59,8 @@ TABLE = [
 ]
 
 
-def read(resource: str, *names: str) -> Grant:
-    return Grant("pod", "main", resource, names, Source.CHECKPOINT)
+def read(resource: str, *names: str) -> DeviceGrant:
+    return DeviceGrant("pod", "main", resource, names, HoldingSource.CHECKPOINT)
 
 
 @pytest.mark.parametrize(("resource", "name", "kind", "device", "form", "part"), TABLE)
@@ -68,7 +68,7 @@ def test_what_a_name_takes(
     resource: str, name: str, kind: str, device: str, form: Form, part: str
 ) -> None:
     found = meaning(read(resource, name), KEYS)
-    assert found.holdings == (Holding("pod", "main", resource, kind, device, form, part),)
+    assert found.holdings == (DeviceHolding("pod", "main", resource, kind, device, form, part),)
     assert (found.left, found.unknown) == ((), ())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from agent.allocate.kubelet.demand import ContainerCpu, PodCpu, Refused
+from agent.allocate.kubelet.demand import AllocationRefused, ContainerCpu, PodCpu
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.layout import Layout, of
 from agent.conformance.machines import cpus
@@ -68,10 +68,10 @@ class Node:
         assert isinstance(placement, Exclusive), placement
         return text(placement.cpus)
 
-    def refused(self, pod: PodCpu, container: str, *nodes: int) -> Refused:
+    def refused(self, pod: PodCpu, container: str, *nodes: int) -> AllocationRefused:
         before = self.state
         placement = self.place(pod, container, *nodes)
-        assert isinstance(placement, Refused), placement
+        assert isinstance(placement, AllocationRefused), placement
         assert self.state == before
         return placement
 

@@ -5,7 +5,7 @@ from itertools import combinations
 import msgspec
 import pytest
 
-from agent.allocate.kubelet.options import StartError, StartProblem, StaticOptions, check
+from agent.allocate.kubelet.options import PolicyStartError, StartProblem, StaticOptions, check
 from agent.allocate.layout import of
 from agent.conformance.machines import cpus
 from agent.model.policies import NumaPolicy
@@ -30,21 +30,21 @@ def test_which_options_exclude_each_other(names: tuple[str, str]) -> None:
     if set(names) not in EXCLUDING:
         check(options(*names), LAYOUT, NumaPolicy.RESTRICTED)
         return
-    with pytest.raises(StartError, match=f"{names[0]}|{names[1]}") as error:
+    with pytest.raises(PolicyStartError, match=f"{names[0]}|{names[1]}") as error:
         check(options(*names), LAYOUT, NumaPolicy.RESTRICTED)
     assert error.value.problem is StartProblem.OPTIONS_EXCLUDE_EACH_OTHER
     assert all(name in error.value.subject for name in names)
 
 
 def test_align_by_socket_needs_a_policy_of_several_nodes() -> None:
-    with pytest.raises(StartError) as error:
+    with pytest.raises(PolicyStartError) as error:
         check(options(SOCKET), LAYOUT, NumaPolicy.SINGLE_NUMA_NODE)
     assert error.value.problem is StartProblem.SINGLE_NUMA_NODE
 
 
 def test_align_by_socket_needs_sockets_no_smaller_than_nodes() -> None:
     spanning = of(cpus([2, 0.5, 2, 2], "adjacent", 2))
-    with pytest.raises(StartError) as error:
+    with pytest.raises(PolicyStartError) as error:
         check(options(SOCKET), spanning, NumaPolicy.NONE)
     assert error.value.problem is StartProblem.MORE_SOCKETS_THAN_NODES
 

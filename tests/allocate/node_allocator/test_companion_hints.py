@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from agent.allocate.devices.allocation import device_request
-from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
 from agent.allocate.node_allocator.companion import device_hints
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.koordinator_merge import merge
 from agent.model.policies import NumaPolicy
 from tests.allocate.devices.builders import CARDS, RDMA, gpu, nic, node
@@ -14,25 +14,33 @@ NICS = [nic(each, each) for each in range(2)]
 
 def hints(
     used: dict[int, int], amounts: dict[str, int], numa_nodes: int = 2
-) -> dict[str, tuple[Hint, ...]] | Refusal:
+) -> dict[str, tuple[TopologyHint, ...]] | DeviceRefusal:
     request = device_request(amounts, {})
     assert request is not None
     return device_hints(node([*FOUR, *NICS], used), request, range(numa_nodes))
 
 
 def test_the_numa_nodes_that_have_enough_fewest_preferred() -> None:
-    assert hints({0: 1}, {CARDS: 2}) == {"gpu": (Hint(0b10, True, 500), Hint(0b11, False, 500))}
+    assert hints({0: 1}, {CARDS: 2}) == {
+        "gpu": (TopologyHint(0b10, True, 500), TopologyHint(0b11, False, 500))
+    }
 
 
 def test_the_cards_that_would_be_chosen_of_all_count_most() -> None:
     assert hints({2: 1}, {CARDS: 1}) == {
-        "gpu": (Hint(0b01, True), Hint(0b10, True, 500), Hint(0b11, False, 500))
+        "gpu": (
+            TopologyHint(0b01, True),
+            TopologyHint(0b10, True, 500),
+            TopologyHint(0b11, False, 500),
+        )
     }
 
 
 def test_all_types_have_the_hints_of_what_they_are_chosen_as_together() -> None:
     both = hints({0: 1, 1: 1}, {CARDS: 1, RDMA: 100})
-    assert both == dict.fromkeys(("gpu", "rdma"), (Hint(0b10, True, 500), Hint(0b11, False, 500)))
+    assert both == dict.fromkeys(
+        ("gpu", "rdma"), (TopologyHint(0b10, True, 500), TopologyHint(0b11, False, 500))
+    )
 
 
 def test_numa_nodes_without_devices_may_be_there_too() -> None:
@@ -43,14 +51,20 @@ def test_numa_nodes_without_devices_may_be_there_too() -> None:
 
 
 def test_a_node_that_has_too_few() -> None:
-    assert hints({0: 1}, {CARDS: 4}) == Refusal("gpu", Cause.INSUFFICIENT)
+    assert hints({0: 1}, {CARDS: 4}) == DeviceRefusal("gpu", DeviceCause.INSUFFICIENT)
 
 
 def test_the_merge_takes_them_with_those_of_cpus() -> None:
     """CPUs are on both NUMA nodes, the cards that are free on the second."""
     devices = hints({0: 1, 1: 1}, {CARDS: 2, RDMA: 50})
     assert isinstance(devices, dict)
-    cpus = {"cpu": (Hint(0b01, True, 90), Hint(0b10, True, 10), Hint(0b11, False, 50))}
+    cpus = {
+        "cpu": (
+            TopologyHint(0b01, True, 90),
+            TopologyHint(0b10, True, 10),
+            TopologyHint(0b11, False, 50),
+        )
+    }
     merged = merge([cpus, devices], [0, 1], NumaPolicy.SINGLE_NUMA_NODE, None, {})
     assert (merged.mask, merged.admit) == (0b10, True)
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.devices.inventory import Links
+from agent.allocate.devices.inventory import LinkTable
 from agent.allocate.node_allocator.facts import Imported, PlaceFacts, PlaceRules, place_facts
 from agent.allocate.policies_in_force import NodePolicies
 from agent.model import checkpoints, interconnect
 from agent.model.checkpoints import DEVICES_CHECKPOINTS
 from agent.model.deviceobject import GPU_PARTITIONS, DeviceObject
 from agent.model.gpus import Ancestor, GpuPair
-from agent.model.holding import Form, Holding
+from agent.model.holding import DeviceHolding, Form
 from agent.model.interconnect import GPU_LINKS
 from agent.model.policies import BindPolicy, GpuObjective, NumaPolicy
 from tests.allocate.devices.builders import CORE, MEMORY, RATIO, gpu, nic
@@ -65,7 +65,7 @@ def test_nodes_of_one_model_share_their_table() -> None:
     assert one.partitions is two.partitions
 
 
-def linked(name: str, rules: PlaceRules | None = None) -> Links:
+def linked(name: str, rules: PlaceRules | None = None) -> LinkTable:
     told = DeviceObject(name, DEVICES, {}, LINKED)
     found = place_facts(name, {}, device=told, rules=rules).inventory
     assert found is not None
@@ -103,9 +103,9 @@ def test_what_can_not_be_read_is_told_and_the_rest_counts() -> None:
 
 def test_imported_holdings_as_an_agent_publishes_them() -> None:
     held = [
-        Holding("u", "c", "nvidia.com/gpu", "gpu", "GPU-1", Form.REPLICA, "3"),
-        Holding("v", "c", "nic", "rdma", DEVICES[2].uuid, Form.FUNCTION, "0000:40:00.2"),
-        Holding("v", "d", "nic", "rdma", DEVICES[2].uuid, Form.OPEN),
+        DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-1", Form.REPLICA, "3"),
+        DeviceHolding("v", "c", "nic", "rdma", DEVICES[2].uuid, Form.FUNCTION, "0000:40:00.2"),
+        DeviceHolding("v", "d", "nic", "rdma", DEVICES[2].uuid, Form.OPEN),
     ]
     device = DeviceObject("n", DEVICES, {}, checkpoints.encode(held))
     assert place_facts("n", {}, device=device).imported == {
@@ -115,7 +115,7 @@ def test_imported_holdings_as_an_agent_publishes_them() -> None:
 
 
 def test_an_imported_device_that_is_not_there_is_a_fault() -> None:
-    held = [Holding("u", "c", "nvidia.com/gpu", "gpu", "GPU-9", Form.WHOLE)]
+    held = [DeviceHolding("u", "c", "nvidia.com/gpu", "gpu", "GPU-9", Form.WHOLE)]
     device = DeviceObject("n", DEVICES, {}, checkpoints.encode(held))
     found = place_facts("n", {}, device=device)
     assert found.imported == {}

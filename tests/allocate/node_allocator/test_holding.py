@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.claims import Claim
-from agent.allocate.node_allocator.holding import Holding, holding_of
+from agent.allocate.claims import PodAllocation
+from agent.allocate.node_allocator.holding import AssignedPod, holding_of
 from agent.model.cpuset import CpuSet
 from agent.model.policies import ExclusivePolicy
 from tests.allocate.devices.builders import CORE, RDMA
@@ -18,8 +18,14 @@ DEVICES = {
 
 
 def test_a_pod_that_was_given_nothing() -> None:
-    assert holding_of(pod("a", {"cpu": 1, "memory": 3}, priority=9)) == Holding(
-        "a", "ns/a", Claim("a", "ns/a", cpu_milli=1000), {}, {}, {"cpu": 1000, "memory": 3}, 9
+    assert holding_of(pod("a", {"cpu": 1, "memory": 3}, priority=9)) == AssignedPod(
+        "a",
+        "ns/a",
+        PodAllocation("a", "ns/a", cpu_milli=1000),
+        {},
+        {},
+        {"cpu": 1000, "memory": 3},
+        9,
     )
 
 
@@ -28,7 +34,7 @@ def test_all_that_annotations_say() -> None:
     exclusive = {"preferredCPUExclusivePolicy": "PCPULevel"}
     notes = {STATUS: status, SPEC: exclusive, ALLOCATED: DEVICES}
     held = holding_of(pod("a", {"cpu": 2}, "LSR", notes))
-    assert held.claim == Claim(
+    assert held.claim == PodAllocation(
         "a", "ns/a", CpuSet((0, 1)), ExclusivePolicy.PCPU_LEVEL, {0: {"cpu": 2000}}, 2000
     )
     assert held.devices == {("gpu", 1): {CORE: 50}, ("rdma", 0): {RDMA: 1}}

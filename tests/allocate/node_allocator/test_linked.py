@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.bits import members
-from agent.allocate.claims import Claim
+from agent.allocate.claims import PodAllocation
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.facts import PlaceFacts, PlaceRules, place_facts
-from agent.allocate.node_allocator.holding import Holding
+from agent.allocate.node_allocator.holding import AssignedPod
 from agent.allocate.node_allocator.pod_request import PodRequest, request_of
 from agent.allocate.node_allocator.together import together
 from agent.allocate.policies_in_force import NodePolicies
@@ -67,7 +67,9 @@ def node(
     )
     assert facts.faults == ()
     devices = {("gpu", minor): part(100) for minor in held}
-    return NodeAllocator(facts, [Holding("others", "others", Claim("others", "others"), devices)])
+    return NodeAllocator(
+        facts, [AssignedPod("others", "others", PodAllocation("others", "others"), devices)]
+    )
 
 
 def pod_request(cards: int, uid: str = "a", **more: object) -> PodRequest:

@@ -3,13 +3,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from agent.allocate.devices.refusal import Cause, Refusal
+from agent.allocate.devices.refusal import DeviceCause, DeviceRefusal
 from agent.allocate.ledger import StaleOfferError
 from agent.allocate.node_allocator.allocator import NodeAllocator
 from agent.allocate.node_allocator.answer import Granted, Refused
 from agent.allocate.node_allocator.facts import Imported, PlaceFacts, PlaceRules
 from agent.allocate.node_allocator.holders import DeviceOverlap
-from agent.allocate.node_allocator.holding import Holding, holding_of
+from agent.allocate.node_allocator.holding import AssignedPod, holding_of
 from agent.allocate.node_allocator.pod_request import request_of
 from agent.allocate.policies_in_force import NodePolicies
 from agent.allocate.reasons import Reason, Rejection
@@ -201,7 +201,7 @@ def test_what_numa_nodes_count_of_devices_is_not_counted_twice() -> None:
 def test_why_devices_are_refused_is_what_devices_say() -> None:
     place = NodeAllocator(facts(policy=ONE, devices=CARDS_OF_BOTH))
     found = refusal(place, pod("a", {"cpu": 1, CARDS: 5}))
-    assert found.reasons == (Refusal("gpu", Cause.INSUFFICIENT),)
+    assert found.reasons == (DeviceRefusal("gpu", DeviceCause.INSUFFICIENT),)
     assert found.text() == "gpu: not enough devices are free"
     assert not found.unresolvable
     assert refusal(place, pod("a", {RDMA: 1})).unresolvable
@@ -409,7 +409,7 @@ def test_a_holding_is_what_annotations_say_whoever_committed_it() -> None:
     vf = {HINT: {"rdma": {"vfSelector": {}}}}
     of = pod("a", {"cpu": 3, "memory": 7, GPU: 50, RDMA: 1}, "LSR", vf, priority=9500)
     bound = bind(place, of)
-    held: Holding = holding_of(bound)
+    held: AssignedPod = holding_of(bound)
     assert held == place.holdings["a"]
     assert held.functions == {("rdma", 0): frozenset("v")}
 

@@ -6,7 +6,13 @@ import msgspec
 
 from agent.allocate.kubelet.options import StaticOptions
 from agent.allocate.layout import Layout
-from agent.allocate.node_local.claim import Claim, Decision, LocalPolicy, LocalRules, Sharing
+from agent.allocate.node_local.claim import (
+    LocalDecision,
+    LocalPolicy,
+    LocalRequest,
+    LocalRules,
+    Sharing,
+)
 from agent.allocate.node_local.policy import decide
 from agent.model.cpuset import EMPTY, CpuSet
 from tests.allocate.kubelet.nodes import machine, options
@@ -37,10 +43,10 @@ def claim(
     *,
     original: str = "",
     ended: bool = False,
-) -> Claim:
+) -> LocalRequest:
     """`pod/container`, or a pod with container `c`; pods are as old as their names are low."""
     uid, _, container = name.partition("/")
-    return Claim(
+    return LocalRequest(
         uid,
         container or "c",
         0,
@@ -56,7 +62,7 @@ def sharing(*, unavailable: str = "", users: bool = True, held: str = "") -> Sha
     return Sharing(CpuSet.parse(unavailable), users, CpuSet.parse(held))
 
 
-def answers(decision: Decision) -> dict[str, str]:
+def answers(decision: LocalDecision) -> dict[str, str]:
     """CPUs, or in brackets why there are none."""
     found = {}
     for (uid, name), answer in decision.answers.items():
@@ -66,11 +72,13 @@ def answers(decision: Decision) -> dict[str, str]:
     return found
 
 
-def moves(decision: Decision) -> list[str]:
+def moves(decision: LocalDecision) -> list[str]:
     return [f"{m.uid} {m.source} > {m.target} {m.reason.name}" for m in decision.moves]
 
 
-def in_force(claims: list[Claim], decision: Decision, *, known: bool) -> list[Claim]:
+def in_force(
+    claims: list[LocalRequest], decision: LocalDecision, *, known: bool
+) -> list[LocalRequest]:
     """The claims once the decision is written: whoever has no CPUs runs on the pool. `known`: the
     last decision is remembered."""
     after = []
@@ -88,11 +96,11 @@ def in_force(claims: list[Claim], decision: Decision, *, known: bool) -> list[Cl
 
 
 def settle(
-    node: LocalRules, claims: list[Claim], others: Sharing, limit: int = 200
-) -> list[tuple[list[Claim], Decision]]:
+    node: LocalRules, claims: list[LocalRequest], others: Sharing, limit: int = 200
+) -> list[tuple[list[LocalRequest], LocalDecision]]:
     """Decides and puts in force until nothing changes: each decision with what it was made from,
     the last one twice."""
-    steps: list[tuple[list[Claim], Decision]] = []
+    steps: list[tuple[list[LocalRequest], LocalDecision]] = []
     for _ in range(limit):
         decision = decide(node, claims, others)
         same = bool(steps) and decision.answers == steps[-1][1].answers

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.allocate.layout import Layout
-from agent.allocate.node_local.claim import Claim, LocalPolicy
+from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
 from agent.allocate.node_local.policy import decide
 from tests.allocate.kubelet.nodes import machine
 from tests.allocate.node_local.cases import (
@@ -22,7 +22,7 @@ from tests.allocate.node_local.cases import (
     sharing,
 )
 
-STEPS: dict[str, tuple[Layout, list[Claim], list[list[str]]]] = {
+STEPS: dict[str, tuple[Layout, list[LocalRequest], list[list[str]]]] = {
     "off two cores": (SMALL, [claim("a", 2, owned="0-1")], [["a 0-1 > 0,4 DEFRAGMENT"], []]),
     "off two NUMA nodes": (
         BIG,

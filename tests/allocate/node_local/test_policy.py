@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.allocate.layout import Layout
-from agent.allocate.node_local.claim import Claim, LocalPolicy
+from agent.allocate.node_local.claim import LocalPolicy, LocalRequest
 from agent.allocate.node_local.policy import decide
 from tests.allocate.kubelet.nodes import options
 from tests.allocate.node_local.cases import (
@@ -20,7 +20,7 @@ from tests.allocate.node_local.cases import (
     sharing,
 )
 
-KEPT: dict[str, tuple[Layout, list[Claim], dict[str, str]]] = {
+KEPT: dict[str, tuple[Layout, list[LocalRequest], dict[str, str]]] = {
     "two siblings": (BIG, [claim("a", 2)], {"a": "0,16"}),
     "one container, one NUMA node": (BIG, [claim("a", 8)], {"a": "0-3,16-19"}),
     "one NUMA node though another has CPUs left over": (

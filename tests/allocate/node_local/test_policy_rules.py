@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from agent.allocate.layout import Layout, of
 from agent.allocate.node_local.claim import (
-    Claim,
-    Decision,
+    LocalDecision,
     LocalPolicy,
+    LocalRequest,
     LocalRules,
     MoveReason,
     Sharing,
 )
-from agent.allocate.node_local.fit import Fit
+from agent.allocate.node_local.fit import CpuFit
 from agent.allocate.node_local.policy import decide
 from agent.model.cpuset import EMPTY, CpuSet, union
 from tests.allocate.kubelet.nodes import options
@@ -61,12 +61,12 @@ def sharing_of(draw: st.DrawFn, layout: Layout) -> Sharing:
 
 
 @st.composite
-def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[Claim]:
+def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[LocalRequest]:
     """`lying`: with cpusets and memories that fit nothing; else all are new."""
     sets = st.one_of(st.none(), some_of(layout))
     keys = draw(st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from("xyz")), unique=True))
     return [
-        Claim(
+        LocalRequest(
             uid,
             name,
             draw(st.integers(0, 2)),
@@ -80,7 +80,9 @@ def claims_of(draw: st.DrawFn, layout: Layout, *, lying: bool = False) -> list[C
     ]
 
 
-def check(node: LocalRules, claims: list[Claim], others: Sharing, decision: Decision) -> None:
+def check(
+    node: LocalRules, claims: list[LocalRequest], others: Sharing, decision: LocalDecision
+) -> None:
     online = CpuSet.from_int(node.layout.cpus)
     assert set(decision.answers) == {each.key for each in claims}
     for index, one in enumerate(claims):
@@ -148,7 +150,7 @@ def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
     end."""
     node = data.draw(rules_of())
     others = data.draw(sharing_of(node.layout))
-    claims: list[Claim] = []
+    claims: list[LocalRequest] = []
     for _ in range(data.draw(st.integers(1, 5))):
         known = {each.key for each in claims}
         claims = [each for each in claims if data.draw(st.integers(0, 4))]
@@ -183,7 +185,7 @@ def test_decisions_over_the_life_of_pods(data: st.DataObject) -> None:
                     assert again.answers[each.key].cpus == cpus
 
 
-def _resized_in_place(claims: list[Claim], decision: Decision) -> None:
+def _resized_in_place(claims: list[LocalRequest], decision: LocalDecision) -> None:
     for move in decision.moves:
         if move.reason is MoveReason.WIDEN:
             assert move.source < move.target
@@ -197,13 +199,13 @@ def test_each_move_to_better_cpus_lowers_a_cost(data: st.DataObject) -> None:
         data.draw(rules_of()), policy=LocalPolicy.DYNAMIC, max_moves=data.draw(st.integers(1, 3))
     )
     others = data.draw(sharing_of(node.layout))
-    fit = Fit(node.layout, node.options)
+    fit = CpuFit(node.layout, node.options)
     ids = data.draw(st.permutations(sorted(CpuSet.from_int(node.layout.cpus))))
     claims = []
     while ids and len(claims) < 8:
         count = data.draw(st.integers(1, 4))
         mine, ids = CpuSet(ids[:count]), ids[count + data.draw(st.integers(0, 2)) :]
-        claims.append(Claim(f"p{len(claims)}", "c", 0, len(mine), mine, mine))
+        claims.append(LocalRequest(f"p{len(claims)}", "c", 0, len(mine), mine, mine))
     for _, decision in settle(node, claims, others):
         for move in decision.moves:
             source, target = fit.cost(move.source.mask), fit.cost(move.target.mask)
@@ -216,7 +218,7 @@ def test_each_move_to_better_cpus_lowers_a_cost(data: st.DataObject) -> None:
 @given(st.data())
 def test_cpus_of_a_wish_are_no_worse_than_any_one_area_gives(data: st.DataObject) -> None:
     layout = of(data.draw(even_machines()))
-    fit = Fit(layout, options())
+    fit = CpuFit(layout, options())
     free = data.draw(some_of(layout)).mask
     count = data.draw(st.integers(1, max(1, free.bit_count())))
     if count > free.bit_count():

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import PASSED, Fit, filter, parts_of
-from agent.allocate.nrt.misfit import Cause, Misfit
+from agent.allocate.nrt.filter import PASSED, ZoneFit, filter, parts_of
+from agent.allocate.nrt.misfit import Misfit, MisfitCause
 from agent.allocate.nrt.node import ZonedNode
-from agent.allocate.nrt.pod import Kind, ZonedPod
+from agent.allocate.nrt.pod import PartKind, ZonedPod
 from tests.allocate.nrt.values import CPU, GPU, NIC, container, node, pod, sidecar
 
 GIB = 1 << 30
@@ -24,7 +24,7 @@ def small(cpus: int = 1, memory: int = GIB, **more: int) -> Any:
     return container(cpu=cpus * CPU, memory=memory, **more)
 
 
-def misfit(found: Fit | Misfit) -> Misfit:
+def misfit(found: ZoneFit | Misfit) -> Misfit:
     assert isinstance(found, Misfit)
     return found
 
@@ -44,12 +44,12 @@ def test_a_pod_that_requests_nothing_passes_whatever_there_is() -> None:
 
 def test_a_pod_that_requests_only_devices_needs_a_numa_node_of_them() -> None:
     there = node({0: {GPU: 1}, 1: {GPU: 2}})
-    assert filter(there, pod(container(gpu=2, limited=False))) == Fit((1,))
+    assert filter(there, pod(container(gpu=2, limited=False))) == ZoneFit((1,))
     assert misfit(filter(there, pod(container(gpu=3, limited=False)))).available == 2
 
 
 def test_containers_share_what_the_numa_nodes_have() -> None:
-    assert filter(node(TWO), pod(small(4), small(4), small(4))) == Fit((0, 1, 1))
+    assert filter(node(TWO), pod(small(4), small(4), small(4))) == ZoneFit((0, 1, 1))
     last = container("last", cpu=5 * CPU, memory=GIB)
     found = misfit(filter(node(TWO), pod(small(4), small(4), last)))
     assert (found.name, found.resource, found.available) == ("last", "cpu", 4 * CPU)
@@ -57,16 +57,16 @@ def test_containers_share_what_the_numa_nodes_have() -> None:
 
 def test_pod_scope_puts_all_containers_on_one_numa_node() -> None:
     there = node(TWO, scope="pod")
-    assert filter(there, pod(small(4), small(4))) == Fit((1,))
+    assert filter(there, pod(small(4), small(4))) == ZoneFit((1,))
     found = misfit(filter(there, pod(small(4), small(4), small(1))))
-    assert (found.unaligned, found.kind) == ("cannot align pod", Kind.POD)
+    assert (found.unaligned, found.kind) == ("cannot align pod", PartKind.POD)
     assert filter(there, pod(small(4), small(4), overhead={"cpu": 1})) == Misfit(
-        Cause.NO_ZONE_HOLDS, Kind.POD, "", "cpu", 8 * CPU + 1, 8 * CPU, (0, 1)
+        MisfitCause.NO_ZONE_HOLDS, PartKind.POD, "", "cpu", 8 * CPU + 1, 8 * CPU, (0, 1)
     )
 
 
 def test_a_plain_init_container_gives_back_what_it_had() -> None:
-    assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == Fit((1, 1, 1))
+    assert filter(node(TWO), pod(small(8), init=(small(8), small(8)))) == ZoneFit((1, 1, 1))
     found = misfit(filter(node(TWO), pod(small(1), init=(small(9),))))
     assert found.unaligned == "cannot align init container"
 
@@ -78,7 +78,7 @@ def test_a_sidecar_keeps_what_it_has_beside_the_containers(scope: str) -> None:
     assert isinstance(filter(one, pod(small(3), init=(side,))), Misfit)
     assert filter(one, pod(small(1), init=(side,))) != PASSED
     assert isinstance(filter(one, pod(small(1), init=(side, small(2)))), Misfit)
-    assert isinstance(filter(one, pod(small(1), init=(small(2), side))), Fit)
+    assert isinstance(filter(one, pod(small(1), init=(small(2), side))), ZoneFit)
 
 
 def test_a_sidecar_that_fits_nowhere_is_named() -> None:
@@ -89,7 +89,7 @@ def test_a_sidecar_that_fits_nowhere_is_named() -> None:
 def test_what_is_not_guaranteed_needs_a_numa_node_that_tells_of_it_no_amount() -> None:
     there = node({0: {"memory": 1}, 1: {"cpu": 0, "memory": 0, NIC: 1}})
     loose = {"cpu": 64 * CPU, "memory": GIB}
-    assert filter(there, pod(container(limited=False, **loose))) == Fit((1,))
+    assert filter(there, pod(container(limited=False, **loose))) == ZoneFit((1,))
     found = misfit(filter(there, pod(container(limited=False, **loose, nic=2))))
     assert (found.resource, found.available, found.nodes) == (NIC, 1, (1,))
 
@@ -99,11 +99,11 @@ def test_pod_level_resources_are_the_pods_request() -> None:
     there = node(TWO, scope="pod")
     big = {name: 2 * amount for name, amount in whole.items()}
     asked = pod(container(), requests=whole, limits=whole)
-    assert filter(there, asked) == Fit((1,))
+    assert filter(there, asked) == ZoneFit((1,))
     asked = pod(container(), requests=big, limits=big)
     assert misfit(filter(there, asked)).asked == 12 * CPU
     asked = pod(container(), requests=big, limits={"cpu": 99 * CPU})
-    assert filter(there, asked) == Fit((0,))
+    assert filter(there, asked) == ZoneFit((0,))
 
 
 def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
@@ -114,22 +114,22 @@ def test_numa_ids_have_gaps_and_some_have_no_cpus() -> None:
             9: {"cpu": 0, "memory": 64 * GIB},
         }
     )
-    assert filter(there, pod(small(8))) == Fit((70,))
+    assert filter(there, pod(small(8))) == ZoneFit((70,))
     assert misfit(filter(there, pod(small(1, 9 * GIB)))).resource == "memory"
 
 
 @pytest.mark.parametrize(
     ("asked", "cause", "resource", "unresolvable"),
     [
-        ({"example.com/licence": 1}, Cause.NOT_ON_NODE, "example.com/licence", True),
-        ({"hugepages-1Gi": 1}, Cause.NOT_ON_NODE, "hugepages-1Gi", True),
-        ({"memory": 1}, Cause.NOT_IN_ZONES, "memory", True),
-        ({"cpu": 2 * CPU}, Cause.NO_ZONE_HOLDS, "cpu", False),
-        ({"gpu": 2}, Cause.NO_ZONE_HOLDS, GPU, False),
+        ({"example.com/licence": 1}, MisfitCause.NOT_ON_NODE, "example.com/licence", True),
+        ({"hugepages-1Gi": 1}, MisfitCause.NOT_ON_NODE, "hugepages-1Gi", True),
+        ({"memory": 1}, MisfitCause.NOT_IN_ZONES, "memory", True),
+        ({"cpu": 2 * CPU}, MisfitCause.NO_ZONE_HOLDS, "cpu", False),
+        ({"gpu": 2}, MisfitCause.NO_ZONE_HOLDS, GPU, False),
     ],
 )
 def test_the_reason_names_the_resource(
-    asked: dict[str, int], cause: Cause, resource: str, unresolvable: bool
+    asked: dict[str, int], cause: MisfitCause, resource: str, unresolvable: bool
 ) -> None:
     there = node({0: {"cpu": CPU, GPU: 1}, 1: {"cpu": CPU}})
     sure = pod(container(**{"nic": 1, **asked}), requests=SOME, limits=SOME)
@@ -142,7 +142,7 @@ def test_the_reason_names_the_resource(
 def test_what_no_numa_node_tells_of_may_lie_anywhere() -> None:
     there = node(TWO)
     asked = pod(small(1, nic=3, **{"ephemeral-storage": GIB}))
-    assert filter(there, asked) == Fit((0,))
+    assert filter(there, asked) == ZoneFit((0,))
 
 
 def test_the_reason_counts_numa_nodes_that_have_the_rest() -> None:
@@ -156,7 +156,7 @@ def test_under_restricted_all_numa_nodes_together_have_to_do() -> None:
     there = node(TWO, "restricted")
     found = misfit(filter(there, pod(small(6), small(7))))
     assert (found.cause, found.asked, found.available) == (
-        Cause.ZONES_TOGETHER,
+        MisfitCause.ZONES_TOGETHER,
         13 * CPU,
         12 * CPU,
     )
@@ -168,27 +168,29 @@ def test_under_restricted_all_numa_nodes_together_have_to_do() -> None:
     ("found", "text", "words"),
     [
         (
-            Misfit(Cause.NO_ZONE_HOLDS, Kind.CONTAINER, "main", "cpu", 2500, 1000, (0, 2)),
+            Misfit(
+                MisfitCause.NO_ZONE_HOLDS, PartKind.CONTAINER, "main", "cpu", 2500, 1000, (0, 2)
+            ),
             "container main asks for 2500m cpu: NUMA nodes 0, 2 have at most 1 left each",
             "container main asks for 2500m cpu: no NUMA node has so much left",
         ),
         (
-            Misfit(Cause.NO_ZONE_HOLDS, Kind.POD, "", GPU, 1, None, (1,)),
+            Misfit(MisfitCause.NO_ZONE_HOLDS, PartKind.POD, "", GPU, 1, None, (1,)),
             f"pod asks for 1 {GPU}: NUMA node 1 has none",
             f"pod asks for 1 {GPU}: no NUMA node has so much left",
         ),
         (
-            Misfit(Cause.ZONES_TOGETHER, Kind.POD, "", GPU, 5, 4, (0, 1)),
+            Misfit(MisfitCause.ZONES_TOGETHER, PartKind.POD, "", GPU, 5, 4, (0, 1)),
             f"pod asks for 5 {GPU}: all NUMA nodes together have 4 left",
             f"pod asks for 5 {GPU}: all NUMA nodes together have not so much left",
         ),
         (
-            Misfit(Cause.NOT_ON_NODE, Kind.INIT, "copy", GPU, 5),
+            Misfit(MisfitCause.NOT_ON_NODE, PartKind.INIT, "copy", GPU, 5),
             f"init container copy asks for 5 {GPU}: the node has none",
             f"init container copy asks for 5 {GPU}: the node has none",
         ),
         (
-            Misfit(Cause.NOT_IN_ZONES, Kind.POD, "", "memory", 5),
+            Misfit(MisfitCause.NOT_IN_ZONES, PartKind.POD, "", "memory", 5),
             "pod asks for 5 memory: the NodeResourceTopology tells of none in any zone",
             "pod asks for 5 memory: the NodeResourceTopology tells of none in any zone",
         ),
@@ -240,7 +242,7 @@ def test_more_of_what_is_there_never_stands_in_the_way(
     there: dict[int, dict[str, int]], scope: str, asked: ZonedPod, zone: int, more: int
 ) -> None:
     def whole(found: ZonedNode) -> bool:
-        return isinstance(filter(found, asked), Fit)
+        return isinstance(filter(found, asked), ZoneFit)
 
     if len(asked.parts) > 1 and scope == "container":
         return

@@ -8,7 +8,7 @@ from agent.allocate.nrt.freshness import (
     MOST_MISSING,
     Freshness,
     Method,
-    State,
+    NrtFreshness,
     freshness,
     method_of,
 )
@@ -23,34 +23,36 @@ told = fingerprint.together
 
 
 def test_zones_of_all_that_are_known_are_current() -> None:
-    assert freshness(told(ALL), ALL) == Freshness(State.CURRENT)
-    assert freshness(told([]), []) == Freshness(State.CURRENT)
+    assert freshness(told(ALL), ALL) == Freshness(NrtFreshness.CURRENT)
+    assert freshness(told([]), []) == Freshness(NrtFreshness.CURRENT)
 
 
 def test_the_pods_that_began_last_may_be_missing() -> None:
-    assert freshness(told([FIRST, OWNER]), ALL) == Freshness(State.BEHIND, 1)
-    assert freshness(told([]), ALL) == Freshness(State.BEHIND, 3)
+    assert freshness(told([FIRST, OWNER]), ALL) == Freshness(NrtFreshness.BEHIND, 1)
+    assert freshness(told([]), ALL) == Freshness(NrtFreshness.BEHIND, 3)
 
 
 @pytest.mark.parametrize("there", [(FIRST, LAST), (*ALL, FOREIGN), (GONE,)])
 def test_zones_of_other_pods_are_none_of_ours(there: tuple[int, ...]) -> None:
-    assert freshness(told(there), ALL) == Freshness(State.OTHER)
+    assert freshness(told(there), ALL) == Freshness(NrtFreshness.OTHER)
 
 
 def test_pods_that_are_gone_may_be_in_a_report_still() -> None:
     gone = [LONG_GONE, GONE]
-    assert freshness(told([*ALL, GONE]), ALL, gone) == Freshness(State.BEHIND)
-    assert freshness(told([*ALL, *gone]), ALL, gone) == Freshness(State.BEHIND)
-    assert freshness(told([FIRST, *gone]), ALL, gone) == Freshness(State.BEHIND, 2)
-    assert freshness(told(ALL), ALL, gone) == Freshness(State.CURRENT)
+    assert freshness(told([*ALL, GONE]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
+    assert freshness(told([*ALL, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND)
+    assert freshness(told([FIRST, *gone]), ALL, gone) == Freshness(NrtFreshness.BEHIND, 2)
+    assert freshness(told(ALL), ALL, gone) == Freshness(NrtFreshness.CURRENT)
 
 
 def test_who_went_first_is_forgotten_first() -> None:
-    assert freshness(told([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(State.OTHER)
+    assert freshness(told([*ALL, LONG_GONE]), ALL, [LONG_GONE, GONE]) == Freshness(
+        NrtFreshness.OTHER
+    )
 
 
 def test_a_node_may_tell_none() -> None:
-    assert freshness(None, ALL) == Freshness(State.UNTOLD)
+    assert freshness(None, ALL) == Freshness(NrtFreshness.UNTOLD)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,8 @@ def test_the_nodes_word_for_the_method(word: str | None, expected: Method) -> No
 
 def test_not_more_than_some_are_looked_for() -> None:
     many = [fingerprint.pod_hash("ns", f"pod-{each}") for each in range(MOST_MISSING + 1)]
-    assert freshness(told(many[:1]), many) == Freshness(State.BEHIND, MOST_MISSING)
-    assert freshness(told([]), many) == Freshness(State.OTHER)
+    assert freshness(told(many[:1]), many) == Freshness(NrtFreshness.BEHIND, MOST_MISSING)
+    assert freshness(told([]), many) == Freshness(NrtFreshness.OTHER)
 
 
 @given(st.permutations(ALL), st.integers(0, 3))

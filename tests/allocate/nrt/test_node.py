@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.allocate.nrt.filter import Fit, filter
+from agent.allocate.nrt.filter import ZoneFit, filter
 from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.nrt.node import FAR, MAX_NUMA_NODES, zoned_node
-from agent.allocate.numa.scope import Scope
+from agent.allocate.numa.scope import TopologyManagerScope
 from agent.model.nodetopology import Amounts, NodeTopology, Zone
 from agent.model.policies import NumaPolicy
 from tests.allocate.nrt.values import CPU, GPU, container, node, pod, topology
@@ -22,13 +22,13 @@ def test_zones_are_ordered_by_their_ids() -> None:
 @pytest.mark.parametrize(
     ("policy", "scope", "expected"),
     [
-        ("single-numa-node", "pod", (NumaPolicy.SINGLE_NUMA_NODE, Scope.POD)),
-        ("restricted", "container", (NumaPolicy.RESTRICTED, Scope.CONTAINER)),
-        ("none", "container", (NumaPolicy.NONE, Scope.CONTAINER)),
+        ("single-numa-node", "pod", (NumaPolicy.SINGLE_NUMA_NODE, TopologyManagerScope.POD)),
+        ("restricted", "container", (NumaPolicy.RESTRICTED, TopologyManagerScope.CONTAINER)),
+        ("none", "container", (NumaPolicy.NONE, TopologyManagerScope.CONTAINER)),
     ],
 )
 def test_policy_and_scope_are_the_kubelets(
-    policy: str, scope: str, expected: tuple[NumaPolicy, Scope]
+    policy: str, scope: str, expected: tuple[NumaPolicy, TopologyManagerScope]
 ) -> None:
     found = node({}, policy, scope)
     assert (found.policy, found.scope) == expected
@@ -45,7 +45,7 @@ def test_an_empty_node_has_all_that_pods_may_have() -> None:
         "node-a", (Zone(0, {"cpu": Amounts(8 * CPU, 6 * CPU, CPU)}),), "single-numa-node"
     )
     asked = {"cpu": 1, "memory": 1}
-    for cpus, now, then in ((1, Fit, Fit), (6, Misfit, Fit), (7, Misfit, Misfit)):
+    for cpus, now, then in ((1, ZoneFit, ZoneFit), (6, Misfit, ZoneFit), (7, Misfit, Misfit)):
         pod_a = pod(container(cpu=cpus * CPU), requests=asked, limits=asked)
         assert isinstance(filter(zoned_node(told, ()), pod_a), now)
         assert isinstance(filter(zoned_node(told, (), empty=True), pod_a), then)

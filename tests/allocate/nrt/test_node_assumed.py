@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.allocate.nrt.filter import Fit, filter
+from agent.allocate.nrt.filter import ZoneFit, filter
 from agent.allocate.nrt.misfit import Misfit
 from agent.allocate.nrt.node import Assumed, without
 from agent.allocate.nrt.pod import ZonedPod
@@ -20,7 +20,7 @@ def test_a_pod_is_gone_from_its_numa_node() -> None:
     after = without(node(TWO), [Assumed({0: {"cpu": 3 * CPU, "memory": 1}})])
     assert after.available["cpu"] == {0: CPU, 1: 4 * CPU}
     assert after.together == {"cpu": 5 * CPU, "memory": 15, GPU: 1}
-    assert filter(after, asking(3)) == Fit((1,))
+    assert filter(after, asking(3)) == ZoneFit((1,))
 
 
 def test_where_nobody_knows_it_is_gone_from_each() -> None:
@@ -36,7 +36,7 @@ def test_where_nobody_knows_it_is_gone_from_each() -> None:
 def test_from_all_together_a_pod_is_gone_once() -> None:
     after = without(node(TWO, "restricted"), [Assumed(anywhere=asking(3).whole.taken)])
     assert after.together["cpu"] == 5 * CPU
-    assert isinstance(filter(after, asking(5)), Fit)
+    assert isinstance(filter(after, asking(5)), ZoneFit)
     assert isinstance(filter(after, asking(6)), Misfit)
 
 

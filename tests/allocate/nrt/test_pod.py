@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agent.allocate.nrt.pod import Kind, exclusive, foreign, kube_class_of
+from agent.allocate.nrt.pod import PartKind, exclusive, foreign, kube_class_of
 from agent.model.apiobjects import ApiContainer
 from tests.allocate.nrt.values import CPU, GPU, api_pod, container, pod, sidecar
 
@@ -15,10 +15,10 @@ SURE = {"cpu": CPU, "memory": GIB}
 def test_parts_are_the_init_containers_and_then_the_others() -> None:
     found = pod(container("a"), container("b"), init=(container("i"), sidecar("s")))
     assert [(part.kind, part.name) for part in found.parts] == [
-        (Kind.INIT, "i"),
-        (Kind.SIDECAR, "s"),
-        (Kind.CONTAINER, "a"),
-        (Kind.CONTAINER, "b"),
+        (PartKind.INIT, "i"),
+        (PartKind.SIDECAR, "s"),
+        (PartKind.CONTAINER, "a"),
+        (PartKind.CONTAINER, "b"),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from agent.allocate.numa.hint import Hint, Provider
+from agent.allocate.numa.hint import Provider, TopologyHint
 from agent.allocate.numa.koordinator_merge import NodeStatus
 from agent.model.policies import NumaExclusive, NumaPolicy
 
@@ -13,17 +13,19 @@ Answer = tuple[int | None, bool, bool, int, bool]
 """Mask, preferred, admit, score, unsatisfied."""
 
 
-def _lists(providers: Sequence[Provider], policy: NumaPolicy) -> tuple[list[list[Hint]], bool]:
-    lists: list[list[Hint]] = []
+def _lists(
+    providers: Sequence[Provider], policy: NumaPolicy
+) -> tuple[list[list[TopologyHint]], bool]:
+    lists: list[list[TopologyHint]] = []
     lacking = False
     for provider in providers:
         if not provider:
-            lists.append([Hint(None, True)])
+            lists.append([TopologyHint(None, True)])
         for hints in provider.values():
             if hints is None:
-                lists.append([Hint(None, True)])
+                lists.append([TopologyHint(None, True)])
             elif not hints:
-                lists.append([Hint(None, False, 0, True)])
+                lists.append([TopologyHint(None, False, 0, True)])
                 lacking = True
             else:
                 lists.append(list(hints))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from agent.allocate.numa.hint import Hint, Provider
+from agent.allocate.numa.hint import Provider, TopologyHint
 
 NODES = st.lists(st.sampled_from([0, 1, 2, 3, 5, 8, 64, 70]), min_size=1, max_size=5, unique=True)
 DENSE = st.integers(1, 4).map(lambda count: list(range(count)))
 
 
-def hints(nodes: list[int]) -> st.SearchStrategy[Hint]:
+def hints(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
     sets = st.sets(st.sampled_from(nodes), min_size=1)
     masks = sets.map(lambda members: sum(1 << node for node in members))
     return st.builds(
-        Hint,
+        TopologyHint,
         st.one_of(masks, masks, masks, masks, st.none(), st.just(0)),
         st.booleans(),
         st.sampled_from([0, 0, 1, 2, 3, 7]),
@@ -22,15 +22,17 @@ def hints(nodes: list[int]) -> st.SearchStrategy[Hint]:
     )
 
 
-def rarely_preferred(nodes: list[int]) -> st.SearchStrategy[Hint]:
+def rarely_preferred(nodes: list[int]) -> st.SearchStrategy[TopologyHint]:
     """Mostly combinations that none prefers: the order of all of them decides."""
     return hints(nodes).map(
-        lambda hint: Hint(hint.mask, False, hint.score, hint.unsatisfied) if hint.mask else hint
+        lambda hint: (
+            TopologyHint(hint.mask, False, hint.score, hint.unsatisfied) if hint.mask else hint
+        )
     )
 
 
 def providers(nodes: list[int]) -> st.SearchStrategy[list[Provider]]:
-    def of(hint: st.SearchStrategy[Hint]) -> st.SearchStrategy[list[Provider]]:
+    def of(hint: st.SearchStrategy[TopologyHint]) -> st.SearchStrategy[list[Provider]]:
         lists = st.lists(hint, min_size=1, max_size=9)
         held = st.one_of(lists, lists, lists, lists, lists, st.none(), st.just([]))
         named = st.dictionaries(st.sampled_from(["cpu", "memory", "gpu"]), held, max_size=2)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.allocate.bits import subsets
-from agent.allocate.numa.hint import Cause, Hint, Pick, Provider
+from agent.allocate.numa.hint import MergeCause, Pick, Provider, TopologyHint
 from agent.allocate.numa.koordinator_merge import NodeStatus, merge
 from agent.model.policies import NumaExclusive, NumaPolicy
 from tests.allocate.numa import plain
@@ -52,13 +52,13 @@ def test_long_lists_of_hints_that_none_prefers(seed: int) -> None:
         masks += draw.choices(masks, k=draw.choice([0, 3]))
         draw.shuffle(masks)
         top = draw.choice([1, 3, 100])
-        lists[resource] = [Hint(mask, False, draw.randint(0, top)) for mask in masks]
+        lists[resource] = [TopologyHint(mask, False, draw.randint(0, top)) for mask in masks]
     expected = plain.koordinator([lists], nodes, NumaPolicy.RESTRICTED, None, {})
     assert answer([lists], nodes, NumaPolicy.RESTRICTED, None, {}) == expected
 
 
-def all_masks(nodes: int) -> list[Hint]:
-    return [Hint(mask, mask.bit_count() == 1) for mask in subsets(range(nodes))]
+def all_masks(nodes: int) -> list[TopologyHint]:
+    return [TopologyHint(mask, mask.bit_count() == 1) for mask in subsets(range(nodes))]
 
 
 def test_eight_nodes_and_three_resources_need_no_product() -> None:
@@ -68,16 +68,16 @@ def test_eight_nodes_and_three_resources_need_no_product() -> None:
 
 
 def test_many_numa_nodes_of_which_two_have_cpus() -> None:
-    cpu = [Hint(1, True), Hint(1 << 40, True), Hint(1 | 1 << 40, False)]
-    memory = [Hint(1 << node, True, node) for node in range(34)]
-    memory += [Hint((1 << 34) - 1, False)]
+    cpu = [TopologyHint(1, True), TopologyHint(1 << 40, True), TopologyHint(1 | 1 << 40, False)]
+    memory = [TopologyHint(1 << node, True, node) for node in range(34)]
+    memory += [TopologyHint((1 << 34) - 1, False)]
     nodes = [*range(34), 40]
     merged = merge([{"cpu": cpu}, {"memory": memory}], nodes, NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.admit) == (1, True)
 
 
 def test_exclusivity_on_numa_ids_with_gaps() -> None:
-    hints = [{"cpu": [Hint(1 << 2, True), Hint(1 << 70, True)]}]
+    hints = [{"cpu": [TopologyHint(1 << 2, True), TopologyHint(1 << 70, True)]}]
     statuses = {2: NodeStatus.SHARED, 70: NodeStatus.IDLE}
     merged = merge(hints, [2, 70], NumaPolicy.RESTRICTED, NumaExclusive.REQUIRED, statuses)
     assert (merged.mask, merged.admit) == (1 << 70, True)
@@ -85,27 +85,34 @@ def test_exclusivity_on_numa_ids_with_gaps() -> None:
 
 def test_exclusivity_says_so() -> None:
     merged = merge(
-        [{"cpu": [Hint(1, True)]}],
+        [{"cpu": [TopologyHint(1, True)]}],
         [0, 1],
         NumaPolicy.RESTRICTED,
         NumaExclusive.REQUIRED,
         {0: NodeStatus.SHARED},
     )
     assert not merged.admit
-    assert merged.causes == (Cause.NODE_EXCLUSIVE,)
+    assert merged.causes == (MergeCause.NODE_EXCLUSIVE,)
 
 
 def test_the_reason_is_data() -> None:
-    merged = merge([{"cpu": [Hint(0b01, True)], "memory": []}, {}], [0, 1], NumaPolicy.BEST_EFFORT)
+    merged = merge(
+        [{"cpu": [TopologyHint(0b01, True)], "memory": []}, {}], [0, 1], NumaPolicy.BEST_EFFORT
+    )
     assert merged.mask == 0b11
     assert merged.combined == 0b01
-    assert merged.causes == (Cause.RESOURCE_LACKING,)
+    assert merged.causes == (MergeCause.RESOURCE_LACKING,)
     assert merged.lacking == (Pick(0, "memory", None),)
     assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
 
 
 def test_picks_count_in_what_the_provider_gave() -> None:
-    hints = [Hint(0b11, False), Hint(0b10, False), Hint(0b10, True, 4), Hint(0b10, True, 9)]
+    hints = [
+        TopologyHint(0b11, False),
+        TopologyHint(0b10, False),
+        TopologyHint(0b10, True, 4),
+        TopologyHint(0b10, True, 9),
+    ]
     merged = merge([{"cpu": hints}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.score) == (0b10, 9)
     assert merged.picks == (Pick(0, "cpu", 3),)
@@ -113,20 +120,22 @@ def test_picks_count_in_what_the_provider_gave() -> None:
 
 def test_nothing_in_common() -> None:
     merged = merge(
-        [{"cpu": [Hint(0b01, True)], "memory": [Hint(0b10, True)]}], [0, 1], NumaPolicy.RESTRICTED
+        [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b10, True)]}],
+        [0, 1],
+        NumaPolicy.RESTRICTED,
     )
     assert (merged.mask, merged.admit, merged.combined) == (0b11, False, None)
-    assert merged.causes == (Cause.NOTHING_IN_COMMON,)
+    assert merged.causes == (MergeCause.NOTHING_IN_COMMON,)
 
 
 def test_hints_that_differ_and_are_not_preferred() -> None:
     merged = merge(
-        [{"cpu": [Hint(0b01, True)], "memory": [Hint(0b11, False)]}],
+        [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b11, False)]}],
         [0, 1],
         NumaPolicy.RESTRICTED,
     )
     assert merged.unsatisfied
-    assert merged.causes == (Cause.HINT_NOT_PREFERRED, Cause.MASKS_DIFFER)
+    assert merged.causes == (MergeCause.HINT_NOT_PREFERRED, MergeCause.MASKS_DIFFER)
 
 
 def test_no_policy_restricts_nothing() -> None:
@@ -137,11 +146,11 @@ def test_no_policy_restricts_nothing() -> None:
 @pytest.mark.parametrize(
     ("hint", "message"),
     [
-        (Hint(1 << 9, True), "hints of provider 1, cpu: the machine has no NUMA node 9"),
-        (Hint(1, True, -1), "hints of provider 1, cpu: a score is negative"),
+        (TopologyHint(1 << 9, True), "hints of provider 1, cpu: the machine has no NUMA node 9"),
+        (TopologyHint(1, True, -1), "hints of provider 1, cpu: a score is negative"),
     ],
 )
-def test_bad_hints_are_named(hint: Hint, message: str) -> None:
+def test_bad_hints_are_named(hint: TopologyHint, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         merge([{}, {"cpu": [hint]}], [0, 1], NumaPolicy.RESTRICTED)
 
@@ -152,13 +161,15 @@ def test_a_machine_without_numa_nodes_is_refused() -> None:
 
 
 def test_what_lies_on_one_node_nowhere_is_told() -> None:
-    hints = [{"cpu": [Hint(0b01, True)], "memory": [Hint(0b11, True)]}]
+    hints = [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b11, True)]}]
     merged = merge(hints, [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.admit) == (None, False)
-    assert merged.causes == (Cause.NOT_ON_ONE_NODE,)
+    assert merged.causes == (MergeCause.NOT_ON_ONE_NODE,)
     assert merged.lacking == (Pick(0, "memory", None),)
 
 
 def test_a_resource_without_a_preference_has_no_hint_to_name() -> None:
-    merged = merge([{"cpu": [Hint(1, True)], "gpu": None}, {}], [0, 1], NumaPolicy.RESTRICTED)
+    merged = merge(
+        [{"cpu": [TopologyHint(1, True)], "gpu": None}, {}], [0, 1], NumaPolicy.RESTRICTED
+    )
     assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "gpu", None), Pick(1, None, None))

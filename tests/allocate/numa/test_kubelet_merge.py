@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.hint import Cause, Hint, Pick
+from agent.allocate.numa.hint import MergeCause, Pick, TopologyHint
 from agent.allocate.numa.kubelet_merge import merge
 from agent.model.policies import NumaPolicy
 from tests.allocate.numa import plain
@@ -41,7 +41,7 @@ def test_long_lists_that_meet_around_the_needed_count(seed: int) -> None:
     masks = [mask for mask in range(1, 1 << len(nodes)) if mask.bit_count() >= smallest]
     lists = {
         resource: [
-            Hint(mask, draw.random() < 0.1)
+            TopologyHint(mask, draw.random() < 0.1)
             for mask in draw.sample(masks, min(len(masks), draw.choice([1, 3, 20])))
         ]
         for resource in ("cpu", "memory", "gpu")
@@ -54,7 +54,7 @@ def test_long_lists_that_meet_around_the_needed_count(seed: int) -> None:
 def test_the_closest_nodes_on_numa_ids_with_gaps() -> None:
     near, far = 1 << 2 | 1 << 70, 1 << 0 | 1 << 2
     rows = {0: {0: 10, 2: 32, 70: 32}, 2: {0: 32, 2: 10, 70: 12}, 70: {0: 32, 2: 12, 70: 10}}
-    hints = [{"cpu": [Hint(far, True), Hint(near, True)]}]
+    hints = [{"cpu": [TopologyHint(far, True), TopologyHint(near, True)]}]
     merged = merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED, rows)
     assert (merged.mask, merged.admit) == (near, True)
     assert merge(hints, [0, 2, 70], NumaPolicy.RESTRICTED).mask == far
@@ -69,23 +69,23 @@ def test_the_closest_nodes_on_numa_ids_with_gaps() -> None:
 )
 def test_a_missing_distance_is_named(rows: dict[int, dict[int, int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        merge([{"cpu": [Hint(0b11, True)]}], [0, 1], NumaPolicy.RESTRICTED, rows)
+        merge([{"cpu": [TopologyHint(0b11, True)]}], [0, 1], NumaPolicy.RESTRICTED, rows)
 
 
 def test_conflicting_hints_are_admitted_under_best_effort_on_all_nodes() -> None:
-    hints = [{"cpu": [Hint(0b01, True)]}, {"memory": [Hint(0b10, True)]}]
+    hints = [{"cpu": [TopologyHint(0b01, True)]}, {"memory": [TopologyHint(0b10, True)]}]
     merged = merge(hints, [0, 1], NumaPolicy.BEST_EFFORT)
     assert (merged.mask, merged.preferred, merged.admit) == (0b11, False, True)
-    assert merged.causes == (Cause.NOTHING_IN_COMMON,)
+    assert merged.causes == (MergeCause.NOTHING_IN_COMMON,)
 
 
 def test_the_hints_that_made_the_mask_are_told() -> None:
-    hints = [{"cpu": [Hint(0b11, False), Hint(0b110, True)], "memory": []}, {}]
+    hints = [{"cpu": [TopologyHint(0b11, False), TopologyHint(0b110, True)], "memory": []}, {}]
     merged = merge(hints, [0, 1, 2], NumaPolicy.RESTRICTED)
     assert merged.mask == 0b11
     assert merged.picks == (Pick(0, "cpu", 0), Pick(0, "memory", None), Pick(1, None, None))
     assert merged.lacking == (Pick(0, "memory", None),)
-    assert merged.causes == (Cause.RESOURCE_LACKING, Cause.HINT_NOT_PREFERRED)
+    assert merged.causes == (MergeCause.RESOURCE_LACKING, MergeCause.HINT_NOT_PREFERRED)
 
 
 def test_no_policy_restricts_nothing() -> None:
@@ -95,14 +95,14 @@ def test_no_policy_restricts_nothing() -> None:
 
 def test_hints_with_unknown_nodes_are_named() -> None:
     with pytest.raises(ValueError, match="provider 0, cpu: the machine has no NUMA node 3"):
-        merge([{"cpu": [Hint(0b1000, True)]}], [0, 1], NumaPolicy.RESTRICTED)
+        merge([{"cpu": [TopologyHint(0b1000, True)]}], [0, 1], NumaPolicy.RESTRICTED)
 
 
 def test_what_lies_on_one_node_nowhere_is_told() -> None:
-    hints = [{"cpu": [Hint(0b01, True)], "memory": [Hint(0b11, True)]}]
+    hints = [{"cpu": [TopologyHint(0b01, True)], "memory": [TopologyHint(0b11, True)]}]
     merged = merge(hints, [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
     assert (merged.mask, merged.admit) == (None, False)
-    assert merged.causes == (Cause.NOT_ON_ONE_NODE,)
+    assert merged.causes == (MergeCause.NOT_ON_ONE_NODE,)
     assert merged.lacking == (Pick(0, "memory", None),)
     lacking = merge([{"cpu": []}], [0, 1], NumaPolicy.SINGLE_NUMA_NODE)
-    assert lacking.causes == (Cause.RESOURCE_LACKING,)
+    assert lacking.causes == (MergeCause.RESOURCE_LACKING,)

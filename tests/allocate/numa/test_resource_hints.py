@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.allocate.numa.hint import Hint
+from agent.allocate.numa.hint import TopologyHint
 from agent.allocate.numa.resource_hints import resource_hints
 from agent.model.policies import NumaPolicy
 
@@ -20,13 +20,17 @@ def hints(
     request: dict[str, int],
     available: dict[int, dict[str, int]],
     policy: NumaPolicy = NumaPolicy.BEST_EFFORT,
-) -> dict[str, tuple[Hint, ...]]:
+) -> dict[str, tuple[TopologyHint, ...]]:
     return resource_hints(request, available, FOUR, policy, lambda mask: mask, everything)
 
 
 def test_the_fewest_nodes_are_preferred() -> None:
     assert hints({"cpu": 2000}, FOUR) == {
-        "cpu": (Hint(0b01, True, 1), Hint(0b10, True, 2), Hint(0b11, False, 3))
+        "cpu": (
+            TopologyHint(0b01, True, 1),
+            TopologyHint(0b10, True, 2),
+            TopologyHint(0b11, False, 3),
+        )
     }
 
 
@@ -38,14 +42,14 @@ def test_all_are_preferred_under_restricted() -> None:
 def test_a_node_with_nothing_left_is_no_hint_of_that_resource() -> None:
     available = {0: {"cpu": 4000, "memory": 16}, 1: {"cpu": 0, "memory": 12}}
     found = hints({"cpu": 2000, "memory": 20}, available)
-    assert found == {"cpu": (), "memory": (Hint(0b11, True, 3),)}
+    assert found == {"cpu": (), "memory": (TopologyHint(0b11, True, 3),)}
 
 
 def test_the_fewest_nodes_count_for_each_resource_alone() -> None:
     available = {0: {"cpu": 1000}, 1: {"cpu": 3000, "memory": 16}, 2: {"memory": 16}}
     found = hints({"cpu": 3000, "memory": 8}, available)
-    assert found["cpu"] == (Hint(0b010, True, 2), Hint(0b011, False, 3))
-    assert found["memory"] == (Hint(0b010, True, 2), Hint(0b110, False, 6))
+    assert found["cpu"] == (TopologyHint(0b010, True, 2), TopologyHint(0b011, False, 3))
+    assert found["memory"] == (TopologyHint(0b010, True, 2), TopologyHint(0b110, False, 6))
 
 
 def test_what_no_node_counts_has_no_preference() -> None:
@@ -56,7 +60,7 @@ def test_a_failed_trial_is_no_hint() -> None:
     found = resource_hints(
         {"cpu": 1000}, FOUR, FOUR, NumaPolicy.BEST_EFFORT, lambda mask: 0, lambda mask: mask != 1
     )
-    assert found == {"cpu": (Hint(0b10, True), Hint(0b11, False))}
+    assert found == {"cpu": (TopologyHint(0b10, True), TopologyHint(0b11, False))}
 
 
 def test_a_trial_is_not_made_where_the_sums_are_too_small() -> None:
@@ -86,8 +90,8 @@ def test_many_nodes_of_which_two_have_cpus() -> None:
         lambda mask: 0,
         trial,
     )
-    assert found["cpu"] == (Hint(0b11, True),)
-    assert found["memory"][0] == Hint(0b11, True)
+    assert found["cpu"] == (TopologyHint(0b11, True),)
+    assert found["memory"][0] == TopologyHint(0b11, True)
     assert len(tried) < 100
 
 

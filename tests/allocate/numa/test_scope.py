@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from agent.allocate.numa.hint import Hint, Merged
+from agent.allocate.numa.hint import Merged, TopologyHint
 from agent.allocate.numa.kubelet_merge import merge
-from agent.allocate.numa.scope import Refusal, Scope, admit
+from agent.allocate.numa.scope import AdmitFailure, TopologyManagerScope, admit
 from agent.model.policies import NumaPolicy
 
 
@@ -14,8 +14,8 @@ class Machine:
 
     def merged(self, container: str | None) -> Merged:
         need = 6 if container is None else 3
-        single = [Hint(1 << node, True) for node, free in self.free.items() if free >= need]
-        both = [Hint(0b11, not single)] if sum(self.free.values()) >= need else []
+        single = [TopologyHint(1 << node, True) for node, free in self.free.items() if free >= need]
+        both = [TopologyHint(0b11, not single)] if sum(self.free.values()) >= need else []
         return merge([{"cpu": single + both}], [0, 1], NumaPolicy.RESTRICTED)
 
     def allocate(self, container: str, mask: int | None) -> bool:
@@ -30,7 +30,9 @@ class Machine:
 
 def test_each_container_after_the_one_before() -> None:
     machine = Machine()
-    admission = admit(Scope.CONTAINER, ["init", "app"], machine.merged, machine.allocate)
+    admission = admit(
+        TopologyManagerScope.CONTAINER, ["init", "app"], machine.merged, machine.allocate
+    )
     assert admission.admit
     assert [(name, merged.mask) for name, merged in admission.affinities] == [
         ("init", 0b01),
@@ -40,7 +42,7 @@ def test_each_container_after_the_one_before() -> None:
 
 def test_one_affinity_for_the_whole_pod() -> None:
     machine = Machine()
-    admission = admit(Scope.POD, ["one", "two"], machine.merged, machine.allocate)
+    admission = admit(TopologyManagerScope.POD, ["one", "two"], machine.merged, machine.allocate)
     assert admission.admit
     assert [merged.mask for _, merged in admission.affinities] == [0b11, 0b11]
 
@@ -48,17 +50,19 @@ def test_one_affinity_for_the_whole_pod() -> None:
 def test_the_first_container_that_is_not_aligned_ends_it() -> None:
     machine = Machine()
     containers = ["one", "two", "three", "four"]
-    admission = admit(Scope.CONTAINER, containers, machine.merged, machine.allocate)
-    assert admission.refused == ("three", Refusal.ALIGNMENT)
+    admission = admit(TopologyManagerScope.CONTAINER, containers, machine.merged, machine.allocate)
+    assert admission.refused == ("three", AdmitFailure.ALIGNMENT)
     assert len(admission.affinities) == 3
 
 
 def test_a_failed_allocation_ends_it() -> None:
     machine = Machine()
-    admission = admit(Scope.POD, ["one", "two"], machine.merged, lambda name, mask: name == "one")
-    assert admission.refused == ("two", Refusal.ALLOCATION)
+    admission = admit(
+        TopologyManagerScope.POD, ["one", "two"], machine.merged, lambda name, mask: name == "one"
+    )
+    assert admission.refused == ("two", AdmitFailure.ALLOCATION)
 
 
 def test_a_pod_without_containers_is_admitted() -> None:
     machine = Machine()
-    assert admit(Scope.POD, [], machine.merged, machine.allocate).admit
+    assert admit(TopologyManagerScope.POD, [], machine.merged, machine.allocate).admit

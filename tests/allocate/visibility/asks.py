@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.allocate.devices.request import Ask
+from agent.allocate.devices.request import TypeRequest
 
 
-def ask(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> Ask:
+def ask(count: int, per: Mapping[str, int] = {}, *, shared: bool = False) -> TypeRequest:
     """Of one type, `per` of each device."""
     total = {name: amount * count for name, amount in per.items()}
-    return Ask(total, count, dict(per), shared)
+    return TypeRequest(total, count, dict(per), shared)

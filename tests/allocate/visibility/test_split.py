@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.allocate.visibility.split import ContainerWish, SplitError, split
-from agent.model.device_allocation import Given
+from agent.model.device_allocation import AllocatedDevice
 from agent.model.nodestatus import GPU_CORE, GPU_MEMORY_RATIO
 from tests.allocate.visibility.asks import ask
 
 GPU = "gpu"
 
 
-def cards(*percents: int) -> list[Given]:
+def cards(*percents: int) -> list[AllocatedDevice]:
     return [
-        Given(minor, f"GPU-{minor}", {GPU_CORE: each, GPU_MEMORY_RATIO: each})
+        AllocatedDevice(minor, f"GPU-{minor}", {GPU_CORE: each, GPU_MEMORY_RATIO: each})
         for minor, each in enumerate(percents)
     ]
 
@@ -75,7 +75,7 @@ NONE = ContainerWish("none")
             id="a side-car keeps its own",
         ),
         pytest.param(
-            [Given(0), Given(1)],
+            [AllocatedDevice(0), AllocatedDevice(1)],
             [ContainerWish("a", {GPU: ask(1)}), ContainerWish("b", {GPU: ask(1)})],
             {"a": (0,), "b": (1,)},
             id="amounts that nobody says",
@@ -84,7 +84,9 @@ NONE = ContainerWish("none")
     ],
 )
 def test_shares(
-    given_: list[Given], containers: list[ContainerWish], shares: dict[str, tuple[int, ...]]
+    given_: list[AllocatedDevice],
+    containers: list[ContainerWish],
+    shares: dict[str, tuple[int, ...]],
 ) -> None:
     assert split(given_, GPU, containers) == shares
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent.allocate.devices.request import Ask
+from agent.allocate.devices.request import TypeRequest
 from agent.allocate.visibility.split import ContainerWish, container_wishes
 from agent.model.apiobjects import ApiPod, from_object
 from agent.model.nodestatus import GPU, GPU_CORE, GPU_MEMORY_RATIO, RDMA
@@ -35,10 +35,10 @@ def test_in_the_order_in_which_they_start() -> None:
     whole = {GPU_CORE: 100, GPU_MEMORY_RATIO: 100}
     both = {GPU_CORE: 200, GPU_MEMORY_RATIO: 200}
     assert container_wishes(it) == (
-        ContainerWish("i", {"gpu": Ask(half, 1, half, True)}, init=True),
+        ContainerWish("i", {"gpu": TypeRequest(half, 1, half, True)}, init=True),
         ContainerWish("s", init=True, sidecar=True),
-        ContainerWish("a", {"gpu": Ask(both, 2, whole)}),
-        ContainerWish("b", {"rdma": Ask({RDMA: 100}, 1, {RDMA: 100})}),
+        ContainerWish("a", {"gpu": TypeRequest(both, 2, whole)}),
+        ContainerWish("b", {"rdma": TypeRequest({RDMA: 100}, 1, {RDMA: 100})}),
     )
 
 

@@ -14,7 +14,7 @@ from agent.kube.objects import ChangeKind
 from agent.kube.transport import Transport
 from agent.scheduler.binder import Binder, BindError, LostRaceError
 from agent.scheduler.binding_api import BindingApi, PodName
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.cycle_state import PodInfoCache
 from agent.scheduler.group_reservations import GroupReservations
 from benchmarks.fleet import CARDS, SMALL, Kind, Model, carder, owner, part
@@ -60,7 +60,7 @@ def stored(apiserver: ApiServer, namespace: str) -> list[dict[str, Any]]:
     return items
 
 
-def holdings(cluster: Cluster, name: str) -> dict[str, Any]:
+def holdings(cluster: SchedulerCache, name: str) -> dict[str, Any]:
     state = cluster.node(name)
     assert state is not None
     assert state.place.overlaps() == ()

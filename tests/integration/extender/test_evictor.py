@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from agent.allocate.node_allocator.pod_request import request_of
-from agent.kube.objects import Change, ChangeKind, Key
+from agent.kube.objects import Change, ChangeKind, ObjectKey
 from agent.model.apiobjects import from_object
 from agent.scheduler import decoders
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.disruption_budgets import Budgets
 from agent.scheduler.evictor import BIND_SECONDS, EVICTION_SECONDS, RETRY_INTERVAL_SECONDS, Evictor
 from agent.scheduler.records import AgentSelector
@@ -41,7 +41,7 @@ class World:
         self.leading = True
         self.queue = UnschedulableQueue()
         self.budgets = Budgets()
-        self.cluster = Cluster(agents=False)
+        self.cluster = SchedulerCache(agents=False)
         self.evictor = Evictor(
             api.admin,
             NodeSnapshots(self.cluster),
@@ -95,7 +95,7 @@ class World:
     def hear(self, pod: str, kind: ChangeKind = ChangeKind.MODIFIED) -> None:
         """A watch tells of it."""
         raw = self.api.admin.get(f"/api/v1/namespaces/{self.name}/pods/{pod}")
-        self.cluster.pods_changed([Change(kind, Key(self.name, pod), _read(raw))])
+        self.cluster.pods_changed([Change(kind, ObjectKey(self.name, pod), _read(raw))])
 
     def end(self, pod: str) -> None:
         """The kubelet has done its part, and a watch tells."""

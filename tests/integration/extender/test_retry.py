@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.host.periodic import Periodic
-from agent.scheduler.changelog import Changes
+from agent.scheduler.changelog import ChangedNodes
 from agent.scheduler.equivalence_cache import Feasibility, Feasible, Infeasible
 from agent.scheduler.pods_api import unscheduled_pods
 from agent.scheduler.retry import ROOM_FOUND, Retry
@@ -41,8 +41,8 @@ class Room:
     def run(self, node: str) -> Feasibility:
         return Feasible(1) if self.free and node == NODE else Infeasible("full")
 
-    def changed_since(self, serial: int) -> Changes:
-        return Changes(self.serial, frozenset([NODE] if serial < self.serial else []))
+    def changed_since(self, serial: int) -> ChangedNodes:
+        return ChangedNodes(self.serial, frozenset([NODE] if serial < self.serial else []))
 
     def known(self) -> Iterable[str]:
         return [NODE]

@@ -22,7 +22,7 @@ from agent.model.annotations import RESOURCE_STATUS
 from agent.model.apiobjects import from_object
 from agent.model.cpuset import CpuSet
 from agent.scheduler import leader_election
-from agent.scheduler.cluster import Cluster
+from agent.scheduler.cluster import SchedulerCache
 from agent.scheduler.leader_election import Leader
 from agent.scheduler.leader_gate import AlwaysLeader, LeaderGate
 from agent.scheduler.lease import LeaseTimes
@@ -113,9 +113,9 @@ def delete(apiserver: ApiServer, pod: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def watching(apiserver: ApiServer) -> Iterator[tuple[Cluster, Watches]]:
+def watching(apiserver: ApiServer) -> Iterator[tuple[SchedulerCache, Watches]]:
     """One that has told all."""
-    cluster = Cluster(agents=False)
+    cluster = SchedulerCache(agents=False)
     it = Watches(apiserver.admin, cluster, stale_seconds=30, look_seconds=0.2)
     it.start()
     try:
@@ -125,14 +125,14 @@ def watching(apiserver: ApiServer) -> Iterator[tuple[Cluster, Watches]]:
         it.stop()
 
 
-def holders(cluster: Cluster, name: str) -> dict[str, CpuSet]:
+def holders(cluster: SchedulerCache, name: str) -> dict[str, CpuSet]:
     with cluster.lock:
         state = cluster.node(name)
         held = state.place.holdings.values() if state else ()
         return {each.title.rpartition("/")[2]: each.claim.cpus for each in held}
 
 
-def grant(cluster: Cluster, name: str, pod: dict[str, Any]) -> Granted:
+def grant(cluster: SchedulerCache, name: str, pod: dict[str, Any]) -> Granted:
     pod_request = request_of(from_object(pod))
     with cluster.lock:
         state = cluster.node(name)
